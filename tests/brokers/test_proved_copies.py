@@ -639,6 +639,23 @@ def test_open_gap_that_retention_took_on_the_source_is_ended_too(
     ]
 
 
+def test_the_end_of_an_open_gap_in_a_topic_that_was_made_anew_is_called_the_mirrors_own(
+    source: str, target: str
+) -> None:
+    """A coordinator writes it into whatever has the name."""
+    topic = "proved-open-gap-anew"
+    open_gap(source, target, topic, topic, Gap(100, 140))
+    make_anew(target, topic)
+    with pytest.raises(
+        TargetDivergedError, match=f"{topic}-0 was deleted and made anew .* that the mirror had left open"
+    ):
+        mirror(source, target, topic, link=topic)
+    assert ends(target, topic) == [1]
+    make_anew(target, topic)
+    mirror(source, target, topic, link=topic)
+    assert compare(source, target, topic).identical
+
+
 # -- a log that begins above offset 0 -----------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,7 +16,7 @@ from kafka.protocol.admin import DescribeProducersRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import Unreplicated
-from tolerant_client.cluster.admin.transactions import ProducerEntry
+from tolerant_client.cluster.admin.transactions import CoordinatorView, ProducerEntry
 from tolerant_client.cluster.cluster import CONSUMER, EARLIEST, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import TargetDivergedError
@@ -23,7 +24,7 @@ from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.gaps import FILLER, marker_producer
 from tolerant_client.mirror.batches.losses import Loss, LossReason, MirrorPolicy
-from tolerant_client.mirror.engine.identical import log_start, next_sequence, other_writers, resume_point
+from tolerant_client.mirror.engine.identical import log_start, next_sequence, open_gaps, other_writers, resume_point
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.life import comparison, plan_report
 from tolerant_client.mirror.life.comparison import Comparison, compare_ends
@@ -36,6 +37,7 @@ from tolerant_client.records.record_batch import Record, encode_batch, read_head
 
 P = TopicPartition("orders", 0)
 LINK_ID = 7
+GAP_ID = open_gaps.gap_transactional_id("default", P)
 IDS = TopicIds("source-id", str(uuid.UUID(int=7)))
 CONTROL = LinkControl(producer_ids=(LINK_ID,), begun={P: IDS})
 ENTRY = ProducerEntry(LINK_ID, 0, 19, 0, -1)
@@ -731,3 +733,33 @@ def test_a_log_of_a_topic_that_was_made_anew_since_the_link_began_is_no_copy_wha
     found = asyncio.run(placed(log))
     assert isinstance(found, TargetDivergedError) and "was deleted and made anew on the target" in str(found)
     assert asyncio.run(placed(Log(end=0))) == AppendState(0, LINK_ID, 0, 0, uuid.UUID(int=7))
+
+
+@pytest.mark.parametrize(
+    ("producer_id", "found"),
+    [
+        (99, "has the end of a gap transaction of the mirror at offset 10"),
+        (98, "producer id 99.*another producer wrote it"),
+    ],
+    ids=["the link's", "another's"],
+)
+def test_a_marker_in_the_place_of_a_record_is_the_links_where_its_coordinator_says_so(
+    monkeypatch: pytest.MonkeyPatch, producer_id: int, found: str
+) -> None:
+    async def coordinators(*_: Any) -> dict[str, int]:
+        return {GAP_ID: 1}
+
+    async def described(*_: Any) -> dict[str, CoordinatorView]:
+        return {GAP_ID: CoordinatorView(GAP_ID, "CompleteAbort", 10_000, -1, frozenset(), producer_id)}
+
+    monkeypatch.setattr(open_gaps, "can_list_transactions", lambda target: True)
+    monkeypatch.setattr(open_gaps, "find_coordinators", coordinators)
+    monkeypatch.setattr(open_gaps, "describe_transactions", described)
+    target: Any = Log(of_link(0), marker(10), end=11)
+
+    async def at_once(cluster: Any, nodes: Any, ask: Any, timeout_s: float) -> Any:
+        return await ask(1, [GAP_ID])
+
+    monkeypatch.setattr(open_gaps, "ask_nodes", at_once)
+    differing = compared(SOURCE, target)
+    assert differing is not None and re.search(found, str(differing.differing[P]))

@@ -40,6 +40,7 @@ from tolerant_client.mirror.batches.epochs import source_truncations
 from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
 from tolerant_client.mirror.batches.losses import LedgerRow, Loss, LossReason
 from tolerant_client.mirror.engine.identical.given_times import times_rewritten
+from tolerant_client.mirror.engine.identical.open_gaps import ended_gap
 from tolerant_client.mirror.engine.identical.places import read_places
 from tolerant_client.records.record_batch import BatchHeader, Record
 
@@ -220,7 +221,7 @@ async def _explain_difference(source: Cluster, target: Cluster, case: Case, link
     if at == first and marker is None:
         return None
     # What fills a gap has no records that could show what the source had there.
-    return _only_gaps(case, first, marker)
+    return _only_gaps(case, first, marker, is_own=await ended_gap(target, link, case.partition, marker))
 
 
 async def _explain_own(
@@ -305,10 +306,16 @@ def _diverged(case: Case, foreign: BatchHeader, offset: int) -> TargetDivergedEr
     )
 
 
-def _only_gaps(case: Case, first: int, marker: BatchHeader | None) -> TargetDivergedError:
+def _only_gaps(case: Case, first: int, marker: BatchHeader | None, *, is_own: bool) -> TargetDivergedError:
     what = "filler" if marker is None else "the marker of a transaction"
     whose = "" if marker is None else f" (producer id {marker.producer_id}, the mirror's is {case.producer_id})"
     at = first if marker is None else max(first, marker.base_offset)
+    if is_own:
+        return TargetDivergedError(
+            f"The target log of {case} has the end of a gap transaction of the mirror at offset {at}, in the place of a record of the"
+            " source: the topic was made anew, or lost records, while that was open. Delete the target topic: the next start"
+            " fills it again"
+        )
     return TargetDivergedError(
         f"The target log of {case} has {what} at offset {at}{whose} that the source does not have there: another producer"
         " wrote it, or the source lost what the mirror had filled. Stop that producer and delete the target topic: the next"
@@ -325,11 +332,13 @@ def misplaced(case: Case) -> TargetDivergedError:
     )
 
 
-def made_anew(case: Case) -> TargetDivergedError:
+async def made_anew(target: Cluster, case: Case, link: str) -> TargetDivergedError:
     """A log that has something, of another topic than the one that the link has begun: a name is not a topic (M4)."""
+    is_own = await ended_gap(target, link, case.partition, case.last)
+    last = ", the end of a gap transaction that the mirror had left open in the former one" if is_own else ""
     return TargetDivergedError(
         f"The topic of {case} was deleted and made anew on the target since the mirror began to copy into it, and its new log ends at"
-        f" offset {case.logs.target_end}: what lies there is no copy. Delete the target topic: the next start creates it and"
+        f" offset {case.logs.target_end}{last}: what lies there is no copy. Delete the target topic: the next start creates it and"
         " fills it again; where somebody needs those records, mirror into a topic of another name"
     )
 

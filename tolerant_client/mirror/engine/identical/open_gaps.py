@@ -20,6 +20,7 @@ from tolerant_client.cluster.admin.transactions import CoordinatorView, can_list
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
+from tolerant_client.records.record_batch import BatchHeader
 from tolerant_client.stock.stock_names import Future
 
 _OPEN = {"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence"}  # TransactionState.java
@@ -119,6 +120,27 @@ async def _described(target: Cluster, names: Iterable[str]) -> tuple[list[str], 
             elif not isinstance(view, _NEVER_USED):
                 unknown[key] = f"the coordinator of its gap transactions does not tell of them: {text_of(view)}"
     return found, unknown
+
+
+async def ended_gap(target: Cluster, link: str, partition: TopicPartition, marker: BatchHeader | None) -> bool:
+    """Whether a batch is the marker of a gap transaction of the link, as its coordinator says; False where it does not tell.
+
+    It writes it into whatever has the topic's name by then.
+    """
+    if marker is None or not marker.is_control or not can_list_transactions(target):
+        return False
+    name = gap_transactional_id(link, partition)
+
+    async def ask(node_id: int, keys: Collection[str]) -> dict[str, CoordinatorView | Exception]:
+        return await describe_transactions(target, keys, node_id)
+
+    try:
+        node = (await find_coordinators(target, TRANSACTION, [name])).get(name)
+        told = await ask_nodes(target, {node: [name]}, ask, _ANSWERED_IN_S) if isinstance(node, int) else {}
+    except Errors.KafkaError:
+        return False
+    view = told.get(name)
+    return isinstance(view, CoordinatorView) and view.producer_id == marker.producer_id
 
 
 async def _is_done(target: Cluster, future: Future, deadline: float) -> bool:

@@ -187,7 +187,7 @@ async def read_append_states(
         first = max(log.source_start, control.starts.get(p, 0))
         is_told = not at_high_watermark or p in last and is_data_of(last[p], own)  # brokers may remember later batches
         if log.target_end and p in control.begun and begun is None:
-            found[p] = made_anew(case)
+            found[p] = await made_anew(target, case, link)
             continue
         is_unproved = begun is not None and not log.adopted and known.get(p, 0) < control.log_starts.get(p, 0)
         try:
