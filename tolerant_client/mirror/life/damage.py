@@ -70,7 +70,7 @@ def damage_of(link: str, control: LinkControl, partition: TopicPartition, now: T
         return Damage(f"{text} copied of {name}{_up_to(copied)}", 0)
     start = control.log_starts.get(partition, 0)
     if 0 < log.end < start or log.end == start > log.start and log.is_filler:
-        text = f"nothing of {name} was copied: its log was to begin at offset {start}, and ends at {log.end}, with filler alone"
+        text = f"nothing of {name} was copied: its log was to begin at offset {start}, and ends at {log.end}"
         return Damage(text, 0, log.end)
     if copied is not None and log.end < copied:
         text = f"the target's log of {name} ends at offset {log.end}, and link {link} had copied it up to {copied}"
@@ -176,9 +176,9 @@ async def delete_filler(
         except Errors.KafkaError as error:
             why = text_of(error)
         if why is None:
-            text = f"that was deleted, and the log begins at offset {until} now"
+            text = f"its filler was deleted, and the log begins at offset {until} now"
         else:
-            text = f"it is still there ({why}); where nobody needs it: {_command(target, partition, until)}"
+            text = f"what it has is still there ({why}); where nobody needs that: {_command(target, partition, until)}"
         told[partition] = damage._replace(text=f"{damage.text}; {text}")
     return told
 

@@ -45,7 +45,7 @@ from tolerant_client.mirror.life.damage import Damage, delete_filler, find_damag
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.life.half_done import half_done
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans, positions_of
-from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, named
+from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_texts, named
 from tolerant_client.mirror.life.promotion_report import (
     PromotionReport,
     carried_warnings,
@@ -270,8 +270,7 @@ async def _wait(
         compared = await compare_ends(source, of.target, there, ledger, control, of.is_translated)
         found = blockers(kept, before or {}, control, compared, await find_held(source, open_spans(kept)), *options)
         if lacking:
-            text = f"{named(lacking)}: not on the target yet; let the mirror run until it has made them there"
-            found.insert(0, Blocker(text))
+            found = [*map(Blocker, lacking_texts(lacking, control)), *found]
         if before is not None and (
             not found or any(blocker.lasts for blocker in found) or time.monotonic() >= deadline
         ):

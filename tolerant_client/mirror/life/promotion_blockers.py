@@ -78,3 +78,18 @@ def blockers(
     if grown := [e for e in known if e.partition in before and e.source_end != before[e.partition].source_end]:
         found.append(Blocker(f"producers still write to the source: {some(map(str, grown))}; stop them"))
     return found
+
+
+def lacking_texts(lacking: Iterable[TopicPartition], control: LinkControl) -> list[str]:
+    """What is to be said of partitions that the target has not: what the link had begun to copy was deleted there.  Pure."""
+    known = list(lacking)
+    deleted = [p for p in known if p in control.begun or p in control.copied]
+    unmade = [p for p in known if p not in deleted]
+    texts = []
+    if deleted:
+        texts.append(
+            f"{named(deleted)}: not on the target any more; start the mirror again, which makes them there and fills them"
+        )
+    if unmade:
+        texts.append(f"{named(unmade)}: not on the target yet; let the mirror run until it has made them there")
+    return texts

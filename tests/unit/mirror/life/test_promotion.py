@@ -32,7 +32,7 @@ from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.half_done import half_done
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion import failover, promote
-from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers
+from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_texts
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport, failover_warnings
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state import map_topic as map_topic_module
@@ -488,6 +488,10 @@ def test_a_link_whose_target_has_none_of_its_partitions_is_waited_for_no_longer_
     report = world.promote(is_dry_run=True, deadline_s=60.0)
     assert (world.looks, report.exit_code) == (2, 3)
     assert report.blockers == ("orders-0: not on the target yet; let the mirror run until it has made them there",)
+    assert lacking_texts([P, Q], LinkControl(copied={Q: 9})) == [
+        "orders-1: not on the target any more; start the mirror again, which makes them there and fills them",
+        *report.blockers,
+    ]
 
 
 @pytest.mark.parametrize(
