@@ -51,7 +51,7 @@ class SeenLog(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """What is wrong with a partition; source offsets before `copied_until` are on the target nevertheless.
+    """What is wrong with a partition, "" where nothing ever was copied; source offsets before `copied_until` are on the target.
 
     The log may begin with nothing but filler up to `filler_until`.
     """
@@ -75,6 +75,8 @@ def damage_of(link: str, control: LinkControl, partition: TopicPartition, now: T
     if copied is not None and log.end < copied:
         text = f"the target's log of {name} ends at offset {log.end}, and link {link} had copied it up to {copied}"
         return Damage(f"{text}: it has lost records (unclean election)", min(log.own_until, log.end))
+    if log.foreign is not None and begun is None and copied is None and not log.own_until:
+        return Damage("", 0)  # a topic of the target's own, that matches
     if log.foreign is not None:
         text = f"others have written to {name} on the target from offset {log.own_until} on (producer id {log.foreign})"
         return Damage(f"{text}: nothing shows that this is the source's", log.own_until)

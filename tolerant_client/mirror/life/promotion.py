@@ -203,7 +203,7 @@ async def failover(
             group_places=places,
             losses=await losses_of(target, link),
             is_begun=not is_dry_run and bool(blocked),
-            damaged=(*missing_topics(of, control, there), *(damage.text for damage in damaged.values())),
+            damaged=(*missing_topics(of, control, there), *(found.text for found in damaged.values() if found.text)),
         )
 
     await _require_readable(of, led)

@@ -48,3 +48,11 @@ def test_what_is_no_copy_is_named_and_no_record_of_others_counts(
 )
 def test_a_copy_has_no_damage(control: LinkControl, now: TopicIds, log: SeenLog) -> None:
     assert damage_of("dr", control, P, now, log) is None
+
+
+def test_a_topic_of_the_targets_own_is_no_damage_and_nothing_of_it_is_copied() -> None:
+    local = TopicPartition("local", 0)
+    found = damage_of("dr", CONTROL, local, IDS, SeenLog(0, 30, 0, foreign=-1))
+    assert found is not None and (found.text, found.copied_until) == ("", 0)
+    found = damage_of("dr", CONTROL, local, IDS, SeenLog(0, 30, 10, foreign=-1))  # a link that remembers no beginnings
+    assert found is not None and "from offset 10 on" in found.text
