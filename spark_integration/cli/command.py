@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import json
 import math
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -22,9 +21,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from kafka.errors import KafkaError
 from typer.core import TyperCommand
 
-from spark_integration.cli.exits import failure_json
+from spark_integration.cli.exits import echo_failure, exit_code
 from tolerant_client.errors import OptionError
-from tolerant_client.ops.printing import echo
 
 _FILE = frozenset({"config", "flow", "clusters"})
 _CLUSTERS = frozenset({"source", "target", "source_properties", "target_properties"})
@@ -60,7 +58,7 @@ def unbundled(function: Callable[..., None]) -> Callable[..., None]:
             function(**given)
         except KafkaError as error:
             if given.get("as_json"):
-                echo(json.dumps(failure_json(error)))
+                echo_failure(error, exit_code(error))
             raise
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -46,9 +47,9 @@ def tell_failure(error: Exception) -> None:
     echo(f"tolerant-kafka: {_sentence(error)}", err=True)
 
 
-def failure_json(error: Exception) -> dict[str, object]:
-    """What a command with --json prints that ends with this error; the exit code is the command's."""
-    return {"error": _sentence(error), "exit_code": exit_code(error)}
+def echo_failure(error: Exception, code: int) -> None:
+    """Prints the one document of a command with --json that ends with this error, and this exit code."""
+    echo(json.dumps({"error": _sentence(error), "exit_code": code}))
 
 
 def _sentence(error: Exception) -> str:

@@ -12,7 +12,7 @@ import typer
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from spark_integration.cli.exits import FAILED, LOOK, NOT_STARTED, require_spark, tell_failure
+from spark_integration.cli.exits import FAILED, LOOK, NOT_STARTED, echo_failure, require_spark, tell_failure
 from spark_integration.cli.link import echo_json, time_ms, unnamed_link
 from spark_integration.cli.mirror_flows import mirror_flows
 from spark_integration.cli.options import GivenTopics, Json, Offsets, OffsetsKind, WhichLink, client_properties
@@ -154,6 +154,8 @@ def mirror(
             prepared = prepare(settings, claim)
         except KafkaError as error:  # whatever it is, nothing is copied
             tell_failure(error)
+            if as_json:
+                echo_failure(error, NOT_STARTED)
             raise typer.Exit(NOT_STARTED) from error
         for warning in prepared.warnings:
             echo(f"tolerant-kafka: warning: {warning}", err=True)
@@ -176,6 +178,8 @@ def mirror(
                 held = still_held(settings, late) if is_done else []
         except KafkaError as error:  # whatever it is, it is no wrong option: copying had begun
             tell_failure(error)  # after the bars are gone: they would be drawn over it
+            if as_json:
+                echo_failure(error, FAILED)
             raise typer.Exit(FAILED) from error
     if once and not is_done:
         _tell_interruption(settings, prepared.ends)

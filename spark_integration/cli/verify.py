@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from kafka.errors import KafkaError
 
-from spark_integration.cli.exits import require_spark, tell_failure
+from spark_integration.cli.exits import echo_failure, require_spark, tell_failure
 from spark_integration.cli.link import given_link
 from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.cluster.cluster import Cluster
@@ -72,6 +72,8 @@ def verify(
             report, warnings = given.run(compare)
     except KafkaError as error:  # 1 would say that they differ
         tell_failure(error)
+        if as_json:
+            echo_failure(error, Outcome.NOT_COMPARED.exit_code)
         raise typer.Exit(Outcome.NOT_COMPARED.exit_code) from error
     progress(report)
     for warning in warnings:

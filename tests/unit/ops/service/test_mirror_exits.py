@@ -234,6 +234,7 @@ def test_a_start_that_is_refused_has_copied_nothing_and_says_so_with_its_code(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     assert run(error).exit_code == 1, "copying had begun"
+    assert json.loads(run(error, "--json").stdout) == {"error": text_of(error), "exit_code": 1}
 
     def refuse(*_: object) -> PreparedLink:
         raise error
@@ -241,6 +242,7 @@ def test_a_start_that_is_refused_has_copied_nothing_and_says_so_with_its_code(
     monkeypatch.setattr(mirror_job, "prepare", refuse)
     done = CliRunner().invoke(app, LINK)
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"tolerant-kafka: {text_of(error)}\n")
+    assert json.loads(CliRunner().invoke(app, [*LINK, "--json"]).stdout) == {"error": text_of(error), "exit_code": 2}
 
 
 def test_only_the_flows_into_the_clusters_of_this_process_run(tmp_path: Path) -> None:
