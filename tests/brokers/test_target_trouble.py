@@ -413,7 +413,9 @@ def test_a_broker_refuses_a_batch_for_a_topic_that_was_made_anew(target: str, tr
         assert cluster.run(run) == [(0, 0), (Errors.UnknownTopicIdError.errno, -1)]
 
 
-def copy_across_a_freeze(source: str, target: str, topic: str, is_time: Callable[[int], bool]) -> None:
+def copy_across_a_freeze(
+    source: str, target: str, topic: str, is_time: Callable[[int], bool], frozen_s: float = 0.0
+) -> None:
     """Copies a topic; once its log is as far as `is_time` wants the process stands still while the topic is made anew."""
     with both(source, target) as (origin, copy):
 
@@ -424,6 +426,7 @@ def copy_across_a_freeze(source: str, target: str, topic: str, is_time: Callable
             while not is_time((await copy.list_offsets({TopicPartition(topic, 0): LATEST}))[TopicPartition(topic, 0)]):
                 await origin.net.sleep(0)
             made_anew_by_others(target, topic, 1000)
+            time.sleep(frozen_s)
             await copying
 
         origin.run(run)
@@ -437,6 +440,17 @@ def test_a_mirror_that_was_frozen_while_it_copied_appends_nothing_to_the_topic_t
     append_records(source, topic, 300_000, per_batch=100, timestamp=int(time.time() * 1000))
     with pytest.raises(TargetDivergedError, match=f"{topic}-0 was deleted and made anew on the target"):
         copy_across_a_freeze(source, target, topic, lambda end: 5_000 < end < 250_000)
+    assert_is_the_applications(target, topic, 1000)
+
+
+def test_where_brokers_know_no_ids_a_mirror_that_was_frozen_for_more_than_2_s_looks_at_the_log_before_it_appends(
+    source: str, target: str, without_ids: None
+) -> None:
+    topic = "frozen-by-name"
+    create_topic(source, topic)
+    append_records(source, topic, 300_000, timestamp=int(time.time() * 1000))
+    with pytest.raises(TargetDivergedError, match=f"{topic}-0 was deleted and made anew on the target"):
+        copy_across_a_freeze(source, target, topic, lambda end: 5_000 < end < 250_000, frozen_s=2.5)
     assert_is_the_applications(target, topic, 1000)
 
 
