@@ -63,7 +63,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
     ) -> tuple[dict[TopicPartition, list[Any]], bool]:
         """As kafka-python's, but with records at hand the next fetch leaves without waiting for the event loop.
 
-        Raises IllegalStateError when another thread is in it.
+        Raises IllegalStateError when another thread is in it; of two that come at the same moment one may wait for the other.
         """
         if self._taking.locked():
             raise Errors.IllegalStateError(
@@ -81,10 +81,11 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         if not records:
             if not is_more_buffered:
                 self.send_fetches()
-            if not self._awaited():
+            awaited = self._awaited()
+            if not awaited:
                 return records, True
             with suppress(Errors.KafkaTimeoutError):
-                self._net.run(self._until_fetched, timeout_ms)
+                self._net.run(self._until_one_is_done, awaited, timeout_ms)
             records, _ = self.fetched_records(max_records, update_offsets=update_offsets)
         if records:
             self._ask_ahead()
@@ -95,10 +96,10 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         resets = [self._reset_task] if self._reset_task is not None and not self._reset_task.is_done else []
         return [*self._fetch_futures, *resets]
 
-    async def _until_fetched(self, timeout_ms: float | None) -> None:
-        """Waits until one of `_awaited` is done; raises KafkaTimeoutError after `timeout_ms`."""
+    async def _until_one_is_done(self, futures: list[Any], timeout_ms: float | None) -> None:
+        """Returns at once if one was done before; raises KafkaTimeoutError after `timeout_ms`."""
         done = Future()
-        for future in self._awaited():
+        for future in futures:
             future.add_both(lambda _: done.is_done or done.success(None))
         await self._manager.wait_for(done, timeout_ms)
 

@@ -139,7 +139,7 @@ USES: Final = (
     Use(KafkaConnectionManager, ("_build_ssl_context",), _MANAGER, "up to 3.0.4 TLS transports take a context",
         is_optional=True),
     Use(KafkaConnectionManager, ("_conns",),
-        (*_FORKING, *_MANAGER, *_CONNECTIONS, "tolerant_client.ops.doctor.probing"), "the connections by node"),
+        (*_FORKING, *_MANAGER, *_CONNECTIONS, "tolerant_client.cluster.cluster", "tolerant_client.ops.doctor.probing"), "the connections by node"),
     Use(KafkaConnectionManager, ("_net",),
         (*_FORKING, *_MANAGER, *_OUT_OF_RANGE, "tolerant_client.stock.any_broker",
          "tolerant_client.stock.leaders"),

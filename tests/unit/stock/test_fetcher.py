@@ -350,7 +350,27 @@ def test_a_caller_touches_no_fetch_in_flight_itself(fetcher: TolerantFetcher) ->
     fetcher._net = SimpleNamespace(run=lambda *wait: waits.append(wait))
     with in_flight._lock:  # whoever adds a callback now waits for ever
         assert fetcher.fetch_records(timeout_ms=7) == ({}, False)
-    assert waits == [(fetcher._until_fetched, 7)]
+    assert waits == [(fetcher._until_one_is_done, [in_flight], 7)]
+
+
+def test_what_is_done_before_the_event_loop_begins_to_wait_ends_the_wait(fetcher: TolerantFetcher) -> None:
+    """A reset of positions that ends in between is no longer among what may be waited for."""
+    reset = fetcher._reset_task = Future()
+    waits: list[Any] = []
+
+    def run(wait: Callable[..., Coroutine[Any, Any, None]], futures: list[Any], timeout_ms: float) -> None:
+        reset.success(None)
+        drive(wait(futures, timeout_ms))
+
+    async def wait_for(done: Any, timeout_ms: float) -> None:
+        waits.append(done.is_done)
+
+    fetcher._net = SimpleNamespace(run=run)
+    fetcher._manager.wait_for = wait_for
+    fetcher._nodes_with_pending_fetch_requests.add(1)
+    fetcher.send_fetches = list
+    fetcher.fetch_records(timeout_ms=7)
+    assert waits == [True]
 
 
 def test_a_batch_found_corrupt_three_times_is_raised_and_fetched_again(fetcher: TolerantFetcher) -> None:

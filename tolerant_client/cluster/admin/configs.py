@@ -107,8 +107,10 @@ async def producer_expiration_ms(cluster: Cluster, node_id: int) -> int | None:
     await cluster.connect()
     if not tells_configs(cluster):
         return None
-    told = (await describe_configs(cluster, [str(node_id)], _EXPIRATIONS, kind=BROKER, node_id=node_id))[str(node_id)]
-    if isinstance(told, Exception):
+    told = (await describe_configs(cluster, [str(node_id)], _EXPIRATIONS, kind=BROKER, node_id=node_id)).get(
+        str(node_id)
+    )
+    if told is None or isinstance(told, Exception):
         return None
     return next((int(told[name].value) for name in _EXPIRATIONS if name in told), None)
 

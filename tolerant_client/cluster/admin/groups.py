@@ -155,11 +155,14 @@ async def list_groups(cluster: Cluster, patience_ms: int | None = None) -> tuple
 
 
 async def groups_named(cluster: Cluster, prefix: str) -> list[str]:
-    """The groups whose names begin so, as far as this client may see them.  Raises what failed for a broker."""
-    listed, failures = await list_groups(cluster, cluster.patience_ms)
-    for error in failures.values():
-        raise error
-    return [name for name in listed if name.startswith(prefix)]
+    """The groups whose names begin so, as far as this client may see them; of the brokers that there are at each attempt."""
+
+    async def ask() -> list[str]:
+        await cluster.refresh()
+        listed = [await groups_of(cluster, broker.node_id) for broker in cluster.manager.cluster.brokers()]
+        return [group.name for groups in listed for group in groups if group.name.startswith(prefix)]
+
+    return await cluster.insist("listing groups", ask)
 
 
 async def group_states(cluster: Cluster, groups: Iterable[str]) -> tuple[dict[str, str], Failures]:

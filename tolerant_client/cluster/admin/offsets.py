@@ -25,6 +25,7 @@ from tolerant_client.cluster.admin.asking import highest, raise_for
 from tolerant_client.cluster.admin.leaders import ask_leaders, insist_on_leaders
 from tolerant_client.cluster.cluster import DEBUGGING_REPLICA, LATEST, MAX_TIMESTAMP, READ_COMMITTED, Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff, Patience
+from tolerant_client.errors import TolerantClientError
 
 _LOOKS, _PAUSES = 20, Backoff(0.002, 0.5)  # 5 s in all
 _EPOCHS_FOR_CLIENTS = 2  # older versions are for brokers only (ClusterAction)
@@ -158,7 +159,10 @@ def _end(high_watermark: int, leader_end: int) -> int | Unreplicated:
 
 
 async def newest_times(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The latest timestamp of each log in ms; empty logs, brokers before 3.0, and leaders that do not respond tell none."""
+    """The latest timestamp of each log in ms; empty logs and brokers before 3.0 tell none.
+
+    Raises TolerantClientError where a leader tells none of its logs.
+    """
     await cluster.connect()
     if highest(cluster, ListOffsetsRequest) < _LIST_MAX_TIMESTAMP:
         return {}
@@ -168,7 +172,11 @@ async def newest_times(cluster: Cluster, partitions: Iterable[TopicPartition]) -
         return await cluster.offsets_at(node_id, members, wanted, 0)
 
     await cluster.track({p.topic for p in wanted})
-    found, _ = await ask_leaders(cluster, "time", wanted, ask, {})
+    found, left_out = await ask_leaders(cluster, "time", wanted, ask, {})
+    told = {cluster.known_leader(partition) for partition in found}
+    for partition, why in left_out.items():
+        if cluster.known_leader(partition) not in {None, *told}:
+            raise TolerantClientError(f"the time of {partition.topic}-{partition.partition}: {why}")
     return {partition: at for partition, at in found.items() if at >= 0}
 
 

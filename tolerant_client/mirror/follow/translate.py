@@ -25,6 +25,8 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.map_topic import read_maps, require_map_topic
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place, Translation
 
+_ATTEMPT_MS = 5_000  # of one look for the group's coordinator
+
 
 class TranslatedOffset(NamedTuple):
     """An offset of `partition` and where that is in `target`; both None where nothing of the partition is in the map."""
@@ -103,10 +105,15 @@ def _translated(partition: TopicPartition, offset: int, known: OffsetMap | None)
 
 async def group_offsets(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
     """What a group has committed (KIP-88: brokers since 0.10.2)."""
-    found, failures = await fetch_offsets(cluster, [group], cluster.patience_ms)
-    for error in failures.values():
-        raise error
-    return {TopicPartition(cluster.topic_of(p.topic), p.partition): at.offset for p, at in found[group].items()}
+
+    async def ask() -> dict[TopicPartition, CommittedOffset]:
+        found, failures = await fetch_offsets(cluster, [group], _ATTEMPT_MS)
+        for error in failures.values():
+            raise error
+        return found[group]
+
+    committed = await cluster.insist(f"reading the offsets of group {group!r}", ask)
+    return {TopicPartition(cluster.topic_of(p.topic), p.partition): at.offset for p, at in committed.items()}
 
 
 async def commit_group(

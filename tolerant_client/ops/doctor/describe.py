@@ -54,7 +54,7 @@ async def ask(cluster: Cluster, make: Callable[[], Any], node_id: int | None = N
     async def once() -> Any:
         return await cluster.send(make(), node_id)
 
-    return await cluster.insist("asking for what an examination needs", once)
+    return await cluster.insist(f"asking {make().name}", once)
 
 
 async def describe_cluster(cluster: Cluster, silent: Collection[int] = ()) -> ClusterFacts:
@@ -138,7 +138,7 @@ async def broker_configs(cluster: Cluster, nodes: Iterable[int], names: Collecti
     found: dict[int, dict[str, str]] = {}
     for node in nodes:
         asked = partial(describe_configs, cluster, [str(node)], names, kind=BROKER, node_id=node)
-        settings = (await cluster.insist("describing brokers", asked))[str(node)]
+        settings = (await cluster.insist("describing brokers", asked)).get(str(node), {})
         if isinstance(settings, Exception):
             raise settings
         found[node] = {key: setting.value for key, setting in settings.items()}

@@ -85,6 +85,11 @@ def test_a_log_that_ends_before_it_was_said_to_is_not_taken_for_all_of_it() -> N
         read(Log([batch(0, 1, 2)]), 0, 9)
 
 
+def test_what_the_cleaner_took_around_the_end_of_a_piece_is_not_waited_for() -> None:
+    assert read(Log([batch(0, 1, 2), batch(7, 8)]), 0, 5) == [0, 1, 2]
+    assert read(Log([batch(7, 8)]), 0, 5) == []
+
+
 def test_batches_end_where_the_brokers_say_three_times_that_these_are_all() -> None:
     async def collect(log: Log) -> list[int]:
         return [header.base_offset async for header, _ in topic(log).batches(0, 9)]
