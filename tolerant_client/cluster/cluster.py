@@ -14,6 +14,7 @@ import kafka.errors as Errors
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.fetch import (
     FETCH_API_KEY,
     FETCH_BY_ID_VERSION,
@@ -36,7 +37,6 @@ from tolerant_client.cluster.produce import (
     RawProduceById,
 )
 from tolerant_client.errors import UnsupportedSourceError
-from tolerant_client.stock.stock_names import Future
 
 EARLIEST = -2
 LATEST = -1

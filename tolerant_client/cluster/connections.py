@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import kafka.errors as Errors
 
+from tolerant_client.cluster.event_loop import NetworkSelector
 from tolerant_client.cluster.patience import Patience
 from tolerant_client.errors import ClusterUnreachableError, OptionError, UnsupportedSourceError
 from tolerant_client.stock.manager import TolerantConnectionManager
-from tolerant_client.stock.stock_names import NetworkSelector
 
 _T = TypeVar("_T")
 _Self = TypeVar("_Self", bound="Connections")

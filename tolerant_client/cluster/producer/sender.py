@@ -18,6 +18,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.cluster.producer.partition import LOST, ProducerBatch, ProducerPartition, Verdict
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
@@ -28,7 +29,6 @@ from tolerant_client.errors import (
     TolerantClientError,
     UnsupportedSourceError,
 )
-from tolerant_client.stock.stock_names import Future
 
 _APPENDED = (0, Errors.DuplicateSequenceNumberError.errno)
 _FENCED = (Errors.InvalidProducerEpochError.errno, Errors.ProducerFencedError.errno)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tolerant_client.cluster.event_loop import Future
 from tolerant_client.mirror.engine.tasks import resolve
-from tolerant_client.stock.stock_names import Future
 
 
 class Memory:

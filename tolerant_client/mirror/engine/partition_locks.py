@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.stock.stock_names import Future
+from tolerant_client.cluster.event_loop import Future
 
 
 class PartitionLocks:

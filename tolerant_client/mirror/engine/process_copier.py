@@ -18,6 +18,7 @@ from typing import Any
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.event_loop import NetworkSelector
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.copy_metrics import Measured, MeasuredCluster
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
@@ -25,7 +26,6 @@ from tolerant_client.mirror.engine.limits import CopyLimits, Progress
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.state.replication_policy import TopicNames
-from tolerant_client.stock.stock_names import NetworkSelector
 
 
 @dataclass(frozen=True)

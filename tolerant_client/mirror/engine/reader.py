@@ -22,6 +22,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import READ_COMMITTED
+from tolerant_client.cluster.event_loop import WakeupNotifier
 from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition, RawFetch, RawFetchById
 from tolerant_client.cluster.fetch_session import FetchSession
 from tolerant_client.errors import RecoveryExhaustedError
@@ -30,7 +31,6 @@ from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.witnesses import Witnesses
 from tolerant_client.records.record_batch import LOG_OVERHEAD
-from tolerant_client.stock.stock_names import WakeupNotifier
 
 _LENGTH_AT = 8  # in a record batch
 _LARGEST_SET = 1 << 28  # bytes; a length beyond is taken for damage

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.stock.stock_names import Future
+from tolerant_client.cluster.event_loop import Future
 
 
 class Tasks:

@@ -13,6 +13,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.event_loop import WakeupNotifier
 from tolerant_client.errors import OptionError, RecoveryExhaustedError, TargetClaimedError, text_of
 from tolerant_client.mirror.state.claimant import Claimant
 from tolerant_client.mirror.state.claims import (
@@ -32,7 +33,6 @@ from tolerant_client.mirror.state.state_topic import StateTopic
 from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import decode_records
 from tolerant_client.records.record_sets import iter_record_sets
-from tolerant_client.stock.stock_names import WakeupNotifier
 
 _TICK_S = 0.25
 _POLL_MS = 500

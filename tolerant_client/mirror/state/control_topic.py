@@ -14,6 +14,7 @@ from dataclasses import replace
 import kafka.errors as Errors
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.event_loop import Future
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.state.control_record import (
     CONTROL_TOPIC,
@@ -29,7 +30,6 @@ from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.state_topic import COMPACTED, StateTopic
 from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import Record
-from tolerant_client.stock.stock_names import Future
 
 HIDDEN = f"we may not read topic {CONTROL_TOPIC} of the target: grant us Describe and Read on it"
 UNKNOWN_ORDERS = "whether an operator has paused, limited or promoted the link is unknown"

@@ -27,11 +27,11 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.admin.transactions import fresh_producer_id
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.event_loop import Future
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.state.state_topic import StateTopic
 from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.state_json import LAST_MS, Moment, PartitionNumber, Whole, decoded
-from tolerant_client.stock.stock_names import Future
 
 LEDGER_TOPIC = "tolerant-mirror-ledger"
 UNREADABLE = "unreadable"  # the reason of a row that stands for a record which is none

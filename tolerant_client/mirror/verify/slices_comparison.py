@@ -21,6 +21,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.cluster.event_loop import WakeupNotifier
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.partition_fetch import is_local
 from tolerant_client.cluster.patience import BELIEVED_AFTER
@@ -29,7 +30,6 @@ from tolerant_client.mirror.verify.log_columns import NO_BATCHES, is_cut, read_b
 from tolerant_client.mirror.verify.log_comparison import LogComparison
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared
 from tolerant_client.mirror.verify.slices import Running, Slice, SliceResult
-from tolerant_client.stock.stock_names import WakeupNotifier
 
 SOURCE, TARGET = LogComparison.SOURCE, LogComparison.TARGET
 MAX_BYTES: Final = 128 << 20

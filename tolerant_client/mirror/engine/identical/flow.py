@@ -17,6 +17,7 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.event_loop import WakeupNotifier
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import LinkPausedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable
@@ -28,7 +29,6 @@ from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Pha
 from tolerant_client.mirror.engine.reader import Reader
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.mirror.engine.witnesses import Witnesses
-from tolerant_client.stock.stock_names import WakeupNotifier
 
 _PAUSED = "its operator has paused it"
 

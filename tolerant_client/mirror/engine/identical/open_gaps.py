@@ -18,10 +18,10 @@ from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
 from tolerant_client.cluster.admin.leaders import SilentError, ask_nodes
 from tolerant_client.cluster.admin.transactions import CoordinatorView, can_list_transactions, describe_transactions
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.event_loop import Future
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.records.record_batch import BatchHeader
-from tolerant_client.stock.stock_names import Future
 
 _OPEN = {"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence"}  # TransactionState.java
 # By us: who has no right now had none then.

@@ -22,6 +22,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED
+from tolerant_client.cluster.event_loop import WakeupNotifier
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import (
@@ -51,7 +52,6 @@ from tolerant_client.mirror.engine.translated.target_checks import LostOffsets
 from tolerant_client.mirror.state.claims import claimed_part
 from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import extend
-from tolerant_client.stock.stock_names import WakeupNotifier
 
 _PAUSES = Backoff(0.04)
 _IDLE_S = 0.5

@@ -14,12 +14,12 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.event_loop import Future
 from tolerant_client.mirror.engine.preflight import copied_identically
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair
 from tolerant_client.mirror.state.map_topic import read_last_rows
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import topic_facts
-from tolerant_client.stock.stock_names import Future
 
 _FACTS_LAST_S = 5.0
 
