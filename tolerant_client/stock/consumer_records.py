@@ -14,10 +14,9 @@ Laws:
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from itertools import repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import kafka.errors as Errors
 import pyarrow as pa
@@ -31,32 +30,20 @@ from tolerant_client.records.record_batch import (
     CODEC_MASK,
     CONTROL_BIT,
     HEADER_SIZE,
-    LOG_OVERHEAD,
     BatchHeader,
     read_header,
     records_section,
 )
 from tolerant_client.records.record_pieces import Piece, Rows, read_messages, read_pieces
 from tolerant_client.records.record_sets import iter_record_sets, unfold
+from tolerant_client.records.stretches import SMALLEST_BATCH, Stretch, survey
 from tolerant_client.stock.stock_names import ConsumerRecord, Fetcher
 
 PIECE_BYTES: Final = 1 << 20
 
-_LENGTH_AT: Final = 8
-_MAGIC_AT: Final = 16
-_LENGTH: Final = struct.Struct(">i")
 _UNUSUAL: Final = CODEC_MASK | CONTROL_BIT
 _ANY_PRODUCER_ID: Final = 2**63 - 1
 _NO_PRODUCER_ID: Final = -1
-_SMALLEST_BATCH: Final = 26  # message format v0: offset, length, crc, magic, attributes, two lengths
-
-
-class Stretch(NamedTuple):
-    """Whole batches of one kind, one behind the other."""
-
-    starts: list[int]
-    end: int
-    is_legacy: bool  # message formats v0 and v1
 
 
 class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka-python is untyped
@@ -219,7 +206,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
 
     def _decoded(self, data: bytes, stretches: list[Stretch]) -> Iterator[Piece]:
         for stretch in stretches:
-            if stretch.end - stretch.starts[0] < _SMALLEST_BATCH:
+            if stretch.end - stretch.starts[0] < SMALLEST_BATCH:
                 raise Errors.CorruptRecordError(
                     f"{self.topic_partition}: record batch that is too small at byte {stretch.starts[0]} of the fetch"
                 )
@@ -301,36 +288,3 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         """True for control batches, and for those of aborted transactions when reading committed."""
         is_aborted = self._is_committed and self._aborted.cover(header, batch)
         return is_aborted or header.is_control
-
-
-def survey(data: bytes | memoryview) -> tuple[list[Stretch], tuple[int, int] | None]:
-    """The whole batches of a fetch, and (next offset, leader epoch) behind them, None where only decoding can tell.
-
-    What is too small to be a batch is a stretch of its own, the last one.
-    """
-    stretches: list[Stretch] = []
-    starts: list[int] = []
-    position = 0
-    is_legacy = False
-    length_at, unpack = _LENGTH_AT, _LENGTH.unpack_from
-    while len(data) - position >= LOG_OVERHEAD:
-        size = unpack(data, position + length_at)[0] + LOG_OVERHEAD
-        if position + size > len(data):
-            break
-        if size < _SMALLEST_BATCH:
-            if starts:
-                stretches.append(Stretch(starts, position, is_legacy))
-            return [*stretches, Stretch([position], position + max(size, 0), False)], None
-        if (data[position + _MAGIC_AT] <= 1) != is_legacy:
-            if starts:
-                stretches.append(Stretch(starts, position, is_legacy))
-            starts, is_legacy = [], not is_legacy
-        starts.append(position)
-        position += size
-    if not starts:
-        return stretches, None
-    stretches.append(Stretch(starts, position, is_legacy))
-    if is_legacy or position - starts[-1] < HEADER_SIZE:
-        return stretches, None
-    header = read_header(data, starts[-1])
-    return stretches, (header.next_offset, header.partition_leader_epoch)

@@ -22,8 +22,9 @@ from tolerant_client.records import arrow
 from tolerant_client.records.batch_columns import read_run
 from tolerant_client.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.records.stretches import survey
 from tolerant_client.stock import consumer_records
-from tolerant_client.stock.consumer_records import PartitionRecords, survey
+from tolerant_client.stock.consumer_records import PartitionRecords
 
 TP = TopicPartition("orders", 3)
 T0 = 1_700_000_000_000

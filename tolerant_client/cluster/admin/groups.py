@@ -82,6 +82,9 @@ class OffsetsPartition(NamedTuple):
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return f"{OFFSETS_TOPIC}-{self.number}"
+
 
 class GroupsHome(NamedTuple):
     """Where a cluster keeps its groups: its partitions of __consumer_offsets, none where there is no such topic."""

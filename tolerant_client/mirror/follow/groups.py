@@ -44,7 +44,6 @@ from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.state.map_topic import read_maps, require_map_topic
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS, LinkTopics, TopicFilter
-from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC
 
 OWN_GROUPS = (OWN_TOPICS, DECISION_GROUPS)  # what these begin with stands nowhere in a log: a link leaves it alone
 _SHARED_S = 10.0
@@ -198,7 +197,7 @@ async def read_positions(
         hidden = [name for name in elsewhere if groups.matches(name) and home.dead_home_of(name) == partition]
         known_as = f" (of those on the {target.name}: {', '.join(hidden)})" if hidden else ""
         why = f"no broker lists the groups of it{known_as} or tells their offsets; {_remedy(partition)}"
-        left.append(Left(f"groups in {_home_name(partition)} of the {source.name}", "leaderless", why))
+        left.append(Left(f"groups in {partition} of the {source.name}", "leaderless", why))
     chosen = []
     for group in sorted(listed.values()):
         if not groups.matches(group.name) or group.name.startswith(OWN_GROUPS):
@@ -298,7 +297,7 @@ async def sync_groups(
     for name in list(names):
         if (partition := home.dead_home_of(name)) is not None:
             names.remove(name)
-            why = f"its offsets belong into {_home_name(partition)} of the {target.name}; {_remedy(partition)}"
+            why = f"its offsets belong into {partition} of the {target.name}; {_remedy(partition)}"
             left.append(Left(f"group {name}", "leaderless", why))
     before, failures = await fetch_offsets(target, names) if names else ({}, {})
     states, more = await group_states(target, before) if before else ({}, {})
@@ -400,10 +399,6 @@ def _translated(offset_map: OffsetMap, offsets: Iterable[int]) -> dict[int, tupl
 
 def _place(group: str, partition: TopicPartition) -> str:
     return f"group {group}, {partition.topic}-{partition.partition}"
-
-
-def _home_name(partition: OffsetsPartition) -> str:
-    return f"{OFFSETS_TOPIC}-{partition.number}"
 
 
 def _remedy(partition: OffsetsPartition) -> str:

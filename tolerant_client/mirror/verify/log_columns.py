@@ -46,8 +46,8 @@ from tolerant_client.records.record_batch import (
 )
 from tolerant_client.records.record_fields import Fields, read_headers
 from tolerant_client.records.record_sets import decode_unfolded, iter_record_sets, message_columns, unfold
+from tolerant_client.records.stretches import survey
 from tolerant_client.records.varint_columns import Doubt, Int64s
-from tolerant_client.stock.consumer_records import survey
 
 _FILLER_KEY: Final = FILLER.encode()
 _FILLER_HEADER: Final = encode_headers([(FILLER, None)])[:-1]  # up to the length of its value
