@@ -31,6 +31,7 @@ from support.mirror_link import (
     values,
 )
 from tolerant_client.cluster.admin.offsets import log_end_offsets
+from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.admin.transactions import ProducerEntry, init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import DataLossError, SourceTruncatedError, TargetDivergedError
@@ -243,9 +244,10 @@ def test_sequence_and_log_end_of_different_moments_are_never_put_together(
         producer_id = origin.run(init_producer_id, copy, "tests")
         read = (resume_point.read_append_states, origin, copy, [partition], producer_id)
         before = origin.run(*read)[partition]
-        assert before == AppendState(2, producer_id, 0, 1)
+        (topic_id,) = copy.run(present_ids, copy, [topic]).values()
+        assert before == AppendState(2, producer_id, 0, 1, topic_id)
         next_batch = bytearray(encode_batch([Record(0, T0, None, b"next")]))
-        restamp(next_batch, *before[1:])
+        restamp(next_batch, *before[1:4])
         monkeypatch.setattr(next_sequence, "describe_producers", append_before_asking)
         assert origin.run(*read) == {}
         monkeypatch.undo()
