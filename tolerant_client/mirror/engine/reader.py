@@ -13,6 +13,7 @@ Laws:
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -108,8 +109,13 @@ class Reader(Generic[C]):
             self._spawn(self.try_join, [copy.partition])
 
     async def try_join(self, partitions: Iterable[TopicPartition]) -> None:
-        """As join; a partition whose leader is not found is in trouble."""
+        """As join; a partition whose leader is not found is in trouble, and holds up no other one."""
         members = list(partitions)
+        if len(members) > 1:
+            leaderless = {p for p in members if self._source.known_leader(p) is None}
+            members = [p for p in members if p not in leaderless]
+            for partition in leaderless:
+                self._spawn(self.try_join, [partition])
         try:
             await self.join(members)
         except Errors.KafkaError as error:
@@ -170,8 +176,8 @@ class Reader(Generic[C]):
                 self._trouble(copy, "its topic was made anew on the source")
         fetcher.round += 1
         request = session.request(
-            # Behind means that the answer comes at once: a lost one is found sooner.
-            max_wait_ms=10 if fetcher.is_behind else limits.fetch_wait_ms(len(session.positions)),
+            # Behind means that the response comes at once: a lost one is found sooner.  What is left out is not to wait for it.
+            max_wait_ms=10 if fetcher.is_behind or fetcher.full else limits.fetch_wait_ms(len(session.positions)),
             max_bytes=self._bucket.answer_bytes(limits.fetch_max_bytes),
             partition_max_bytes=fetcher.partition_max_bytes,
         )
@@ -226,12 +232,12 @@ class Reader(Generic[C]):
         await self._source.net.sleep(0.02 * random.uniform(0.2, 1.0))
         if not isinstance(error, _AWAY):
             return
-        await self._source.refresh()
+        with contextlib.suppress(Errors.KafkaError):  # then the node may still lead, and is asked again
+            await self._source.refresh()
         for partition in list(fetcher.session.positions):
-            if await self._source.leader(partition) != fetcher.node_id:
-                copy = self._partitions.get(partition)
-                if copy is not None:
-                    self._trouble(copy, f"node {fetcher.node_id} no longer leads")
+            copy = self._partitions.get(partition)
+            if copy is not None and self._source.known_leader(partition) != fetcher.node_id:
+                self._trouble(copy, f"node {fetcher.node_id} no longer leads")
 
     def _give_up_after(self, fetcher: _Fetcher, error: Exception) -> None:
         """Stops the partitions of a node that answered no fetch for as long as the patience lasts."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
+import kafka.errors as Errors
 import pytest
+from kafka.future import Future
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition, RawFetch
 from tolerant_client.cluster.fetch_session import FetchSession
+from tolerant_client.errors import ClusterUnreachableError, RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
@@ -52,12 +55,13 @@ class Copy(CopiedPartition):
         self.reasons.append(reason)
         self.is_read = False
 
-    def stop(self, error: Exception) -> None:
-        raise error
+    def stop(self, error: TolerantClientError) -> None:
+        self.error = error
+        self.is_read = False
 
 
 class Source:
-    """One node that leads all; `respond` says what comes for a request; nothing yet with None."""
+    """Node 1 leads all, unless `leaders` says otherwise; `respond` says what comes for a request; nothing yet with None."""
 
     def __init__(self, net: NetworkSelector) -> None:
         self.net = net
@@ -65,9 +69,26 @@ class Source:
         self.asked: list[RawFetch] = []
         self.respond: Callable[[RawFetch], list[FetchedPartition] | None] = lambda request: None
         self.manager = SimpleNamespace(cluster=SimpleNamespace(request_update=lambda: None))
+        self.leaders: dict[TopicPartition, int | None] = {FIRST: 1, SECOND: 1}
+        self.refreshes = 0
+        self.refusal: Exception | None = None  # of the request for leaders
 
     async def by_leader(self, partitions: Any) -> dict[int, list[TopicPartition]]:
-        return {1: list(partitions)}
+        """Waits for elections, as Leaders does."""
+        groups: dict[int, list[TopicPartition]] = {}
+        for partition in partitions:
+            while (node := self.leaders[partition]) is None:
+                await self.net.sleep(0.005)
+            groups.setdefault(node, []).append(partition)
+        return groups
+
+    def known_leader(self, partition: TopicPartition) -> int | None:
+        return self.leaders[partition]
+
+    async def refresh(self) -> None:
+        self.refreshes += 1
+        if self.refusal is not None:
+            raise self.refusal
 
     async def session(self, node_id: int, *, isolation_level: int) -> FetchSession:
         return FetchSession(11, isolation_level, None, lambda topic: self.topic_id)
@@ -80,22 +101,40 @@ class Source:
         return FetchAnswer(0, 7, 0, parts)
 
 
+class Emptiness:
+    """Says what `finding` does, once it is set, of what is still wanted."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[TopicPartition, int, int]] = []
+        self.finding = Future()
+
+    async def has_no_records(
+        self, partition: TopicPartition, position: int, stable: int, is_wanted: Callable[[], bool]
+    ) -> bool:
+        self.asked.append((partition, position, stable))
+        return await self.finding and is_wanted()
+
+
 class Rig:
     def __init__(self, net: NetworkSelector) -> None:
         self.source: Any = Source(net)
         self.copies = {p: Copy(p, 0) for p in (FIRST, SECOND)}
+        self.now = 0.0
+        self.tasks = Tasks(self.source)
+        self.emptiness = Emptiness()
         self.accepted: list[tuple[TopicPartition, int]] = []
+        self.enqueued: list[tuple[Copy, Appendable]] = []
         link: Any = SimpleNamespace(
             source=self.source,
             limits=CopyLimits(),
-            clock=lambda: 0.0,
-            tasks=Tasks(self.source),
+            clock=lambda: self.now,
+            tasks=self.tasks,
             bucket=TokenBucket(),
             memory=Memory(1 << 30),
-            emptiness=None,
+            emptiness=self.emptiness,
         )
         self.reader: Reader[Copy] = Reader(
-            link, self.copies, self._accept, lambda taken: None, lambda copy: self.reader.leave(copy.partition)
+            link, self.copies, self._accept, self.enqueued.extend, lambda copy: self.reader.leave(copy.partition)
         )
 
     def _accept(self, copy: Copy, part: FetchedPartition, until: int | None) -> list[Appendable]:
@@ -171,5 +210,173 @@ def test_a_partition_that_has_enough_is_left_out_until_it_has_less(rig: Rig) -> 
         rig.reader.rejoin(copy)
         await rig.until(lambda: rig.accepted == [(FIRST, 0)])
         assert not copy.was_full and rig.source.asked[1].session_epoch == 1, "in the session that it had"
+
+    rig.run(run)
+
+
+def reset(request: RawFetch) -> NoReturn:
+    raise Errors.KafkaConnectionError("reset")
+
+
+@pytest.mark.parametrize("leader", [2, None], ids=["elsewhere", "none"])
+def test_a_connection_that_breaks_has_those_partitions_alone_placed_anew_that_its_node_leads_no_longer(
+    rig: Rig, leader: int | None
+) -> None:
+    """1. The connection breaks.  2. SECOND has no leader yet.  3. FIRST is fetched at once, from whoever leads it."""
+
+    async def run() -> None:
+        rig.source.respond = lambda request: reset(request) if len(rig.source.asked) == 1 else None
+        await rig.reader.join([FIRST, SECOND])
+        rig.source.leaders[SECOND] = leader
+        await rig.until(lambda: len(rig.source.asked) == 2)
+        assert rig.source.asked[1].positions == {FIRST: 0} and rig.source.refreshes == 1
+        assert rig.copies[SECOND].reasons == ["node 1 no longer leads"] and not rig.copies[FIRST].reasons
+        assert rig.tasks.failure is None
+
+    rig.run(run)
+
+
+def test_a_source_that_tells_no_leaders_ends_nothing_before_the_patience_of_its_partitions_is_over(rig: Rig) -> None:
+    async def run() -> None:
+        rig.source.refusal, rig.source.respond = ClusterUnreachableError("nobody is there"), reset
+        rig.copies[SECOND].is_read = False
+        await rig.reader.join([FIRST, SECOND])
+        await rig.until(lambda: rig.source.refreshes >= 3)
+        assert rig.tasks.failure is None and rig.reader.is_reading(FIRST)
+        rig.now = CopyLimits().patience_ms / 1000 + 1
+        await rig.until(lambda: not rig.reader.is_reading(FIRST))
+        assert isinstance(rig.copies[FIRST].error, RecoveryExhaustedError) and rig.tasks.failure is None
+        assert "node 1 of the source answered no fetch for 120 s at offset -1" in str(rig.copies[FIRST].error)
+        assert rig.copies[SECOND].error is None, "it is not read there"
+
+    rig.run(run)
+
+
+def test_the_patience_with_a_node_begins_anew_with_each_response(rig: Rig) -> None:
+    def respond(request: RawFetch) -> list[FetchedPartition] | None:
+        """Resets, 70 s apart, with a response between the first and the second one."""
+        if len(rig.source.asked) > 4:
+            return None
+        rig.now = 70.0 * len(rig.source.asked)
+        return [] if len(rig.source.asked) == 2 else reset(request)
+
+    async def run() -> None:
+        rig.source.respond = respond
+        await rig.reader.join([FIRST])
+        await rig.until(lambda: rig.source.refreshes == 3)
+        assert rig.copies[FIRST].error is None and rig.reader.is_reading(FIRST)
+
+    rig.run(run)
+
+
+def test_an_election_that_lasts_holds_up_no_other_partition_that_joins(rig: Rig) -> None:
+    async def run() -> None:
+        rig.source.leaders[FIRST] = None
+        rig.tasks.spawn(rig.reader.try_join, [FIRST, SECOND])
+        await rig.until(lambda: len(rig.source.asked) == 1)
+        assert rig.source.asked[0].positions == {SECOND: 0}
+        rig.source.leaders[FIRST] = 1
+        await rig.until(lambda: rig.reader.is_reading(FIRST))
+
+    rig.run(run)
+
+
+def test_a_partition_that_is_left_out_does_not_wait_for_a_long_poll_of_the_others(rig: Rig) -> None:
+    async def run() -> None:
+        rig.copies[FIRST].is_full = True
+        rig.source.respond = lambda request: [part(p) for p in (FIRST,) if p in request.positions]
+        await rig.reader.join([FIRST, SECOND])
+        await rig.until(lambda: len(rig.source.asked) >= 4)
+        assert [request.max_wait_ms for request in rig.source.asked[:4]] == [10] * 4
+        rig.copies[FIRST].is_full = False
+        rig.source.respond = lambda request: []
+        rig.reader.rejoin(rig.copies[FIRST])
+        await rig.until(lambda: rig.source.asked[-1].max_wait_ms == CopyLimits().fetch_wait_ms(2))
+
+    rig.run(run)
+
+
+# -- offsets without records --------------------------------------------------
+
+
+async def dry(rig: Rig) -> None:
+    """FIRST was told of 100 stable offsets, and no records come."""
+    rig.copies[FIRST].last_stable_offset = 100
+    rig.source.respond = lambda request: []
+    await rig.reader.join([FIRST])
+    await passes(rig, 0.0)
+
+
+async def passes(rig: Rig, seconds: float) -> None:
+    """So much time, and some rounds after it."""
+    rig.now += seconds
+    rounds = len(rig.source.asked)
+    await rig.until(lambda: len(rig.source.asked) > rounds + 2)
+
+
+def test_offsets_without_records_are_gone_over_once_the_source_shows_none_for_2_s_and_alone(rig: Rig) -> None:
+    async def run() -> None:
+        await dry(rig)
+        for _ in range(2):
+            await passes(rig, 1.0)
+        assert rig.emptiness.asked == []
+        await passes(rig, 1.0)
+        assert rig.emptiness.asked == [(FIRST, 0, 100)] and rig.enqueued == []
+        rig.emptiness.finding.success(True)
+        await rig.until(lambda: any(request.positions == {FIRST: 100} for request in rig.source.asked))
+        assert rig.enqueued == [(rig.copies[FIRST], Gap(0, 100))]
+
+    rig.run(run)
+
+
+def test_offsets_of_which_a_fetch_alone_shows_records_are_not_gone_over(rig: Rig) -> None:
+    async def run() -> None:
+        await dry(rig)
+        for _ in range(3):
+            await passes(rig, 1.0)
+        rig.emptiness.finding.success(False)
+        await passes(rig, 0.0)
+        assert rig.enqueued == [] and rig.copies[FIRST].position == 0
+        await passes(rig, 2.5)
+        assert len(rig.emptiness.asked) == 2, "it is looked at again"
+
+    rig.run(run)
+
+
+def test_records_that_come_after_all_end_a_dry_spell(rig: Rig) -> None:
+    async def run() -> None:
+        await dry(rig)
+        await passes(rig, 1.0)
+        rig.source.respond = lambda request: [part(FIRST)] if not rig.accepted else []
+        await rig.until(lambda: len(rig.accepted) == 1)
+        for _ in range(3):
+            await passes(rig, 1.0)
+        assert rig.emptiness.asked == [], "2 s are counted from the records on"
+        await passes(rig, 1.0)
+        assert rig.emptiness.asked == [(FIRST, 1, 100)]
+
+    rig.run(run)
+
+
+@pytest.mark.parametrize("meanwhile", ["records", "work", "trouble", "anew"])
+def test_a_check_for_records_counts_for_nothing_once_the_partition_is_another_one(rig: Rig, meanwhile: str) -> None:
+    async def run() -> None:
+        await dry(rig)
+        for _ in range(3):
+            await passes(rig, 1.0)
+        copy = rig.copies[FIRST]
+        if meanwhile == "records":
+            rig.source.respond = lambda request: [part(FIRST)] if not rig.accepted else []
+            await rig.until(lambda: len(rig.accepted) == 1)
+        elif meanwhile == "work":
+            copy.has_work = True
+        elif meanwhile == "trouble":
+            copy.trouble("its leader has changed", rig.now)
+        else:
+            rig.copies[FIRST] = Copy(FIRST, 0)
+        assert len(rig.emptiness.asked) == 1
+        rig.emptiness.finding.success(True)
+        await passes(rig, 0.0)
+        assert rig.enqueued == [] and copy.position == (1 if meanwhile == "records" else 0)
 
     rig.run(run)
