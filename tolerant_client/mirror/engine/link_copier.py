@@ -129,7 +129,11 @@ class LinkCopier:
         waits = self.waiting()
         # What was handed over is its next owner's to tell of.
         copies = {p: copy for p, copy in copies.items() if not copy.is_released or copy.is_placed and copy.has_reached}
-        await strategy.give_back([p for p, copy in copies.items() if not lease_ms or copy.is_stopped])
+        if not lease_ms:
+            await strategy.give_back(copies)
+        else:
+            for partition in [p for p, copy in copies.items() if copy.is_stopped]:
+                strategy.release(partition)  # its error is told at once: what its course waits for may last
         await self.claims.released()
         return {p: _progress(copy, *before[p], waits.get(p)) for p, copy in copies.items()}
 

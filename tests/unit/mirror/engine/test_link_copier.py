@@ -11,6 +11,7 @@ from typing import Any
 
 import kafka.errors as Errors
 import pytest
+from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
@@ -302,5 +303,38 @@ def test_a_translated_partition_that_is_never_claimed_says_why_after_the_patienc
         copier.link.tasks.notify()
         error = (await copying)[FIRST].error
         assert "could not be claimed for 120 s: the claims log hangs" in str(error)
+
+    copier.link.source.run(run)
+
+
+def test_a_promotion_is_told_at_once_of_a_lease_though_the_target_says_nothing(
+    translated: tuple[LinkCopier, list[float]],
+) -> None:
+    """The course of a partition ends when what it waits for does: without a lease it is waited for."""
+    copier, _ = translated
+    claims: Any = copier.claims
+    strategy: Any = copier.strategy
+    net = copier.link.source.net
+    silence, promoted = Future(), LinkPromotedError("it was promoted")
+
+    async def silent(partition: TopicPartition) -> str | None:
+        return await silence  # type: ignore[no-any-return]
+
+    async def stopped(lease_ms: int) -> Any:
+        copying = net.call_soon_with_future(lambda: copier.copy_each({FIRST: 500}, lease_ms=lease_ms))
+        await net.sleep(0.05)
+        strategy.stop(FIRST, promoted)
+        copier.link.tasks.notify()
+        await net.sleep(0.05)
+        return copying
+
+    async def run() -> None:
+        claims.holds, claims.term = lambda claim: True, lambda claim: TERM
+        strategy._parts.reads.copied_identically = silent
+        assert (await (await stopped(30_000)))[FIRST].error is promoted
+        copying = await stopped(0)
+        assert not copying.is_done
+        silence.success("another link has it")
+        assert (await copying)[FIRST].error is not None
 
     copier.link.source.run(run)
