@@ -115,7 +115,6 @@ class BatchProducer:
 
     def start_transaction(self, transaction: ProducerTransaction) -> None:
         """Produces from now on in a transaction that was begun, as its producer."""
-        self._sender.check()
         self._become(transaction.producer_id, transaction.producer_epoch, transaction)
 
     def stop(self, error: BaseException) -> None:
@@ -123,6 +122,7 @@ class BatchProducer:
         self._sender.fail(error)
 
     def _become(self, producer_id: int, producer_epoch: int, transaction: ProducerTransaction | None = None) -> None:
+        self._sender.check()  # it may have been stopped while the id was waited for
         if not self._sender.is_idle:
             raise Errors.IllegalStateError("A producer with batches in flight cannot become another one: flush first")
         self._sender = Sender(self.cluster, self.settings, self._split, producer_id, producer_epoch, transaction)

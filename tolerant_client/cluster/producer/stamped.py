@@ -21,6 +21,7 @@ from typing import Any
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.offsets import replicated_end
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.produce import add_sequence
@@ -33,7 +34,8 @@ _SHOWN_S = 2.0
 class StampedAppends:
     """Appends to `partition` as a producer, in its transaction if there is one; the batches are stamped in place.
 
-    `may_send` raises KafkaError once nothing more may go out; it is asked before each request.
+    `may_send` raises KafkaError once nothing more may go out; it is asked before each request.  `what` is what a refusal is
+    told of.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class StampedAppends:
         sequence: int = 0,
         *,
         transactional_id: str | None = None,
+        what: str | None = None,
         topic_id: uuid.UUID | None = None,
         may_send: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -54,6 +57,7 @@ class StampedAppends:
         self._producer = (producer_id, producer_epoch)
         self._sequence = sequence
         self._transactional_id = transactional_id
+        self._what = what
         self._topic_ids = {} if topic_id is None else {partition: topic_id}
         self._may_send = may_send
         self._clock = clock
@@ -76,14 +80,17 @@ class StampedAppends:
     async def settled(self, most: int = 0) -> AsyncIterator[tuple[BatchHeader, int]]:
         """The batches that were appended, each with its base offset, until at most `most` are in flight.
 
-        Raises Kafka's error, or ProducerFencedError, for one that was refused or not answered.
+        Raises Kafka's error for one that was refused or not answered, and in a transaction ProducerFencedError.
         """
         while self._in_flight and (self._in_flight[0][-1].is_done or len(self._in_flight) > most):
             header, sent_at, future = self._in_flight.popleft()
             (part,) = await future
             if part.error_code and Errors.for_code(part.error_code).invalid_metadata:
                 self._cluster.manager.cluster.request_update()  # the leader that we know may lead no longer
-            raise_for_code(part.error_code, f"append to {self._partition.topic}-{self._partition.partition}")
+            where = f"{self._partition.topic}-{self._partition.partition}"
+            if self._transactional_id is not None:
+                raise_for_code(part.error_code, self._what or f"append to {where}")
+            raise_for(part.error_code, self._what or f"append to {where} at offset {header.base_offset}")
             self._shown_at = sent_at
             yield header, part.base_offset
 

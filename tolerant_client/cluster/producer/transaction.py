@@ -122,7 +122,7 @@ class ProducerTransaction:
         return await self._coordinators.ask(
             TRANSACTION,
             self.transactional_id,
-            what,
+            f"{what} of {self.transactional_id!r}",
             lambda: init_producer_id_request(
                 self.transactional_id,
                 self._timeout_ms,

@@ -153,11 +153,11 @@ async def _fence_former(
 
 async def _write_filler(target: Cluster, partition: TopicPartition, producer_id: int, epoch: int) -> int:
     now_ms = int(time.time() * 1000)
+    what = f"fencing producer id {producer_id} in {partition.topic}-{partition.partition}"
 
     async def write() -> int:
         (filler,) = filler_batches(Gap(0, 1), is_compacted=True, max_batch_bytes=_FILLER_BYTES, timestamp_ms=now_ms)
-        return await StampedAppends(target, partition, producer_id, epoch).append(
-            await target.leader(partition), *filler
-        )
+        appends = StampedAppends(target, partition, producer_id, epoch, what=what)
+        return await appends.append(await target.leader(partition), *filler)
 
-    return await target.insist("fencing a former producer id of the link", write)
+    return await target.insist(what, write)

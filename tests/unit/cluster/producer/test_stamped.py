@@ -115,26 +115,27 @@ def test_what_is_settled_comes_in_the_order_of_sending_and_no_more_is_waited_for
 
 
 @pytest.mark.parametrize(
-    "code, raised, updates",
+    "code, transactional_id, raised, updates",
     [
-        (6, Errors.NotLeaderForPartitionError, 1),
-        (10, Errors.MessageSizeTooLargeError, 0),
-        (47, ProducerFencedError, 0),
+        (6, None, Errors.NotLeaderForPartitionError, 1),
+        (10, None, Errors.MessageSizeTooLargeError, 0),
+        (47, None, Errors.InvalidProducerEpochError, 0),
+        (47, "link-gap", ProducerFencedError, 0),
     ],
 )
 def test_the_sequence_of_what_was_refused_alone_is_that_of_the_next(
-    code: int, raised: type[Exception], updates: int
+    code: int, transactional_id: str | None, raised: type[Exception], updates: int
 ) -> None:
     async def run(net: NetworkSelector) -> None:
         target = Target()
-        stamped = appends(target)
+        stamped = appends(target, 0, transactional_id)
         for error_code in (code, 0):
-            appending = net.call_soon_with_future(stamped.append, LEADER, *batch(0))
+            appending = net.call_soon_with_future(stamped.append, LEADER, *batch(5))
             await net.sleep(0)
             assert target.sequences == [0]
             target.answer(7, error_code)
             if error_code:
-                with pytest.raises(raised, match="append to orders-0"):
+                with pytest.raises(raised, match="append to orders-0" + ("" if transactional_id else " at offset 5")):
                     await appending
             else:
                 assert await appending == 7

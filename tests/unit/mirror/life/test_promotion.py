@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import kafka.errors as Errors
 import pytest
+from kafka.future import Future
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
@@ -19,6 +20,7 @@ from msgspec import structs
 from spark_integration.cli.exits import exit_code
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError, UnsupportedSourceError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.groups import GroupsReport
@@ -747,3 +749,23 @@ def test_copiers_of_a_translated_link_are_fenced_by_name_whatever_list_transacti
     monkeypatch.setattr(fence, "transactional_ids", none)
     asyncio.run(run())
     assert fenced == [f"tolerant-mirror-l-copy-t-{n}" for n in range(3)]
+
+
+def test_a_former_producer_that_could_not_be_fenced_is_named_with_its_partition() -> None:
+    """It has no transactional.id, so nobody took that over."""
+
+    def produce(*_: object, **__: object) -> Future:
+        return Future().success([ProducedPartition(P, Errors.InvalidProducerEpochError.errno, -1)])
+
+    async def leader(partition: TopicPartition) -> int:
+        return 1
+
+    async def insist(what: str, attempt: Any) -> int:
+        told.append(what)
+        return cast(int, await attempt())
+
+    told: list[str] = []
+    target = cast(Cluster, SimpleNamespace(produce=produce, leader=leader, insist=insist))
+    with pytest.raises(Errors.InvalidProducerEpochError, match="fencing producer id 9 in orders-0"):
+        asyncio.run(fence._write_filler(target, P, 9, 4))
+    assert told == ["fencing producer id 9 in orders-0"]

@@ -34,6 +34,10 @@ _ROWS = 500  # of the map in one batch
 class CopyTransaction(ProducerTransaction):
     """A copier of one partition as a transactional producer; one transaction at a time."""
 
+    _too_long = (
+        "Records are copied in transactions of {} ms, more than the target's transaction.max.timeout.ms; raise that"
+    )
+
     def __init__(
         self,
         cluster: Cluster,

@@ -1,0 +1,32 @@
+"""What is said of a transaction that does not begin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from tolerant_client.cluster.producer.transaction import ProducerTransaction
+
+ID = "tolerant-mirror-a-gap-orders-0"
+
+
+class Coordinators:
+    """Answers all, and keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def ask(self, kind: int, key: str, what: str, request: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
+        self.asked.append(what)
+        return read(SimpleNamespace(error_code=0, producer_id=7, producer_epoch=3))
+
+
+def test_a_coordinator_that_is_away_is_told_of_with_the_transactional_id_that_it_was_asked_for() -> None:
+    coordinators: Any = Coordinators()
+    nobody: Any = None
+    transaction = ProducerTransaction(nobody, ID, 1000, coordinators)
+    asyncio.run(transaction.begin())
+    asyncio.run(transaction.begin_next())
+    assert coordinators.asked == [f"beginning a transaction of {ID!r}", f"beginning the next transaction of {ID!r}"]
