@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from spark_integration.cli.exits import told_if_interrupted
-from spark_integration.cli.link import end_with, link_of_file
+from spark_integration.cli.link import GivenLink, end_with, link_of_file
 from spark_integration.cli.options import DryRun, FlowName, Json, file_option
 from tolerant_client.mirror.life import handback, takeover
 from tolerant_client.mirror.life.handback import HandBackReport
 from tolerant_client.mirror.life.takeover import TakeoverReport
 from tolerant_client.ops.printing import Table, echo, print_table
+
+if TYPE_CHECKING:
+    from tolerant_client.ops.mm2.flows import Flow
 
 _T = TypeVar("_T")
 
@@ -27,8 +30,9 @@ def take_over(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, a
     and copying begins after the last record that is there.  Exit codes: 0 ready, 3 something is in the way, nothing was
     written.
     """
+    link = link_of_file(config, flow)
     with told_if_interrupted("taking over had begun, it may be done: run this again", dry_run):
-        report = _run(takeover.take_over, config, flow, dry_run)
+        report = _run(takeover.take_over, *link, dry_run)
     end_with(report, as_json, partial(_show_taken, config))
 
 
@@ -38,14 +42,14 @@ def hand_back(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, a
     From then on the mirror refuses to copy this flow, until take-over.  Exit codes: 0 ready, 3 something is in the way,
     nothing was written.
     """
+    link = link_of_file(config, flow)
     what = "handing back had begun, it is not finished, and this mirror copies nothing any more: run this again"
     with told_if_interrupted(what, dry_run):
-        report = _run(handback.hand_back, config, flow, dry_run)
+        report = _run(handback.hand_back, *link, dry_run)
     end_with(report, as_json, _show_handed)
 
 
-def _run(ask: Callable[..., Awaitable[_T]], config: Path, flow_name: str | None, is_dry_run: bool) -> _T:
-    given, flow = link_of_file(config, flow_name)
+def _run(ask: Callable[..., Awaitable[_T]], given: GivenLink, flow: Flow, is_dry_run: bool) -> _T:
     options = {"offsets": flow.offsets, "is_dry_run": is_dry_run}
     return given.run(
         lambda source, target: ask(source, target, given.link, given.link_topics, flow.source_alias, **options)

@@ -41,7 +41,7 @@ from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.service.link_events import sentence
 from tolerant_client.ops.service.link_state import TaskReport
-from tolerant_client.ops.service.mirror_settings import MirrorJob
+from tolerant_client.ops.service.mirror_settings import NO_PRODUCER_ID, MirrorJob
 from tolerant_client.ops.service.ranges_scope import Scope
 from tolerant_client.ops.service.task_reports import RunReport
 from tolerant_client.security.kafka_config import kafka_python_config
@@ -170,10 +170,14 @@ class RangesPlanner:
 
 
 class RangesCopier:
-    """Copies ranges from source to target, at the same offsets."""
+    """Copies ranges from source to target; raises OptionError for a job of identical offsets without a producer id."""
 
     def __init__(self, job: MirrorJob) -> None:
         settings = job.settings
+        if settings.is_identical and job.producer_id == NO_PRODUCER_ID:
+            raise OptionError(
+                "payload=ranges is for mirrors: start one with tolerant-kafka mirror (identical offsets need its producer id)"
+            )
         self._link = LinkConfig(
             kafka_python_config(settings.source),
             kafka_python_config(settings.target),

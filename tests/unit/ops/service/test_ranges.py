@@ -212,6 +212,12 @@ def test_options_of_no_mirror_are_refused(made: Callable[[dict[str, str]], Any],
         made(options)
 
 
+def test_identical_offsets_without_the_producer_id_of_the_link_are_refused_where_they_would_be_copied() -> None:
+    with pytest.raises(OptionError, match="payload=ranges is for mirrors: .*need its producer id"):
+        RangesStreamWriter(MirrorJob(ONCE).options)
+    assert RangesStreamWriter(MirrorJob(replace(ONCE, offsets="translated")).options)._link.is_translated
+
+
 def test_spark_shows_no_option_that_holds_passwords() -> None:
     """Spark's default of spark.redaction.regex, by names and values of options."""
     (name,) = MirrorJob(ONCE).options.keys() - {"payload"}
@@ -219,7 +225,7 @@ def test_spark_shows_no_option_that_holds_passwords() -> None:
 
 
 def test_task_without_rows_copies_nothing() -> None:
-    message = RangesStreamWriter(MirrorJob(ONCE).options).write(iter([]))
+    message = RangesStreamWriter(MirrorJob(ONCE, 7).options).write(iter([]))
     assert message is not None
     assert vars(message)["copied"].report == TaskReport()
 

@@ -22,6 +22,7 @@ pytest.importorskip("pyspark")
 
 from typer.testing import CliRunner
 
+from spark_integration.cli import take_over
 from spark_integration.cli.app import app
 from spark_integration.cli.exits import exit_code
 from spark_integration.cli.link import GivenLink, confirm, time_ms
@@ -102,6 +103,20 @@ def test_a_command_that_is_interrupted_says_that_it_may_be_half_done(
     done = CliRunner().invoke(app, [*(str(file) if word == "FILE" else word for word in words), *dry])
     assert done.exit_code == 130
     assert (f"tolerant-kafka: interrupted: {said}" in done.stderr) is not is_dry_run
+
+
+@pytest.mark.parametrize("command", ["take-over", "hand-back"])
+def test_an_interrupt_before_anybody_is_asked_leaves_nothing_half_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    file = tmp_path / "mm2.properties"
+    file.write_text(FILE)
+    monkeypatch.setattr(take_over, "link_of_file", interrupt)
+    done = CliRunner().invoke(app, [command, "--config", str(file)])
+    assert done.exit_code == 130 and "had begun" not in done.stderr
 
 
 CHILD = """
