@@ -331,7 +331,8 @@ def test_a_promotion_is_told_at_once_of_a_lease_though_the_target_says_nothing(
     async def run() -> None:
         claims.holds, claims.term = lambda claim: True, lambda claim: TERM
         strategy._parts.reads.copied_identically = silent
-        assert (await (await stopped(30_000)))[FIRST].error is promoted
+        leased = await stopped(30_000)
+        assert leased.is_done and (await leased)[FIRST].error is promoted
         copying = await stopped(0)
         assert not copying.is_done
         silence.success("another link has it")
