@@ -164,10 +164,21 @@ def unnamed_link(
         return clusters[0].run(name, *clusters)
 
 
+_FIRST_MS = 100_000_000_000  # in 1973
+
+
 def time_ms(option: str, text: str) -> int:
-    """A time as ms since 1970: ISO 8601 ("2026-11-22T05:00:00+00:00", UTC without a zone), or ms.  Raises OptionError."""
+    """A time as ms since 1970: ISO 8601 ("2026-11-22T05:00:00+00:00", UTC without a zone), or ms.  Raises OptionError.
+
+    Of numbers only those count as ms that no year, date or second of our days is written as.
+    """
     if text.isascii() and text.isdigit():
-        return whole_number(text, option)
+        if (at := whole_number(text, option)) < _FIRST_MS:
+            raise OptionError(
+                f"{option} {text!r} would be {at} ms since 1970: give the whole time, as 2026-11-22T05:00:00+00:00, or all"
+                f" digits of the ms ({_FIRST_MS} or more)"
+            )
+        return at
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:

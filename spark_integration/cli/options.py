@@ -55,7 +55,7 @@ class WhichLink:
         typer.Option(
             "--link",
             envvar="TOLERANT_KAFKA_LINK",
-            help="Name of the link; without it, the one between these clusters, or of the target.",
+            help="Name of the link. Default: the only one between these clusters, or into the target.",
         ),
     ] = None
     topics: Annotated[

@@ -53,7 +53,7 @@ def resume(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Resume a paused link, or the named topics and partitions."""
+    """Resume the named topics and partitions; without --topic all that is paused, also what was paused alone."""
     given = given_link(which)
     names = _names(topic, partition)
 
@@ -138,8 +138,9 @@ def require_known(link: str, links: Collection[str]) -> None:
     """Raises OptionError for a link that nobody has written down on the target: no mirror would obey."""
     if link not in links:
         raise OptionError(
-            f"The target has no link {link}; its links are {some(sorted(links)) or 'none'}; a link is known once its mirror"
-            " has been started"
+            f"The target has no link {link}; its links are {some(sorted(links))}"
+            if links
+            else "No link copies to this target; a link is known once its mirror has been started"
         )
 
 
@@ -165,5 +166,5 @@ def _change(given: GivenLink, change: Callable[[LinkControl], LinkControl], dry_
 
 def _rate(control: LinkControl) -> str:
     if control.bytes_per_s is None:
-        return "that which its mirror was started with, if any"
+        return "as in the mirror's file, or none"
     return "none" if control.bytes_per_s == NO_LIMIT else f"{control.bytes_per_s:,} bytes a second"

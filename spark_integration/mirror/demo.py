@@ -265,7 +265,8 @@ def _facts(result: DemoResult, injected: dict[str, int], killed_at: int, size: i
     seconds = max(result.seconds, 1e-3)
     yield (
         "speed",
-        f"{result.records / seconds:,.0f} records/s, {size / seconds / 1e6:.1f} MB/s while copying, faults included",
+        f"{result.records / seconds:,.0f} records/s, {size / seconds / 1e6:.1f} MB/s in the {seconds:.1f} s in which the target"
+        " grew, faults included",
     )
     yield "mirror killed with -9", f"after {killed_at:,} records" if killed_at >= 0 else "not: it was done before"
     yield (

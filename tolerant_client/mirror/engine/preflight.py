@@ -101,15 +101,17 @@ class Others(NamedTuple):
             raise OptionError(why)
 
 
-def namesake(link: str, others: Iterable[str]) -> str | None:
-    """Another link whose transactional ids may be those of this one: a gap of topic x-gap-y of link a is one of topic y of link
-    a-gap-x.  Pure.
+def of_the_same_id(
+    link: str, names: Iterable[str], other: str, *, is_identical: bool, other_is: bool
+) -> dict[str, str]:
+    """Topics of a link whose transactional ids are those of a topic of another link: {ours: the other's}.  Pure.
+
+    A gap of topic x-gap-y of link a has the id of one of topic y of link a-gap-x.  Both may be identical or translated.
     """
-    for other in others:
-        short, long = sorted((link, other), key=len)
-        if long.startswith((f"{short}-gap-", f"{short}-copy-")):
-            return other
-    return None
+    ours, theirs = (
+        f"{name}-{'gap' if identical else 'copy'}-" for name, identical in ((link, is_identical), (other, other_is))
+    )
+    return {n: f"{ours}{n}".removeprefix(theirs) for n in names if other != link and f"{ours}{n}".startswith(theirs)}
 
 
 async def look_for_others(
@@ -129,9 +131,6 @@ async def look_for_others(
         require_no_unreadable(controls, link, names, target)
     except OptionError as error:
         return Others(dict.fromkeys(names, text_of(error)))
-    if (other := namesake(link, controls.links)) is not None:
-        why = f"Link {link} and link {other} of this target may use the same transactional ids: give this one another --link"
-        return Others(dict.fromkeys(names, why))
     refused: dict[str, str] = {}
     own = controls.links.get(link, LinkControl())
     ours = {p.topic for p in own.begun}
@@ -151,6 +150,14 @@ async def look_for_others(
         kind = "" if is_same_kind else _OTHER_KIND.format("translated" if is_identical else "identical")
         taken = LinkTopics.from_json(control.topics)
         begun = {p.topic for p in control.begun}
+        for name, twin in of_the_same_id(
+            link, names, other, is_identical=is_identical, other_is=bool(control.producer_ids)
+        ).items():
+            if twin in begun or taken.writes(twin):
+                refused[name] = (
+                    f"Topic {name} of link {link} has the transactional ids of topic {twin} of link {other}: leave it out, or"
+                    " copy it by a link of another name"
+                )
         may_begin = is_identical and not (is_new and is_same_kind and link < other)
         refused |= {
             name: f"Link {other} {'copies' if name in begun else 'may copy'} into topic {name} of this target{kind}: start its"

@@ -53,8 +53,8 @@ class CopiedLink:
 
     def paused_error(self, copy: CopiedPartition) -> LinkPausedError:
         """What is told of a partition that the operator has paused."""
-        resume = f"tolerant-kafka resume {link_options(self.name, self.target)}"
-        return LinkPausedError(f"{copy} is paused by an operator; {resume} lets it go on")
+        resume = self.control.value.resume_command([copy.partition], link_options(self.name, self.target))
+        return LinkPausedError(f"{copy} is paused by an operator; {resume} resumes it")
 
     def unclaimed_error(self, copy: CopiedPartition) -> RecoveryExhaustedError:
         """What stops a partition whose claim was never granted."""

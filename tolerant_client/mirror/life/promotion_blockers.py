@@ -65,8 +65,8 @@ def blockers(
     if paused := [e for e in lagging if control.pauses(e.partition)]:
         what = some(f"{e} {e.copyable:,}" for e in paused)
         count = sum(e.copyable for e in paused)
-        resume = f"tolerant-kafka resume {of_target}"
-        text = f"{count:,} offsets are not copied, since an operator has paused them: {what}; let them go on: {resume}"
+        resume = control.resume_command((e.partition for e in paused), of_target)
+        text = f"{count:,} offsets are not copied, since an operator has paused them: {what}; resume them: {resume}"
         found.append(Blocker(text, lasts=True))
     if waiting := [e for e in lagging if not control.pauses(e.partition)]:
         what = some(f"{e} {e.copyable:,}" for e in waiting)

@@ -84,6 +84,19 @@ class LinkControl:
         topics = [f"topic {topic}" for topic in sorted(self.paused)]
         return topics + [f"partition {topic}-{index}" for topic, index in sorted(self.paused_partitions)]
 
+    def resume_command(self, partitions: Iterable[TopicPartition], which: str) -> str:
+        """What an operator types to resume these partitions and no other pause; several commands where it takes them."""
+        resume = f"tolerant-kafka resume {which}"
+        if WHOLE_LINK in self.paused:
+            return resume
+        known = set(partitions)
+        alone = known & self.paused_partitions
+        commands = [f"{resume} --topic {shlex.quote(t)}" for t in sorted({p.topic for p in known} & self.paused)]
+        for topic in sorted({p.topic for p in alone}):
+            numbers = " ".join(f"--partition {p.partition}" for p in sorted(alone) if p.topic == topic)
+            commands.append(f"{resume} --topic {shlex.quote(topic)} {numbers}")
+        return "; ".join(commands) or resume
+
     def rate(self, default: int | None) -> int | None:
         """Bytes a second that the link may copy, None without a limit; `default` is what its mirror was started with."""
         return default if self.bytes_per_s is None else self.bytes_per_s or None

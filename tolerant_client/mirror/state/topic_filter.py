@@ -68,7 +68,7 @@ class TopicFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=
 
     def __str__(self) -> str:
         without = f" without {', '.join(self.exclude)}" if self.exclude else ""
-        return repr(", ".join(self.include)) + without
+        return ",".join(self.include) + without
 
     def __post_init__(self) -> None:
         for expression in (*self.include, *self.exclude):

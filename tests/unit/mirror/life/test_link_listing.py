@@ -33,7 +33,7 @@ def states(runs: list[Run] | None, **controls: LinkControl) -> dict[str, str]:
 def test_each_link_says_from_where_it_copies_what_and_how() -> None:
     translated = LinkControl(source_cluster_id="A-id", topics=DR.topics)
     dr, tr = listed(Controls({"tr": translated, "dr": DR}), [], ["tr"])
-    assert (dr.link, dr.offsets, dr.topics) == ("dr", "identical", "'orders'")
+    assert (dr.link, dr.offsets, dr.topics) == ("dr", "identical", "orders")
     assert (tr.link, tr.offsets) == ("tr", "translated")
 
 

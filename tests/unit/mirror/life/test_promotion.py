@@ -108,7 +108,9 @@ def test_what_an_operator_has_paused_is_named_with_the_command_that_resumes_it()
     held, waiting = blockers(
         now, {}, LinkControl(paused_partitions=frozenset({TopicPartition("orders", 1)})), of_target="--link dr"
     )
-    assert held.text.endswith("paused them: orders-1 3; let them go on: tolerant-kafka resume --link dr")
+    assert held.text.endswith(
+        "paused them: orders-1 3; resume them: tolerant-kafka resume --link dr --topic orders --partition 1"
+    )
     assert held.text.startswith("3 ") and held.lasts
     assert "2 offsets are not copied yet" in waiting.text and not waiting.lasts
     idle = ends(10, 10, 10)

@@ -20,7 +20,7 @@ from tolerant_client.mirror.engine.preflight import (
     copied_identically,
     grown,
     look_for_others,
-    namesake,
+    of_the_same_id,
     refuse_circle,
     require_same_source,
 )
@@ -59,7 +59,7 @@ def test_a_start_with_other_topics_adds_to_what_the_link_takes() -> None:
     assert all(both.takes(name) for name in ("orders", "audit", "payments.eu"))
     assert not both.takes("clicks")
     again = LinkTopics.from_json(both.to_json())
-    assert again == both and str(both) == "'payments.*' and 'orders|audit'"
+    assert again == both and str(both) == "payments.* and orders|audit"
     assert grown(written(both), LinkTopics.of("orders|audit")).also == (TopicFilter(("payments.*",)),)
     assert grown(written(both), LinkTopics.of("payments.*")) == both
 
@@ -159,19 +159,22 @@ def test_partitions_that_the_link_has_copied_and_its_source_has_no_more_are_gone
 
 
 @pytest.mark.parametrize(
-    ("link", "others", "found"),
+    ("link", "is_identical", "topic", "other", "other_is", "twin"),
     [
-        ("a", ["b", "a-gap-x"], "a-gap-x"),
-        ("a-gap-x", ["a"], "a"),
-        ("a-copy-x", ["a"], "a"),
-        ("a-gap", ["a", "a-gap"], None),
-        ("b-gap-x", ["a", "b2"], None),
+        ("a", True, "x-gap-y", "a-gap-x", True, "y"),
+        ("a-gap-x", True, "y", "a", True, "x-gap-y"),
+        ("a", False, "x-copy-y", "a-copy-x", False, "y"),
+        ("a", True, "x-copy-y", "a-gap-x", False, "y"),
+        ("dr", True, "n1", "dr-copy-eu", True, None),
+        ("dr-gap-eu", True, "n1", "dr", False, None),
+        ("a", True, "x-gap-y", "a", True, None),
     ],
 )
-def test_two_links_that_may_use_the_same_transactional_ids_are_found(
-    link: str, others: list[str], found: str | None
+def test_links_are_kept_apart_only_where_a_topic_of_each_has_the_same_transactional_ids(
+    link: str, is_identical: bool, topic: str, other: str, other_is: bool, twin: str | None
 ) -> None:
-    assert namesake(link, others) == found
+    found = of_the_same_id(link, [topic], other, is_identical=is_identical, other_is=other_is)
+    assert found == ({} if twin is None else {topic: twin})
 
 
 @pytest.mark.parametrize("exists", [True, False])
