@@ -7,14 +7,18 @@ import pytest
 from support.mirror_link import (
     append_records,
     compare,
+    consume,
     create_topic,
     delete_records,
+    delete_topic,
     ends,
     losses,
     make_anew,
     mirror,
+    topics_of,
     values,
 )
+from support.services import wait_for
 from tolerant_client.errors import DataLossError, SourceTruncatedError
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
 
@@ -63,6 +67,21 @@ def test_a_log_that_nobody_has_begun_starts_where_the_source_does(source: str, t
     mirror(source, target, topic, link=topic)
     assert (ends(target, topic), losses(target, topic)) == ([100], [])
     assert min(values(target, topic, 100)) == 50
+
+
+def test_a_target_topic_that_was_deleted_begins_anew_at_the_offset_where_it_began(source: str, target: str) -> None:
+    topic = "empty-filled-anew"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    delete_records(source, topic, 50)
+    mirror(source, target, topic, link=topic)
+    delete_topic(target, topic)
+    wait_for(lambda: topic not in topics_of(target))
+    for _ in range(2):  # the second start finds what the first one wrote down
+        mirror(source, target, topic, link=topic)
+        assert (ends(target, topic), losses(target, topic)) == ([100], [])
+        assert consume(target, topic, 1, 100)[0][0][0] == 50
+        assert compare(source, target, topic).identical
 
 
 def test_translated_offsets_have_a_position_before_the_first_record(source: str, target: str) -> None:

@@ -48,8 +48,9 @@ class Begun:
         """
         known = self._control.value
         self._unwritten |= {p: ids for p, ids in partitions.items() if known.begun.get(p) != ids}
-        self._uncopied |= {p: offset for p, offset in copied.items() if known.copied.get(p) != offset}
-        self._unstarted |= {p: start for p, start in log_starts.items() if known.log_starts.get(p) != start}
+        new = self._unwritten  # what is known of a former log goes with it (copied_so_far), even where it is the same
+        self._uncopied |= {p: offset for p, offset in copied.items() if p in new or known.copied.get(p) != offset}
+        self._unstarted |= {p: start for p, start in log_starts.items() if p in new or known.log_starts.get(p) != start}
         if not (self._unwritten or self._uncopied or self._unstarted):
             return
         async with self._locks.held(_CONTROL):  # what is begun at the same time is one record
