@@ -4,7 +4,8 @@ The newest committed row of the offset map is the position (target_checks.py); a
 begins where it took over.
 
 Law: a link has a position from its first look on.  It is a row of the map before anything is copied: what the source has there
-by then, and has no more, is a loss (M7).
+by then, and has no more, is a loss (M7).  So is what policy has accepted: the row says of which topic, and of which leader
+epoch, its position is from then on, and nobody finds the same loss again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tolerant_client.cluster.cluster import EARLIEST, LATEST
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.epochs import source_truncations
-from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
@@ -43,7 +44,7 @@ class Place:
         self.ids = ("", "")  # of the topics of source and target
         self.max_batch_bytes = 0
         self.position = -1
-        self.is_begun = False  # the link has written down where it begins
+        self.is_begun = False  # the map says of the source's log as it is now where it resumes
         self.leader_epoch = -1  # the newest one seen in the source's log
         self.loss: LostOffsets | None = None  # what the last error means
         self._link = link
@@ -91,7 +92,9 @@ class Place:
             )
             for side, at in zip((self._link.source, self._link.target), offsets)
         ]
-        check_last_record(row, self._link.name, original, copied)
+        lost = (await self._link.ledger.rows(refresh=True)).get(self.partition, ())
+        if not any(loss.from_offset <= offsets[0] < loss.until_offset for loss in lost):
+            check_last_record(row, self._link.name, original, copied)
 
     async def _read_source(self, adopted: int) -> int:
         source, row = self._link.source, self.row
@@ -117,7 +120,12 @@ class Place:
             raise error
         if self.position > end:
             raise Errors.OffsetNotAvailableError(f"{self}: the source has not come to offset {self.position} again")
-        return max(start, self.position)
+        position = max(start, self.position)
+        if row is not None and found is not None and found[0].reason is not LossReason.RETENTION:
+            last = await read_headers(source, {self.partition: position - 1} if position > start else {})
+            self.leader_epoch = last[self.partition].partition_leader_epoch if last else -1
+            self.is_begun = False
+        return position
 
     async def require_same_topics(self) -> None:
         """Raises UnknownTopicOrPartitionError where a topic was made anew since its place was read: it is read again then."""

@@ -15,13 +15,14 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import EARLIEST
 from tolerant_client.errors import DataLossError, TargetDivergedError
-from tolerant_client.mirror.batches.losses import LossReason
+from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.translated import adopted as module
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_adopted_loss
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.offset_map import MapRow, Run, extend
+from tolerant_client.records.record_batch import Record
 
 PLACES = [TopicPartition("orders", n) for n in range(4)]
 P = PLACES[0]
@@ -40,6 +41,7 @@ class World:
         self.source_end = 2_000
         self.target_ends: dict[TopicPartition, int] = {}
         self.row: MapRow | None = None
+        self.losses: dict[TopicPartition, list[LedgerRow]] = {}
         self.value = self.written
         self.link = "dr"
 
@@ -56,6 +58,9 @@ class World:
 
     async def led(self, _: Any, wanted: Any) -> LedOffsets:
         return LedOffsets({p: self.target_ends.get(p, 0) for p in wanted}, {})
+
+    async def rows(self, *, refresh: bool) -> dict[TopicPartition, list[LedgerRow]]:
+        return self.losses
 
     def adopted(self) -> Adopted:
         return Adopted(None, self)  # type: ignore[arg-type]
@@ -80,6 +85,7 @@ class World:
             target=SimpleNamespace(list_offsets=target_offsets),
             name="dr",
             control=self,
+            ledger=self,
         )
         reads: Any = SimpleNamespace(topics=topics, last_row=last_row)
         return Place(link, reads, self.adopted(), P)
@@ -192,6 +198,64 @@ def test_a_cut_behind_a_row_is_one_loss_too_while_the_log_grows(world: World, mo
     for world.source_end in (400, 700):
         with pytest.raises(Errors.OffsetNotAvailableError):
             world.goes_on_at(place)
+
+
+@pytest.mark.parametrize(
+    ("ids", "epoch", "loss"),
+    [
+        (("former-id", "target-id"), 7, LostOffsets(LossReason.RECREATION, 0, 1_400)),
+        (IDS, 3, LostOffsets(LossReason.TRUNCATION, 1_300, 1_400)),
+    ],
+)
+def test_a_loss_that_policy_has_accepted_is_found_by_no_other_process(
+    world: World, monkeypatch: pytest.MonkeyPatch, ids: tuple[str, str], epoch: int, loss: LostOffsets
+) -> None:
+    """The source's log, of another topic or of another election, has grown again; its last batch is of leader epoch 5."""
+    (world.row,) = extend(None, P, "orders", ids, [Run(1_100, 1_100, 300)], 1_400, epoch)
+    world.target_ends[P] = 1_400
+
+    async def headers(cluster: Any, offsets: Any) -> Any:
+        return {p: SimpleNamespace(partition_leader_epoch=5, producer_id=7) for p in offsets}
+
+    async def cuts(_: Any, copied: Any) -> dict[TopicPartition, int]:
+        return {p: 1_300 for p, (known, _) in copied.items() if known == 3}
+
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.read_headers", headers)
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.source_truncations", cuts)
+    place = world.place()
+    with pytest.raises(DataLossError):
+        world.goes_on_at(place)
+    assert place.loss == loss
+    place._accepted.add(loss)
+    assert world.goes_on_at(place) == 1_400 and not place.is_begun
+    (world.row,) = extend(place.row, P, "orders", place.ids, [], 1_400, place.leader_epoch)
+    other = world.place()
+    assert world.goes_on_at(other) == 1_400 and other.is_begun
+    assert (other.ids, other.leader_epoch) == (IDS, 5)
+
+
+def test_another_record_where_the_source_lost_what_was_copied_is_no_election_of_the_target(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (world.row,) = extend(None, P, "orders", IDS, [Run(1_100, 1_100, 300)], 1_400, -1)
+    world.target_ends[P] = 1_400
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.read_headers", of_another)
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.read_slices", other_records)
+    with pytest.raises(TargetDivergedError, match="offset 1399"):
+        world.goes_on_at()
+    world.losses[P] = [LedgerRow(0, "dr", P.topic, 0, 0, 1_400, LossReason.RECREATION, "made anew")]
+    assert world.goes_on_at() == 1_400
+
+
+async def of_another(_: Any, offsets: Any) -> Any:
+    """Headers of a producer id that has expired since."""
+    return {p: SimpleNamespace(partition_leader_epoch=5, producer_id=8) for p in offsets}
+
+
+async def other_records(cluster: Any, spans: Any, *, is_committed: bool) -> Any:
+    """One record at each offset, another one on each cluster."""
+    value = str(id(cluster)).encode()
+    return {p: SimpleNamespace(records={at: Record(at, 0, None, value)}) for p, (at, _) in spans.items()}
 
 
 def test_what_retention_takes_later_is_another_loss() -> None:
