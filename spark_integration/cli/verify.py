@@ -151,9 +151,8 @@ def _rows(p: PartitionReport) -> Iterator[tuple[str, ...]]:
         yield name, "", "", "", f"{p.told_records:,} records differ where the ledger tells of a loss"
     if p.compacted:
         yield name, "", bounds, "", f"{p.compacted:,} superseded records are on one side only"
-    if p.source_start is not None and p.target_start is not None and p.target_start < p.source_start:
-        gone = f"{p.target_start:,} to {p.source_start:,}"
-        yield name, "", gone, "", "the source no longer has what the target has there"
+    if p.target_start is not None and (gone := min(p.source_start or 0, p.target_end or 0)) > p.target_start:
+        yield name, "", f"{p.target_start:,} to {gone:,}", "", "the source no longer has what the target has there"
 
 
 def _said(difference: Difference | None) -> str:

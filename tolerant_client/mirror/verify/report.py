@@ -261,7 +261,7 @@ def partition_report(
         partition.topic,
         partition.partition,
         *bounds,
-        identical_until=until if ended is None else ended.identical_until,
+        identical_until=min(until, copied) if ended is None else ended.identical_until,
         first_difference=next((r.first_difference for r in results if r.first_difference is not None), found),
         untold_difference=next((r.difference for r in results if r.difference is not None), None if is_told else found),
         from_offset=start if resumed is None else min(resumed.from_offset, start),

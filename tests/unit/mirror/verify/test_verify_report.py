@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.cli.verify import verdict
+from spark_integration.cli.verify import _rows, verdict
 from tolerant_client.errors import OptionError, OversizedRecordError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.batches.rewrite import rewrite
@@ -62,6 +62,14 @@ def test_what_was_never_to_be_copied_is_told_apart_from_what_the_target_no_longe
     assert "never to be copied" in found.not_compared[0].reason and "no longer has them" in found.not_compared[1].reason
     (only,) = report((5, 40, 10, 40), done(10, 40), begun_at=20).not_compared
     assert only[:2] == (5, 10) and "never to be copied" in only.reason
+
+
+@pytest.mark.parametrize(("target_end", "gone"), [(0, []), (30, ["0 to 30"]), (60, ["0 to 50"])])
+def test_the_target_has_nothing_where_its_log_has_ended(target_end: int, gone: list[str]) -> None:
+    """The source has lost its first 50 offsets."""
+    found = report((50, 100, 0, target_end), *([done(50, 60)] if target_end == 60 else []))
+    assert found.identical_until == target_end
+    assert [offsets for *_, offsets, _, said in _rows(found) if "the source no longer has" in said] == gone
 
 
 def test_slices_are_put_together_up_to_the_first_that_differs() -> None:
