@@ -41,7 +41,7 @@ def test_topics_of_mirrors_are_never_chosen() -> None:
 
 
 def test_no_match_suggests_what_is_near() -> None:
-    with pytest.raises(OptionError, match="No topic of the source matches ordres; did you mean orders"):
+    with pytest.raises(OptionError, match="No topic of the source matches 'ordres'; did you mean orders"):
         select_topics("ordres", AVAILABLE)
     with pytest.raises(OptionError, match="the source has 3 topics"):
         select_topics("zzz", AVAILABLE)
@@ -62,7 +62,7 @@ def test_topics_of_a_link_are_chosen_by_their_source_names_and_told_by_the_targe
     )
     assert select_topics(link, available) == ["A.heartbeats", "A.orders", "A.orders.v2"]
     other = LinkTopics(TopicFilter(("zzz",)), names, "B")
-    with pytest.raises(OptionError, match="No topic of the source matches zzz; the source has 1 topics"):
+    with pytest.raises(OptionError, match="No topic of the source matches 'zzz'; the source has 1 topics"):
         select_topics(other, {"A.orders": 1})
     assert select_topics(structs.replace(other, waits_for_topics=True), {"A.orders": 1}) == []
 
