@@ -136,10 +136,20 @@ def test_group_on_a_new_cluster_waits_for_the_offsets_topic_without_an_error(our
 def test_brokers_name_the_leader_of_the_partition_that_we_compute(ours: Consumers) -> None:
     consumer = ours("asks")
     manager = consumer._client._manager
+
+    def found(group: str) -> Any:
+        request = FindCoordinatorRequest(key=group, key_type=0, coordinator_keys=[group])
+        return manager.run(manager.send, request).coordinators[0]
+
+    deadline = time.monotonic() + PATIENCE
     for n in range(40):
         group = f"group-{n}-\u00e9\U0001f600" * (1 + n % 3)
-        answer = manager.run(manager.send, FindCoordinatorRequest(key=group, key_type=0, coordinator_keys=[group]))
-        assert answer.coordinators[0].node_id == described(consumer, group).leader
+        while (
+            named := found(group)
+        ).error_code == Errors.CoordinatorNotAvailableError.errno:  # the topic is being made
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert named.node_id == described(consumer, group).leader
 
 
 @pytest.mark.long
