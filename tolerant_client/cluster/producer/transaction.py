@@ -34,7 +34,7 @@ from kafka.protocol.producer import (
 )
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.asking import by_topic
+from tolerant_client.cluster.admin.asking import by_topic, raise_for
 from tolerant_client.cluster.admin.coordinators import GROUP, TRANSACTION, Coordinators
 from tolerant_client.cluster.admin.groups import CommittedOffset, read_offsets, stable_offsets_request
 from tolerant_client.cluster.admin.transactions import init_producer_id_request
@@ -63,8 +63,7 @@ def raise_for_code(code: int, what: str) -> None:
             f"{what}: another producer with the same transactional.id has taken over, or the transaction took longer"
             " than transaction.timeout.ms"
         )
-    if code:
-        raise Errors.for_code(code)(what)
+    raise_for(code, what)
 
 
 class ProducerTransaction:

@@ -196,7 +196,7 @@ def test_planner_and_copier_are_told_the_whole_job(policy: DefaultReplicationPol
         from_ms=1,
         until_ms=2,
     )
-    job = MirrorJob(settings, 7, "/tmp/x")
+    job = MirrorJob(settings, 7, "folder")
     assert MirrorJob.of(job.options) == job
     assert type(MirrorJob.of(job.options).settings.names.policy) is type(policy)  # type: ignore[union-attr]
     written = RangesStreamWriter(job.options)._link
