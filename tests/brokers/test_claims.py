@@ -18,7 +18,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from support.log_readers import read_with_confluent
-from support.mirror_link import append_records, both, compare, create_topic, delete_until, ends
+from support.mirror_link import append_records, both, compare, create_topic, delete_until, ends, prepare_translated_link
 from support.tree import SUPPORT
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetClaimedError
@@ -26,7 +26,6 @@ from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.state.claims import (
     CLAIMS_TOPIC,

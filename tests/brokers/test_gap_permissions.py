@@ -10,7 +10,14 @@ from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, R
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
-from support.mirror_link import append_records, both, create_topic, delete_topic, nobody_is_promoted
+from support.mirror_link import (
+    append_records,
+    both,
+    create_topic,
+    delete_topic,
+    nobody_is_promoted,
+    prepare_translated_link,
+)
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
@@ -20,7 +27,6 @@ from tolerant_client.mirror.engine.identical.fill import MarkerFiller, Transacti
 from tolerant_client.mirror.engine.identical.log_start import start_log_at
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import read_status

@@ -15,7 +15,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 import tolerant_client
-from support.mirror_link import append_records, both, create_topic, mirror
+from support.mirror_link import append_records, both, create_topic, mirror, prepare_translated_link
 from support.tree import SUPPORT
 from tolerant_client.cluster.admin.acls import TopicAcl
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets, fetch_offsets, groups_home
@@ -24,7 +24,6 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.follow import groups as duty
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.checkpoints import CheckpointsReport, KnownCheckpoints, emit_checkpoints

@@ -20,7 +20,18 @@ from kafka.structs import TopicPartition
 from typer.testing import CliRunner
 
 from spark_integration.cli.app import app
-from support.mirror_link import T0, append_records, both, compare, consume, create_topic, ends, mirror, prepare
+from support.mirror_link import (
+    T0,
+    append_records,
+    both,
+    compare,
+    consume,
+    create_topic,
+    ends,
+    mirror,
+    prepare,
+    prepare_translated_link,
+)
 from support.tree import SUPPORT
 from tolerant_client.cluster.admin.coordinators import Coordinators
 from tolerant_client.cluster.admin.topics import delete_topics
@@ -34,7 +45,6 @@ from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.follow.groups import sync_groups
 from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.life.plan_report import plan_everything

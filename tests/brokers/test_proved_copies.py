@@ -28,6 +28,7 @@ from support.mirror_link import (
     header_at,
     make_anew,
     mirror,
+    prepare_translated_link,
 )
 from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
 from tolerant_client.cluster.admin.transactions import describe_producers, init_producer_id
@@ -50,7 +51,6 @@ from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control

@@ -17,7 +17,17 @@ from typer.testing import CliRunner
 
 from spark_integration.cli.app import app
 from support.log_readers import read_bounds, read_with_confluent, read_with_kafka_python
-from support.mirror_link import append_records, both, compare, create_topic, delete_until, ends, mirror, topics_of
+from support.mirror_link import (
+    append_records,
+    both,
+    compare,
+    create_topic,
+    delete_until,
+    ends,
+    mirror,
+    prepare_translated_link,
+    topics_of,
+)
 from support.nasty_topics import nasty_topic
 from support.nasty_writer import BROKER_CONFIG, write_topics
 from support.tree import SUPPORT
@@ -28,7 +38,6 @@ from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import plan_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.follow.translate import translate
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.offset_map import Place

@@ -13,12 +13,21 @@ import kafka
 import pytest
 from kafka.structs import TopicPartition
 
-from support.mirror_link import append_batches, append_records, both, compare, consume, create_topic, ends, mirror
+from support.mirror_link import (
+    append_batches,
+    append_records,
+    both,
+    compare,
+    consume,
+    create_topic,
+    ends,
+    mirror,
+    prepare_translated_link,
+)
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate_group
 from tolerant_client.mirror.life.handback import HandBackReport, hand_back

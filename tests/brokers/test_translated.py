@@ -21,7 +21,15 @@ from typer.testing import CliRunner
 
 from support.log_readers import LogRecord, read_bounds, read_with_confluent
 from support.long import LONG
-from support.mirror_link import append_records, both, compare, create_topic, delete_topic, make_anew
+from support.mirror_link import (
+    append_records,
+    both,
+    compare,
+    create_topic,
+    delete_topic,
+    make_anew,
+    prepare_translated_link,
+)
 from support.nasty_topics import nasty_topic
 from support.nasty_writer import BROKER_CONFIG, write_topics
 from support.tree import SUPPORT
@@ -32,7 +40,6 @@ from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated import partition as translated_partition
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate, translate_group
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import failover, promote

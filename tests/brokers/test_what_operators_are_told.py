@@ -15,12 +15,11 @@ import pytest
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
-from support.mirror_link import append_records, both, create_topic, ends, mirror, prepare
+from support.mirror_link import append_records, both, create_topic, ends, mirror, prepare, prepare_translated_link
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import failover, promote
 from tolerant_client.mirror.life.status import LinkStatus, read_status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import kafka
@@ -21,7 +22,6 @@ from tolerant_client.mirror.engine.limits import CopyLimits, Progress
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.engine.translated.prepare import PreparedTranslatedLink, prepare_translated_link
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -31,6 +31,8 @@ from tolerant_client.records.record_batch import BatchHeader, Record, encode_bat
 
 T0 = 1_700_000_000_000
 _PIPELINE = 8
+
+prepare_translated_link = partial(prepare_link, is_translated=True)
 
 
 @contextmanager
@@ -183,13 +185,8 @@ def mirror(
     with both(source, target, names=LinkTopics.of(topics).names, **config) as (origin, copy):
 
         async def run() -> dict[TopicPartition, Progress]:
-            prepared: PreparedLink | PreparedTranslatedLink
-            if is_translated:
-                prepared = await prepare_translated_link(origin, copy, topics, link)
-                offsets = translated_offsets()
-            else:
-                prepared = await prepare_link(origin, copy, topics, link, policy)
-                offsets = identical_offsets(prepared.producer_id)
+            prepared = await prepare_link(origin, copy, topics, link, policy, is_translated=is_translated)
+            offsets = translated_offsets() if is_translated else identical_offsets(prepared.producer_id)
             copier = LinkCopier(origin, copy, offsets, limits, link=link, policy=policy)
             return await copier.copy(prepared.ends)
 

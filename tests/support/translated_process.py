@@ -10,8 +10,8 @@ import sys
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.link_copier import LinkCopier
+from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 
 # Small transactions: a writer that is killed has always done a part only.
 LIMITS = TransactionLimits(linger_ms=5, commit_ms=20, commit_bytes=30_000, takeover_ms=500)
@@ -22,7 +22,7 @@ def main(source_servers: str, target_servers: str, topics: str, link: str) -> No
         target = Cluster({"bootstrap_servers": target_servers}, source.net, name="target")
 
         async def copy() -> None:
-            prepared = await prepare_translated_link(source, target, topics, link)
+            prepared = await prepare_link(source, target, topics, link, is_translated=True)
             print("copying", flush=True)
             await LinkCopier(source, target, translated_offsets(LIMITS), link=link).copy(prepared.ends)
 

@@ -14,12 +14,14 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError, text_of
+from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
 from tolerant_client.mirror.engine.preflight import (
     ends_at,
     grown,
     look_for_others,
+    offsets_at,
     refuse_circle,
     require_same_source,
     starts_at,
@@ -29,7 +31,7 @@ from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import known_topics, see_topics
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, ensure_map_topic, read_maps
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import (
@@ -73,7 +75,7 @@ class PlannedLink:
 class PreparedLink:
     """A link that can start: its producer id and the partitions with their source's last stable offsets.
 
-    `waiting` says of others why they cannot be copied now.
+    `producer_id` is NO_PRODUCER where offsets are translated.  `waiting` says of others why they cannot be copied now.
     """
 
     producer_id: int
@@ -200,34 +202,62 @@ async def prepare_link(
     link: str,
     policy: MirrorPolicy = MirrorPolicy(),
     *,
+    is_translated: bool = False,
     from_ms: int | None = None,
     until_ms: int | None = None,
     goes_on: bool = False,
     claim: Callable[[Collection[str]], None] = lambda topics: None,
 ) -> PreparedLink:
-    """Checks both clusters and every topic, then creates the missing topics.
+    """Checks both clusters and every topic, then creates the missing topics, and where offsets are translated the link's map.
 
     A link that `goes_on` leaves topics out that are refused, and target logs that differ to the engine, which stops
-    those partitions alone.  `from_ms` and `until_ms` bound what is copied by time: the empty logs of the target begin at
+    those partitions alone.  `from_ms` and `until_ms` bound what is copied by time: what nothing was copied of begins at
     the first record of that time, and `ends` are where the second one begins.  `claim` gets the topics before anything is
     written.
     Raises what plan_link does, OptionError for a topic that is refused, LinkPromotedError, TargetDivergedError, and
     DataLossError where the policy is to fail; unless a cluster went away on the way, nothing was written then.
     """
-    planned, control = await check_link(source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None)
-    starts = {} if from_ms is None else await starts_at(source, target, planned.ends, from_ms, control)
-    control = replace(control, starts={**control.starts, **starts})
-    claim([topic.name for topic in planned.topics.copied])
-    producer_id = await init_producer_id(target, control.producer_name(link))
-    if not goes_on:
-        await _refuse_differences(source, target, planned, producer_id, Ledger(target, link), policy, control)
+    planned, control = await check_link(
+        source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None, is_identical=not is_translated
+    )
+    names = [topic.name for topic in planned.topics.copied]
+    producer_id: int | None = None
+    starts: dict[TopicPartition, int] = {}
+    if is_translated:
+        control.require_not_identical(link)
+        claim(names)
+        await ensure_map_topic(target, link)
+        if from_ms is not None:
+            starts = await _translated_starts(source, target, planned, link, from_ms, control)
+    else:
+        if from_ms is not None:
+            starts = await starts_at(source, target, planned.ends, from_ms, control)
+        control = replace(control, starts={**control.starts, **starts})
+        claim(names)
+        producer_id = await init_producer_id(target, control.producer_name(link))
+        if not goes_on:
+            await _refuse_differences(source, target, planned, producer_id, Ledger(target, link), policy, control)
     warning = await write_down(source, target, link, LinkTopics.of(topics), producer_id, starts)
     made = await make_topics(target, planned)
     if not goes_on:
         made.require_all()
     ends = made.ends if until_ms is None else await ends_at(source, made.ends, until_ms)
     warnings = made.warnings if warning is None else (*made.warnings, warning)
-    return PreparedLink(producer_id, tuple(t.name for t in made.topics.create), ends, warnings, made.waiting)
+    created = tuple(topic.name for topic in made.topics.create)
+    return PreparedLink(NO_PRODUCER if producer_id is None else producer_id, created, ends, warnings, made.waiting)
+
+
+async def _translated_starts(
+    source: Cluster, target: Cluster, planned: PlannedLink, link: str, from_ms: int, control: LinkControl
+) -> dict[TopicPartition, int]:
+    """Where partitions begin that nothing was copied of; raises OptionError for others."""
+    begun = await read_maps(target, link, planned.ends)
+    if old := [p for p in planned.ends if p in begun and p not in control.starts]:
+        raise OptionError(
+            f"{old[0].topic}-{old[0].partition} was copied by link {link} before: only what nothing was copied of can begin at"
+            " a time; leave --from out, or use another link"
+        )
+    return await offsets_at(source, [p for p in planned.ends if p not in control.starts], from_ms)
 
 
 async def check_link(
@@ -238,7 +268,7 @@ async def check_link(
     *,
     goes_on: bool,
     has_start: bool,
-    is_identical: bool = True,
+    is_identical: bool,
 ) -> tuple[PlannedLink, LinkControl]:
     """The plan of a link that may start, and what the operator says of it; writes nothing.
 

@@ -12,16 +12,15 @@ import msgspec
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
-from tolerant_client.mirror.engine.translated.prepare import prepare_translated_link
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.service.run_claim import RunClaim
 from tolerant_client.security.kafka_config import kafka_python_config
 from tolerant_client.state_json import decoded
 
-NO_PRODUCER_ID: Final = -1
 _OPTION: Final = "linkSecrets"  # Spark shows no option with that word in its name: the clusters' passwords are in it
 
 
@@ -77,7 +76,7 @@ class MirrorJob:
     """
 
     settings: MirrorSettings
-    producer_id: int = NO_PRODUCER_ID
+    producer_id: int = NO_PRODUCER
     folder: str | None = None
 
     @property
@@ -104,9 +103,10 @@ def run_claim(settings: MirrorSettings) -> RunClaim:
 def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
     """Checks the link, claims its topics and creates missing ones.
 
-    Raises the errors of prepare_link and prepare_translated_link, and TargetClaimedError.
+    Raises the errors of prepare_link, and TargetClaimedError.
     """
     how: dict[str, Any] = {
+        "is_translated": not settings.is_identical,
         "from_ms": settings.from_ms,
         "until_ms": settings.until_ms,
         "goes_on": settings.goes_on,
@@ -115,11 +115,8 @@ def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
     with Cluster(kafka_python_config(settings.source), name="source", names=settings.names) as source:
         target = Cluster(kafka_python_config(settings.target), source.net, name="target")
         try:
-            if settings.is_identical:
-                return source.run(
-                    partial(prepare_link, **how), source, target, settings.topics, settings.link, settings.policy
-                )
-            copies = source.run(partial(prepare_translated_link, **how), source, target, settings.topics, settings.link)
-            return PreparedLink(NO_PRODUCER_ID, copies.created, copies.ends, copies.warnings, copies.waiting)
+            return source.run(
+                partial(prepare_link, **how), source, target, settings.topics, settings.link, settings.policy
+            )
         finally:
             target.close()

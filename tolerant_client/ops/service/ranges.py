@@ -33,6 +33,7 @@ from tolerant_client.errors import (
     TolerantClientError,
     UnsupportedSourceError,
 )
+from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.engine.preflight import ends_at
 from tolerant_client.mirror.engine.prepare import grow_link
 from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges, take_measures
@@ -41,7 +42,7 @@ from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.service.link_events import sentence
 from tolerant_client.ops.service.link_state import TaskReport
-from tolerant_client.ops.service.mirror_settings import NO_PRODUCER_ID, MirrorJob
+from tolerant_client.ops.service.mirror_settings import MirrorJob
 from tolerant_client.ops.service.ranges_scope import Scope
 from tolerant_client.ops.service.task_reports import RunReport
 from tolerant_client.security.kafka_config import kafka_python_config
@@ -174,7 +175,7 @@ class RangesCopier:
 
     def __init__(self, job: MirrorJob) -> None:
         settings = job.settings
-        if settings.is_identical and job.producer_id == NO_PRODUCER_ID:
+        if settings.is_identical and job.producer_id == NO_PRODUCER:
             raise OptionError(
                 "payload=ranges is for mirrors: start one with tolerant-kafka mirror (identical offsets need its producer id)"
             )

@@ -30,7 +30,7 @@ _CLEAR_EVERY_S = 3600.0
 
 
 def translated_offsets(transactions: TransactionLimits = TransactionLimits()) -> Callable[[CopiedLink], Strategy]:
-    """Copies in transactions, with an exact map of offsets (prepare_translated_link)."""
+    """Copies in transactions, with an exact map of offsets (prepare_link)."""
     return lambda link: TranslatedOffsets(link, transactions)
 
 
