@@ -96,16 +96,13 @@ def duties_of(flow: Flow) -> tuple[Duty, ...]:
         control = ControlWatch(target, flow.link)
         await control.require_not_promoted()  # from now on it knows which life of the link is ours
         positions = await shared.read("groups", source, target, stopped)
-        may_write = control.require_not_promoted
-        return await sync_groups(source, target, topics, flow.groups, positions=positions, may_write=may_write)
+        return await sync_groups(target, positions, may_write=control.require_not_promoted)
 
     async def checkpoints(source: Cluster, target: Cluster, stopped: Stopped) -> object:
         factor = flow.checkpoints_replication_factor
         positions = await shared.read("checkpoints", source, target, stopped)
         now_ms = int(time.time() * 1000)
-        return await emit_checkpoints(
-            source, target, topics, flow.groups, known, now_ms, replication_factor=factor, positions=positions
-        )
+        return await emit_checkpoints(target, positions, known, now_ms, replication_factor=factor)
 
     async def configs(source: Cluster, target: Cluster, stopped: Stopped) -> object:
         exclude, defaults = flow.config_properties_exclude, flow.use_defaults_from

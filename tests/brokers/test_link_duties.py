@@ -15,20 +15,20 @@ import pytest
 from kafka.structs import TopicPartition
 
 import tolerant_client
-from support.mirror_link import append_records, both, create_topic, mirror, prepare_translated_link
+from support.mirror_link import append_records, both, create_topic, mirror, move_groups, prepare_translated_link
+from support.raising_copier import LinkCopier
 from support.tree import SUPPORT
 from tolerant_client.cluster.admin.acls import TopicAcl
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets, fetch_offsets, groups_home
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.limits import TransactionLimits
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow import groups as duty
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.checkpoints import CheckpointsReport, KnownCheckpoints, emit_checkpoints
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
-from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
+from tolerant_client.mirror.follow.groups import GroupsReport, read_positions
 from tolerant_client.mirror.follow.heartbeats import emit_heartbeat
 from tolerant_client.mirror.follow.mm2_records import Heartbeat, encode_heartbeat
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
@@ -68,7 +68,7 @@ def groups(origin: str, copy: str, link_topics: LinkTopics, group: str, **how: A
     with both(origin, copy, names=link_topics.names) as (source, target):
 
         async def run() -> GroupsReport:
-            return await sync_groups(source, target, link_topics, TopicFilter((group,)), **how)
+            return await move_groups(source, target, link_topics, TopicFilter((group,)), **how)
 
         return source.run(run)
 
@@ -273,7 +273,7 @@ def test_a_dead_partition_of_consumer_offsets_holds_up_its_own_groups_only(
 
             def round(one: Any, other: Any) -> GroupsReport:
                 async def run() -> GroupsReport:
-                    return await sync_groups(one, other, topics("many"), everyone)
+                    return await move_groups(one, other, topics("many"), everyone)
 
                 began = time.monotonic()
                 report = one.run(run)
@@ -386,9 +386,8 @@ def test_checkpoints_are_written_once_and_read_on(origin: str, copy: str) -> Non
 
             async def run() -> CheckpointsReport:
                 wanted = TopicFilter(("checking",))
-                return await emit_checkpoints(
-                    source, target, topics("checked", names), wanted, known, 1, replication_factor=3
-                )
+                found = await read_positions(source, target, topics("checked", names), wanted)
+                return await emit_checkpoints(target, found, known, 1, replication_factor=3)
 
             return source.run(run)
 
@@ -433,7 +432,8 @@ def test_kafkas_own_mirror_client_reads_heartbeats_and_checkpoints(origin: str, 
             await emit_heartbeat(target, "A", "B", int(time.time() * 1000))
             await emit_heartbeat(source, "B", "A", int(time.time() * 1000))
             known = KnownCheckpoints("A.checkpoints.internal")
-            await emit_checkpoints(source, target, topics("read", RENAMED), TopicFilter(("reading",)), known, 1)
+            found = await read_positions(source, target, topics("read", RENAMED), TopicFilter(("reading",)))
+            await emit_checkpoints(target, found, known, 1)
 
         source.run(run)
     create_topic(copy, "A.heartbeats")  # what the engine makes when it copies heartbeats
@@ -491,13 +491,14 @@ def test_what_is_not_granted_is_named_and_little_has_to_be(kafka_cluster_factory
             said: set[str] = set()
 
             async def run() -> dict[str, int]:
-                moved = await sync_groups(source, target, link, everyone)
+                moved = await move_groups(source, target, link, everyone)
                 settings = await sync_configs(source, target, link)
                 allowed = await sync_acls(source, target, link)
                 said.update(left.why for report in (moved, settings, allowed) for left in report.left)
                 done = {"groups": len(moved.moved), "configs": len(settings.changed), "acls": len(allowed.added)}
                 try:
-                    report = await emit_checkpoints(source, target, link, everyone, known, 1)
+                    found = await read_positions(source, target, link, everyone)
+                    report = await emit_checkpoints(target, found, known, 1)
                     return {**done, "checkpoints": len(report.emitted)}
                 except OptionError as error:
                     said.add(str(error))

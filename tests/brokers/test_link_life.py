@@ -29,9 +29,11 @@ from support.mirror_link import (
     create_topic,
     ends,
     mirror,
+    move_groups,
     prepare,
     prepare_translated_link,
 )
+from support.raising_copier import LinkCopier
 from support.tree import SUPPORT
 from tolerant_client.cluster.admin.coordinators import Coordinators
 from tolerant_client.cluster.admin.topics import delete_topics
@@ -42,10 +44,8 @@ from tolerant_client.mirror.engine.identical.fill import MarkerFiller, Transacti
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.follow.groups import sync_groups
 from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import failover, promote
@@ -434,7 +434,7 @@ def test_failover_and_failback_lose_nothing_and_read_nothing_twice(
     mirror(source, target, topic, link)
     append_records(source, topic, 100, partitions=2, first=500)
     mirror(source, target, topic, link)
-    report = run(source, target, sync_groups, LinkTopics.of(topic), TopicFilter((group,)))
+    report = run(source, target, move_groups, LinkTopics.of(topic), TopicFilter((group,)))
     assert not report.behind
     if hangs:
         process = running(topic, link)

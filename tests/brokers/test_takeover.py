@@ -22,13 +22,14 @@ from support.mirror_link import (
     create_topic,
     ends,
     mirror,
+    move_groups,
     prepare_translated_link,
 )
+from support.raising_copier import LinkCopier
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets
 from tolerant_client.errors import LinkPromotedError, OptionError
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
+from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate_group
 from tolerant_client.mirror.life.handback import HandBackReport, hand_back
 from tolerant_client.mirror.life.mm2_positions import encode_position, offsets_topic, read_positions_of_mm2
@@ -120,7 +121,7 @@ def test_translated_offsets_there_and_back_twice(source: str, target: str) -> No
 
     run(source, target, stand, "taken-early", 50)
     run(source, target, stand, "taken-late", 110)
-    groups: GroupsReport = run(source, target, sync_groups, topics, TopicFilter(("taken-.*",)), link=link)
+    groups: GroupsReport = run(source, target, move_groups, topics, TopicFilter(("taken-.*",)), link=link)
     assert [(m.position.group, m.position.offset) for m in groups.moved] == [("taken-late", 115)]
     assert [(x.name, x.reason) for x in groups.left] == [(f"group taken-early, {topic}-0", "before-takeover")]
 

@@ -12,6 +12,7 @@ import kafka
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
+from support.raising_copier import LinkCopier
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.batches.divergence import read_headers
@@ -19,12 +20,12 @@ from tolerant_client.mirror.batches.gaps import FILLER
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
+from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.replication_policy import TopicNames
-from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.verify.report import VerifyReport
 from tolerant_client.mirror.verify.verification import verify
 from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, restamp
@@ -209,6 +210,19 @@ def delete_records(servers: str, topic: str, before: int) -> None:
     admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
     admin.delete_records({TopicPartition(topic, 0): before})
     admin.close()
+
+
+async def move_groups(
+    source: Cluster,
+    target: Cluster,
+    topics: LinkTopics,
+    groups: TopicFilter,
+    *,
+    link: str | None = None,
+    **how: Any,
+) -> GroupsReport:
+    """A round of group offsets, as the duty of a mirror does it."""
+    return await sync_groups(target, await read_positions(source, target, topics, groups, link=link), **how)
 
 
 def prepare(source: str, target: str, topics: str, link: str = "tests") -> PreparedLink:

@@ -11,7 +11,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import kafka.errors as Errors
@@ -19,12 +19,11 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.follow.groups import GroupPosition, GroupPositions, read_positions
+from tolerant_client.mirror.follow.groups import GroupPosition, GroupPositions
 from tolerant_client.mirror.follow.internal_topics import write_records
 from tolerant_client.mirror.follow.mm2_records import Checkpoint, decode_checkpoint, encode_checkpoint
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.state.state_topic import COMPACTED, StateTopic
-from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 _READ_AT_ONCE = 50_000  # offsets
 
@@ -33,7 +32,7 @@ Key = tuple[str, TopicPartition]
 
 @dataclass(frozen=True)
 class CheckpointsReport:
-    """A round: checkpoints written (or that would be), those that stood already, and what was left; reasons of groups.py."""
+    """A round: checkpoints written, those that stood already, and what was left; reasons of groups.py."""
 
     emitted: tuple[Checkpoint, ...]
     unchanged: int
@@ -98,31 +97,16 @@ def due_checkpoints(positions: Iterable[GroupPosition], last: Mapping[Key, Check
 
 
 async def emit_checkpoints(
-    source: Cluster,
-    target: Cluster,
-    topics: LinkTopics,
-    groups: TopicFilter,
-    known: KnownCheckpoints,
-    now_ms: int,
-    *,
-    link: str | None = None,
-    replication_factor: int = 3,
-    is_dry_run: bool = False,
-    positions: GroupPositions | None = None,
-    leave_out: Collection[TopicPartition] = (),
+    target: Cluster, groups: GroupPositions, known: KnownCheckpoints, now_ms: int, *, replication_factor: int = 3
 ) -> CheckpointsReport:
-    """One round; `known` is kept from round to round, so that each reads only what is new.
+    """One round for groups of the source; `known` is kept from round to round, so that each reads only what is new.
 
-    `positions` spares reading those of the source again.  The topic is made even where there is nothing to write: tools
-    find the upstream cluster by its name.
-    Raises what read_positions does, and OptionError where the topic may not be made or written.
+    The topic is made even where there is nothing to write: tools find the upstream cluster by its name.
+    Raises OptionError where the topic may not be made or written, ClusterUnreachableError.
     """
-    found = positions
-    if found is None:
-        found = await read_positions(source, target, topics, groups, link=link, leave_out=leave_out)
     await known.refresh(target)
-    due, unchanged = due_checkpoints(found.positions, known.last)
-    left = list(found.left)
+    due, unchanged = due_checkpoints(groups.positions, known.last)
+    left = list(groups.left)
     records: list[tuple[bytes, bytes]] = []
     for checkpoint in list(due):
         try:
@@ -130,6 +114,5 @@ async def emit_checkpoints(
         except ValueError as error:
             due.remove(checkpoint)
             left.append(Left(f"group {checkpoint.group[:40]}", "error", f"no checkpoint can say it: {error}"))
-    if not is_dry_run:
-        await write_records(target, known.topic, records, now_ms, replication_factor=replication_factor)
+    await write_records(target, known.topic, records, now_ms, replication_factor=replication_factor)
     return CheckpointsReport(tuple(due), unchanged, tuple(left))

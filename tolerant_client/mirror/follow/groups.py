@@ -272,25 +272,17 @@ class SharedPositions:
 
 
 async def sync_groups(
-    source: Cluster,
     target: Cluster,
-    topics: LinkTopics,
-    groups: TopicFilter,
+    known: GroupPositions,
     *,
-    link: str | None = None,
     may_rewind: bool = False,
     is_dry_run: bool = False,
-    positions: GroupPositions | None = None,
-    leave_out: Collection[TopicPartition] = (),
     may_write: Callable[[], Awaitable[None]] | None = None,
 ) -> GroupsReport:
-    """One round; `positions` spares reading those of the source again.
+    """One round for groups of the source, whose positions were read just now; `may_write` is commit_offsets'.
 
-    `may_write` is commit_offsets'.  Raises what it raises, and what read_positions does.
+    Raises what that raises, and ClusterUnreachableError.
     """
-    known = positions
-    if known is None:
-        known = await read_positions(source, target, topics, groups, link=link, leave_out=leave_out)
     names = sorted({p.group for p in known.positions})
     left = list(known.left)
     home = await groups_home(target) if names else GroupsHome(())

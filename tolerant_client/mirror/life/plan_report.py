@@ -18,7 +18,7 @@ from tolerant_client.mirror.engine.preflight import grown, look_for_others, refu
 from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
-from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
+from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
 from tolerant_client.mirror.life.comparison import contradicted, read_both
 from tolerant_client.mirror.life.promotion_report import groups_json
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
@@ -304,9 +304,8 @@ async def _besides(
     acls = await sync_acls(source, target, topics, is_dry_run=True) if besides.has_acls else None
     groups = None
     if besides.groups is not None:
-        groups = await sync_groups(
-            source, target, topics, besides.groups, link=map_of, is_dry_run=True, leave_out=stopped
-        )
+        positions = await read_positions(source, target, topics, besides.groups, link=map_of, leave_out=stopped)
+        groups = await sync_groups(target, positions, is_dry_run=True)
     return configs, acls, groups
 
 

@@ -37,7 +37,7 @@ from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
 from tolerant_client.mirror.batches.divergence import require_readable
-from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
+from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.carriers import find_carried
 from tolerant_client.mirror.life.comparison import compare_ends
@@ -296,7 +296,8 @@ async def _move_groups(of: PromotedLink, source: Cluster, groups: TopicFilter, *
     """A round of group offsets.  What no repeat cures is left: a link that is fenced is promoted, whatever its groups do."""
     name = of.name if of.is_translated else None
     try:
-        return await sync_groups(source, of.target, of.topics, groups, link=name, is_dry_run=is_dry_run)
+        positions = await read_positions(source, of.target, of.topics, groups, link=name)
+        return await sync_groups(of.target, positions, is_dry_run=is_dry_run)
     except ClusterUnreachableError:
         raise
     except Exception as error:

@@ -211,8 +211,7 @@ def test_a_round_passes_on_what_asks_whether_it_may_still_commit(monkeypatch: py
     positions = groups.GroupPositions((GroupPosition("g", PLACE, 5, 5, "", False),), (), 0.0)
 
     async def round_of(target: Any) -> None:
-        topics, every = LinkTopics(), TopicFilter()
-        await groups.sync_groups(target, target, topics, every, positions=positions, may_write=may_write)
+        await groups.sync_groups(target, positions, may_write=may_write)
 
     with pytest.raises(LinkPromotedError):
         run(cluster, round_of)

@@ -350,6 +350,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     answer("read_headers", dict)
     monkeypatch.setattr(promotion, "require_readable", readable)
     monkeypatch.setattr(promotion, "update_control", update)
+    answer("read_positions", lambda: None)
     monkeypatch.setattr(promotion, "sync_groups", sync)
     monkeypatch.setattr(promotion, "init_producer_id", use_id)
     monkeypatch.setattr(promotion, "fence_identical", fence_all)
