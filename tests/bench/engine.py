@@ -10,12 +10,12 @@ import json
 import sys
 import time
 
+from support.raising_copier import LinkCopier
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 
 LINK = "bench"

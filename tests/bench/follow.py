@@ -10,12 +10,12 @@ import json
 import sys
 from typing import Any
 
+from support.raising_copier import LinkCopier
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 
 _LEASE_MS = 60_000

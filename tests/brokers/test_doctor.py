@@ -27,13 +27,13 @@ from typer.testing import CliRunner
 
 from spark_integration.cli.app import app
 from support.mirror_link import append_records, both, create_topic, mirror, prepare_translated_link, topics_of
+from support.raising_copier import LinkCopier
 from tolerant_client import KafkaProducer
 from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import update_control

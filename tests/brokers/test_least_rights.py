@@ -29,10 +29,10 @@ from kafka.structs import TopicPartition
 from spark_integration.cli.doctor import flow_subjects
 from spark_integration.mirror.flow_links import duties_of, heartbeats_of
 from support.mirror_link import append_records, create_topic
+from support.raising_copier import LinkCopier
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.life.mm2_positions import whether_mm2_runs
 from tolerant_client.mirror.life.plan_report import plan_everything

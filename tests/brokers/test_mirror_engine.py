@@ -28,6 +28,7 @@ from support.mirror_link import (
     prepare,
     topics_of,
 )
+from support.raising_copier import LinkCopier
 from support.tree import SUPPORT
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.errors import (
@@ -39,7 +40,6 @@ from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.topics import describe_topics

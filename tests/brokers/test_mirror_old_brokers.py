@@ -18,13 +18,13 @@ from kafka.structs import TopicPartition
 
 from support.legacy_sets import message_set
 from support.mirror_link import append_as_link, append_records, both, consume, create_topic, ends
+from support.raising_copier import LinkCopier
 from support.zookeeper_kafka import ZooKeeperKafka, require_zookeeper_kafka
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import SourceTruncatedError, TargetDivergedError
 from tolerant_client.mirror.batches.gaps import FILLER
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import Record, encode_batch

@@ -27,11 +27,11 @@ from support.mirror_link import both
 from support.nasty_oracle import Judgement, judge_source, judge_topics
 from support.nasty_topics import Kind, NastyTopic, features, nasty_topic
 from support.nasty_writer import BROKER_CONFIG, CLEANER_CONFIG, write_topics
+from support.raising_copier import LinkCopier
 from support.tree import SUPPORT
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.testing import (
     Corrupt,

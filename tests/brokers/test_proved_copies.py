@@ -30,6 +30,7 @@ from support.mirror_link import (
     mirror,
     prepare_translated_link,
 )
+from support.raising_copier import LinkCopier
 from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
 from tolerant_client.cluster.admin.transactions import describe_producers, init_producer_id
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
@@ -48,7 +49,6 @@ from tolerant_client.mirror.engine.identical import begun, gap_producer, next_se
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.engine.identical.offsets import IdenticalOffsets, identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC

@@ -30,12 +30,12 @@ from support.mirror_link import (
 )
 from support.nasty_topics import nasty_topic
 from support.nasty_writer import BROKER_CONFIG, write_topics
+from support.raising_copier import LinkCopier
 from support.tree import SUPPORT
 from tolerant_client.errors import DataLossError, OptionError
 from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.limits import TransactionLimits
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import plan_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow.translate import translate

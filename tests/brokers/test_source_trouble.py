@@ -30,6 +30,7 @@ from support.mirror_link import (
     prepare,
     values,
 )
+from support.raising_copier import LinkCopier
 from tolerant_client.cluster.admin.offsets import log_end_offsets
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.admin.transactions import ProducerEntry, init_producer_id
@@ -42,7 +43,6 @@ from tolerant_client.mirror.engine import prepare as sync
 from tolerant_client.mirror.engine.identical import next_sequence, resume_point
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import plan_link, prepare_link
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger, read_ledger
 from tolerant_client.records.record_batch import Record, encode_batch, restamp

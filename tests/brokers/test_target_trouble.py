@@ -34,6 +34,7 @@ from support.mirror_link import (
     header_at,
     mirror,
 )
+from support.raising_copier import LinkCopier
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.admin.transactions import describe_producers, init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
@@ -52,7 +53,6 @@ from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.records import codecs

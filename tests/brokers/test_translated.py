@@ -32,11 +32,11 @@ from support.mirror_link import (
 )
 from support.nasty_topics import nasty_topic
 from support.nasty_writer import BROKER_CONFIG, write_topics
+from support.raising_copier import LinkCopier
 from support.tree import SUPPORT
 from tolerant_client.errors import DataLossError, OptionError, OversizedRecordError, TargetDivergedError
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress, TransactionLimits
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated import partition as translated_partition
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets

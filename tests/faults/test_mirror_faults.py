@@ -12,12 +12,12 @@ from kafka.structs import TopicPartition
 
 from support.long import LONG
 from support.mirror_link import append_records, both, compare, create_topic, ends, mirror, prepare
+from support.raising_copier import LinkCopier
 from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.testing import (

@@ -22,6 +22,7 @@ import kafka
 import pytest
 from kafka.structs import TopicPartition
 
+from support.claims import holders_of
 from support.log_readers import read_with_confluent
 from support.mirror_link import append_records, create_topic, ends
 from tolerant_client.cluster.cluster import Cluster
@@ -311,13 +312,13 @@ def test_a_mirror_that_ends_leaves_nothing_to_wait_for(clusters: tuple[str, str]
         assert reached(clusters, topic), mirror.told.read_text()
         with Cluster({"bootstrap_servers": clusters[1]}) as target:
             log = target.run(read_claims, target)
-            assert {p for p in log.claims() if p.topic == topic} == {
+            assert {p for p in holders_of(log) if p.topic == topic} == {
                 TopicPartition(topic, n) for n in range(PARTITIONS)
             }
-            assert log.runs()[-1].pid == mirror.process.pid
+            assert log.runs(log)[-1].pid == mirror.process.pid
             assert mirror.stop() == 0, mirror.told.read_text()
             log = target.run(read_claims, target)
-            assert not [p for p in log.claims() if p.topic == topic]
-            assert log.runs()[-1].is_ended
+            assert not [p for p in holders_of(log) if p.topic == topic]
+            assert log.runs(log)[-1].is_ended
     finally:
         mirror.kill()

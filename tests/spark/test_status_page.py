@@ -115,7 +115,7 @@ def test_an_open_transaction_and_a_refusing_broker_are_named_with_their_partitio
     served: StatusServer, browser: Browser, board: Board
 ) -> None:
     orders, clicks = TopicPartition("orders", 0), TopicPartition("clicks", 1)
-    one = OpenTransaction(clicks, 7, 0, 1, 100, NOW_MS - 600_000, 50)
+    one = OpenTransaction(clicks, 7, 0, 100, NOW_MS - 600_000, 50)
     now = state(NOW_MS + 4_000)
     held = replace(now.partitions[clicks], stable_end=(now.partitions[clicks].source_end or 0) - 50)
     waiting = {orders: Waiting("append answered NotEnoughReplicasError", NOW_MS - 60_000)}

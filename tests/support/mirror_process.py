@@ -21,13 +21,13 @@ import time
 from typing import Any
 
 from kafka.structs import TopicPartition
+from raising_copier import LinkCopier
 
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 
+from raising_copier import LinkCopier
+
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.engine.limits import TransactionLimits
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 

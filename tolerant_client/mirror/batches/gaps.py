@@ -127,16 +127,9 @@ def marker_producer(offset: int) -> tuple[int, int]:
     return FIRST_MARKER_PRODUCER_ID + (offset >> _EPOCH_BITS), offset & _EPOCH_MASK
 
 
-def marker_offset(producer_id: int, producer_epoch: int) -> int | None:
-    """The offset that a filler marker was made for; None for another producer's."""
-    if producer_id < FIRST_MARKER_PRODUCER_ID or producer_epoch < 0:
-        return None
-    return (producer_id - FIRST_MARKER_PRODUCER_ID) << _EPOCH_BITS | producer_epoch
-
-
 def is_filler_marker(header: BatchHeader) -> bool:
     """True for a filler marker, whether or not it lies at the offset that it was made for."""
-    return header.is_control and marker_offset(header.producer_id, header.producer_epoch) is not None
+    return header.is_control and header.producer_id >= FIRST_MARKER_PRODUCER_ID and header.producer_epoch >= 0
 
 
 def _one_record(delta: int, is_compacted: bool) -> bytes:

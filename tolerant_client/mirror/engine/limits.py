@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kafka.structs import TopicPartition
-
 from tolerant_client.errors import LinkPausedError, TolerantClientError
 from tolerant_client.mirror.state.claims import Waiting
 
@@ -84,11 +82,3 @@ class Progress(NamedTuple):
     def stopped_by(self) -> TolerantClientError | None:
         """What ended the copying of the partition; None while it goes on, or waits."""
         return None if self.is_paused else self.error
-
-
-def raise_stopped(progress: dict[TopicPartition, Progress]) -> dict[TopicPartition, Progress]:
-    """The same; raises the error of the first partition that stopped."""
-    for done in progress.values():
-        if done.stopped_by is not None:
-            raise done.stopped_by
-    return progress

@@ -22,7 +22,7 @@ from tolerant_client.errors import LinkPromotedError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.emptiness import EmptinessChecks
-from tolerant_client.mirror.engine.limits import CopyLimits, Progress, raise_stopped
+from tolerant_client.mirror.engine.limits import CopyLimits, Progress
 from tolerant_client.mirror.engine.memory import Memory
 from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 from tolerant_client.mirror.engine.strategy import CopiedLink, Strategy
@@ -91,12 +91,6 @@ class LinkCopier:
         return self.link.tasks.failure
 
     # -- calls ----------------------------------------------------------------
-
-    async def copy(
-        self, until: Mapping[TopicPartition, int | None], *, hold_ms: int = 0, lease_ms: int = 0
-    ) -> dict[TopicPartition, Progress]:
-        """As copy_each, but raises the first error that stopped a partition."""
-        return raise_stopped(await self.copy_each(until, hold_ms=hold_ms, lease_ms=lease_ms))
 
     async def copy_each(
         self, until: Mapping[TopicPartition, int | None], *, hold_ms: int = 0, lease_ms: int = 0

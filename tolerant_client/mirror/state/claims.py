@@ -55,9 +55,8 @@ CLAIMS_TOPIC = f"{OWN_TOPICS}claims"
 LEASE_MS = 10_000
 MARGIN_MS = 2_000  # for what another's clock runs faster than a holder's, and for what a check is older than its append
 RENEW_MS = 2_500
-WHOLE_TOPIC = (
-    -1
-)  # the partition that a run's mirror claims of each of its topics, so that one of two starts has them all
+# The partition that a run's mirror claims of each of its topics, so that one of two starts has them all.
+WHOLE_TOPIC = -1
 MIRROR, COPIER = "mirror", "copier"
 
 _VERSION = 1
@@ -66,7 +65,6 @@ _REMEMBERED_MS = 3_600_000
 
 Names = frozenset[TopicPartition]
 NO_NAMES: Names = frozenset()
-_NOBODY: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -264,10 +262,6 @@ class _Seen(NamedTuple):
     terms: Mapping[TopicPartition, int]
     steps: deque[_Step]
 
-    @property
-    def granted(self) -> Names:
-        return frozenset(self.terms)
-
 
 class ClaimsLog:
     """What the claims log says up to the last record that was read; records in the order of their offsets."""
@@ -361,25 +355,15 @@ class ClaimsLog:
         """What other processes of a holder's run name."""
         return frozenset(name for name, claim in self.others(holder.id).items() if claim.holder.run == holder.run)
 
-    def claims(self) -> dict[TopicPartition, Claim]:
-        """Who holds what, as the log says: of a holder that died, until others have measured its silence."""
-        return {
-            name: Claim(name, seen.record.holder, seen.append_ms, seen.offset)
-            for seen in self._seen.values()
-            if self._counts(seen)
-            for name in seen.granted
-            if name.partition != WHOLE_TOPIC
-        }
-
-    def runs(self, before: ClaimsLog | None = None) -> list[Run]:
+    def runs(self, before: ClaimsLog) -> list[Run]:
         """The mirrors that were seen in the last hour, the one that was seen last at the end.
 
-        Alive are those that have said something since `before`, an earlier look; without one none is known to be.
+        Alive are those that have said something since `before`, an earlier look.
         """
         by_run: dict[str, list[_Seen]] = {}
         for seen in sorted(self._seen.values(), key=lambda seen: seen.offset):
             by_run.setdefault(seen.record.holder.run, []).append(seen)
-        renewed = self._said_since(before) if before is not None else _NOBODY
+        renewed = self._said_since(before)
         by_age = sorted(by_run.values(), key=lambda members: members[-1].offset)
         return [_run(members, renewed) for members in by_age]
 

@@ -38,9 +38,8 @@ _TICK_S = 0.25
 _POLL_MS = 500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _PATIENCE_S = 60.0  # with a claims log that cannot be used
-_TOLD_AFTER_S = (
-    1.5 * RENEW_MS / 1000
-)  # that a start waits: whoever lives has renewed its claim by then, and is named as such
+# That a start waits: whoever lives has renewed its claim by then, and is named as such.
+_TOLD_AFTER_S = 1.5 * RENEW_MS / 1000
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _CONFIG = {
     "cleanup.policy": "delete",
@@ -56,7 +55,7 @@ def claims_topic(cluster: Cluster) -> StateTopic:
 
 
 async def read_claims(target: Cluster) -> ClaimsLog:
-    """What the claims log of a target says now: its `claims` and `runs`; empty where no mirror ever claimed anything.
+    """What the claims log of a target says now; empty where no mirror ever claimed anything.
 
     Raises KafkaError, TopicAuthorizationFailedError among them.
     """
@@ -65,7 +64,7 @@ async def read_claims(target: Cluster) -> ClaimsLog:
     if not await topic.exists():
         return log
     follower = Follower(topic, log)
-    await target.insist(f"reading {topic.what}", lambda: follower.read_to_end())
+    await target.insist(f"reading {topic.what}", follower.read_to_end)
     return log
 
 
@@ -80,10 +79,7 @@ class Follower:
 
     async def read_to_end(self) -> None:
         """Reads what is there now; raises KafkaError."""
-        await self.read_to(await self._topic.end())
-
-    async def read_to(self, end: int) -> None:
-        """Reads up to an offset."""
+        end = await self._topic.end()
         while self.position < end:
             if not await self.follow(0) and self.position < end:
                 await self._topic.cluster.net.sleep(0.005)  # the high watermark is to come
@@ -137,9 +133,8 @@ class Claims:
         self._wakeup = WakeupNotifier(target.net)
         self._own_offset = -1  # of what it said last
         self._quiet_until = float("-inf")
-        self._first_seen: dict[
-            str, int
-        ] = {}  # of holders that block us: the offset of what they had said when we saw them
+        # Of holders that block us: the offset of what they had said when we saw them.
+        self._first_seen: dict[str, int] = {}
         target.guard(self._may_send)
 
     def want(self, partitions: Iterable[TopicPartition]) -> None:

@@ -9,7 +9,6 @@ What is not told (brokers before 2.8, rights that we lack) is said to be unknown
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from tolerant_client.cluster.admin.transactions import (
 )
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import text_of
-from tolerant_client.mirror.state.health import WAITS_AFTER_S
+from tolerant_client.mirror.state.health import WAITS_AFTER_S, utc
 
 _PATIENCE_MS = 5_000  # with each broker that is asked who has a transaction open: the answer only names it
 
@@ -39,7 +38,6 @@ class OpenTransaction:
     partition: TopicPartition
     producer_id: int
     producer_epoch: int
-    coordinator_epoch: int
     start_offset: int
     last_timestamp: int
     held_back: int  # offsets from the last stable offset to the high watermark
@@ -83,9 +81,8 @@ class Held(NamedTuple):
         if since is None:
             age = f"since offset {self.transaction.start_offset:,}"
         else:
-            at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since / 1000))
             what = "since" if self.view is not None else "with its last record of"
-            age = f"{what} {at}, from offset {self.transaction.start_offset:,} on"
+            age = f"{what} {utc(since)}, from offset {self.transaction.start_offset:,} on"
         return f"{waiting} an open transaction ({who}; {age}); let its producer end it, or abort it: {self.command}"
 
     def to_json(self) -> dict[str, Any]:
@@ -169,7 +166,6 @@ async def _described(
                 partition,
                 entry.producer_id,
                 entry.producer_epoch,
-                entry.coordinator_epoch,
                 entry.transaction_start,
                 entry.last_timestamp,
                 held[partition][1] - held[partition][0],

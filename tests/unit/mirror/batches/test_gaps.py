@@ -14,7 +14,6 @@ from tolerant_client.mirror.batches.gaps import (
     filler_time,
     is_filler,
     is_filler_marker,
-    marker_offset,
     marker_producer,
 )
 from tolerant_client.records import codecs
@@ -146,7 +145,7 @@ def test_no_other_record_is_taken_for_filler(record: Record) -> None:
 def test_a_marker_carries_its_offset(offset: int) -> None:
     producer_id, epoch = marker_producer(offset)
     assert 2**62 <= producer_id < 2**63 and 0 <= epoch < 2**15
-    assert marker_offset(producer_id, epoch) == offset
+    assert (producer_id - 2**62) << 15 | epoch == offset
 
 
 def test_later_markers_of_one_producer_have_higher_epochs() -> None:
@@ -155,16 +154,18 @@ def test_later_markers_of_one_producer_have_higher_epochs() -> None:
     assert tokens == sorted(set(tokens))
 
 
+MARKER = BatchHeader(5, 78, 0, 2, 0, 0x30, 0, NOW, NOW, *marker_producer(5), -1, 1)
+
+
 @pytest.mark.parametrize(("producer_id", "epoch"), [(0, 0), (2**62 - 1, 3), (-1, -1), (2**62, -1)])
-def test_markers_of_others_name_no_offset(producer_id: int, epoch: int) -> None:
-    assert marker_offset(producer_id, epoch) is None
+def test_markers_of_others_are_no_filler(producer_id: int, epoch: int) -> None:
+    assert not is_filler_marker(MARKER._replace(producer_id=producer_id, producer_epoch=epoch))
 
 
 def test_only_control_batches_are_filler_markers() -> None:
-    header = BatchHeader(5, 78, 0, 2, 0, 0x30, 0, NOW, NOW, *marker_producer(5), -1, 1)
-    assert is_filler_marker(header)
-    assert not is_filler_marker(header._replace(attributes=0))
-    assert not is_filler_marker(header._replace(producer_id=4711))
+    assert is_filler_marker(MARKER)
+    assert not is_filler_marker(MARKER._replace(attributes=0))
+    assert not is_filler_marker(MARKER._replace(producer_id=4711))
 
 
 def test_auto_means_records_for_compacted_topics_and_transactions_otherwise() -> None:

@@ -40,7 +40,7 @@ from tolerant_client.ops.service.link_state import DutyState, LeftOut, LinkState
 
 P = TopicPartition("orders", 0)
 SOME_MINUTES_AGO = NOW_MS - 300_000
-HELD = Held(P, 100, 50, OpenTransaction(P, 7, 0, 1, 100, SOME_MINUTES_AGO, 50), None, "kafka-transactions.sh ...")
+HELD = Held(P, 100, 50, OpenTransaction(P, 7, 0, 100, SOME_MINUTES_AGO, 50), None, "kafka-transactions.sh ...")
 ROW = LedgerRow(NOW_MS, "A-B", "orders", 0, 4, 8, "retention", "gone")
 RUN = Run("A-B", "r", "m1", 812, SOME_MINUTES_AGO, SOME_MINUTES_AGO, False)
 
@@ -131,7 +131,7 @@ def test_the_worst_reason_comes_first() -> None:
 
 
 def test_a_transaction_that_was_begun_just_now_is_none_that_anything_waits_for() -> None:
-    young = HELD._replace(transaction=OpenTransaction(P, 7, 0, 1, 100, NOW_MS - 2_000, 50))
+    young = HELD._replace(transaction=OpenTransaction(P, 7, 0, 100, NOW_MS - 2_000, 50))
     assert health_of(replace(state(), held=(young,)), NOW_MS) == (Health.HEALTHY, ())
 
 

@@ -14,6 +14,7 @@ import pytest
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
+from support.claims import holders_of
 from tolerant_client.mirror.life.mirrors import untold_reasons
 from tolerant_client.mirror.state.claimant import Claimant
 from tolerant_client.mirror.state.claims import (
@@ -435,7 +436,7 @@ def test_a_mirror_that_ended_is_not_alive_and_one_that_waits_says_why() -> None:
     log.read(ClaimsRecord(copier, 1, names=frozenset(P), waiting=waiting, waiting_count=1), 6_000, 1)
     (run,) = log.runs(ClaimsLog())
     assert run.is_alive and run.seen_ms == 6_000 and run.waiting == waiting and run.pid == 812
-    assert log.claims()[P[2]].holder == copier
+    assert holders_of(log)[P[2]] == copier
     log.read(ClaimsRecord(main, 2, is_end=True), 7_000, 1)
     (run,) = log.runs(ClaimsLog())
     assert run.is_ended and not run.is_alive and log.has_ended("run-1")
@@ -474,7 +475,7 @@ def test_a_copier_of_a_run_that_has_ended_releases_all_and_takes_nothing_more() 
     log.settle()
     log.ms += LEASE_MS
     log.settle()
-    assert not log.held(copier) and P[0] not in copier.log.claims()
+    assert not log.held(copier) and P[0] not in holders_of(copier.log)
     log.append(ClaimsRecord(holder("n", role=MIRROR), 1))  # a link of a service that was promoted, and is started again
     log.settle()
     assert log.held(copier) == [0, 1, 2, 3]
@@ -506,7 +507,7 @@ def test_alive_is_a_mirror_that_renews_between_two_looks_whatever_the_clocks_say
     for log in (before, now):
         log.read(ClaimsRecord(silent, 7, waiting={P[0]: Waiting("no leader", 900)}, waiting_count=1), in_an_hour, 1)
         log.read(ClaimsRecord(renews, 7), in_an_hour, 1)
-    assert not any(run.is_alive for run in now.runs(before)) and not any(run.is_alive for run in now.runs())
+    assert not any(run.is_alive for run in now.runs(before)) and not any(run.is_alive for run in now.runs(now))
     now.read(ClaimsRecord(renews, 8), in_an_hour - 60_000, 2)  # a leader whose clock is set back
     now.read(ClaimsRecord(came, 1), in_an_hour - 60_000, 2)
     found = {run.run: run for run in now.runs(before)}

@@ -576,7 +576,7 @@ HERE = TopicPartition("orders", 2)
 
 
 def opened(age_ms: int) -> OpenTransaction:
-    return OpenTransaction(HERE, 4000, 3, 7, 120, NOW - age_ms, 55)
+    return OpenTransaction(HERE, 4000, 3, 120, NOW - age_ms, 55)
 
 
 def view(*partitions: TopicPartition, age_ms: int = 0, timeout_ms: int = MINUTE) -> CoordinatorView:

@@ -38,7 +38,7 @@ def registry(*states: Any) -> CollectorRegistry:
 def everything() -> Any:
     """A state with all that a metric can tell."""
     clicks = TopicPartition("clicks", 0)
-    one = OpenTransaction(clicks, 7, 0, 1, 100, NOW_MS - 60_000, 50)
+    one = OpenTransaction(clicks, 7, 0, 100, NOW_MS - 60_000, 50)
     paused = replace(troubled(), control=LinkControl(paused=frozenset(("orders",)), bytes_per_s=1_000_000))
     held = paused.partitions[clicks]
     uncommitted = {**paused.partitions, clicks: replace(held, stable_end=(held.source_end or 0) - 50)}

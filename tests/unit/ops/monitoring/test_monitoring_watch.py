@@ -545,7 +545,7 @@ def test_lag_counts_to_the_high_watermark_and_says_whose_transaction_holds_it(
 ) -> None:
     now_ms = module._now_ms()
     watch.clusters.stable = {FIRST: 4}
-    one = OpenTransaction(FIRST, 7, 0, 1, 4, now_ms - 60_000, 6)
+    one = OpenTransaction(FIRST, 7, 0, 4, now_ms - 60_000, 6)
     watch.clusters.open = [Held(FIRST, 4, 6, one, None, "kafka-transactions.sh abort")]
     found = watch.after(0)
     assert (found.topics["orders"].lag_offsets, found.topics["orders"].uncommitted, found.held) == (6, 6, ())

@@ -172,7 +172,7 @@ def test_a_mirror_that_follows_is_stopped_by_a_signal_as_it_should_be(run: Calla
 
 def test_a_copy_up_to_the_last_stable_offset_says_what_waits_for_whom(run: Callable[..., Any]) -> None:
     held = Held(
-        SECOND, 4, 6, OpenTransaction(SECOND, 7, 0, 1, 4, 1_763_800_000_000, 6), None, "kafka-transactions.sh abort"
+        SECOND, 4, 6, OpenTransaction(SECOND, 7, 0, 4, 1_763_800_000_000, 6), None, "kafka-transactions.sh abort"
     )
     done = run(True, "--once", "--json", goals={SECOND: 10}, held=[held])
     assert done.exit_code == 3
