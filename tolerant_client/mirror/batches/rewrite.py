@@ -29,15 +29,14 @@ import numpy as np
 import pyarrow as pa
 
 from tolerant_client.errors import OversizedRecordError, RecordBatchError
+from tolerant_client.mirror.batches.columns import batch_rows, message_rows
 from tolerant_client.mirror.batches.gaps import FILLER, Gap
-from tolerant_client.records.arrow import fill, gather
+from tolerant_client.records.arrow import gather
 from tolerant_client.records.batch_columns import (
     HEADER,
     BatchColumns,
     Headers,
     Sections,
-    batch_header,
-    iter_columns,
     join_sections,
 )
 from tolerant_client.records.batch_encoding import MAX_BATCH_BYTES, encode_groups
@@ -48,14 +47,12 @@ from tolerant_client.records.record_batch import (
     HEADER_SIZE,
     LOG_OVERHEAD,
     BatchHeader,
-    Record,
-    decode_section,
     encode_headers,
     read_header,
     records_section,
 )
-from tolerant_client.records.record_sets import decode_messages, message_columns, unfold
-from tolerant_client.records.varint_columns import Doubt, Int64s
+from tolerant_client.records.record_sets import unfold
+from tolerant_client.records.varint_columns import Int64s
 
 SMALL_BATCH_BYTES: Final = 16 * 1024  # two neighbours below it are worth one batch
 LARGEST_HOLE: Final = 4096  # offsets; longer holes are left as gaps, which are filled without holding them in memory
@@ -65,8 +62,6 @@ _LENGTH_AND_MAGIC: Final = struct.Struct(">8xi4xB")
 _DELETE_HORIZON_BIT: Final = 0x40  # KIP-534: the base timestamp says when tombstones may go, on the source
 _WINDOW_BYTES: Final = 4 << 20  # of decompressed records decoded at once: numpy's cost is per call
 _SMALL_SECTION: Final = 4096  # bytes
-_RECORDS_AT_ONCE: Final = 1 << 14  # as Python objects
-_RECORD_BYTES_AT_ONCE: Final = 1 << 20
 _NO_HEADERS: Final = encode_headers(())
 _FILLER_HEADERS: Final = encode_headers([(FILLER, None)])
 
@@ -132,13 +127,12 @@ def rewrite(
     fill_holes: bool,
     is_compacted: bool,
     max_batch_bytes: int,
-    codec: int | None = None,
 ) -> list[Batch | Gap]:
     """The committed records of one partition in [start, until) as batches with contiguous offsets.
 
     `batches` are those of record_batch.iter_batches or legacy_records.iter_record_sets, in log order; `until` is the
     end of the last one unless given.  Batches come back with their absolute base offset in the header, and writable,
-    for record_batch.restamp; they keep the codec of those they are made of unless `codec` is given.  Holes become
+    for record_batch.restamp; they keep the codec of those they are made of.  Holes become
     filler records where `fill_holes` says so, except long ones (LARGEST_HOLE, MOST_FILLER), and gaps otherwise.
     Raises OversizedRecordError, with the offset, for a record that does not fit; RecordBatchError for damage.
     """
@@ -146,12 +140,12 @@ def rewrite(
     items: list[Batch | Gap] = []
     position, filler_left = start, MOST_FILLER if fill_holes else 0
     time: int | None = None
-    for rows, found_codec in _windows(batches, start, end):
+    for rows, codec in _windows(batches, start, end):
         stop = int(rows.offsets[-1]) + 1 if len(rows.offsets) else end
         if time is None:
             time = int(rows.timestamps[0]) if len(rows.offsets) else batches[-1][0].max_timestamp
         rows, gaps, used = _fill(rows, position, stop, time, filler_left, is_compacted)
-        items += _encode(rows, gaps, found_codec if codec is None else codec, max_batch_bytes)
+        items += _encode(rows, gaps, codec, max_batch_bytes)
         position, filler_left = stop, filler_left - used
         time = max(time, int(rows.timestamps.max(initial=time)))
     return items
@@ -261,9 +255,10 @@ def _read_run(run: _Run, codec: int) -> Iterator[_Rows]:
         last = count if sections is None else first + len(sections)
         part = _Run(run.records, run.headers[first:last], run.starts[first:last], run.ends[first:last])
         if sections is None:
-            yield from _read(Sections(part.headers, part.records, part.starts + HEADER_SIZE, part.ends))
+            lying = Sections(part.headers, part.records, part.starts + HEADER_SIZE, part.ends)
         else:
-            yield from _read(join_sections(part.headers, sections))
+            lying = join_sections(part.headers, sections)
+        yield from map(_rows, batch_rows(lying, _WINDOW_BYTES))
         first = last
 
 
@@ -282,49 +277,12 @@ def _bounded(sections: Iterable[memoryview]) -> Iterator[list[memoryview]]:
         yield found
 
 
-def _read(sections: Sections) -> Iterator[_Rows]:
-    given = -1
-    try:
-        for columns in iter_columns(sections, False, slice_bytes=_WINDOW_BYTES):
-            yield _rows(columns)
-            given = int(columns.offsets[-1])
-    except Doubt:
-        # decode_section reads what the fast path leaves, and where it raises, that is the error to raise.
-        view, bounds = memoryview(sections.joined), zip(sections.starts.tolist(), sections.ends.tolist())
-        records = (
-            record
-            for row, (a, b) in zip(sections.headers, bounds)
-            for record in decode_section(batch_header(row), view[a:b], given + 1)
-            if record[0].offset > given
-        )
-        is_more = True
-        while is_more:
-            some: list[tuple[Record, int]] = []
-            is_more = fill(some, records, _RECORDS_AT_ONCE, _RECORD_BYTES_AT_ONCE, itemgetter(1))
-            if some:
-                yield _rows_of([record for record, _ in some])
-
-
 def _read_legacy(window: _Window) -> Iterator[_Rows]:
     first = 0
     for sections in _bounded(map(unfold, window.headers, window.views)):
         last = first + len(sections)
-        try:
-            yield _rows(message_columns(list(zip(window.headers[first:last], sections))))
-        except Doubt:
-            pairs = zip(window.headers[first:last], window.views[first:last])
-            yield _rows_of([record for pair in pairs for record, _ in decode_messages(*pair)])
+        yield from map(_rows, message_rows(window.headers[first:last], window.views[first:last], sections))
         first = last
-
-
-def _rows_of(records: Sequence[Record]) -> _Rows:
-    return _Rows(
-        np.array([record.offset for record in records], np.int64),
-        np.array([record.timestamp for record in records], np.int64),
-        pa.array([record.key for record in records], pa.binary()),
-        pa.array([record.value for record in records], pa.binary()),
-        pa.array([encode_headers(record.headers) for record in records], pa.binary()),
-    )
 
 
 def _rows(columns: BatchColumns) -> _Rows:

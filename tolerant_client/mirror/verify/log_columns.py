@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -20,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tolerant_client.errors import RecordBatchError
+from tolerant_client.mirror.batches.columns import batch_rows, message_rows
 from tolerant_client.mirror.batches.gaps import FILLER
-from tolerant_client.records.arrow import fill, gather
+from tolerant_client.records.arrow import gather
 from tolerant_client.records.batch_columns import (
     HEADER,
     SLICE_HEADERS,
@@ -29,7 +29,6 @@ from tolerant_client.records.batch_columns import (
     BatchColumns,
     Headers,
     batch_header,
-    iter_columns,
     join_sections,
     read_run,
     spans,
@@ -39,20 +38,16 @@ from tolerant_client.records.record_batch import (
     CONTROL_BIT,
     LOG_OVERHEAD,
     BatchHeader,
-    Record,
-    decode_section,
     encode_headers,
     records_section,
 )
-from tolerant_client.records.record_fields import Fields, read_headers
-from tolerant_client.records.record_sets import decode_unfolded, iter_record_sets, message_columns, unfold
+from tolerant_client.records.record_fields import read_headers
+from tolerant_client.records.record_sets import iter_record_sets, unfold
 from tolerant_client.records.stretches import survey
 from tolerant_client.records.varint_columns import Doubt, Int64s
 
 _FILLER_KEY: Final = FILLER.encode()
 _FILLER_HEADER: Final = encode_headers([(FILLER, None)])[:-1]  # up to the length of its value
-_PLAIN_AT_ONCE: Final = 1 << 14  # records decoded one by one...
-_PLAIN_BYTES: Final = 1 << 20  # ...and their bytes
 _LENGTH: Final = struct.Struct(">i")
 _LENGTH_AT: Final = 8
 
@@ -155,60 +150,9 @@ def iter_rows(batches: Batches, sections: Sequence[memoryview]) -> Iterator[Batc
 
     sections[n] is what views[n] unfolds to.  Raises RecordBatchError.
     """
-    given = -1  # the last offset
-    try:
-        if batches.headers["magic"][0] < 2:
-            yield message_columns(list(zip(map(batch_header, batches.headers), sections)))
-            return
-        for columns in iter_columns(join_sections(batches.headers, sections), False):
-            yield columns
-            given = int(columns.offsets[-1])
-    except Doubt:
-        found = (each for batch in zip(batches.headers, batches.views, sections) for each in _decode(*batch, given + 1))
-        rows = (row for row in found if row[0].offset > given)
-        is_more = True
-        while is_more:
-            some: list[tuple[Record, int]] = []
-            is_more = fill(some, rows, _PLAIN_AT_ONCE, _PLAIN_BYTES, itemgetter(1))
-            if some:
-                yield _plain_columns([record for record, _ in some])
-
-
-def _decode(row: np.void, view: memoryview, section: memoryview, from_offset: int) -> Iterable[tuple[Record, int]]:
-    """Records with their bytes."""
-    header = batch_header(row)
-    if header.magic < 2:
-        return ((record, m.end - m.start) for record, _, m in decode_unfolded(header, view, section))
-    return decode_section(header, section, from_offset)
-
-
-def _plain_columns(records: Sequence[Record]) -> BatchColumns:
-    """What numpy does not read, laid out so that columns can say where it is."""
-    joined = bytearray()
-
-    def place(data: bytes | None) -> tuple[int, int]:
-        start = len(joined)
-        joined.extend(data or b"")
-        return start, -1 if data is None else len(data)
-
-    keys, values, ends = [], [], []
-    for record in records:
-        keys.append(place(record.key))
-        values.append(place(record.value))
-        ends.append(sum(place(encode_headers(record.headers))))
-
-    def columns(places: list[tuple[int, int]]) -> tuple[Int64s, Int64s]:
-        both = np.array(places, np.int64).reshape(-1, 2)
-        return both[:, 0].copy(), both[:, 1].copy()
-
-    counts = np.array([len(record.headers) for record in records], np.int64)
-    zeros = np.zeros(len(records), np.int64)
-    fields = Fields(zeros, zeros, zeros, *columns(keys), *columns(values), counts, np.array(ends, np.int64), None)
-    offsets = np.array([record.offset for record in records], np.int64)
-    timestamps = np.array([record.timestamp for record in records], np.int64)
-    return BatchColumns(
-        bytes(joined), np.empty(0, HEADER), fields, zeros[:0], offsets, timestamps, zeros.astype(np.int32)
-    )
+    if batches.headers["magic"][0] < 2:
+        return message_rows([batch_header(row) for row in batches.headers], batches.views, sections)
+    return batch_rows(join_sections(batches.headers, sections))
 
 
 def key_column(columns: BatchColumns, rows: Int64s) -> pa.Array:

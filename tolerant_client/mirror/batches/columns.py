@@ -1,0 +1,93 @@
+"""The records of batches as columns: read with numpy, and record by record where numpy leaves them (Doubt).
+
+Law: what was given is not given again; where decode_section or decode_unfolded raise, that is the error to raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from typing import Final
+
+import numpy as np
+
+from tolerant_client.records.arrow import fill
+from tolerant_client.records.batch_columns import (
+    HEADER,
+    SLICE_BYTES,
+    BatchColumns,
+    Sections,
+    batch_header,
+    iter_columns,
+)
+from tolerant_client.records.record_batch import BatchHeader, Record, decode_section, encode_headers
+from tolerant_client.records.record_fields import Fields
+from tolerant_client.records.record_sets import decode_unfolded, message_columns
+from tolerant_client.records.varint_columns import Doubt, Int64s
+
+_PLAIN_AT_ONCE: Final = 1 << 14  # records decoded one by one...
+_PLAIN_BYTES: Final = 1 << 20  # ...and their bytes
+
+
+def batch_rows(sections: Sections, slice_bytes: int = SLICE_BYTES) -> Iterator[BatchColumns]:
+    """The records of v2 batches in slices, without their headers as columns.  Raises RecordBatchError."""
+    given = -1  # the last offset
+    try:
+        for columns in iter_columns(sections, False, slice_bytes=slice_bytes):
+            yield columns
+            given = int(columns.offsets[-1])
+    except Doubt:
+        view, bounds = memoryview(sections.joined), zip(sections.starts.tolist(), sections.ends.tolist())
+        batches = zip(map(batch_header, sections.headers), bounds)
+        found = (each for header, (a, b) in batches for each in decode_section(header, view[a:b], given + 1))
+        yield from _plainly(row for row in found if row[0].offset > given)
+
+
+def message_rows(
+    headers: Sequence[BatchHeader], views: Sequence[memoryview], sections: Sequence[memoryview]
+) -> Iterator[BatchColumns]:
+    """The records of sets of one older magic; sections[n] is what views[n] unfolds to.  Raises RecordBatchError."""
+    try:
+        yield message_columns(list(zip(headers, sections)))
+    except Doubt:
+        found = (each for one in zip(headers, views, sections) for each in decode_unfolded(*one))
+        yield from _plainly((record, message.end - message.start) for record, _, message in found)
+
+
+def _plainly(rows: Iterator[tuple[Record, int]]) -> Iterator[BatchColumns]:
+    """Records, each with its bytes, as many at once as are bounded."""
+    is_more = True
+    while is_more:
+        some: list[tuple[Record, int]] = []
+        is_more = fill(some, rows, _PLAIN_AT_ONCE, _PLAIN_BYTES, itemgetter(1))
+        if some:
+            yield _plain_columns([record for record, _ in some])
+
+
+def _plain_columns(records: Sequence[Record]) -> BatchColumns:
+    """What numpy does not read, laid out so that columns can say where it is."""
+    joined = bytearray()
+
+    def place(data: bytes | None) -> tuple[int, int]:
+        start = len(joined)
+        joined.extend(data or b"")
+        return start, -1 if data is None else len(data)
+
+    keys, values, ends = [], [], []
+    for record in records:
+        keys.append(place(record.key))
+        values.append(place(record.value))
+        ends.append(sum(place(encode_headers(record.headers))))
+
+    def columns(places: list[tuple[int, int]]) -> tuple[Int64s, Int64s]:
+        both = np.array(places, np.int64).reshape(-1, 2)
+        return both[:, 0].copy(), both[:, 1].copy()
+
+    counts = np.array([len(record.headers) for record in records], np.int64)
+    zeros = np.zeros(len(records), np.int64)
+    fields = Fields(zeros, zeros, zeros, *columns(keys), *columns(values), counts, np.array(ends, np.int64), None)
+    offsets = np.array([record.offset for record in records], np.int64)
+    timestamps = np.array([record.timestamp for record in records], np.int64)
+    return BatchColumns(
+        bytes(joined), np.empty(0, HEADER), fields, zeros[:0], offsets, timestamps, zeros.astype(np.int32)
+    )
