@@ -21,7 +21,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.naming import name_link
 from tolerant_client.mirror.state.control_topic import read_control
-from tolerant_client.mirror.state.link_topics import link_topics, written_topics
+from tolerant_client.mirror.state.link_topics import written_topics
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, group_filter
 from tolerant_client.ops.printing import asked, echo
@@ -50,7 +50,7 @@ class GivenLink:
             return self
 
         async def ask(target: Cluster) -> LinkTopics:
-            return link_topics(await read_control(target, self.link), self.link, None)
+            return written_topics(await read_control(target, self.link), self.link, None)
 
         return replace(self, topics=self.run_on_target(ask))
 

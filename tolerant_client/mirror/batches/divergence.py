@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import itertools
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ import crc32c
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.asking import chunks
 from tolerant_client.cluster.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import RecordBatchError
@@ -89,6 +89,14 @@ def _differs(source: LogSlice, target: LogSlice, offset: int) -> bool:
     return copied is not None and source.is_vacant(offset) and not is_filler(copied)
 
 
+def first_header(records: memoryview) -> BatchHeader | None:
+    """That of the first batch of a fetch; None without one, and for message sets of v0 and v1."""
+    if len(records) < HEADER_SIZE:
+        return None
+    header = read_header(records)
+    return header if header.magic == 2 else None
+
+
 async def read_headers(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, BatchHeader]:
     """The header of the batch that contains each offset; partitions that failed, or have older formats, are absent.
 
@@ -101,16 +109,15 @@ async def read_headers(cluster: Cluster, offsets: Mapping[TopicPartition, int]) 
         positions = {p: offsets[p] for p in chunk if p not in headers}
         fetched = await cluster.fetch(node, positions, max_wait_ms=0, partition_max_bytes=limit)
         for part in fetched:
-            if part.error_code == 0 and len(part.records) >= HEADER_SIZE:
-                header = read_header(part.records)
-                if header.magic == 2 and header.base_offset <= positions.get(part.partition, -1) <= header.last_offset:
-                    headers[part.partition] = header
+            header = None if part.error_code else first_header(part.records)
+            if header is not None and header.base_offset <= positions.get(part.partition, -1) <= header.last_offset:
+                headers[part.partition] = header
         if any(part.error_code for part in fetched):
             await cluster.refresh()
 
     for node, members in (await cluster.by_leader(offsets)).items():
         for size, limit in _HEADER_READS:
-            for chunk in _chunks([p for p in members if p not in headers], size):
+            for chunk in chunks([p for p in members if p not in headers], size):
                 await cluster.insist("reading the last batches", functools.partial(ask, node, chunk, limit))
     return headers
 
@@ -135,7 +142,7 @@ async def require_readable(cluster: Cluster, partitions: Collection[TopicPartiti
         if (node := cluster.known_leader(partition)) is not None:
             by_node.setdefault(node, []).append(partition)
     for node, members in by_node.items():
-        for chunk in _chunks(members, _PARTITIONS_PER_READ):
+        for chunk in chunks(members, _PARTITIONS_PER_READ):
             await cluster.insist("reading the logs", functools.partial(ask, node, chunk))
 
 
@@ -163,7 +170,7 @@ async def read_slices(
     One request a broker and chunk of partitions, and as many as the batches need.
     """
     slices = {p: LogSlice(from_offset) for p, (from_offset, _) in ranges.items()}
-    for chunk in _chunks(list(ranges), _PARTITIONS_PER_READ):
+    for chunk in chunks(ranges, _PARTITIONS_PER_READ):
         unread = {p: ranges[p] for p in chunk if ranges[p][0] < ranges[p][1]}
         limit, in_vain = _FIRST_READ, 0
         while unread and in_vain < _ANSWERS_IN_VAIN:
@@ -339,9 +346,3 @@ def _shape(header: BatchHeader) -> tuple[int, ...]:
         header.max_timestamp,
         header.record_count,
     )
-
-
-def _chunks(members: list[TopicPartition], size: int) -> Iterator[list[TopicPartition]]:
-    remaining = iter(members)
-    while chunk := list(itertools.islice(remaining, size)):
-        yield chunk

@@ -36,9 +36,7 @@ class LossReason(str, enum.Enum):
     """Why offsets of the source are not on the target, or other records are."""
 
     RETENTION = "retention"  # deleted on the source before they were copied
-    TRUNCATION = (
-        "truncation"  # the source lost them after they were copied (unclean election): the target keeps its own
-    )
+    TRUNCATION = "truncation"  # lost by the source after they were copied (unclean election): the target keeps its own
     RECREATION = "recreation"  # the source topic was deleted and created again: the target keeps the old one's
     OVERSIZED = "oversized"  # a record above the target's max.message.bytes
     REFUSED = "refused"  # a record that the target's brokers do not take

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.fetch import FetchedPartition
-from tolerant_client.errors import TolerantClientError
+from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, Claim, Course, appendable
 from tolerant_client.mirror.engine.troubles import Troubles
 
@@ -86,6 +86,18 @@ class CopiedPartition(ABC):
     @abstractmethod
     def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
         """Since when nothing moves though there is something to copy, if that is longer than `after_s`, and the last reason."""
+
+    def without_progress(self, patience_s: float) -> RecoveryExhaustedError:
+        """What stops it when it had nothing but trouble for so long."""
+        text = f"{self}: no progress for {patience_s:.0f} s at offset {self.acked}; check the brokers that lead it"
+        return RecoveryExhaustedError(text, self._troubles.reasons)
+
+    def without_news(self, patience_s: float) -> RecoveryExhaustedError:
+        """What stops it when nothing came of it for so long."""
+        return RecoveryExhaustedError(
+            f"{self}: the source sent nothing for {patience_s:.0f} s at offset {self.acked}; check its brokers, and whether a"
+            " transaction hangs there"
+        )
 
     # -- what the reader asks and tells (reader.py) ---------------------------
 

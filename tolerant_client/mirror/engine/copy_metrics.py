@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import bisect
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
@@ -111,16 +109,12 @@ class MeasuredCluster(Cluster):
         self,
         node_id: int,
         batches: Mapping[TopicPartition, memoryview],
-        timeout_ms: int = 30_000,
-        *,
-        acks: int = -1,
+        *args: Any,
         transactional_id: str | None = None,
-        topic_ids: Mapping[TopicPartition, uuid.UUID] = MappingProxyType({}),
+        **options: Any,
     ) -> Any:
         """Cluster.produce, measured."""
-        future = super().produce(
-            node_id, batches, timeout_ms, acks=acks, transactional_id=transactional_id, topic_ids=topic_ids
-        )
+        future = super().produce(node_id, batches, *args, transactional_id=transactional_id, **options)
         if transactional_id is None or self._has_transactional_copies:
             sent = {p: _facts(batch) for p, batch in batches.items() if not p.topic.startswith(OWN_TOPICS)}
             future.add_callback(self._acknowledged, sent, int(self._wall_clock() * 1000))

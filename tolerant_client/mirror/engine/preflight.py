@@ -34,6 +34,15 @@ _MAY_NOT = (
 )
 
 
+async def refuse_one_cluster(source: Cluster, target: Cluster) -> None:
+    """Raises OptionError where source and target are the same cluster."""
+    if await source.cluster_id() == await target.cluster_id() is not None:
+        raise OptionError(
+            f"Source {source.bootstrap_servers} and target {target.bootstrap_servers} are the same cluster"
+            f" ({await source.cluster_id()}); give two clusters"
+        )
+
+
 async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str], link: str) -> tuple[str, ...]:
     """Raises OptionError where a live link copies some of these topics (the source's names) from our target to our source.
 
@@ -214,11 +223,7 @@ async def copied_identically(
 
 
 def _others_that_live(controls: Controls, link: str) -> list[tuple[str, LinkControl]]:
-    return [
-        (other, control)
-        for other, control in controls.links.items()
-        if other != link and not control.is_promoted and not control.is_handed_back
-    ]
+    return [(other, control) for other, control in controls.links.items() if other != link and not control.is_over]
 
 
 async def write_down(

@@ -23,6 +23,7 @@ from tolerant_client.mirror.engine.preflight import (
     look_for_others,
     offsets_at,
     refuse_circle,
+    refuse_one_cluster,
     require_same_source,
     starts_at,
     write_down,
@@ -106,11 +107,7 @@ async def plan_link(
     require_names(source, topics)
     await source.connect()
     await target.require_record_batches()
-    if await source.cluster_id() == await target.cluster_id() is not None:
-        raise OptionError(
-            f"Source {source.bootstrap_servers} and target {target.bootstrap_servers} are the same cluster"
-            f" ({await source.cluster_id()}); give two clusters"
-        )
+    await refuse_one_cluster(source, target)
     view = await see_topics(source, target, topics, control, mapped)
     hidden = {p.topic: why for p, why in view.hidden.items()}
     chosen = sorted(view.on_source)
@@ -217,7 +214,7 @@ async def prepare_link(
     Raises what plan_link does, OptionError for a topic that is refused, LinkPromotedError, TargetDivergedError, and
     DataLossError where the policy is to fail; unless a cluster went away on the way, nothing was written then.
     """
-    planned, control = await check_link(
+    planned, control = await _check_link(
         source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None, is_identical=not is_translated
     )
     names = [topic.name for topic in planned.topics.copied]
@@ -260,7 +257,7 @@ async def _translated_starts(
     return await offsets_at(source, [p for p in planned.ends if p not in control.starts], from_ms)
 
 
-async def check_link(
+async def _check_link(
     source: Cluster,
     target: Cluster,
     topics: LinkTopics | str,
@@ -270,11 +267,7 @@ async def check_link(
     has_start: bool,
     is_identical: bool,
 ) -> tuple[PlannedLink, LinkControl]:
-    """The plan of a link that may start, and what the operator says of it; writes nothing.
-
-    `has_start`: it begins at a time, for which every partition must tell its offset now.
-    Raises what plan_link does, OptionError for a topic that is refused unless the link `goes_on`, LinkPromotedError.
-    """
+    """The plan of a link that may start, at a time if it `has_start`, and what the operator says of it; writes nothing."""
     control = await read_control(target, link)
     planned = await plan_link(source, target, topics, control, patience_ms=ELECTION_MS)
     if not goes_on:

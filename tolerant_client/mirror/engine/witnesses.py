@@ -15,15 +15,16 @@ D. Where the source does not show the witness (another topic, or the cleaner or 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.asking import chunks
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
-from tolerant_client.mirror.batches.divergence import read_headers
-from tolerant_client.records.record_batch import HEADER_SIZE, BatchHeader, read_header
+from tolerant_client.mirror.batches.divergence import first_header, read_headers
+from tolerant_client.records.record_batch import BatchHeader
 
 UNSEEN_S = 0.2
 UNSHOWN_S = 1.0
@@ -41,7 +42,7 @@ class Witnesses:
 
     def saw(self, part: FetchedPartition) -> None:
         """Takes the first batch of an answer that was believed; before the batch is stamped."""
-        if (header := _first(part)) is not None:
+        if (header := first_header(part.records)) is not None:
             self._known[part.partition] = header
 
     def doubt(self, partition: TopicPartition, unseen_s: float, *, is_compared: bool) -> bool:
@@ -70,13 +71,13 @@ class Witnesses:
         unseen = {p for p in partitions if p in self._known}
         missing = set(partitions) - unseen
         try:
-            for chunk in (*_chunks(sorted(unseen)), *([p] for p in sorted(unseen))):
+            for chunk in (*chunks(sorted(unseen), _PARTITIONS), *([p] for p in sorted(unseen))):
                 if not (asked := {p: self._known[p].base_offset for p in chunk if p in unseen}):
                     continue
                 for part in await self._source.fetch(node_id, asked, max_wait_ms=0, partition_max_bytes=_BYTES):
                     if (
                         part.error_code
-                        or (header := _first(part)) is not None
+                        or (header := first_header(part.records)) is not None
                         and header != self._known[part.partition]
                     ):
                         missing.add(part.partition)
@@ -89,16 +90,3 @@ class Witnesses:
         for partition in missing:
             self._known.pop(partition, None)
         return missing
-
-
-def _first(part: FetchedPartition) -> BatchHeader | None:
-    """The header of the first batch; None without one, and for message sets."""
-    if len(part.records) < HEADER_SIZE:
-        return None
-    header = read_header(part.records)
-    return header if header.magic == 2 else None
-
-
-def _chunks(partitions: Sequence[TopicPartition]) -> Iterator[Sequence[TopicPartition]]:
-    for start in range(0, len(partitions), _PARTITIONS):
-        yield partitions[start : start + _PARTITIONS]

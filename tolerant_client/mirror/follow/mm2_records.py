@@ -58,7 +58,8 @@ def decode_checkpoint(key: bytes, value: bytes) -> Checkpoint:
     topic, at = _read_string(key, at)
     (partition,) = _unpack(">i", key, at)
     version, upstream, downstream = _unpack(">hqq", value, 0)
-    _require(version)
+    if version != _VERSION:
+        raise ValueError(f"version {version}; only {_VERSION} is known")
     metadata, _ = _read_string(value, struct.calcsize(">hqq"))
     return Checkpoint(group, TopicPartition(topic, partition), upstream, downstream, metadata)
 
@@ -83,8 +84,3 @@ def _unpack(layout: str, data: bytes, at: int) -> tuple[int, ...]:
         return struct.unpack_from(layout, data, at)
     except struct.error as error:
         raise ValueError(str(error)) from error
-
-
-def _require(version: int) -> None:
-    if version != _VERSION:
-        raise ValueError(f"version {version}; only {_VERSION} is known")

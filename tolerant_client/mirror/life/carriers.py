@@ -20,7 +20,7 @@ from tolerant_client.cluster.admin.transactions import can_describe_producers, d
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import text_of
 from tolerant_client.mirror.batches.divergence import read_headers
-from tolerant_client.mirror.state.plan import OWN_TOPICS
+from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 
 _BACK = 8  # batches from the end of a log: the last ones may fill gaps, under other ids
 

@@ -33,7 +33,7 @@ from tolerant_client.mirror.batches.divergence import (
     read_slices,
 )
 from tolerant_client.mirror.batches.gaps import is_filler
-from tolerant_client.mirror.engine.preflight import refuse_circle
+from tolerant_client.mirror.engine.preflight import refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.life.half_done import half_done
 from tolerant_client.mirror.state.control_topic import read_control, read_controls, update_control
 from tolerant_client.mirror.state.link_control import LinkControl, Positions
@@ -148,7 +148,7 @@ def strangers(doomed: Iterable[str], forward: Iterable[LinkControl]) -> tuple[st
 
 def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, adopted: Positions) -> LinkControl:
     """The control of a link that begins behind what is on its target; another life, if it had one.  Pure."""
-    had_one = bool(now.producer_ids) or now.is_promoted or now.is_handed_back
+    had_one = bool(now.producer_ids) or now.is_over
     return replace(
         now,
         is_promoted=False,
@@ -168,7 +168,7 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
 
 def is_live(control: LinkControl) -> bool:
     """Whether a link copies with identical offsets: it must not be given another beginning.  Pure."""
-    return bool(control.producer_ids) and not control.is_promoted and not control.is_handed_back
+    return bool(control.producer_ids) and not control.is_over
 
 
 async def failback(
@@ -227,12 +227,6 @@ async def failback(
             await delete_topics(target, doomed)
         await update_control(target, link, lambda now: begun(now, cluster_id, chosen, adopted))
     return FailbackReport(link, False, True, tuple(logs), doomed)
-
-
-async def refuse_one_cluster(source: Cluster, target: Cluster) -> None:
-    """Raises OptionError where source and target are the same cluster."""
-    if await source.cluster_id() == await target.cluster_id() is not None:
-        raise OptionError(f"Source and target are the same cluster ({await source.cluster_id()}); give two clusters")
 
 
 async def _forward_links(source: Cluster, target: Cluster) -> dict[str, LinkControl]:

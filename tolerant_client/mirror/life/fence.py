@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.asking import chunks
 from tolerant_client.cluster.admin.transactions import can_describe_producers, describe_producers, transactional_ids
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.producer.stamped import StampedAppends
@@ -38,7 +39,6 @@ from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.records.record_batch import BatchHeader
 
 _TIMEOUT_MS = 30_000
-_AT_ONCE = 200  # transactional ids, and partitions of a request
 _FILLER_BYTES = 16 << 10
 
 
@@ -65,14 +65,13 @@ async def fence_identical(
     ending = await read_headers(target, {p: end - 1 for p, end in before.items() if end > control.adopted.get(p, 0)})
     transaction = ProducerTransaction(target, f"tolerant-mirror-{control.producer_name(link)}", _TIMEOUT_MS)
     await transaction.begin()
-    wanted = list(partitions)
-    for start in range(0, len(wanted), _AT_ONCE):
-        await transaction.add_partitions(wanted[start : start + _AT_ONCE])
+    for some in chunks(partitions):
+        await transaction.add_partitions(some)
     await transaction.begin()  # ends what is open with the markers of the next epoch, and returns when they are written
     markers = await _markers(target, before, transaction.producer_id)
     ends = await _copied_until(target, markers, transaction.producer_id)
-    records = await _fence_former(target, control, transaction.producer_id, wanted, ending)
-    return {p: Fenced(ends[p], markers[p], records.get(p, ())) for p in wanted}
+    records = await _fence_former(target, control, transaction.producer_id, partitions, ending)
+    return {p: Fenced(ends[p], markers[p], records.get(p, ())) for p in partitions}
 
 
 async def fence_translated(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> None:
@@ -87,8 +86,8 @@ async def _fence_ids(target: Cluster, wanted: Sequence[str]) -> None:
     async def begin(name: str) -> None:
         await ProducerTransaction(target, name, _TIMEOUT_MS).begin()
 
-    for start in range(0, len(wanted), _AT_ONCE):
-        for future in [target.net.call_soon_with_future(begin, name) for name in wanted[start : start + _AT_ONCE]]:
+    for some in chunks(wanted):
+        for future in [target.net.call_soon_with_future(begin, name) for name in some]:
             await future
 
 

@@ -22,12 +22,12 @@ from tolerant_client.cluster.admin.log_dirs import describe_log_dirs, tells_log_
 from tolerant_client.cluster.admin.offsets import LedOffsets, list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER
+from tolerant_client.mirror.batches.divergence import first_header
 from tolerant_client.mirror.state.map_topic import copied_until, map_partition
-from tolerant_client.records.record_batch import HEADER_SIZE, BatchHeader, read_header
+from tolerant_client.records.record_batch import BatchHeader
 
 MOST_AGES = 64
 _AGES_MAX_BYTES = 1 << 20
-_MAGIC_AT, _BATCHES = 16, 2  # older formats have no header of a batch
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,9 @@ async def oldest_ms(source: Cluster, offsets: Mapping[TopicPartition, int]) -> d
             partition_max_bytes=_AGES_MAX_BYTES // 16,
         )
         for part in fetched:
-            if part.error_code == 0 and len(part.records) >= HEADER_SIZE and part.records[_MAGIC_AT] == _BATCHES:
-                time_ms = written_ms(read_header(part.records))
-                if time_ms is not None:
-                    found[part.partition] = time_ms
+            header = None if part.error_code else first_header(part.records)
+            if header is not None and (time_ms := written_ms(header)) is not None:
+                found[part.partition] = time_ms
     return found
 
 

@@ -38,7 +38,7 @@ def chosen_name(controls: Mapping[str, LinkControl], cluster_id: str | None, tar
     known = {name: c for name, c in controls.items() if c.topics is not None}
     if cluster_id is not None:
         known = {name: c for name, c in known.items() if c.source_cluster_id == cluster_id}
-    live = [name for name, c in known.items() if not c.is_promoted and not c.is_handed_back]
+    live = [name for name, c in known.items() if not c.is_over]
     names = sorted(live or known)
     if (own := default_name(cluster_id, controls)) in names:
         return own

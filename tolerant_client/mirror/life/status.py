@@ -3,7 +3,7 @@
 How it is measured:
 - lag in offsets, seconds and bytes: as lens.py sees it, in a sum None where a part of it is not known.  What comes after the
   last stable offset waits for open transactions, and is told beside it, with their names.
-- whether it moves: two looks, `look_s` apart.
+- whether it moves: two looks, a little apart.
 - whether a mirror runs, and what it says of partitions that stand still: mirrors.py.
 """
 
@@ -54,11 +54,13 @@ from tolerant_client.mirror.state.health import (
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, link_options, unfinished
-from tolerant_client.mirror.state.link_topics import link_topics, see_topics, some, unread_map
+from tolerant_client.mirror.state.link_topics import see_topics, some, unread_map, written_topics
 from tolerant_client.mirror.state.map_topic import has_map, mapped_topics
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+
+_LOOK_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,7 @@ class LinkStatus:
         }
 
 
-async def read_status(
-    source: Cluster, target: Cluster, link: str, topics: LinkTopics | None = None, *, look_s: float = 2.0
-) -> LinkStatus:
+async def read_status(source: Cluster, target: Cluster, link: str, topics: LinkTopics | None = None) -> LinkStatus:
     """The status of a link; `topics` are what it has written down of itself where they are not given.
 
     A broker that does not respond holds it up for some seconds, and its partitions are told as unknown.
@@ -140,20 +140,19 @@ async def read_status(
     """
     claims, looked = await look_at_claims(target), time.monotonic()
     control = await read_control(target, link)
-    chosen = link_topics(control, link, topics)
-    rested = control.is_promoted or control.is_handed_back
+    chosen = topics or written_topics(control, link, None)
     mapped = await mapped_topics(target, link, control, within_s=BOUND_S)
     view = await see_topics(source, target, chosen, control, mapped)
-    if not (view.on_source or view.hidden or view.gone and not rested):
+    if not (view.on_source or view.hidden or view.gone and not control.is_over):
         select_topics(chosen, await source.partitions())  # says what is wrong with them
     wanted = [TopicPartition(t, n) for t, numbers in sorted(view.on_source.items()) for n in numbers]
     present = [p for p in wanted if p.partition in view.on_target.get(p.topic, ())]
     missing = sorted(set(wanted) - set(present))
     is_translated = await has_map(target, link, control)
     (first, _), began = await look_led(source, target, link, present, is_translated), time.monotonic()
-    await source.net.sleep(look_s)
+    await source.net.sleep(_LOOK_S)
     second, unseen = await look_led(source, target, link, present, is_translated)
-    if not rested:
+    if not control.is_over:
         unseen.update(view.why_gone)
         unseen.update(view.hidden)
     seconds = time.monotonic() - began
@@ -175,7 +174,7 @@ async def read_status(
     ]
     if control.is_hidden:
         reasons.append(Reason(Health.UNKNOWN, f"{UNKNOWN_ORDERS}: {HIDDEN}"))
-    if not rested:
+    if not control.is_over:
         differing = compared.differing if compared is not None else {}
         reasons += [Reason(Health.BLOCKED, text) for text in differing.values()]
         reasons += _unseen_reasons(unseen)
@@ -191,7 +190,8 @@ async def read_status(
         told = differing.keys() | waiting.keys()
         reasons += still((e for e in first if e.partition not in told), second, control, seconds)
         reasons += mirror_reasons(link, mirrors)
-        reasons += _paused_reasons(control)
+        if paused := control.paused_words:
+            reasons.append(Reason(Health.PAUSED, f"an operator has paused {some(paused)}"))
         if missing:
             reasons += missing_reasons(missing, control)
     return LinkStatus(
@@ -204,7 +204,7 @@ async def read_status(
         tuple(statuses),
         sorted_by_weight(reasons),
         tuple(row for found in (rows or {}).values() for row in found),
-        () if rested else tuple(held),
+        () if control.is_over else tuple(held),
         control.is_handed_back,
         tuple(mirrors or ()),
     )
@@ -283,11 +283,6 @@ def uncompared_reasons(compared: Comparison | None) -> list[Reason]:
     if compared.unread:
         texts.append(f"{names_of(sorted(compared.unread))} could not be compared with the source's log this time")
     return [Reason(Health.UNKNOWN, text) for text in texts]
-
-
-def _paused_reasons(control: LinkControl) -> list[Reason]:
-    paused = control.paused_words
-    return [Reason(Health.PAUSED, f"an operator has paused {some(paused)}")] if paused else []
 
 
 def still(

@@ -21,8 +21,8 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import first_difference_of_logs, read_slices
-from tolerant_client.mirror.engine.preflight import refuse_circle
-from tolerant_client.mirror.life.failback import begun, is_live, refuse_one_cluster, shared_partitions
+from tolerant_client.mirror.engine.preflight import refuse_circle, refuse_one_cluster
+from tolerant_client.mirror.life.failback import begun, is_live, shared_partitions
 from tolerant_client.mirror.life.mm2_positions import read_positions_of_mm2, whether_mm2_runs
 from tolerant_client.mirror.state.control_topic import read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -32,11 +32,8 @@ from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import Record
 
-_TAILS = (
-    64,
-    8,
-    1,
-)  # records of the target's end that are looked for in one piece; fewer where MirrorMaker 2 repeated some
+# Records of the target's end that are looked for in one piece; fewer where MirrorMaker 2 repeated some.
+_TAILS = (64, 8, 1)
 _PIECE = 20_000  # source offsets that are looked through at once
 _MOST = 2_000_000  # source offsets that are looked through in all
 _COPIES_ALREADY = (
@@ -207,8 +204,7 @@ def copies_already(control: LinkControl, rows: Mapping[TopicPartition, MapRow]) 
 
     `rows` are the newest of its map.  Pure.
     """
-    is_over = control.is_promoted or control.is_handed_back
-    return not is_over and any(row.position > control.adopted.get(p, 0) for p, row in rows.items())
+    return not control.is_over and any(row.position > control.adopted.get(p, 0) for p, row in rows.items())
 
 
 def to_adopt(partitions: Iterable[TakenPartition]) -> dict[TopicPartition, int]:

@@ -73,6 +73,11 @@ class LinkControl:
     paused_partitions: frozenset[TopicPartition] = frozenset()
     is_hidden: bool = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the link copies nothing any more: it was promoted, or handed back to MirrorMaker 2."""
+        return self.is_promoted or self.is_handed_back
+
     def pauses(self, partition: TopicPartition) -> bool:
         return WHOLE_LINK in self.paused or partition.topic in self.paused or partition in self.paused_partitions
 

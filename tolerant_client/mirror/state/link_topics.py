@@ -53,7 +53,7 @@ def made_anew(
     """Of topics with these ids, by their names on the target, those that a link began to copy with others, in words.  Pure."""
     found: set[str] = set()
     for link, control in controls.items():
-        if control.is_promoted or control.is_handed_back or control.source_cluster_id != source_cluster_id:
+        if control.is_over or control.source_cluster_id != source_cluster_id:
             continue
         for (topic, _), ids in control.begun.items():
             if (other := now.get(topic)) is None:
@@ -65,11 +65,6 @@ def made_anew(
                         " compared is the new one"
                     )
     return sorted(found)
-
-
-def link_topics(control: LinkControl, link: str, given: LinkTopics | None) -> LinkTopics:
-    """What of a link is meant: `given`, or all that it copies; raises OptionError where nobody says so."""
-    return written_topics(control, link, None) if given is None else given
 
 
 def written_topics(control: LinkControl, link: str, given: LinkTopics | None) -> LinkTopics:

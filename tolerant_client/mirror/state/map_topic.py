@@ -20,6 +20,7 @@ import crc32c
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.asking import chunks
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import OptionError, text_of
@@ -101,13 +102,12 @@ async def has_map(target: Cluster, link: str, control: LinkControl) -> bool:
 
     Only a link with identical ones writes producer ids down: beside them a map is what a former link of this name left.
     """
-    return not control.producer_ids and map_topic(link) in await target.partitions([map_topic(link)])
+    return not control.producer_ids and await _map_of(target, link).exists()
 
 
 async def last_rows(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, MapRow]:
     """As read_last_rows, also of a link that may have no map: then there are none."""
-    has_map = map_topic(link) in await target.partitions([map_topic(link)])
-    return await read_last_rows(target, link, partitions) if has_map else {}
+    return await read_last_rows(target, link, partitions) if await _map_of(target, link).exists() else {}
 
 
 async def copied_until(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -204,9 +204,9 @@ async def clear_deleted(target: Cluster, link: str, partitions: Iterable[TopicPa
             if is_final and row.target_until <= log_starts.get(places[row.key], 0):
                 doomed.setdefault(there, []).append(row.key)
     for there, keys in doomed.items():
-        for first in range(0, len(keys), _TOMBSTONES):
+        for some in chunks(keys, _TOMBSTONES):
             now_ms = int(time.time() * 1000)
-            records = [Record(0, now_ms, key.encode(), None) for key in keys[first : first + _TOMBSTONES]]
+            records = [Record(0, now_ms, key.encode(), None) for key in some]
             await target.insist("clearing the offset map", partial(topic.append, records, there.partition))
     return sum(map(len, doomed.values()))
 
@@ -224,6 +224,8 @@ async def _rows(
     """What the log of a map partition shows to be committed, in its order; all of it, or between two offsets."""
     committed = CommittedRows(f"{topic.name}-{number}")
     start = await topic.start(number) if start is None else start
-    async for header, batch in topic.batches(start, await topic.end(number) if end is None else end, number):
-        for found in committed.feed(header, batch):
-            yield found
+    end = await topic.end(number) if end is None else end
+    async for header, batch in topic.batches(start, end, number):
+        if header.base_offset < end:
+            for found in committed.feed(header, batch):
+                yield found

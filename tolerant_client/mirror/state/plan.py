@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.state.topic_filter import OWN_TOPICS as OWN_TOPICS
-from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicCreation, TopicFilter
+from tolerant_client.mirror.state.topic_filter import OWN_TOPICS, LinkTopics, TopicCreation, TopicFilter
 
 TIMESTAMP_TYPE = "message.timestamp.type"
 LOG_APPEND_TIME = "LogAppendTime"

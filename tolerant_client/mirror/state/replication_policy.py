@@ -6,7 +6,7 @@ IdentityReplicationPolicy.java of connect/mirror-client, as Kafka 4.2 has them),
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec.structs import asdict
@@ -17,45 +17,8 @@ from tolerant_client.state_json import decoded
 _HEARTBEATS = "heartbeats"
 
 
-class ReplicationPolicy(Protocol):
-    """Names of topics on a target.  `source_alias` is the alias of the cluster that a topic is copied from."""
-
-    def remote_topic(self, source_alias: str, topic: str) -> str:
-        """What `topic` of the source is called on the target."""
-
-    def source_topic(self, source_alias: str, topic: str) -> str | None:
-        """What is called `topic` on the target, in the source's words; None if it cannot be a copy from there."""
-
-    def topic_source(self, topic: str) -> str | None:
-        """The alias of the cluster that a topic was copied from; None if its name says that it was not copied."""
-
-    def upstream_topic(self, topic: str) -> str | None:
-        """What a copied topic is called on the cluster that it was copied from; None if it was not copied."""
-
-    def original_topic(self, topic: str) -> str:
-        """What a topic is called where it was first written."""
-
-    def is_internal(self, topic: str) -> bool:
-        """True for what MirrorMaker 2 never copies: hidden topics, Kafka's own and MirrorMaker 2's own."""
-
-    def is_mm2_internal(self, topic: str) -> bool:
-        """True for MirrorMaker 2's own topics."""
-
-    def is_heartbeats(self, topic: str) -> bool:
-        """True for heartbeats, copied ones too."""
-
-    def is_checkpoints(self, topic: str) -> bool:
-        """True for the checkpoints of any source."""
-
-    def heartbeats_topic(self) -> str:
-        """Where heartbeats are written, on every cluster the same."""
-
-    def checkpoints_topic(self, alias: str) -> str:
-        """Where the target keeps the checkpoints of the source `alias`."""
-
-
 class DefaultReplicationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """The source's alias before each name: `A.orders`.
+    """The source's alias before each name: `A.orders`; `source_alias` is that of the cluster that a topic is copied from.
 
     Without `internal_separator_enabled` the internal topics keep "." whatever the separator is (KIP-690).
     """
@@ -64,14 +27,19 @@ class DefaultReplicationPolicy(msgspec.Struct, frozen=True, forbid_unknown_field
     internal_separator_enabled: bool = True
 
     def remote_topic(self, source_alias: str, topic: str) -> str:
+        """What `topic` of the source is called on the target."""
         return f"{source_alias}{self.separator}{topic}"
 
     def source_topic(self, source_alias: str, topic: str) -> str | None:
-        """Unlike upstream_topic right for an alias with separators in it, too."""
+        """What is called `topic` on the target, in the source's words; None if it cannot be a copy from there.
+
+        Unlike upstream_topic right for an alias with separators in it, too.
+        """
         prefix = f"{source_alias}{self.separator}"
         return topic.removeprefix(prefix) if topic.startswith(prefix) else None
 
     def topic_source(self, topic: str) -> str | None:
+        """The alias of the cluster that a topic was copied from; None if its name says that it was not copied."""
         # As String.split of Java has it: every letter is a part without a separator, empty parts at the end are none.
         parts = topic.split(self.separator) if self.separator else list(topic)
         while parts and not parts[-1]:
@@ -79,16 +47,19 @@ class DefaultReplicationPolicy(msgspec.Struct, frozen=True, forbid_unknown_field
         return parts[0] if len(parts) > 1 else None
 
     def upstream_topic(self, topic: str) -> str | None:
+        """What a copied topic is called on the cluster that it was copied from; None if it was not copied."""
         source = self.topic_source(topic)
         return None if source is None else topic[len(source) + len(self.separator) :]
 
     def original_topic(self, topic: str) -> str:
+        """What a topic is called where it was first written."""
         upstream = self.upstream_topic(topic)
         while upstream is not None and upstream != topic:
             topic, upstream = upstream, self.upstream_topic(upstream)
         return topic
 
     def is_internal(self, topic: str) -> bool:
+        """True for what MirrorMaker 2 never copies: hidden topics, Kafka's own and MirrorMaker 2's own."""
         return self.is_mm2_internal(topic) or topic.startswith(("__", "."))
 
     def is_mm2_internal(self, topic: str) -> bool:
@@ -97,15 +68,18 @@ class DefaultReplicationPolicy(msgspec.Struct, frozen=True, forbid_unknown_field
         return is_named or self.is_checkpoints(topic)
 
     def is_heartbeats(self, topic: str) -> bool:
+        """True for heartbeats, copied ones too."""
         return self.original_topic(topic) == self.heartbeats_topic()
 
     def is_checkpoints(self, topic: str) -> bool:
+        """True for the checkpoints of any source."""
         return topic.endswith(self.checkpoints_topic(""))
 
     def heartbeats_topic(self) -> str:
         return _HEARTBEATS
 
     def checkpoints_topic(self, alias: str) -> str:
+        """Where the target keeps the checkpoints of the source `alias`."""
         separator = self._internal_separator
         return f"{alias}{separator}checkpoints{separator}internal"
 
@@ -190,7 +164,7 @@ class TopicNames(msgspec.Struct, frozen=True):
 _SHOWN = 200  # of what cannot be read
 
 
-def is_cycle(policy: ReplicationPolicy, topic: str, target_alias: str) -> bool:
+def is_cycle(policy: DefaultReplicationPolicy, topic: str, target_alias: str) -> bool:
     """Whether a topic of the source was once copied from the target: it would go round for ever.
 
     As MirrorSourceConnector.isCycle; where names say nothing (IdentityReplicationPolicy) nothing is found.

@@ -102,15 +102,10 @@ class StateTopic:
     async def batches(
         self, position: int, end: int, partition: int = 0
     ) -> AsyncIterator[tuple[BatchHeader, memoryview]]:
-        """The batches from `position` on to `end`, committed or not; fewer where the brokers say three times that these are all."""
-        async for header, batch in self._until(position, end, partition):
-            if header.base_offset < end:
-                yield header, batch
+        """The batches from `position` on to `end`, committed or not; fewer where the brokers say three times that these are all.
 
-    async def _until(
-        self, position: int, end: int, partition: int = 0
-    ) -> AsyncIterator[tuple[BatchHeader, memoryview]]:
-        """As `batches`, and the one behind `end` where the cleaner took what lay before it, which shows that nothing is missing."""
+        Also the one behind `end` where the cleaner took what lay before it: it shows that nothing is missing.
+        """
 
         async def ask() -> list[tuple[BatchHeader, memoryview]]:
             found = iter_record_sets((await self.fetch(position, partition)).records, from_offset=position)
@@ -131,7 +126,7 @@ class StateTopic:
         async def read() -> list[Record]:
             first = until = max(position, await self.start())
             found: list[Record] = []
-            async for header, batch in self._until(first, end):
+            async for header, batch in self.batches(first, end):
                 if not header.is_control:
                     found += (r for r in tail_records(header, batch, first) if first <= r.offset < end)
                 until = header.next_offset

@@ -129,8 +129,7 @@ class Running:
         self.goals = [wanted.until_offset, wanted.until_offset]
         self.not_compared: list[NotCompared] = []
         self.suspect: Difference | None = None
-        self.failure = ("", -1)  # what could not be compared last, and how far all was compared then
-        self.failures = 0
+        self.failure = Belief()  # what could not be compared, and how far all was compared then
         self.is_checking = False
         self.has_goals_behind = False  # the logs are read on to their ends, for proofs
 

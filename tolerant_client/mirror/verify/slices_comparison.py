@@ -257,11 +257,9 @@ class SlicesComparison:
         try:
             log.compare()
         except TolerantClientError as error:
-            failure = (str(error), log.compared_until)
-            running.failures = running.failures + 1 if failure == running.failure else 1
-            running.failure = failure
+            is_believed = running.failure.hear(f"{log.compared_until}: {error}")
             log.start_over()
-            if running.failures >= BELIEVED_AFTER:
+            if is_believed:
                 self._finish(running, str(error))
         else:
             self._after_comparing(running)

@@ -56,9 +56,8 @@ class Unproved:
         codes = pa.concat_arrays([self._keys, keys]).dictionary_encode().indices
         numbers = codes.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
         own, others = numbers[: len(self._offsets)], numbers[len(self._offsets) :]
-        last = np.full(
-            int(numbers.max()) + 2, -1, np.int64
-        )  # by number of the key; the last entry is that of null keys
+        # By the number of the key; the last entry is that of null keys.
+        last = np.full(int(numbers.max()) + 2, -1, np.int64)
         np.maximum.at(last, others, offsets)
         np.maximum.at(last, own, self._offsets)  # a missing record exists on the other side
         self._keep(self._offsets >= last[own])

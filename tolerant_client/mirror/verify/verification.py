@@ -40,7 +40,7 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control, read_controls
 from tolerant_client.mirror.state.ledger import limit_of, of_present_topics, read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE, link_topics, made_anew, see_topics, some
+from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE, made_anew, see_topics, some, written_topics
 from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.plan import select_topics
@@ -165,12 +165,10 @@ class Verification:
         promoted = [
             control for control in links.values() if control.is_promoted and control.source_cluster_id == origin
         ]
-        copying = [
-            c for c in links.values() if c.source_cluster_id == origin and not (c.is_promoted or c.is_handed_back)
-        ]
+        copying = [control for control in links.values() if control.source_cluster_id == origin and not control.is_over]
         for link, control in links.items():
             if control.topics and control.source_cluster_id == origin and await has_map(self.target, link, control):
-                self._leave_out_translated(link, link_topics(control, link, None), _begun(copying, now))
+                self._leave_out_translated(link, written_topics(control, link, None), _begun(copying, now))
         self._starts = {p: offset for control in copying for p, offset in control.starts.items()}
         self._fenced_ids = {number for control in promoted for number in control.producer_ids}
         return made_anew(links, origin, now)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import OversizedRecordError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable
+from tolerant_client.mirror.batches.divergence import first_header
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
-
-_LEADER_EPOCH_AT = 12  # in a record batch; byte 16 is the magic
-_MAGIC_AT = 16
 
 
 def accept(
@@ -22,7 +20,9 @@ def accept(
     if copy.is_lease_over(now, append_lease_s):
         copy.trouble("the last look at the target's log is too old", now)
         return []
-    if -1 not in (epoch := _leader_epoch(part), copy.leader_epoch) and epoch != copy.leader_epoch:
+    first = first_header(part.records)
+    epoch = -1 if first is None else first.partition_leader_epoch
+    if -1 not in (epoch, copy.leader_epoch) and epoch != copy.leader_epoch:
         # An unclean election may have taken back what was copied: both logs are compared (KIP-101).
         copy.former_epoch, copy.leader_epoch = copy.leader_epoch, -1
         copy.trouble("the source has a new leader epoch", now)
@@ -35,10 +35,3 @@ def accept(
     except TolerantClientError as error:
         copy.doubt(error, now)
     return []
-
-
-def _leader_epoch(part: FetchedPartition) -> int:
-    """That of the first batch; -1 without one, and for message sets."""
-    if len(part.records) <= _MAGIC_AT or part.records[_MAGIC_AT] < 2:
-        return -1
-    return int.from_bytes(part.records[_LEADER_EPOCH_AT : _LEADER_EPOCH_AT + 4], "big", signed=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
@@ -23,21 +23,12 @@ from tolerant_client.cluster.admin.topics import require_topic
 from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
+from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.records.record_batch import BatchHeader
 
 _LONG_FILL_S = 0.1  # long enough for a topic to be made anew
-
-
-class GapFiller(Protocol):
-    """One way to fill gaps (identical/fill.py)."""
-
-    async def fill(
-        self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int, topic_id: uuid.UUID | None
-    ) -> int:
-        """Fills a gap that begins at the log end; returns the log end that it saw at last."""
-        ...
 
 
 class _Sender:
@@ -62,7 +53,7 @@ class Appender:
     def __init__(
         self,
         link: CopiedLink,
-        fillers: Mapping[GapFill, GapFiller],
+        fillers: Mapping[GapFill, TransactionFiller | MarkerFiller],
         holds: Callable[[PartitionCopy], bool],
         on_answer: Callable[[list[PartitionCopy]], None],
         on_no_leader: Callable[[PartitionCopy], None],
@@ -214,9 +205,8 @@ class Appender:
     async def _fill(self, sender: _Sender, copy: PartitionCopy, gap: Gap) -> None:
         began_at, partition, topic_id = self._clock(), copy.partition, copy.topic_id
         try:
-            log_end = await self._fillers[copy.way].fill(
-                partition, gap, max_batch_bytes=copy.max_batch_bytes, topic_id=topic_id
-            )
+            filler, size = self._fillers[copy.rules.way], copy.rules.max_batch_bytes
+            log_end = await filler.fill(partition, gap, max_batch_bytes=size, topic_id=topic_id)
             if self._clock() - began_at > _LONG_FILL_S:
                 await require_topic(self._target, partition.topic, topic_id)  # transactions and markers go by names
         except KafkaError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -23,15 +24,21 @@ from tolerant_client.mirror.state.link_control import LinkControl, Positions, To
 _CONTROL = (TopicPartition(CONTROL_TOPIC, 0),)
 
 
+class _Unwritten(NamedTuple):
+    """What the control does not say yet, as copied_so_far takes it."""
+
+    begun: dict[TopicPartition, TopicIds]
+    copied: dict[TopicPartition, int]
+    log_starts: dict[TopicPartition, int]
+
+
 class Begun:
     """Writes to the control of `control.link`; on the event loop of `target`."""
 
     def __init__(self, target: Cluster, control: ControlWatch) -> None:
         self._target = target
         self._control = control
-        self._unwritten: dict[TopicPartition, TopicIds] = {}
-        self._uncopied: dict[TopicPartition, int] = {}
-        self._unstarted: dict[TopicPartition, int] = {}
+        self._unwritten = _Unwritten({}, {}, {})
         self._locks = PartitionLocks()
 
     async def write(
@@ -46,30 +53,30 @@ class Begun:
         Without the right to write there nothing is remembered: a start has warned of it, and a log that is emptied is not
         believed later.  Raises KafkaError.
         """
-        known = self._control.value
-        self._unwritten |= {p: ids for p, ids in partitions.items() if known.begun.get(p) != ids}
-        new = self._unwritten  # what is known of a former log goes with it (copied_so_far), even where it is the same
-        self._uncopied |= {p: offset for p, offset in copied.items() if p in new or known.copied.get(p) != offset}
-        self._unstarted |= {p: start for p, start in log_starts.items() if p in new or known.log_starts.get(p) != start}
-        if not (self._unwritten or self._uncopied or self._unstarted):
-            return
-        async with self._locks.held(_CONTROL):  # what is begun at the same time is one record
-            await self._write_all()
+        known, unwritten = self._control.value, self._unwritten
+        new = unwritten.begun  # what is known of a former log goes with it (copied_so_far), even where it is the same
+        new.update({p: ids for p, ids in partitions.items() if known.begun.get(p) != ids})
+        unwritten.copied.update({p: at for p, at in copied.items() if p in new or known.copied.get(p) != at})
+        unwritten.log_starts.update(
+            {p: at for p, at in log_starts.items() if p in new or known.log_starts.get(p) != at}
+        )
+        if any(unwritten):
+            async with self._locks.held(_CONTROL):  # what is begun at the same time is one record
+                await self._write_all()
 
     async def _write_all(self) -> None:
-        new, self._unwritten = self._unwritten, {}
-        ends, self._uncopied = self._uncopied, {}
-        starts, self._unstarted = self._unstarted, {}
-        if not (new or ends or starts):
+        unwritten, self._unwritten = self._unwritten, _Unwritten({}, {}, {})
+        if not any(unwritten):
             return
         try:
-            await update_control(self._target, self._control.link, lambda now: copied_so_far(now, new, ends, starts))
+            await update_control(self._target, self._control.link, lambda now: copied_so_far(now, *unwritten))
         except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError, OptionError):
             pass
         except Errors.KafkaError:
-            self._unwritten = {**new, **self._unwritten}
-            self._uncopied = {**ends, **self._uncopied}
-            self._unstarted = {**starts, **self._unstarted}
+            (begun, copied, log_starts), later = unwritten, self._unwritten
+            self._unwritten = _Unwritten(
+                {**begun, **later.begun}, {**copied, **later.copied}, {**log_starts, **later.log_starts}
+            )
             raise
 
     async def identified(self, state: AppendState) -> AppendState:

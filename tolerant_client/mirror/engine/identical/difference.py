@@ -240,8 +240,7 @@ async def _explain_own(
     is_taken_back = logs.target_end > logs.source_end or await _has_newer_epoch(source, case.partition, first)
     if is_taken_back and case.copied == logs.target_end:
         return _truncated(case, link, first)
-    written = max(logs.target_start, logs.adopted), logs.target_end
-    places = await read_places(target, case.partition, written, header, case.own)
+    places = await read_places(target, case.partition, (logs.written_from, logs.target_end), header, case.own)
     if (wrong := places.wrong) is not None:
         return TargetDivergedError(
             f"The target log of {case} has at offset {wrong.base_offset} a batch of the mirror (producer id {wrong.producer_id})"
@@ -287,7 +286,7 @@ async def _has_newer_epoch(source: Cluster, partition: TopicPartition, first: in
 async def _first_rewritten(target: Cluster, case: Case) -> int:
     """Where the batches at the end of a log begin whose times the broker gave."""
     assert case.last is not None
-    low, high = max(case.logs.target_start, case.logs.adopted), case.last.base_offset
+    low, high = case.logs.written_from, case.last.base_offset
     while low < high:
         middle = (low + high) // 2
         header = (await read_headers(target, {case.partition: middle})).get(case.partition)

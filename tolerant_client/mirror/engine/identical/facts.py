@@ -24,12 +24,9 @@ class TargetFacts:
         self._target = target
         self._policy = policy
         self._clock = clock
-        self._topics: dict[
-            str, tuple[float, TopicFacts, bool]
-        ] = {}  # when read, the target's, whether the source cleans
-        self._remembered: dict[
-            int, tuple[float, int]
-        ] = {}  # by node: when read, how long it surely remembers a producer
+        # When read, the target's, and whether the source cleans; by node when read, and how long it surely remembers a producer.
+        self._topics: dict[str, tuple[float, TopicFacts, bool]] = {}
+        self._remembered: dict[int, tuple[float, int]] = {}
 
     async def read(self, copies: Collection[PartitionCopy]) -> None:
         """Reads what is stale for these partitions, and clears their doubts.  Raises KafkaError."""

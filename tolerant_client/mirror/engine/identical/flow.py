@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 
 import kafka.errors as Errors
 from kafka.errors import KafkaError
@@ -84,7 +85,6 @@ class Flow:
     def adopt(
         self, partition: TopicPartition, until: int | None, hold_until: float, lease_until: float
     ) -> PartitionCopy:
-        """Takes a partition to copy up to `until` at least, or a new end of one that the copier has."""
         copy = self.partitions.get(partition)
         if copy is None:
             copy = self.partitions[partition] = PartitionCopy(partition, self.clock())
@@ -98,7 +98,6 @@ class Flow:
         return copy
 
     def release(self, partition: TopicPartition) -> None:
-        """Gives a partition up, and its claim once nothing of it is in flight."""
         copy = self.partitions.pop(partition, None)
         if copy is not None:
             copy.is_released = True
@@ -121,7 +120,6 @@ class Flow:
             self.want_sync(wanted)
 
     def is_leaving(self, partition: TopicPartition) -> bool:
-        """Whether something is in flight of what was given up."""
         return partition in self._leaving
 
     def drop_expired(self) -> None:
@@ -209,7 +207,6 @@ class Flow:
                 self.after_trouble(copy)
 
     def stop(self, partition: TopicPartition, error: TolerantClientError) -> None:
-        """Stops a partition."""
         copy = self.partitions[partition]
         copy.stop(error)
         self.leave(copy)
@@ -260,7 +257,5 @@ class Flow:
 
 async def refresh_quietly(cluster: Cluster) -> None:
     """Asks for leaders; a cluster that does not respond shows in the partitions that wait for it."""
-    try:
+    with suppress(KafkaError):
         await cluster.refresh()
-    except KafkaError:
-        pass

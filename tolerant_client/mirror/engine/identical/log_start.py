@@ -159,11 +159,7 @@ async def _delete_before(target: Cluster, partition: TopicPartition, offset: int
             f"The mirror may not delete the filler before offset {offset} of {where}; grant it Delete on the target's topic"
         )
     if code not in (0, Errors.PolicyViolationError.errno):
-        _raise(target, code, f"DeleteRecords of {where}")
-
-
-def _raise(target: Cluster, code: int, what: str) -> None:
-    error = Errors.for_code(code)
-    if getattr(error, "invalid_metadata", False):
-        target.manager.cluster.request_update()  # the leader that we know may lead no longer
-    raise error(what)
+        error = Errors.for_code(code)
+        if error.invalid_metadata:
+            target.manager.cluster.request_update()  # the leader that we know may lead no longer
+        raise error(f"DeleteRecords of {where}")

@@ -14,7 +14,6 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.transactions import init_producer_id
-from tolerant_client.errors import RecoveryExhaustedError
 from tolerant_client.mirror.engine.identical.begun import Begun
 from tolerant_client.mirror.engine.identical.facts import TargetFacts
 from tolerant_client.mirror.engine.identical.flow import Flow
@@ -68,12 +67,8 @@ class IdenticalOffsets(Flow):
         is_waiting = copy.is_troubled and partition not in self.unclaimed  # it says itself what for
         if copy.in_flight or is_waiting or now - heard_at <= patience_s or copy.phase is Phase.STOPPED:
             return
-        if partition in self.unclaimed:
-            copy.stop(self.link.unclaimed_error(copy))
-        else:
-            copy.stop(
-                RecoveryExhaustedError(f"{copy}: the source sent nothing for {patience_s:.0f} s at offset {copy.acked}")
-            )
+        is_unclaimed = partition in self.unclaimed
+        copy.stop(self.link.unclaimed_error(copy) if is_unclaimed else copy.without_news(patience_s))
 
     def watch(self) -> None:
         """Looks at what rests, ends leases, and writes down now and then how far was copied."""

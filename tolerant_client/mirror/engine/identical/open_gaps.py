@@ -9,7 +9,8 @@ coordinators are asked (KIP-664, Kafka 3.0); where they do not tell, every parti
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -49,9 +50,8 @@ class OpenGaps:
         self._may_write = may_write
         self._clock = clock
         self._coordinators = Coordinators(target)
-        self._ending: dict[
-            str, Future
-        ] = {}  # what a coordinator that hangs has not ended yet: the next look waits for the same
+        # What a coordinator that hangs has not ended yet: the next look waits for the same.
+        self._ending: dict[str, Future] = {}
 
     async def end(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
         """Ends the open transactions in these partitions; says of which, and why, nobody knows whether there is one.
@@ -75,7 +75,9 @@ class OpenGaps:
         }
         deadline = time.monotonic() + _ANSWERED_IN_S
         for name, future in ending.items():
-            if not await _is_done(target, future, deadline):
+            with suppress(Errors.KafkaError):  # what it raised is raised below
+                await target.manager.wait_for(future, 1000 * max(0.0, deadline - time.monotonic()))
+            if not future.is_done:
                 self._ending[name] = future
                 unknown[name] = _silent(name, self._coordinators.known(TRANSACTION, name))
         for future in [future for future in ending.values() if future.is_done]:
@@ -105,11 +107,7 @@ async def _described(target: Cluster, names: Iterable[str]) -> tuple[list[str], 
             by_node.setdefault(node, []).append(key)
         elif not isinstance(node, _NEVER_USED):
             unknown[key] = f"the coordinator of {key} was not found: {text_of(node)}"
-
-    async def ask(node_id: int, keys: Collection[str]) -> dict[str, CoordinatorView | Exception]:
-        return await describe_transactions(target, keys, node_id)
-
-    told = await ask_nodes(target, by_node, ask, _ANSWERED_IN_S)
+    told = await _views(target, by_node)
     for node_id, keys in by_node.items():
         for key in keys:
             view = told[key]
@@ -130,32 +128,20 @@ async def ended_gap(target: Cluster, link: str, partition: TopicPartition, marke
     if marker is None or not marker.is_control or not can_list_transactions(target):
         return False
     name = gap_transactional_id(link, partition)
-
-    async def ask(node_id: int, keys: Collection[str]) -> dict[str, CoordinatorView | Exception]:
-        return await describe_transactions(target, keys, node_id)
-
     try:
         node = (await find_coordinators(target, TRANSACTION, [name])).get(name)
-        told = await ask_nodes(target, {node: [name]}, ask, _ANSWERED_IN_S) if isinstance(node, int) else {}
+        told = await _views(target, {node: [name]}) if isinstance(node, int) else {}
     except Errors.KafkaError:
         return False
     view = told.get(name)
     return isinstance(view, CoordinatorView) and view.producer_id == marker.producer_id
 
 
-async def _is_done(target: Cluster, future: Future, deadline: float) -> bool:
-    """Whether a future is done by then (monotonic); what it brings is not read."""
-    done = Future()
+async def _views(target: Cluster, by_node: Mapping[int, Collection[str]]) -> dict[str, CoordinatorView | Exception]:
+    async def ask(node_id: int, keys: Collection[str]) -> dict[str, CoordinatorView | Exception]:
+        return await describe_transactions(target, keys, node_id)
 
-    def finish(*_: object) -> None:
-        if not done.is_done:
-            done.success(None)
-
-    timer = target.net.call_later(max(0.0, deadline - time.monotonic()), finish)
-    future.add_both(finish)
-    await done
-    target.net.cancel(timer)
-    return bool(future.is_done)
+    return await ask_nodes(target, by_node, ask, _ANSWERED_IN_S)
 
 
 def _silent(transactional_id: str, node_id: int | None) -> str:

@@ -43,7 +43,6 @@ from tolerant_client.cluster.produce import NO_APPEND_TIME, add_sequence
 from tolerant_client.errors import (
     OversizedRecordError,
     RecordBatchError,
-    RecoveryExhaustedError,
     TargetDivergedError,
     TolerantClientError,
 )
@@ -87,9 +86,7 @@ class PartitionCopy(CopiedPartition):
         self._misplaced = ""  # what says that the target's log has become shorter than what was acknowledged
         self.read_at = now  # when its place began to be read
         self._checked_at = now
-        self._remembered_until_ms: float = (
-            _FORGOTTEN  # until then the broker knows the producer, whatever it appends of ours
-        )
+        self._remembered_until_ms = _FORGOTTEN  # until then the broker knows the producer, whatever it appends of ours
         self.has_doubtful_facts = False  # the target refused what its topic's configuration, as we read it, takes
         self.retimed: list[tuple[int, int]] = []  # offsets of batches whose response told another time than theirs
         self._ahead_since: float | None = None  # the target keeps more than the source has
@@ -116,7 +113,6 @@ class PartitionCopy(CopiedPartition):
 
     @property
     def is_placed(self) -> bool:
-        """Whether the target's log was read, and is a copy so far."""
         return self._first_log_end is not None
 
     @property
@@ -141,20 +137,15 @@ class PartitionCopy(CopiedPartition):
         return self.phase is Phase.DRAINING and self.in_flight == 0
 
     @property
-    def way(self) -> GapFill:
-        """How its gaps are filled."""
+    def rules(self) -> AppendRules:
+        """Those of the target's topic; of a partition that is placed."""
         assert self._rules is not None
-        return self._rules.way
+        return self._rules
 
     @property
     def topic_id(self) -> uuid.UUID | None:
         """Of the target's topic whose log was read; None where its brokers tell none (Law I)."""
         return self._state.topic_id
-
-    @property
-    def max_batch_bytes(self) -> int:
-        assert self._rules is not None
-        return self._rules.max_batch_bytes
 
     def resume(self, state: AppendState, rules: AppendRules, now: float) -> None:
         """Goes on from what the target's log says."""
@@ -175,8 +166,7 @@ class PartitionCopy(CopiedPartition):
 
     def take(self, part: FetchedPartition, until: int | None, now_ms: int) -> list[Appendable]:
         """As `course`, under the rules of the target's topic."""
-        assert self._rules is not None
-        course = self.course(part, until, self._rules, now_ms)
+        course = self.course(part, until, self.rules, now_ms)
         self.left_out.difference_update([offset for offset in self.left_out if offset < self.position])
         self.leader_epoch = max(self.leader_epoch, course.leader_epoch)
         return course.items
@@ -186,9 +176,8 @@ class PartitionCopy(CopiedPartition):
 
         Always as records: another writer may still have what was lost, and only their sequence makes the broker choose.
         """
-        assert self._rules is not None
         self._troubles.since = None
-        rules = self._rules._replace(way=GapFill.RECORDS)
+        rules = self.rules._replace(way=GapFill.RECORDS)
         items, self.position = cover(Gap(self.position, until_offset), rules, now_ms)
         return items
 
@@ -242,9 +231,8 @@ class PartitionCopy(CopiedPartition):
 
     def sent(self, header: BatchHeader) -> None:
         """Takes it that a batch is in flight."""
-        assert self._rules is not None
         self.in_flight += 1
-        self._remembered_until_ms = min(self._remembered_until_ms, header.max_timestamp + self._rules.remembered_ms)
+        self._remembered_until_ms = min(self._remembered_until_ms, header.max_timestamp + self.rules.remembered_ms)
 
     def is_lease_over(self, now: float, append_lease_s: float) -> bool:
         """M4: a broker forgets an idle producer, so an old view of the log must not be appended to."""
@@ -267,11 +255,10 @@ class PartitionCopy(CopiedPartition):
             self.trouble(f"the response for offset {base_offset} tells another time than that of its records", now)
         elif error_code == 0 and base_offset == header.base_offset:
             if self.phase is Phase.COPYING:
-                assert self._rules is not None
                 self.acked = max(self.acked, header.next_offset)
                 self._checked_at = max(self._checked_at, sent_at)
                 if not self.in_flight:
-                    self._remembered_until_ms = header.max_timestamp + self._rules.remembered_ms
+                    self._remembered_until_ms = header.max_timestamp + self.rules.remembered_ms
             self.bytes += header.size
             self._troubles.progressed()
         elif self.acked >= header.next_offset:
@@ -387,12 +374,7 @@ class PartitionCopy(CopiedPartition):
         """Stops a partition that had nothing but trouble for `patience_s`."""
         troubles = self._troubles
         if troubles.since is not None and now - troubles.since > patience_s and self.phase is not Phase.STOPPED:
-            self.stop(
-                RecoveryExhaustedError(
-                    f"{self}: no progress for {patience_s:.0f} s at offset {self.acked}; check the brokers that lead it",
-                    troubles.reasons,
-                )
-            )
+            self.stop(self.without_progress(patience_s))
 
     @property
     def is_troubled(self) -> bool:

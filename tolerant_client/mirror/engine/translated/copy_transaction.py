@@ -19,6 +19,7 @@ import kafka.errors as Errors
 from kafka.protocol.producer import InitProducerIdRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.asking import chunks
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.stamped import StampedAppends
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
@@ -119,8 +120,8 @@ class CopyTransaction(ProducerTransaction):
 
     async def write_rows(self, rows: Sequence[MapRow], now_ms: int) -> None:
         """Appends rows of the map to the transaction, and waits for the answers."""
-        for first in range(0, len(rows), _ROWS):
-            records = [Record(0, now_ms, row.key.encode(), row.encode()) for row in rows[first : first + _ROWS]]
+        for some in chunks(rows, _ROWS):
+            records = [Record(0, now_ms, row.key.encode(), row.encode()) for row in some]
             batch = memoryview(bytearray(encode_batch(records)))
             await self._rows.append(await self._cluster.leader(self._map_partition), read_header(batch), batch)
 

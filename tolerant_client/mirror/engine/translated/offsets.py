@@ -58,7 +58,6 @@ class TranslatedOffsets:
     def adopt(
         self, partition: TopicPartition, until: int | None, hold_until: float, lease_until: float
     ) -> TranslatedPartition:
-        """Takes a partition to copy up to `until` at least, or a new end of one that the copier has."""
         copy = self.partitions.get(partition)
         is_new = copy is None or copy.is_released or copy.is_done
         if copy is None or is_new:
@@ -82,7 +81,6 @@ class TranslatedOffsets:
                 self._link.claims.leave([claim])
 
     def release(self, partition: TopicPartition) -> None:
-        """Ends a copy once the transaction that is open is committed."""
         if (copy := self.partitions.get(partition)) is not None:
             copy.release()
 
@@ -101,11 +99,9 @@ class TranslatedOffsets:
         """Each partition asks for its claim at the last moment before it writes."""
 
     def stop(self, partition: TopicPartition, error: TolerantClientError) -> None:
-        """Stops a partition."""
         self.partitions[partition].stop(error)
 
     def set_paused(self, partition: TopicPartition, is_paused: bool) -> None:
-        """Takes whether the operator has paused a partition."""
         self.partitions[partition].set_paused(is_paused)
 
     def lose_patience(self, partition: TopicPartition) -> None:

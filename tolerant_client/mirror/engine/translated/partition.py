@@ -31,7 +31,6 @@ from tolerant_client.errors import (
     LinkPromotedError,
     OversizedRecordError,
     RecordBatchError,
-    RecoveryExhaustedError,
     TargetClaimedError,
     TolerantClientError,
 )
@@ -132,7 +131,6 @@ class TranslatedPartition(CopiedPartition):
         return len(self.queue) > 0
 
     def stop(self, error: TolerantClientError) -> None:
-        """Stops the copy."""
         self.error = error
         self.wakeup.notify()
 
@@ -341,10 +339,7 @@ class TranslatedPartition(CopiedPartition):
         patience_s = self._link.limits.patience_ms / 1000
         heard_at = max(self._progressed_at, self.adopted_at, self._link.bucket.free_at)
         if not self.has_reached and self.paused is None and self._link.clock() - heard_at > patience_s:
-            self.error = RecoveryExhaustedError(
-                f"{self}: the source sent nothing for {patience_s:.0f} s at offset {self.acked}; check its brokers, and"
-                " whether a transaction hangs there"
-            )
+            self.error = self.without_news(patience_s)
 
     # -- when something is wrong ----------------------------------------------
 
@@ -375,10 +370,7 @@ class TranslatedPartition(CopiedPartition):
                 f"{self} at offset {self.acked}: {error}; check the topics' configuration and ACLs"
             )
         elif not self.has_reached and now - max(self._progressed_at, self.adopted_at) > patience_s:
-            self.error = RecoveryExhaustedError(
-                f"{self}: no progress for {patience_s:.0f} s at offset {self.acked}; check the brokers that lead it",
-                self._troubles.reasons,
-            )
+            self.error = self.without_progress(patience_s)
         else:
             self.place.forget_topics()
             for cluster in (link.source, link.target):
