@@ -37,7 +37,7 @@ from tolerant_client.cluster.admin.transactions import ProducerEntry, init_produ
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import DataLossError, SourceTruncatedError, TargetDivergedError
 from tolerant_client.mirror.batches.appendable import AppendState
-from tolerant_client.mirror.batches.epochs import source_truncations
+from tolerant_client.mirror.batches.divergence import source_truncations
 from tolerant_client.mirror.batches.losses import LedgerRow, Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine import prepare as sync
 from tolerant_client.mirror.engine.identical import next_sequence, resume_point

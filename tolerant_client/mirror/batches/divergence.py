@@ -23,6 +23,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.asking import chunks
+from tolerant_client.cluster.admin.offsets import leader_epoch_ends
 from tolerant_client.cluster.cluster import READ_COMMITTED, READ_UNCOMMITTED, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import RecordBatchError
@@ -30,6 +31,7 @@ from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.records.read_committed import AbortedTransactions
 from tolerant_client.records.record_batch import (
     HEADER_SIZE,
+    LOG_OVERHEAD,
     BatchHeader,
     Record,
     decode_records,
@@ -49,6 +51,7 @@ _FIRST_READ = 1 << 20  # bytes a partition
 _LARGEST_READ = 128 << 20
 _ANSWERS_IN_VAIN = 4
 _PROBES_IN_THE_DARK = 64  # of a bisection: stretches without a record on both sides
+_LENGTH_AT = 8  # in a batch
 _CHECKED_FIELDS = struct.Struct(">hiqqqhii")  # of a batch header, from its attributes on: what the CRC covers
 
 Range = tuple[int, int]
@@ -95,6 +98,13 @@ def first_header(records: memoryview) -> BatchHeader | None:
         return None
     header = read_header(records)
     return header if header.magic == 2 else None
+
+
+def first_size(records: memoryview) -> int:
+    """The bytes of the first batch or message of a fetch, whether or not all of it came."""
+    if len(records) < LOG_OVERHEAD:
+        return LOG_OVERHEAD  # at least
+    return LOG_OVERHEAD + int.from_bytes(records[_LENGTH_AT:LOG_OVERHEAD], "big", signed=True)
 
 
 async def read_headers(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, BatchHeader]:
@@ -323,6 +333,20 @@ async def agreement_start(
         else:
             low = spans[partition][1]
     return high
+
+
+async def source_truncations(
+    source: Cluster, copied: Mapping[TopicPartition, tuple[int, int]]
+) -> dict[TopicPartition, int]:
+    """Where the source's logs were cut below what was copied, by an election (KIP-101, KIP-320, incident 4).
+
+    `copied` has the leader epoch of the last copied batch and the offset behind
+    it.  The leader says where its log has the end of that epoch; what was
+    copied from there on is gone.  Partitions without a cut are absent, all of
+    them where the brokers (before 2.1) cannot say.
+    """
+    ends = await leader_epoch_ends(source, {p: epoch for p, (epoch, _) in copied.items() if epoch >= 0})
+    return {p: end for p, end in ends.items() if p in copied and 0 <= end < copied[p][1]}
 
 
 def is_copy(copied: BatchHeader, original: BatchHeader) -> bool:

@@ -87,13 +87,10 @@ def grown(control: LinkControl, topics: LinkTopics) -> LinkTopics:
 
 def require_same_source(control: LinkControl, link: str, cluster_id: str | None) -> None:
     """Raises OptionError where the link has copied from another cluster: its target's logs are no copies of this one."""
-    if (
-        control.topics is not None
-        and None not in (control.source_cluster_id, cluster_id)
-        and (control.source_cluster_id != cluster_id)
-    ):
+    known = control.source_cluster_id
+    if control.topics is not None and None not in (known, cluster_id) and known != cluster_id:
         raise OptionError(
-            f"Link {link} copies from cluster {control.source_cluster_id}, and this source is cluster {cluster_id}: give"
+            f"Link {link} copies from cluster {known}, and this source is cluster {cluster_id}: give"
             f" another --link for it, or promote link {link} first"
         )
 
@@ -144,13 +141,8 @@ async def look_for_others(
     own = controls.links.get(link, LinkControl())
     ours = {p.topic for p in own.begun}
     for other, control in controls.links.items():
-        if (
-            is_identical
-            and control.is_promoted
-            and control.producer_ids
-            and other != link
-            and not control.is_handed_back
-        ):
+        was_promoted = control.is_promoted and not control.is_handed_back
+        if is_identical and was_promoted and control.producer_ids and other != link:
             refused |= await _promoted_copies(target, other, control, own)
     for other, control in _others_that_live(controls, link):
         if not control.topics or not (is_identical or control.producer_ids):

@@ -28,12 +28,11 @@ from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition, RawFetc
 from tolerant_client.cluster.fetch_session import FetchSession
 from tolerant_client.errors import RecoveryExhaustedError
 from tolerant_client.mirror.batches.appendable import Appendable
+from tolerant_client.mirror.batches.divergence import first_size
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.witnesses import Witnesses
-from tolerant_client.records.record_batch import LOG_OVERHEAD
 
-_LENGTH_AT = 8  # in a record batch
 _LARGEST_SET = 1 << 28  # bytes; a length beyond is taken for damage
 _DRY_S = 2.0
 _IDLE_S = 1.0  # of a loop whose partitions have all enough
@@ -285,7 +284,8 @@ class Reader(Generic[C]):
             if until is not None and copy.position >= until:
                 session.forget(part.partition)
             elif len(part.records):
-                fetcher.partition_max_bytes = max(fetcher.partition_max_bytes, min(_first_size(part), _LARGEST_SET))
+                size = min(first_size(part.records), _LARGEST_SET)
+                fetcher.partition_max_bytes = max(fetcher.partition_max_bytes, size)
                 session.seek(part.partition, copy.position)
                 fetcher.is_behind |= copy.is_behind
                 copy.dry_since = None
@@ -335,10 +335,3 @@ class Reader(Generic[C]):
         if copy.is_read:
             self.leave(copy.partition)
             await self.try_join([copy.partition])
-
-
-def _first_size(part: FetchedPartition) -> int:
-    """The bytes of the first batch or message, whether or not all of it came."""
-    if len(part.records) < LOG_OVERHEAD:
-        return 0
-    return LOG_OVERHEAD + int.from_bytes(part.records[_LENGTH_AT:LOG_OVERHEAD], "big", signed=True)

@@ -75,14 +75,10 @@ class Witnesses:
                 if not (asked := {p: self._known[p].base_offset for p in chunk if p in unseen}):
                     continue
                 for part in await self._source.fetch(node_id, asked, max_wait_ms=0, partition_max_bytes=_BYTES):
-                    if (
-                        part.error_code
-                        or (header := first_header(part.records)) is not None
-                        and header != self._known[part.partition]
-                    ):
+                    header = None if part.error_code else first_header(part.records)
+                    if part.error_code or header not in (None, self._known[part.partition]):
                         missing.add(part.partition)
-                        unseen.discard(part.partition)
-                    elif header is not None:
+                    if part.error_code or header is not None:
                         unseen.discard(part.partition)
         except Errors.KafkaError:
             pass  # what was not seen is not there

@@ -34,8 +34,7 @@ from tolerant_client.mirror.batches.divergence import (
 )
 from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.mirror.engine.preflight import refuse_circle, refuse_one_cluster
-from tolerant_client.mirror.life.half_done import half_done
-from tolerant_client.mirror.state.control_topic import read_control, read_controls, update_control
+from tolerant_client.mirror.state.control_topic import half_done, read_control, read_controls, update_control
 from tolerant_client.mirror.state.link_control import LinkControl, Positions
 from tolerant_client.mirror.state.link_topics import see_topics
 from tolerant_client.mirror.state.map_topic import map_topic

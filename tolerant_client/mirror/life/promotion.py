@@ -43,7 +43,6 @@ from tolerant_client.mirror.life.carriers import find_carried
 from tolerant_client.mirror.life.comparison import compare_ends
 from tolerant_client.mirror.life.damage import Damage, delete_filler, find_damage, missing_topics
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
-from tolerant_client.mirror.life.half_done import half_done
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans, positions_of
 from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_texts, named
 from tolerant_client.mirror.life.promotion_report import (
@@ -59,7 +58,7 @@ from tolerant_client.mirror.life.promotion_view import (
     losses_of,
     promoted_partitions,
 )
-from tolerant_client.mirror.state.control_topic import read_control, update_control
+from tolerant_client.mirror.state.control_topic import half_done, read_control, update_control
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.link_topics import (

@@ -8,14 +8,15 @@ Laws:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import kafka.errors as Errors
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future
-from tolerant_client.errors import OptionError, text_of
+from tolerant_client.errors import OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.state.control_record import (
     CONTROL_TOPIC,
     Controls,
@@ -170,6 +171,19 @@ async def update_control(target: Cluster, link: str, change: Callable[[LinkContr
             return wanted
         # Whoever wrote between our look and our record goes before us: our change is made to that.
         wanted, position = change(_decoded(newest.value or b"", link, target)), offset + 1
+
+
+@contextmanager
+def half_done(what: str) -> Iterator[None]:
+    """Raises TolerantClientError for every KafkaError behind a control that says that `what` has begun.
+
+    So what is refused, or cannot be reached, is told with how far the command has come; our own mistakes pass as they are.
+    """
+    try:
+        yield
+    except Errors.KafkaError as error:
+        text = text_of(error)
+        raise TolerantClientError(f"{text}; {what} is begun and not finished: run this again") from error
 
 
 async def write_record(topic: StateTopic, link: str, value: bytes | None) -> int:

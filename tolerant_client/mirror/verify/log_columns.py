@@ -9,7 +9,6 @@ Laws:
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, cast
 
@@ -48,8 +47,6 @@ from tolerant_client.records.varint_columns import Doubt, Int64s
 
 _FILLER_KEY: Final = FILLER.encode()
 _FILLER_HEADER: Final = encode_headers([(FILLER, None)])[:-1]  # up to the length of its value
-_LENGTH: Final = struct.Struct(">i")
-_LENGTH_AT: Final = 8
 
 Mask = npt.NDArray[np.bool_]
 
@@ -105,11 +102,6 @@ def read_batches(records: memoryview, position: int, aborted: Iterable[tuple[int
         batches = zip(map(batch_header, found.headers), found.views)
         counts &= [not transactions.cover(header, view) for header, view in batches]
     return found.chosen(counts), end
-
-
-def is_cut(records: memoryview) -> bool:
-    """True when not even the first batch came whole: the limit was too small for it."""
-    return len(records) < LOG_OVERHEAD or LOG_OVERHEAD + _LENGTH.unpack_from(records, _LENGTH_AT)[0] > len(records)
 
 
 def _whole_batches(records: memoryview, position: int) -> tuple[Batches, RecordBatchError | None]:

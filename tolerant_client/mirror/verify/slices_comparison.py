@@ -26,7 +26,8 @@ from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.partition_fetch import is_local
 from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.verify.log_columns import NO_BATCHES, is_cut, read_batches
+from tolerant_client.mirror.batches.divergence import first_size
+from tolerant_client.mirror.verify.log_columns import NO_BATCHES, read_batches
 from tolerant_client.mirror.verify.log_comparison import LogComparison
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared
 from tolerant_client.mirror.verify.slices import Running, Slice, SliceResult
@@ -232,7 +233,7 @@ class SlicesComparison:
             else:
                 stable = part.last_stable_offset
                 self._doubt(running, number, f"no records at offset {position}: its last stable offset is {stable}")
-        elif is_cut(part.records):
+        elif first_size(part.records) > len(part.records):  # the limit was too small
             # Others took the room: it comes alone next time, with more room if it was alone.
             side.is_hungry = True
             if is_alone and side.limit < _LARGEST_BATCH:

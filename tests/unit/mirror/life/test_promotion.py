@@ -31,7 +31,6 @@ from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.damage import SeenLog
 from tolerant_client.mirror.life.fence import Fenced
-from tolerant_client.mirror.life.half_done import half_done
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion import failover, promote
 from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_texts
@@ -39,6 +38,7 @@ from tolerant_client.mirror.life.promotion_report import PromotedPartition, Prom
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state import map_topic as map_topic_module
 from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
+from tolerant_client.mirror.state.control_topic import half_done
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import differing_topics, require_whole
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, map_partition, map_topic, mapped_topics

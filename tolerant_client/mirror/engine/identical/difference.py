@@ -35,8 +35,8 @@ from tolerant_client.mirror.batches.divergence import (
     first_difference_of_logs,
     read_headers,
     read_slices,
+    source_truncations,
 )
-from tolerant_client.mirror.batches.epochs import source_truncations
 from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
 from tolerant_client.mirror.batches.losses import LedgerRow, Loss, LossReason
 from tolerant_client.mirror.engine.identical.given_times import times_rewritten

@@ -44,8 +44,8 @@ from tolerant_client.mirror.batches.divergence import (
     has_nothing_at,
     read_headers,
     read_slices,
+    source_truncations,
 )
-from tolerant_client.mirror.batches.epochs import source_truncations
 from tolerant_client.mirror.batches.gaps import is_filler_marker
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import (

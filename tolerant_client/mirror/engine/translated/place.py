@@ -17,8 +17,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import EARLIEST, LATEST
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.batches.divergence import read_headers, read_slices
-from tolerant_client.mirror.batches.epochs import source_truncations
+from tolerant_client.mirror.batches.divergence import read_headers, read_slices, source_truncations
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.translated.adopted import Adopted

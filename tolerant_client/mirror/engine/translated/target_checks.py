@@ -79,7 +79,7 @@ def find_loss(
 ) -> tuple[LostOffsets, TolerantClientError] | None:
     """What the source, whose log spans [start, end), no longer has of what was, or was to be, copied.
 
-    `cut_at` is where the log was cut since the row was written (epochs.source_truncations).
+    `cut_at` is where the log was cut since the row was written (divergence.source_truncations).
     """
     name, position = f"{row.key.partition.topic}-{row.key.partition.partition}", row.position
     if is_another(row.ids[0], ids[0]):
