@@ -18,6 +18,7 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.tasks import Tasks
 from tolerant_client.errors import LinkPromotedError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
@@ -26,7 +27,6 @@ from tolerant_client.mirror.engine.limits import CopyLimits, Progress
 from tolerant_client.mirror.engine.memory import Memory
 from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 from tolerant_client.mirror.engine.strategy import CopiedLink, Strategy
-from tolerant_client.mirror.engine.tasks import Tasks
 from tolerant_client.mirror.engine.throttle import TokenBucket
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.claims_topic import Claims, claimed_by, new_holder

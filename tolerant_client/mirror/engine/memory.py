@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tolerant_client.cluster.event_loop import Future
-from tolerant_client.mirror.engine.tasks import resolve
+from tolerant_client.cluster.tasks import resolve
 
 
 class Memory:

@@ -13,13 +13,13 @@ from typing import Protocol
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.tasks import Tasks
 from tolerant_client.errors import LinkPausedError, RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.emptiness import EmptinessChecks
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.memory import Memory
-from tolerant_client.mirror.engine.tasks import Tasks
 from tolerant_client.mirror.engine.throttle import TokenBucket
 from tolerant_client.mirror.state.claims_topic import Claims
 from tolerant_client.mirror.state.control_topic import ControlWatch

@@ -21,10 +21,10 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
-from tolerant_client.cluster.event_loop import WakeupNotifier
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.partition_fetch import is_local
 from tolerant_client.cluster.patience import BELIEVED_AFTER
+from tolerant_client.cluster.tasks import Tasks
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.divergence import first_size
 from tolerant_client.mirror.verify.log_columns import NO_BATCHES, read_batches
@@ -64,7 +64,6 @@ class SlicesComparison:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clusters = (source, target)
-        self._net = source.net
         self._patience = patience_ms / 1000
         self._progress = progress
         self._clock = clock
@@ -76,8 +75,7 @@ class SlicesComparison:
         self._done: dict[Slice, SliceResult] = {}
         self._asked: set[tuple[int, Any]] = set()  # (side, node) with a fetch on its way
         self._answers: deque[tuple[int, Mapping[TopicPartition, int], list[FetchedPartition] | Exception]] = deque()
-        self._wakeup = WakeupNotifier(self._net)
-        self._failure: Exception | None = None
+        self._tasks = Tasks(source)
 
     async def run(self) -> list[SliceResult]:
         """The results in the order of the slices.
@@ -91,9 +89,9 @@ class SlicesComparison:
         while self._waiting or self._open:
             self._fill_places()
             self._ask()
-            await self._wakeup(self._pause())
-            if self._failure is not None:
-                raise self._failure
+            await self._tasks.wait(self._pause())
+            if self._tasks.failure is not None:
+                raise self._tasks.failure
             while self._answers:
                 self._take(*self._answers.popleft())
             if self._clock() - reported_at > _REPORT_EVERY:
@@ -180,9 +178,9 @@ class SlicesComparison:
                 found = error
             self._asked.discard((number, node))
             self._answers.append((number, positions, found))
-            self._wakeup.notify()
+            self._tasks.notify()
 
-        self._spawn(fetch)
+        self._tasks.spawn(fetch)
 
     def _pause(self) -> float:
         """Seconds until something is to be done without an answer."""
@@ -309,9 +307,9 @@ class SlicesComparison:
             running.is_checking = False
             if self._open.get(running.partition) is running:
                 self._after_comparing(running)
-            self._wakeup.notify()
+            self._tasks.notify()
 
-        self._spawn(ask)
+        self._tasks.spawn(ask)
 
     async def _bounds(self, running: Running, number: int, which: int, isolation_level: int = 0) -> int:
         found = await self._clusters[number].list_offsets({running.partition: which}, isolation_level=isolation_level)
@@ -394,13 +392,3 @@ class SlicesComparison:
             running.not_compared.append(self._gone(late, running.slice.from_offset, starts[late], why))
         log.fail_without_proof()
         self._finish(running)
-
-    def _spawn(self, function: Callable[[], Any]) -> None:
-        async def guarded() -> None:
-            try:
-                await function()
-            except Exception as error:  # a mistake here must end the run, not hang it
-                self._failure = error
-                self._wakeup.notify()
-
-        self._net.call_soon(guarded)

@@ -15,6 +15,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition, RawFetch
 from tolerant_client.cluster.fetch_session import FetchSession
+from tolerant_client.cluster.tasks import Tasks
 from tolerant_client.errors import ClusterUnreachableError, RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.batches.gaps import Gap
@@ -22,7 +23,6 @@ from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.memory import Memory
 from tolerant_client.mirror.engine.reader import Reader
-from tolerant_client.mirror.engine.tasks import Tasks
 from tolerant_client.mirror.engine.throttle import TokenBucket
 
 FIRST, SECOND = (TopicPartition("orders", number) for number in range(2))

@@ -1,4 +1,4 @@
-"""What a copier runs beside its callers, on their event loop, and how they wait for what it does."""
+"""What is run beside its callers, on a cluster's event loop, and how they wait for what it does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tolerant_client.cluster.event_loop import Future
 
 
 class Tasks:
-    """Those of one copier.  `failure` is what ended one of them; the copier is of no more use then."""
+    """Those of one owner.  `failure` is what ended one of them; the owner is of no more use then."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.failure: Exception | None = None
