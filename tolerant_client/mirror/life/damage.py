@@ -34,8 +34,6 @@ from tolerant_client.mirror.state.link_topics import is_heartbeats
 from tolerant_client.mirror.state.topics import topic_facts
 from tolerant_client.records.record_batch import BatchHeader
 
-_UNKNOWN = TopicIds("", "")
-
 
 class SeenLog(NamedTuple):
     """A log of the target without what a fence left there; `foreign` is the producer id of others who wrote last in it.
@@ -112,7 +110,7 @@ async def find_damage(
         led = {p: end for p, end in copied.items() if not is_heartbeats(of.topics, p.topic)}
         ids = await read_ids(None, of.target, {p.topic for p in led})
         for p, log in (await _seen_logs(of.target, control, led, ids)).items():
-            if (damage := damage_of(of.name, control, p, ids.get(p.topic, _UNKNOWN), log)) is not None:
+            if (damage := damage_of(of.name, control, p, ids.get(p.topic, TopicIds()), log)) is not None:
                 damaged[p] = damage
     return dict(sorted(damaged.items()))
 
@@ -133,11 +131,7 @@ async def _seen_logs(
     logs = {p: Logs(0, 0, starts[p], end, adopted.get(p, 0)) for p, end in ends.items()}
     last = await read_headers(target, {p: log.target_end - 1 for p, log in logs.items() if log.is_written})
     last = {p: header for p, header in last.items() if header.next_offset == ends[p]}
-    known = {
-        p: end
-        for p, end in control.copied.items()
-        if p in control.begun and control.begun[p].is_of_target(ids.get(p.topic, _UNKNOWN))
-    }
+    known = {p: end for p, end in control.copied.items() if control.has_begun(p, ids)}
     others = await last_of_others(target, logs, last, own, known)
     least = {p: log.written_from for p, log in logs.items()}
     ours = await step_back(target, others, least, lambda header: header.producer_id not in own, MOST_STEPS_BACK)
@@ -190,7 +184,7 @@ async def _delete(target: Cluster, control: LinkControl, partition: TopicPartiti
     begun = control.begun.get(partition)
     if (refusal := await others_before(target, partition, until, until, set(control.producer_ids))) is not None:
         return text_of(refusal)
-    now = (await read_ids(None, target, {partition.topic})).get(partition.topic, _UNKNOWN)
+    now = (await read_ids(None, target, {partition.topic})).get(partition.topic, TopicIds())
     if begun is None or not begun.target or begun.target != now.target:
         return "nothing tells that this is the topic that the link has begun"
     code = await delete_records(target, partition, until)

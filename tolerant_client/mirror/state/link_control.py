@@ -26,8 +26,8 @@ Positions = Mapping[TopicPartition, int]
 class TopicIds(NamedTuple):
     """The ids of a topic on both clusters (KIP-516); "" from brokers before 2.8."""
 
-    source: str
-    target: str
+    source: str = ""
+    target: str = ""
 
     def is_of_source(self, now: TopicIds) -> bool:
         """Whether the source's topic is still the same, as far as that is told."""
@@ -77,6 +77,11 @@ class LinkControl:
     def is_over(self) -> bool:
         """Whether the link copies nothing any more: it was promoted, or handed back to MirrorMaker 2."""
         return self.is_promoted or self.is_handed_back
+
+    def has_begun(self, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
+        """Whether the link has begun this log of the target, and not another one of that name; `ids` are the topics' now."""
+        begun = self.begun.get(partition)
+        return begun is not None and begun.is_of_target(ids.get(partition.topic, TopicIds()))
 
     def pauses(self, partition: TopicPartition) -> bool:
         return WHOLE_LINK in self.paused or partition.topic in self.paused or partition in self.paused_partitions

@@ -75,8 +75,6 @@ from tolerant_client.mirror.engine.identical.places import ends_in_gap
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 
-_UNKNOWN = TopicIds("", "")
-
 
 class LogStart(NamedTuple):
     """The target's log is empty and the source's starts at `start`: that comes first (or is half done)."""
@@ -122,7 +120,7 @@ async def read_append_states(
     last = {p: header for p, header in last.items() if header.next_offset == logs[p].target_end}
     logs = {p: log for p, log in logs.items() if not log.is_written or p in last or p in bare}
     own = {known for known in (producer_id, *control.producer_ids) if known >= 0}
-    known = {p: end for p, end in control.copied.items() if p in logs and _is_begun(control, p, ids)}
+    known = {p: end for p, end in control.copied.items() if p in logs and control.has_begun(p, ids)}
     unproved = await unproved_tails(source, logs, last, own) | {
         p: logs[p].window for p in bare if logs[p].common[0] < logs[p].common[1]
     }
@@ -149,8 +147,8 @@ async def read_append_states(
     found: dict[TopicPartition, Found] = {**behind}
     troubled: list[Case] = []
     for p, state in states.items():
-        log, now, copied_tail = logs[p], ids.get(p.topic, _UNKNOWN), copies.get(p)
-        begun = control.begun[p] if _is_begun(control, p, ids) else None
+        log, now, copied_tail = logs[p], ids.get(p.topic, TopicIds()), copies.get(p)
+        begun = control.begun[p] if control.has_begun(p, ids) else None
         is_same_topic = begun is not None and bool(begun.source) and begun.source == now.source
         copied_to = None if begun is None else control.copied.get(p)
         differs_at = others_differ.get(p, first_difference(originals[p], copies[p]) if p in unproved else None)
@@ -275,14 +273,8 @@ async def _bounds(
 
 
 def _target_id(ids: Mapping[str, TopicIds], partition: TopicPartition) -> uuid.UUID | None:
-    known = ids.get(partition.topic, _UNKNOWN).target
+    known = ids.get(partition.topic, TopicIds()).target
     return uuid.UUID(known) if known else None
-
-
-def _is_begun(control: LinkControl, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
-    """Whether the link has begun this log of the target, and not another one of that name."""
-    begun = control.begun.get(partition)
-    return begun is not None and begun.is_of_target(ids.get(partition.topic, _UNKNOWN))
 
 
 def _begun_at(control: LinkControl, partition: TopicPartition, begun: TopicIds | None, copied: int) -> int | None:
