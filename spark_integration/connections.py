@@ -30,16 +30,9 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-def open_cluster(config: Mapping[str, Any], *, name: str = "cluster", patience_ms: int = 60_000) -> Cluster:
-    """A cluster for what kafka_python_config made of a user's properties; the caller closes it."""
-    return Cluster(config, name=name, patience_ms=patience_ms)
-
-
 def borrowed_cluster(config: Mapping[str, Any], *, patience_ms: int = 60_000) -> AbstractContextManager[Cluster]:
     """A cluster of this process's pool, for as long as the block lasts; its patience is Cluster's."""
-    return borrowed(
-        ("cluster", patience_ms, sorted(config.items())), lambda: open_cluster(config, patience_ms=patience_ms)
-    )
+    return borrowed(("cluster", patience_ms, sorted(config.items())), lambda: Cluster(config, patience_ms=patience_ms))
 
 
 @contextlib.contextmanager

@@ -21,7 +21,8 @@ from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.ops.mm2.flows import Flow, Flows
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.server import StatusServer
-from tolerant_client.ops.service.duties import Duty, DutyThread, connected
+from tolerant_client.ops.service.clusters import connected
+from tolerant_client.ops.service.duties import Duty, DutyThread
 from tolerant_client.ops.service.link_events import EventPrinter, LinkEvent, Listeners, tell_duty
 from tolerant_client.ops.service.mirror_settings import MirrorSettings
 from tolerant_client.ops.service.restarts import RestartPolicy

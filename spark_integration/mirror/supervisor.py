@@ -30,7 +30,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_integration.mirror import mirror_job
 from tolerant_client.errors import LinkPromotedError, TolerantClientError
 from tolerant_client.mirror.engine.prepare import PreparedLink
-from tolerant_client.ops.service.duties import Duty, DutyThread, connected, lanes
+from tolerant_client.ops.service.clusters import connected
+from tolerant_client.ops.service.duties import Duty, DutyThread, lanes
 from tolerant_client.ops.service.link_events import LinkEvent, Tell, sentence, tell_duty
 from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorSettings, run_claim

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from tolerant_client.records.arrow import TIMESTAMP, timestamps_to_arrow
-from tolerant_client.records.record_batch import CODEC_MASK, BatchHeader
+from tolerant_client.records.codecs import CODEC_NAMES
+from tolerant_client.records.record_batch import BatchHeader
 
-# Kafka's names (CompressionType.java), by the number in a batch's attributes.
-CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+# Columns that are fields of a batch's header.
+_OF_HEADER: Final[Mapping[str, str]] = {
+    "baseOffset": "base_offset",
+    "lastOffset": "last_offset",
+    "recordCount": "record_count",
+    "leaderEpoch": "partition_leader_epoch",
+    "isTransactional": "is_transactional",
+    "isControl": "is_control",
+}
 
 
 def batches_to_arrow(
@@ -21,32 +29,22 @@ def batches_to_arrow(
     """Rows of the fields of `schema`; control batches are among them, and the bytes are copied once."""
     headers = [header for header, _ in batches]
 
-    def values(name: str) -> Sequence[Any]:
-        if name == "topic":
-            return [topic] * len(headers)
-        if name == "partition":
-            return [partition] * len(headers)
-        if name == "baseOffset":
-            return [h.base_offset for h in headers]
-        if name == "lastOffset":
-            return [h.last_offset for h in headers]
-        if name == "recordCount":
-            return [h.record_count for h in headers]
-        if name == "leaderEpoch":
-            return [h.partition_leader_epoch for h in headers]
-        if name == "compressionType":
-            return [
-                CODECS[h.attributes & CODEC_MASK] if h.attributes & CODEC_MASK < len(CODECS) else None for h in headers
-            ]
-        if name == "isTransactional":
-            return [h.is_transactional for h in headers]
-        if name == "isControl":
-            return [h.is_control for h in headers]
-        return [batch for _, batch in batches]
+    def column(field: pa.Field) -> Any:
+        if field.type == TIMESTAMP:
+            offsets = np.array([h.base_offset for h in headers], np.int64)
+            return timestamps_to_arrow(offsets, np.array([h.max_timestamp for h in headers], np.int64))
+        values: list[Any]
+        match field.name:
+            case "topic":
+                values = [topic] * len(headers)
+            case "partition":
+                values = [partition] * len(headers)
+            case "compressionType":
+                values = [CODEC_NAMES[h.codec] if h.codec < len(CODEC_NAMES) else None for h in headers]
+            case "batch":
+                values = [batch for _, batch in batches]
+            case name:
+                values = [getattr(h, _OF_HEADER[name]) for h in headers]
+        return pa.array(values, field.type)
 
-    def times() -> Any:
-        offsets = np.array([h.base_offset for h in headers], np.int64)
-        return timestamps_to_arrow(offsets, np.array([h.max_timestamp for h in headers], np.int64))
-
-    arrays = [times() if field.type == TIMESTAMP else pa.array(values(field.name), field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_arrays([column(field) for field in schema], schema=schema)

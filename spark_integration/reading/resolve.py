@@ -76,7 +76,6 @@ async def find_partitions(cluster: Cluster, options: ReadOptions) -> list[TopicP
     selection = options.selection
     if isinstance(selection, Assign):
         found = await _partitions_of(cluster, {p.topic for p in selection.partitions})
-        _check_topics({p.topic for p in selection.partitions}, found, cluster)
         missing = [p for p in selection.partitions if p.partition not in found[p.topic]]
         if missing:
             partition = missing[0]
@@ -87,7 +86,6 @@ async def find_partitions(cluster: Cluster, options: ReadOptions) -> list[TopicP
         return list(selection.partitions)
     if isinstance(selection, Subscribe):
         found = await _partitions_of(cluster, set(selection.topics))
-        _check_topics(set(selection.topics), found, cluster)
     else:
         pattern = re.compile(selection.pattern)  # found anywhere in a name, as by Spark's own source
         everything = await cluster.partitions(None)
@@ -96,10 +94,17 @@ async def find_partitions(cluster: Cluster, options: ReadOptions) -> list[TopicP
 
 
 async def _partitions_of(cluster: Cluster, topics: set[str]) -> dict[str, list[int]]:
+    """Raises OptionError for a topic that does not exist, or cannot."""
     try:
-        return await cluster.partitions(topics)
+        found = await cluster.partitions(topics)
     except InvalidTopicError:
         raise OptionError(f"There is a name that no topic can have among {', '.join(sorted(topics))}") from None
+    if missing := sorted(topics - found.keys()):
+        raise OptionError(
+            f"Topic {', '.join(missing)} does not exist on {','.join(cluster.bootstrap_servers)},"
+            " or this user may not describe it"
+        )
+    return found
 
 
 async def initial_offsets(cluster: Cluster, options: ReadOptions) -> dict[TopicPartition, int]:
@@ -229,15 +234,6 @@ def _report(options: ReadOptions, condition: str, what: str, remedy: str = REMED
     if options.fail_on_data_loss:
         raise DataLossError(f"{message}; {remedy}")
     log.warning("%s", message)
-
-
-def _check_topics(wanted: set[str], found: Mapping[str, object], cluster: Cluster) -> None:
-    missing = sorted(wanted - found.keys())
-    if missing:
-        raise OptionError(
-            f"Topic {', '.join(missing)} does not exist on {','.join(cluster.bootstrap_servers)},"
-            " or this user may not describe it"
-        )
 
 
 async def _latest(

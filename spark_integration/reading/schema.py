@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -20,65 +21,52 @@ from pyspark.sql.types import (
 
 from spark_integration.reading.options import ReadOptions
 from tolerant_client.errors import OptionError
-from tolerant_client.records.arrow import ALL_COLUMNS, TIMESTAMP
+from tolerant_client.records.arrow import ALL_COLUMNS, HEADERS, SCHEMA, TIMESTAMP
 
-_RECORDS: Final = (
-    StructField("key", BinaryType()),
-    StructField("value", BinaryType()),
-    StructField("topic", StringType()),
-    StructField("partition", IntegerType()),
-    StructField("offset", LongType()),
-    StructField("timestamp", TimestampType()),
-    StructField("timestampType", IntegerType()),
-)
-_HEADERS: Final = StructField(
-    "headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
-)
-_LEADER_EPOCH: Final = StructField("leaderEpoch", IntegerType())
-_SCHEMA_IDS: Final = {name: StructField(f"{name}SchemaId", IntegerType()) for name in ("key", "value")}
-
-BATCHES: Final = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("baseOffset", LongType()),
-        StructField("lastOffset", LongType()),
-        StructField("recordCount", IntegerType()),
-        StructField("leaderEpoch", IntegerType()),
-        StructField("maxTimestamp", TimestampType()),
-        StructField("compressionType", StringType()),
-        StructField("isTransactional", BooleanType()),
-        StructField("isControl", BooleanType()),
-        StructField("batch", BinaryType()),
-    ]
-)
-# A row for each task: what it copies.
-RANGES: Final = "ranges array<struct<topic: string, partition: int, until_offset: bigint>>"
-
-_ARROW: Final = {
-    **{field.name: field.type for field in ALL_COLUMNS},
-    **{field.name: pa.int32() for field in _SCHEMA_IDS.values()},
+_SPARK: Final[Mapping[pa.DataType, DataType]] = {
+    pa.binary(): BinaryType(),
+    pa.string(): StringType(),
+    pa.bool_(): BooleanType(),
+    pa.int32(): IntegerType(),
+    pa.int64(): LongType(),
+    TIMESTAMP: TimestampType(),
+    HEADERS: ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+}
+_OF_BATCHES: Final = {
+    "topic": pa.string(),
+    "partition": pa.int32(),
     "baseOffset": pa.int64(),
     "lastOffset": pa.int64(),
     "recordCount": pa.int32(),
+    "leaderEpoch": pa.int32(),
     "maxTimestamp": TIMESTAMP,
     "compressionType": pa.string(),
     "isTransactional": pa.bool_(),
     "isControl": pa.bool_(),
     "batch": pa.binary(),
 }
+_ARROW: Final = {
+    **_OF_BATCHES,
+    **{field.name: field.type for field in ALL_COLUMNS},
+    "keySchemaId": pa.int32(),
+    "valueSchemaId": pa.int32(),
+}
+# A row for each task: what it copies.
+RANGES: Final = "ranges array<struct<topic: string, partition: int, until_offset: bigint>>"
 
 
 def full_schema(options: ReadOptions) -> StructType:
     """All columns of a read: those of Spark's own Kafka source first, in its order."""
     if options.payload == "batches":
-        return BATCHES
-    fields = [*_RECORDS]
-    if options.include_headers:
-        fields.append(_HEADERS)
-    if options.include_leader_epoch:
-        fields.append(_LEADER_EPOCH)
-    return StructType([*fields, *(_SCHEMA_IDS[name] for name in options.framed)])
+        names = [*_OF_BATCHES]
+    else:
+        names = [
+            *SCHEMA.names,
+            *(["headers"] if options.include_headers else []),
+            *(["leaderEpoch"] if options.include_leader_epoch else []),
+            *(f"{name}SchemaId" for name in options.framed),
+        ]
+    return StructType([StructField(name, _SPARK[_ARROW[name]]) for name in names])
 
 
 def chosen_columns(schema: StructType, options: ReadOptions) -> pa.Schema:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -40,9 +40,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from spark_integration.connections import open_cluster
 from spark_integration.reading.admission import Admission, check_end
-from spark_integration.reading.group_offsets import commit_group_offsets
 from spark_integration.reading.offsets import NestedOffsets, cluster_of, flat_offsets, nested_offsets, topic_ids
 from spark_integration.reading.options import ReadOptions
 from spark_integration.reading.reader import RangePartition, read_range
@@ -54,6 +52,8 @@ from spark_integration.reading.resolve import (
     micro_batch_ranges,
     topics_made_anew,
 )
+from tolerant_client.cluster.admin.asking import raise_for
+from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets
 from tolerant_client.cluster.cluster import Cluster
 
 log = logging.getLogger(__name__)
@@ -173,9 +173,25 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _connected(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = open_cluster(self.options.kafka)
+            self._cluster = Cluster(self.options.kafka)
         return self._cluster
 
 
 def _without(topics: set[str], offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
     return {partition: offset for partition, offset in offsets.items() if partition.topic not in topics}
+
+
+async def commit_group_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """Commits the next offset to read of each partition, for tools that show lag; negative ones are left out.
+
+    The group has no members: generation -1 and no member id, as a consumer that assigns partitions by itself commits
+    (KafkaApis.scala, handleOffsetCommitRequest).  Raises a kafka error for what a broker refuses, or where none answers for some seconds: the next batch commits again.
+    """
+    wanted = {partition: CommittedOffset(offset, "") for partition, offset in offsets.items() if offset >= 0}
+    if not wanted:
+        return
+    codes, failures = await commit_offsets(cluster, {group: wanted})
+    for error in failures.values():
+        raise error
+    for partition, code in codes[group].items():
+        raise_for(code, f"{partition.topic}-{partition.partition} of group {group}")

@@ -70,6 +70,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     like a slip in one that it knows.
     """
     own, java = split_options(options, (*SPARK, *OURS))
+    given = {f"kafka.{name}": value for name, value in java.items()}  # so that a refusal names them as they were given
     is_exactly_once = boolean(own, "exactlyOnce", False)
     sink = own.get("exactlyOnceId", "").strip() or None
     if sink is not None and not is_exactly_once:
@@ -79,7 +80,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
             "kafka.transactional.id is not supported: every task needs one of its own; exactlyOnce=true makes them,"
             " exactlyOnceId names the sink in them"
         )
-    producer = _producer(java)
+    producer = _producer(given)
     if is_exactly_once and not producer.is_idempotent:
         raise OptionError(
             "exactlyOnce needs the idempotent producer: leave kafka.enable.idempotence, acks and retries alone"
@@ -89,32 +90,32 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     dead_letter_topic = own.get("deadLetterTopic", "").strip() or None
     if dead_letter_topic is not None and dead_letter_topic == topic:
         raise OptionError(f"deadLetterTopic is {topic!r}, the topic itself, which has refused them; choose another one")
-    codec = _choice(java, "compression.type", _CODECS, codecs.NONE)
+    codec = choice(given, "kafka.compression.type", _CODECS, codecs.NONE)
     limit = producer.max_record_bytes or MAX_BATCH_BYTES
-    batch_size = whole_number(java["batch.size"], "kafka.batch.size") if "batch.size" in java else MAX_BATCH_BYTES
+    batch_size = whole_number(given.get("kafka.batch.size", str(MAX_BATCH_BYTES)), "kafka.batch.size")
     return WriteOptions(
         kafka=kafka_python_config(java, "write"),
         topic=topic,
         producer=producer,
         codec=codec,
-        level=_level(java, codecs.codec_name(codec)),
+        level=_level(given, codecs.codec_name(codec)),
         max_batch_bytes=max(1, min(batch_size, limit)),
-        ignores_keys=_partitioner(java),
+        ignores_keys=_partitioner(given),
         is_exactly_once=is_exactly_once,
         exactly_once_id=sink,
-        transaction_timeout_ms=_positive(java, "transaction.timeout.ms") or TRANSACTION_TIMEOUT_MS,
+        transaction_timeout_ms=positive(given, "kafka.transaction.timeout.ms") or TRANSACTION_TIMEOUT_MS,
         dead_letter_topic=dead_letter_topic,
     )
 
 
-def _producer(java: Mapping[str, str]) -> ProducerSettings:
+def _producer(given: Mapping[str, str]) -> ProducerSettings:
     """As ProducerConfig.java has it: idempotence that nobody asked for gives way to what does not go with it."""
     default = ProducerSettings()
-    acks = _choice(java, "acks", _ACKS, -1)
-    in_flight = _positive(java, "max.in.flight.requests.per.connection")
-    retries = whole_number(java["retries"], "kafka.retries") if "retries" in java else default.retries
-    is_asked_for = "enable.idempotence" in java
-    is_idempotent = _choice(java, "enable.idempotence", {"true": True, "false": False}, True)
+    acks = choice(given, "kafka.acks", _ACKS, -1)
+    in_flight = positive(given, "kafka.max.in.flight.requests.per.connection")
+    retries = whole_number(given.get("kafka.retries", str(default.retries)), "kafka.retries")
+    is_asked_for = "kafka.enable.idempotence" in given
+    is_idempotent = boolean(given, "kafka.enable.idempotence", True)
     for is_against, what in (
         (acks != -1, "acks=all"),
         (retries == 0, "retries above 0"),
@@ -124,10 +125,10 @@ def _producer(java: Mapping[str, str]) -> ProducerSettings:
             if is_asked_for:
                 raise OptionError(f"kafka.enable.idempotence=true needs {what}")
             is_idempotent = False
-    max_request = _positive(java, "max.request.size")
-    request_timeout = _positive(java, "request.timeout.ms") or default.request_timeout_ms
-    delivery = _positive(java, "delivery.timeout.ms")
-    linger = whole_number(java["linger.ms"], "kafka.linger.ms") if "linger.ms" in java else 0
+    max_request = positive(given, "kafka.max.request.size")
+    request_timeout = positive(given, "kafka.request.timeout.ms") or default.request_timeout_ms
+    delivery = positive(given, "kafka.delivery.timeout.ms")
+    linger = whole_number(given.get("kafka.linger.ms", "0"), "kafka.linger.ms")
     if delivery is not None and delivery < linger + request_timeout:
         raise OptionError("kafka.delivery.timeout.ms should be equal to or larger than linger.ms + request.timeout.ms")
     return ProducerSettings(
@@ -137,48 +138,35 @@ def _producer(java: Mapping[str, str]) -> ProducerSettings:
         max_requests=in_flight or default.max_requests,
         max_request_bytes=max_request or default.max_request_bytes,
         max_record_bytes=max_request,
-        max_bytes_in_flight=_positive(java, "buffer.memory") or default.max_bytes_in_flight,
+        max_bytes_in_flight=positive(given, "kafka.buffer.memory") or default.max_bytes_in_flight,
         request_timeout_ms=request_timeout,
         delivery_timeout_ms=delivery or max(default.delivery_timeout_ms, request_timeout),
-        max_block_ms=_positive(java, "max.block.ms") or default.max_block_ms,
+        max_block_ms=positive(given, "kafka.max.block.ms") or default.max_block_ms,
         retries=retries,
     )
 
 
-def _level(java: Mapping[str, str], codec: str) -> int | None:
+def _level(given: Mapping[str, str], codec: str) -> int | None:
     chosen = None
     for name, (lowest, highest) in _LEVELS.items():
-        key = f"compression.{name}.level"
-        if key not in java:
+        key = f"kafka.compression.{name}.level"
+        if key not in given:
             continue
-        text = java[key].strip()
+        text = given[key].strip()
         if not text.lstrip("-").isdecimal() or not (lowest <= int(text) <= highest or (name, text) == ("gzip", "-1")):
-            raise OptionError(f"kafka.{key} is {java[key]!r}; it must be a whole number from {lowest} to {highest}")
+            raise OptionError(f"{key} is {given[key]!r}; it must be a whole number from {lowest} to {highest}")
         if name == codec and text != "-1":
             chosen = int(text)
     return chosen
 
 
-def _partitioner(java: Mapping[str, str]) -> bool:
+def _partitioner(given: Mapping[str, str]) -> bool:
     """Whether keys are passed over; a partitioner of the user's own is refused."""
-    kind = java.get("partitioner.class", "").strip()
+    kind = given.get("kafka.partitioner.class", "").strip()
     name = kind.rpartition(".")[2]
     if kind and name not in _PARTITIONERS:
         raise OptionError(
             f"kafka.partitioner.class {kind} is not supported: no Java classes are loaded; give a column `partition`"
         )
-    ignores = _choice(java, "partitioner.ignore.keys", {"true": True, "false": False}, False)
+    ignores = boolean(given, "kafka.partitioner.ignore.keys", False)
     return ignores or name in _PARTITIONERS[1:]
-
-
-def _positive(java: Mapping[str, str], name: str) -> int | None:
-    return positive(_renamed(java, name), f"kafka.{name}")
-
-
-def _choice(java: Mapping[str, str], name: str, values: Mapping[str, Any], default: Any) -> Any:
-    return choice(_renamed(java, name), f"kafka.{name}", values, default)
-
-
-def _renamed(java: Mapping[str, str], name: str) -> dict[str, str]:
-    """So that a refusal names the property as it was given."""
-    return {f"kafka.{name}": java[name]} if name in java else {}

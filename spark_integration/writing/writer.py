@@ -29,12 +29,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_integration.connections import borrowed, open_cluster
+from spark_integration.connections import borrowed
 from spark_integration.writing.columns import WriteColumns, choose_columns
 from spark_integration.writing.exactly_once import RowDigest, SinkBatch, TransactionNames
 from spark_integration.writing.options import WriteOptions, parse_write_options
 from spark_integration.writing.settlement import WrittenTask, abort_tasks, commit_tasks
 from spark_integration.writing.task import WriteTask
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.batch_producer import BatchProducer
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import OptionError
@@ -132,7 +133,7 @@ def write_task(
     """Writes the rows of one task; returns once they are in their logs.  With exactlyOnce they are not committed then."""
 
     def make() -> BatchProducer:
-        return BatchProducer(open_cluster(options.kafka, name="sink"), options.producer)
+        return BatchProducer(Cluster(options.kafka, name="sink"), options.producer)
 
     # Transactions have producer ids of their own; the plain one goes on from task to task.
     what = ("producer", options.is_exactly_once, sorted(options.kafka.items()), options.producer)

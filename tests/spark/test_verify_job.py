@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import kafka
+import msgspec
 import pytest
 from kafka.structs import TopicPartition
 from typer.testing import CliRunner
@@ -19,6 +19,7 @@ from spark_integration.mirror.verify_job import VerifySettings, cut, deal
 from support.mirror_link import T0, append_batches, append_records, create_topic
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome
 from tolerant_client.mirror.verify.slices import Slice, SliceResult
+from tolerant_client.mirror.verify.verification import Verification
 from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.testing import KafkaCluster
 
@@ -63,21 +64,19 @@ def test_slices_are_dealt_by_size() -> None:
     assert len(deal(sizes, 9)) == 5
 
 
-def test_result_of_a_slice_comes_back_from_its_row_as_it_was() -> None:
+def test_result_of_a_slice_comes_back_from_its_task_as_it_was() -> None:
     wanted, wrong, told = Slice("t", 1, 10, 110), Difference(70, "key differs"), Difference(20, "value differs")
-    for result in (
+    results = [
         SliceResult(wanted, 100, 110),
         SliceResult(wanted, 60, 70, wrong, filler=3, compacted=4),
         SliceResult(wanted, 60, 70, wrong, told, told_records=5, left_out=1),
         SliceResult(wanted, 99, 110, None, told, told_records=1),
         SliceResult(wanted, 9, 50, not_compared=(NotCompared(10, 20, "gone", False),), error="no leader"),
-    ):
-        (row,) = verify_job._rows([result]).to_pylist()
-        assert verify_job._result(SimpleNamespace(**row)) == result
-        assert (row["outcome"], row["compared"]) == (str(result.outcome), result.compared)
+    ]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(results), type=list[SliceResult]) == results
 
 
-def test_frame_says_what_needs_no_look_at_records(spark: Any, clusters: tuple[str, str]) -> None:
+def test_report_says_what_needs_no_look_at_records(spark: Any, clusters: tuple[str, str]) -> None:
     name = "verify-job-ends"
     for servers, partitions, count in zip(clusters, (3, 2), (50, 40)):
         create_topic(servers, name, partitions)
@@ -85,18 +84,14 @@ def test_frame_says_what_needs_no_look_at_records(spark: Any, clusters: tuple[st
     admin = kafka.KafkaAdminClient(bootstrap_servers=clusters[1])
     admin.delete_records({TopicPartition(name, 1): 40})
     admin.close()
-    rows = verify_job.verify_frame(spark, settings(clusters, name)).collect()
-    assert sorted(
-        (r.partition, r.from_offset, r.until_offset, r.outcome, r.compared, r.reason or r.error) for r in rows
-    ) == [
-        (0, 0, 40, "identical", 40, None),
-        (0, 40, 40, "different", 0, "the target log ends earlier"),
-        (0, 40, 50, "not compared", 0, "the target log ends at 40"),
-        (1, 0, 40, "not compared", 0, "the target no longer has them: its log starts at 40"),
-        (1, 40, 40, "different", 0, "the target log ends earlier"),
-        (1, 40, 50, "not compared", 0, "the target log ends at 40"),
-        (2, 0, 0, "different", 0, "the target has no such partition"),
-        (2, 0, 50, "not compared", 0, "the target has no such partition"),
+    report, _ = verify_job.run(settings(clusters, name), session=spark)
+    ends = Difference(40, "the target log ends earlier"), NotCompared(40, 50, "the target log ends at 40")
+    gone = NotCompared(0, 40, "the target no longer has them: its log starts at 40")
+    absent = Difference(0, "the target has no such partition"), NotCompared(0, 50, "the target has no such partition")
+    assert [(p.partition, p.compared, p.first_difference, p.not_compared) for p in report.partitions] == [
+        (0, 40, ends[0], (ends[1],)),
+        (1, 0, ends[0], (gone, ends[1])),
+        (2, 0, absent[0], (absent[1],)),
     ]
 
 
@@ -119,20 +114,28 @@ def test_command_and_job_say_the_same_of_an_emptied_target(spark: Any, clusters:
 
 
 @pytest.mark.long
-def test_frame_has_a_row_for_each_slice(spark: Any, clusters: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_slice_has_a_result(spark: Any, clusters: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_job, "cut", lambda wanted, each, size: cut(wanted, 1.0, 1000.0))
-    frame = verify_job.verify_frame(spark, settings(clusters, "verify-job-.*"))
-    rows = frame.orderBy("topic", "partition", "from_offset").collect()
-    assert [(r.topic, r.partition, r.from_offset, r.until_offset) for r in rows] == [
+    found: list[SliceResult] = []
+    take = Verification.take
+
+    def taken(verification: Verification, results: list[SliceResult]) -> None:
+        found.extend(results)
+        take(verification, results)
+
+    monkeypatch.setattr(Verification, "take", taken)
+    verify_job.run(settings(clusters, "verify-job-(other|same)"), session=spark)
+    found.sort(key=lambda result: result.slice)
+    assert [result.slice[:4] for result in found] == [
         (f"verify-job-{name}", partition, start, start + 1000)
         for name in ("other", "same")
         for partition in (0, 1)
         for start in (0, 1000, 2000)
     ]
-    assert [(r.topic, r.from_offset, r.first_difference_offset, r.reason) for r in rows if r.reason] == [
+    assert [(r.slice.topic, r.slice.from_offset, *r.first_difference) for r in found if r.first_difference] == [
         ("verify-job-other", 2000, 2500, "value differs")
     ]
-    assert sum(r.records for r in rows if r.topic == "verify-job-same") == 2 * RECORDS
+    assert sum(r.records for r in found if r.slice.topic == "verify-job-same") == 2 * RECORDS
 
 
 def test_report_puts_the_slices_together(

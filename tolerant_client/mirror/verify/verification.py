@@ -47,7 +47,6 @@ from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import describe_topics, require_names
 from tolerant_client.mirror.verify.log_comparison import Range
-from tolerant_client.mirror.verify.outcome import Difference
 from tolerant_client.mirror.verify.report import (
     LedgerRange,
     LogBounds,
@@ -250,22 +249,6 @@ class Verification:
         """What is known now; what has not been compared yet is said to be not compared."""
         reports = tuple(self._report(p) for p in self._partitions)
         return VerifyReport(reports, sum(r.records for r in reports), time.monotonic() - self._started, self._ids)
-
-    def edges(self) -> list[SliceResult]:
-        """What is said without comparing, as results of slices: what lies outside the offsets that both logs have."""
-        found: list[SliceResult] = []
-        spans: list[tuple[int, int, Difference | None, str | None]]
-        for partition in self._partitions:
-            part = self._combined(partition) if partition in self._bounds else self._report(partition)
-            spans = [(gap.from_offset, gap.until_offset, None, gap.reason) for gap in part.not_compared]
-            if (difference := part.first_difference) is not None:
-                spans.append((difference.offset, max(difference.offset, part.target_end or 0), difference, None))
-            if part.error is not None:
-                spans.append((0, 0, None, part.error))
-            for start, until, difference, error in spans:
-                wanted = Slice(partition.topic, partition.partition, start, until)
-                found.append(SliceResult(wanted, 0, start, difference, error=error))
-        return found
 
     # -- how it is decided ----------------------------------------------------
 

@@ -10,9 +10,10 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.ops.doctor.describe import Quota
 from tolerant_client.ops.doctor.facts import ClusterFacts, Topic
-from tolerant_client.ops.doctor.finding import Severity, Told, check, number_of, size, some, worst
+from tolerant_client.ops.doctor.finding import Severity, Told, check, size, some, worst
 from tolerant_client.ops.doctor.rights import Asked, Duty, Right, rights_to
 
 _NOT_AUTHORIZED = 29  # TOPIC_AUTHORIZATION_FAILED
@@ -59,7 +60,7 @@ def right_findings(
     if untold:
         yield Told(
             Severity.INFO,
-            number_of(len(untold), "topic"),
+            counted(len(untold), "topic"),
             "the brokers do not tell what a principal may do (before Kafka 2.3)",
             f"Compare {facts.tool('kafka-acls.sh')} --list with the table of rights in this project's guide to security",
         )
@@ -140,7 +141,6 @@ class _Lack(NamedTuple):
 
 
 def _lacking(right: Right, allowed: Mapping[str, Collection[str]]) -> list[_Lack]:
-    """What is missing of a right; `allowed` has the operations by name."""
     return [
         _Lack(right, operation, name)
         for operation in right.operations

@@ -77,10 +77,9 @@ def future_findings(facts: ClusterFacts, newest: Mapping[TopicPartition, int], n
             partition.topic in INTERNAL_TOPICS or facts.config(partition.topic, _TIMESTAMP_TYPE) == "LogAppendTime"
         )
         if is_brokers and early > _WARN_MS:
-            leader = next(
-                (p.leader for p in facts.topics[partition.topic].partitions if p.index == partition.partition), -1
+            stamped.setdefault(facts.leader_of(partition), []).append(
+                (early, f"{partition.topic}-{partition.partition}")
             )
-            stamped.setdefault(leader, []).append((early, f"{partition.topic}-{partition.partition}"))
         elif not is_brokers and early > _FUTURE_MS:
             ahead[partition.topic] = max(timestamp, ahead.get(partition.topic, 0))
     for leader, found in sorted(stamped.items()):

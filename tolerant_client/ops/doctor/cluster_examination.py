@@ -193,7 +193,7 @@ def _examine_logs(checkup: Checkup, found: Examined, topics: Collection[str], ta
         is_whole = bool(coordinators) and all(p.leader in talking for p in coordinators)
         views = checkup.ask("transactions", raw, coordinator_views, raw, talking, ids)
         # What ended while we asked the coordinators is not held back any more, whatever they said of it.
-        leaders = {one.partition: logs.leader_of(facts, one.partition) for one in open_ones}
+        leaders = {one.partition: facts.leader_of(one.partition) for one in open_ones}
         later = checkup.ask("transactions", raw, open_transactions, raw, leaders)
         if later is not None:
             open_ones = still_open(open_ones, later)

@@ -11,7 +11,8 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tolerant_client.ops.doctor.finding import Severity, Told, check, duration, number_of, some
+from tolerant_client.mirror.state.health import counted
+from tolerant_client.ops.doctor.finding import Severity, Told, check, duration, some
 
 _EXPIRES_SOON_S = 30 * 86_400
 _PRODUCE, _RECORD_BATCHES = 0, 3  # api key, and the version that came with record batches (KIP-98, Kafka 0.11)
@@ -183,14 +184,14 @@ def version_findings(name: str, probes: Sequence[Probe], *, is_target: bool) -> 
         groups = "; ".join(f"{some([p.address for p in group])}: {group[0].version}" for group in by_version.values())
         yield Told(
             Severity.WARNING,
-            number_of(len(spoken), "broker"),
+            counted(len(spoken), "broker"),
             f"they do not speak the same versions: {groups}",
             "Finish the rolling upgrade; until then a request may succeed at one broker and fail at another",
         )
     else:
         versions = some(sorted({probe.version for probe in spoken.values()}))
         evidence = f"all that answered speak the same requests, those of Kafka {versions} (or newer)"
-        yield Told(Severity.INFO, number_of(len(spoken), "broker"), evidence, "None needed")
+        yield Told(Severity.INFO, counted(len(spoken), "broker"), evidence, "None needed")
     produce = min(probe.api_versions.get(_PRODUCE, (0, 0))[1] for probe in spoken.values())
     if is_target and produce < _RECORD_BATCHES:
         yield Told(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.ops.doctor.facts import ClusterFacts, Partition, Topic
-from tolerant_client.ops.doctor.finding import Severity, Told, check, number_of, some
+from tolerant_client.ops.doctor.finding import Severity, Told, check, some
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, partition_of
 
 _WHO = {OFFSETS_TOPIC: "group", TRANSACTIONS_TOPIC: "transactional id"}
@@ -114,6 +115,6 @@ def _not_there(facts: ClusterFacts, topic: str) -> Iterator[Told]:
             Severity.ERROR,
             f"topic {topic}",
             f"it does not exist and cannot be made: {_REPLICATION_SETTING[topic]}={wanted}, and there are"
-            f" {number_of(brokers, 'broker')}",
+            f" {counted(brokers, 'broker')}",
             f"Start more brokers, or set {_REPLICATION_SETTING[topic]} to {brokers} at most",
         )

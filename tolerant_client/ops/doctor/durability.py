@@ -9,8 +9,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.ops.doctor.facts import INTERNAL_TOPICS, UNCLEAN, ClusterFacts
-from tolerant_client.ops.doctor.finding import Severity, Told, check, number_of, some
+from tolerant_client.ops.doctor.finding import Severity, Told, check, some
 
 _REASSIGN = "add replicas with kafka-reassign-partitions.sh"
 
@@ -75,7 +76,6 @@ def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterato
 
 
 def _default_findings(facts: ClusterFacts, brokers: int) -> Iterator[Told]:
-    """What topics get that nobody gives settings."""
     factor = facts.broker_setting("default.replication.factor")
     if factor == "1" and brokers > 1:
         yield Told(
@@ -88,7 +88,7 @@ def _default_findings(facts: ClusterFacts, brokers: int) -> Iterator[Told]:
 
 def _set(facts: ClusterFacts, topics: Sequence[str], setting: str) -> str:
     """The command for the first of these topics."""
-    more = f"  # and so {number_of(len(topics) - 1, 'more topic')}" if len(topics) > 1 else ""
+    more = f"  # and so {counted(len(topics) - 1, 'more topic')}" if len(topics) > 1 else ""
     command = f"{facts.tool('kafka-configs.sh')} --alter --entity-type topics --entity-name {shlex.quote(topics[0])}"
     return f"{command} --add-config {setting}{more}"
 

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.ops.doctor.facts import Partition
-from tolerant_client.ops.doctor.finding import Severity, Told, check, number_of, some
+from tolerant_client.ops.doctor.finding import Severity, Told, check, some
 from tolerant_client.tracker.storm import storm_threshold
 
 _REMEDY = (
@@ -51,7 +52,7 @@ def election_findings(name: str, snapshots: Sequence[Snapshot]) -> Iterator[Told
     if unsteady:
         yield Told(
             Severity.WARNING,
-            number_of(len(unsteady), "partition"),
+            counted(len(unsteady), "partition"),
             f"replicas left and joined the in-sync replicas within {seconds:.0f} s: {some([_label(key) for key in unsteady])}",
             "Look for a replica that is slow (disk, network) against replica.lag.time.max.ms",
         )

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from kafka.structs import TopicPartition
+
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
 INTERNAL_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
@@ -126,6 +128,11 @@ class ClusterFacts:
     def living(self) -> dict[int, Broker]:
         """Brokers that are not fenced."""
         return {node_id: broker for node_id, broker in self.brokers.items() if not broker.is_fenced}
+
+    def leader_of(self, partition: TopicPartition) -> int:
+        """-1 where there is none."""
+        known = self.topics[partition.topic].partitions if partition.topic in self.topics else ()
+        return next((p.leader for p in known if p.index == partition.partition), -1)
 
     def config(self, topic: str, name: str) -> str | None:
         return self.configs.get(topic, {}).get(name)

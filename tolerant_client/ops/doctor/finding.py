@@ -118,15 +118,15 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
-def bounded(findings: Iterable[Finding], limit: int = _ALIKE) -> list[Finding]:
+def bounded(findings: Iterable[Finding]) -> list[Finding]:
     """Of many findings of one severity, check and cluster the first, and one that tells how many more there are."""
     kept: dict[tuple[Severity, str, str], list[Finding]] = {}
     for finding in findings:
         kept.setdefault((finding.severity, finding.check, finding.cluster), []).append(finding)
     found: list[Finding] = []
     for alike in kept.values():
-        found += alike[:limit]
-        if rest := alike[limit:]:
+        found += alike[:_ALIKE]
+        if rest := alike[_ALIKE:]:
             first = rest[0]
             said = f"as with those above: {some([finding.thing for finding in rest])}"
             found.append(replace(first, thing=f"{len(rest)} more", evidence=said, remedy="As for those above"))
@@ -138,11 +138,6 @@ def some(things: Collection[object], limit: int = _SHOWN) -> str:
     shown = [str(thing) for thing in things][:limit]
     rest = len(things) - len(shown)
     return ", ".join(shown) + (f" and {rest} more" if rest else "") if shown else "none"
-
-
-def number_of(count: int, noun: str) -> str:
-    """A count and its noun: "1 broker", "3 brokers"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def duration(ms: float) -> str:

@@ -10,12 +10,13 @@ from typing import NamedTuple
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.state.ledger import UNREADABLE
 from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, MAX_MESSAGE_BYTES, TIMESTAMP_TYPE, TopicSpec, plan_topics
 from tolerant_client.ops.doctor.access import create_command
 from tolerant_client.ops.doctor.facts import ClusterFacts
-from tolerant_client.ops.doctor.finding import Severity, Told, check, duration, number_of, size, some
+from tolerant_client.ops.doctor.finding import Severity, Told, check, duration, size, some
 
 _REQUEST_MAX = "socket.request.max.bytes"
 _DAY_MS, _HOUR_MS = 86_400_000, 3_600_000
@@ -200,7 +201,7 @@ def ahead_findings(backlogs: Iterable[Backlog], options: LinkOptions = LinkOptio
         yield Told(
             Severity.ERROR,
             f"topic {topic}",
-            f"{number_of(len(found), 'partition')} longer on the target than on the source: {worst} goes up to offset"
+            f"{counted(len(found), 'partition')} longer on the target than on the source: {worst} goes up to offset"
             f" {worst.position} there, and up to {worst.source_end} on the source",
             f"tolerant-kafka verify {options.of_both}  # tells which records differ: the source has lost some (unclean"
             " election, topic made anew), or others write to the target; then use --offsets translated, or another topic",
@@ -231,7 +232,7 @@ def retention_findings(
             yield Told(
                 Severity.ERROR,
                 f"topic {topic}",
-                f"{number_of(len(lost), 'partition')} lost records before they were copied: {worst} offsets {worst.position} to"
+                f"{counted(len(lost), 'partition')} lost records before they were copied: {worst} offsets {worst.position} to"
                 f" {worst.source_start} are gone from the source",
                 "The mirror stops there; with --on-loss continue it writes the loss into its ledger and goes on",
             )
@@ -260,7 +261,7 @@ def _in_danger(topic: str, backlogs: list[Backlog], limits: Retention, now_ms: i
             Severity.ERROR if is_late else Severity.WARNING,
             f"topic {topic}",
             f"the oldest of {worst.now.copyable} uncopied offsets of {worst} {when} (retention.ms={limits.ms}); {speed};"
-            f" {number_of(len(dangers), 'partition')} in danger",
+            f" {counted(len(dangers), 'partition')} in danger",
             "Raise retention.ms on the source until the mirror has caught up, and start, or speed up, the mirror",
         )
     if limits.bytes:

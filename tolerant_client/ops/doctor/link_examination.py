@@ -128,7 +128,6 @@ class _Examination:
                 raw.close()
 
     def _in_each(self, names: Iterable[str], function: Callable[[str], None]) -> None:
-        """Of several clusters at the same time."""
         side_by_side(partial(self._checkup.guard, name, partial(function, name)) for name in names)
 
     def _watch(self, name: str) -> None:
@@ -286,7 +285,7 @@ class _Link:
         if not lags:
             return
         times = checkup.ask("retention", source.raw, logs.oldest_times, source.raw, lags.values()) or {}
-        sizes = {p: size for (node, p), size in source.sizes.items() if logs.leader_of(source.facts, p) == node}
+        sizes = {p: size for (node, p), size in source.sizes.items() if source.facts.leader_of(p) == node}
         backlogs = [
             Backlog(
                 before[p],

@@ -33,12 +33,6 @@ def serving(facts: ClusterFacts, topics: Iterable[str]) -> dict[TopicPartition, 
     return found
 
 
-def leader_of(facts: ClusterFacts, partition: TopicPartition) -> int:
-    """The leader by metadata; -1 where there is none."""
-    known = facts.topics[partition.topic].partitions if partition.topic in facts.topics else ()
-    return next((p.leader for p in known if p.index == partition.partition), -1)
-
-
 async def transactional_ids(cluster: Cluster, nodes: Iterable[int]) -> set[str]:
     """All that living coordinators have, and that we may describe."""
     found: set[str] = set()

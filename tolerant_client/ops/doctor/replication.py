@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from tolerant_client.cluster.admin.log_dirs import LogDir
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.ops.doctor.facts import INTERNAL_TOPICS, ClusterFacts, Partition, Quorum, Topic
-from tolerant_client.ops.doctor.finding import Severity, Told, check, duration, number_of, size, some
+from tolerant_client.ops.doctor.finding import Severity, Told, check, duration, size, some
 
 _FULL, _NEARLY_FULL = 0.05, 0.15  # of a log directory's bytes that are left
 _KAFKA_STORAGE_ERROR = 56
@@ -114,13 +115,11 @@ def _finding(topic: Topic, partitions: Sequence[Partition], severity: Severity, 
 
 
 def _away(facts: ClusterFacts, partitions: Iterable[Partition]) -> str:
-    """The brokers that these partitions miss."""
     away = {node for p in partitions for node in p.replicas if node not in p.isr or node not in facts.living}
     return facts.named(away) if away else "the brokers that hold them"
 
 
 def _missing_brokers(facts: ClusterFacts) -> Iterator[Told]:
-    """Brokers that replicas are assigned to, and that are not there."""
     held: dict[int, int] = {}
     for topic in facts.topics.values():
         for partition in topic.partitions:
@@ -132,7 +131,7 @@ def _missing_brokers(facts: ClusterFacts) -> Iterator[Told]:
         state = (
             "is registered, and sends the controller no heartbeats (fenced)" if node in fenced else "is not registered"
         )
-        replicas = f"; {number_of(held[node], 'replica')} assigned to it" if node in held else ""
+        replicas = f"; {counted(held[node], 'replica')} assigned to it" if node in held else ""
         yield Told(
             Severity.ERROR if node in held else Severity.WARNING,
             f"broker {node}",

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.ops.doctor.checkup import Checkup
 from tolerant_client.ops.doctor.finding import (
     ERRORS,
@@ -17,7 +18,6 @@ from tolerant_client.ops.doctor.finding import (
     Severity,
     bounded,
     by_severity,
-    number_of,
 )
 from tolerant_client.ops.printing import cell
 
@@ -46,8 +46,8 @@ def print_report(checkup: Checkup, seconds: float, console: Console, *, is_brief
         said = "did not answer"
         if cluster["is_examined"]:
             said = (
-                f"cluster {cluster['cluster_id']}, {number_of(cluster['brokers'], 'broker')},"
-                f" {number_of(cluster['topics'], 'topic')}, {number_of(cluster['partitions'], 'partition')}"
+                f"cluster {cluster['cluster_id']}, {counted(cluster['brokers'], 'broker')},"
+                f" {counted(cluster['topics'], 'topic')}, {counted(cluster['partitions'], 'partition')}"
             )
         console.print(cell(f"{cluster['name']} {cluster['bootstrap_servers']}: {said}"))
     shown = [f for f in bounded(by_severity(checkup.findings)) if not (is_brief and f.severity is Severity.INFO)]
@@ -65,5 +65,5 @@ def print_report(checkup: Checkup, seconds: float, console: Console, *, is_brief
     counts = {severity: sum(f.severity is severity for f in checkup.findings) for severity in Severity}
     made = sum(run.outcome == "made" for run in checkup.runs)
     verdict = _OUTCOMES[checkup.exit_code].upper() if checkup.exit_code else "healthy"
-    found = ", ".join(number_of(counts[severity], noun) for severity, noun in _NOUNS.items())
-    console.print(Text(f"{verdict}: {found}; {made} of {len(checkup.runs)} looks made in {seconds:.1f} s"))
+    found = ", ".join(counted(counts[severity], noun) for severity, noun in _NOUNS.items())
+    console.print(Text(f"{verdict}: {found}; {made} of {len(checkup.runs)} checks made in {seconds:.1f} s"))

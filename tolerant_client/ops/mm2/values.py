@@ -53,12 +53,13 @@ def one_of(given: Settings, name: str, default: str, *others: str) -> str:
     return setting.value.lower()
 
 
-def whole(given: Settings, name: str, default: int, least: int = 1) -> int:
+def whole(given: Settings, name: str, default: int) -> int:
+    """At least 1."""
     setting = given.get(name)
     if setting is None:
         return default
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", setting.value) or int(setting.value) < least:
-        raise OptionError(f"{setting.place} is {setting.shown}; it must be a whole number of at least {least}")
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", setting.value) or int(setting.value) < 1:
+        raise OptionError(f"{setting.place} is {setting.shown}; it must be a whole number of at least 1")
     return int(setting.value)
 
 

@@ -22,7 +22,7 @@ from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.replication_policy import TopicNames
-from tolerant_client.ops.service.duties import connected
+from tolerant_client.ops.service.clusters import connected
 from tolerant_client.ops.service.link_state import LeftOut
 
 _T = TypeVar("_T")
@@ -37,8 +37,7 @@ class LinkClusters:
     def __init__(
         self, source: Mapping[str, str], target: Mapping[str, str], link: str, names: TopicNames | None
     ) -> None:
-        self._source, self._target = connected(source, target, names)
-        self._source.patience_ms = self._target.patience_ms = _PATIENCE_MS
+        self._source, self._target = connected(source, target, names, _PATIENCE_MS)
         self._link = link
         self._control = ControlWatch(self._target, link)
 

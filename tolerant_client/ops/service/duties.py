@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from kafka.errors import KafkaError
@@ -23,8 +23,6 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError
 from tolerant_client.mirror.state.control_topic import ControlWatch
-from tolerant_client.mirror.state.replication_policy import TopicNames
-from tolerant_client.security.kafka_config import kafka_python_config
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.25  # between two looks at the timetable
@@ -137,15 +135,3 @@ class DutyThread:
             source.close()
         except Exception:  # the thread goes on, with new ones
             _log.exception("Duties of link %s", self._link)
-
-
-def connected(
-    source: Mapping[str, str], target: Mapping[str, str], names: TopicNames | None
-) -> tuple[Cluster, Cluster]:
-    """Clients of both clusters on one event loop, from Java client properties; the source's speaks the target's names."""
-    first = Cluster(kafka_python_config(source), name="source", names=names)
-    try:
-        return first, Cluster(kafka_python_config(target), first.net, name="target")
-    except BaseException:
-        first.close()
-        raise

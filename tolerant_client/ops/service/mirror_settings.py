@@ -10,15 +10,14 @@ from typing import Any, Final
 
 import msgspec
 
-from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.ops.service.clusters import both
 from tolerant_client.ops.service.run_claim import RunClaim
-from tolerant_client.security.kafka_config import kafka_python_config
 from tolerant_client.state_json import decoded
 
 _OPTION: Final = "linkSecrets"  # Spark shows no option with that word in its name: the clusters' passwords are in it
@@ -112,11 +111,5 @@ def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
         "goes_on": settings.goes_on,
         "claim": claim.take,
     }
-    with Cluster(kafka_python_config(settings.source), name="source", names=settings.names) as source:
-        target = Cluster(kafka_python_config(settings.target), source.net, name="target")
-        try:
-            return source.run(
-                partial(prepare_link, **how), source, target, settings.topics, settings.link, settings.policy
-            )
-        finally:
-            target.close()
+    with both(settings.source, settings.target, settings.names) as (source, target):
+        return source.run(partial(prepare_link, **how), source, target, settings.topics, settings.link, settings.policy)

@@ -40,6 +40,7 @@ from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.ops.service.clusters import connected
 from tolerant_client.ops.service.link_events import sentence
 from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorJob
@@ -107,12 +108,12 @@ class RangesPlanner:
 
     def tasks(self) -> tuple[tuple[Range, ...], ...]:
         """The ranges of each task that has any; an empty log is one, too: from then on what it loses is a loss (M7)."""
-        sizes: dict[Range, int] = {
-            (*p, None if self.is_tail else until): self._scope.gained.get(p, 0) for p, until in self._scope.ends.items()
-        }
-        self._task_of = dealt(sizes, self._tasks, self._task_of)
-        rows = [tuple(r for r in sizes if self._task_of[TopicPartition(*r[:2])] == task) for task in range(self._tasks)]
-        return tuple(ranges for ranges in rows if ranges)
+        ends = self._scope.ends
+        self._task_of = dealt({p: self._scope.gained.get(p, 0) for p in ends}, self._tasks, self._task_of)
+        rows: list[list[Range]] = [[] for _ in range(self._tasks)]
+        for p, until in ends.items():
+            rows[self._task_of[p]].append((*p, None if self.is_tail else until))
+        return tuple(tuple(ranges) for ranges in rows if ranges)
 
     def stop(self) -> None:
         if self._clusters is not None:
@@ -123,8 +124,7 @@ class RangesPlanner:
     def _connected(self) -> tuple[Cluster, Cluster]:
         if self._clusters is None:
             settings = self._settings
-            source = Cluster(kafka_python_config(settings.source), name="source", names=settings.names)
-            self._clusters = (source, Cluster(kafka_python_config(settings.target), source.net, name="target"))
+            self._clusters = connected(settings.source, settings.target, settings.names)
         return self._clusters
 
     def _refresh(self) -> None:
@@ -241,16 +241,14 @@ class RangesCopier:
 
 
 def dealt(
-    sizes: Mapping[Range, int], tasks: int, before: Mapping[TopicPartition, int] = {}
+    sizes: Mapping[TopicPartition, int], tasks: int, before: Mapping[TopicPartition, int] = {}
 ) -> dict[TopicPartition, int]:
     """The task of each partition: the one that it had before, or else, the largest first, that which has least.  Pure."""
-    found = {p: before[p] for r in sizes if (p := TopicPartition(*r[:2])) in before}
+    found = {p: before[p] for p in sizes if p in before}
     load = [0] * tasks
-    for r, size in sizes.items():
-        if (p := TopicPartition(*r[:2])) in found:
-            load[found[p]] += size + 1
-    for r in sorted(sizes, key=lambda r: (-sizes[r], r[:2])):
-        if (p := TopicPartition(*r[:2])) not in found:
-            found[p] = load.index(min(load))
-            load[found[p]] += sizes[r] + 1
+    for p, task in found.items():
+        load[task] += sizes[p] + 1
+    for p in sorted(sizes.keys() - found.keys(), key=lambda p: (-sizes[p], p)):
+        found[p] = load.index(min(load))
+        load[found[p]] += sizes[p] + 1
     return found

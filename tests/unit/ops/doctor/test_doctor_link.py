@@ -583,7 +583,7 @@ def test_report_has_its_schema_and_shows_names_as_they_are() -> None:
     assert report["checks"][0].keys() == {"check", "cluster", "outcome", "seconds"}
     text = io.StringIO()
     print_report(checkup, 1.5, Console(file=text, width=160))
-    assert "[bold]topic" in text.getvalue() and "ERRORS: 1 error, 0 warnings, 1 note; 1 of 1 looks" in text.getvalue()
+    assert "[bold]topic" in text.getvalue() and "ERRORS: 1 error, 0 warnings, 1 note; 1 of 1 checks" in text.getvalue()
     brief = io.StringIO()
     print_report(checkup, 1.5, Console(file=brief, width=160), is_brief=True)
     assert "info" not in brief.getvalue()

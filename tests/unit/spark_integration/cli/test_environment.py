@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from spark_integration.cli import doctor, link, mirror
 from spark_integration.cli.app import app
 from tolerant_client.errors import OptionError
+from tolerant_client.ops.service import clusters
 
 FILE = """
 clusters = A, B
@@ -43,7 +44,8 @@ def nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(config: Any, *_: Any, **__: Any) -> None:
         raise Asked(",".join(map(str, config["bootstrap_servers"])))
 
-    monkeypatch.setattr(link, "Cluster", ask)
+    for module in (link, clusters):
+        monkeypatch.setattr(module, "Cluster", ask)
     monkeypatch.setattr(
         doctor,
         "_examine",

@@ -1,0 +1,32 @@
+"""Clients of both clusters of a link on one event loop, from Java client properties; the source's speaks the target's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.state.replication_policy import TopicNames
+from tolerant_client.security.kafka_config import kafka_python_config
+
+
+def connected(
+    source: Mapping[str, str], target: Mapping[str, str], names: TopicNames | None = None, patience_ms: int = 60_000
+) -> tuple[Cluster, Cluster]:
+    """To be closed, the target first."""
+    first = Cluster(kafka_python_config(source), name="source", names=names, patience_ms=patience_ms)
+    try:
+        return first, Cluster(kafka_python_config(target), first.net, name="target", patience_ms=patience_ms)
+    except BaseException:
+        first.close()
+        raise
+
+
+@contextmanager
+def both(
+    source: Mapping[str, str], target: Mapping[str, str], names: TopicNames | None = None, patience_ms: int = 60_000
+) -> Iterator[tuple[Cluster, Cluster]]:
+    """The same, for as long as the block lasts."""
+    origin, there = connected(source, target, names, patience_ms)
+    with origin, there:
+        yield origin, there
