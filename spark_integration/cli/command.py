@@ -23,9 +23,11 @@ from typer.core import TyperCommand
 
 from spark_integration.cli.exits import echo_failure, exit_code
 from tolerant_client.errors import OptionError
+from tolerant_client.security.kafka_config import kafka_python_config
 
 _FILE = frozenset({"config", "flow", "clusters"})
 _CLUSTERS = frozenset({"source", "target", "source_properties", "target_properties"})
+_SERVERS = frozenset({"source", "target", "cluster"})
 _ONE = frozenset({"cluster", "cluster_properties"})  # of doctor
 # To which typed options a value of the environment gives way.
 _GIVES_WAY = {
@@ -54,12 +56,7 @@ def unbundled(function: Callable[..., None]) -> Callable[..., None]:
     def command(**given: Any) -> None:
         for name, (kind, offered) in bundles.items():
             given[name] = kind(**{each: given.pop(each) for each in offered})
-        try:
-            function(**given)
-        except KafkaError as error:
-            if given.get("as_json"):
-                echo_failure(error, exit_code(error))
-            raise
+        function(**given)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
     command.__annotations__ = {name: option.annotation for name, option in options.items()}
@@ -69,6 +66,13 @@ def unbundled(function: Callable[..., None]) -> Callable[..., None]:
 
 class Command(TyperCommand):
     """A command whose typed options win over the environment, and which refuses values that no cluster can have."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if told := [param for param in self.params if param.envvar]:
+            # Not beside each option, where they would be cut at 80 columns.
+            names = ", ".join(f"{param.envvar} ({param.opts[0]})" for param in told)
+            self.epilog = f"Environment variables that say what is not typed: {names}."
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its own, and -v, which every command takes behind its name, too."""
@@ -100,13 +104,26 @@ class Command(TyperCommand):
                 _require_possible(param.opts[0], one)
         return rest
 
+    def invoke(self, ctx: Any) -> Any:
+        """Raises OptionError for what is no address; with --json an error that ends the command is its document."""
+        try:
+            for param in self.params:
+                value = ctx.params.get(param.name or "")
+                if param.metavar == "HOST:PORT" and param.name in _SERVERS and value is not None:
+                    is_told = _is_of_environment(ctx, param.name)
+                    _require_addresses(str(param.envvar) if is_told else param.opts[0], value)
+            return super().invoke(ctx)
+        except KafkaError as error:
+            if ctx.params.get("as_json"):
+                echo_failure(error, exit_code(error))
+            raise
+
 
 def _gives_way(param: Any) -> frozenset[str]:
     return _GIVES_WAY.get(param.name or "", frozenset())
 
 
 def _untold(param: Any) -> Any:
-    """The same option, about which the environment says nothing."""
     found = copy.copy(param)
     found.envvar = None
     return found
@@ -127,6 +144,13 @@ def _require_agreement(told: Iterable[Any]) -> None:
                 f"{file.envvar} and {other.envvar} are both set, and a file names its clusters and links itself:"
                 f" unset one of them, or give {file.opts[0]} or {other.opts[0]}"
             )
+
+
+def _require_addresses(given_by: str, servers: str) -> None:
+    try:
+        kafka_python_config({"bootstrap.servers": servers})
+    except OptionError as error:
+        raise OptionError(error.args[0].replace("kafka.bootstrap.servers", given_by)) from None
 
 
 def _require_possible(option: str, value: object) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from spark_integration.cli.exits import require_spark
 from spark_integration.cli.options import Json
+from tolerant_client.ops.printing import echo_json
 
 
 def demo(
@@ -21,5 +22,5 @@ def demo(
 
     result = run_demo(records, is_quiet=as_json)
     if as_json:
-        typer.echo(json.dumps(result.as_json()))
+        echo_json(asdict(result))
     raise typer.Exit(0 if result.is_proved else 1)

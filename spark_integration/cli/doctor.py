@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from kafka.errors import KafkaError
@@ -28,7 +27,7 @@ from tolerant_client.ops.doctor.link_examination import Subject, examine
 from tolerant_client.ops.doctor.report import as_json, print_report
 from tolerant_client.ops.doctor.rights import CHECKPOINTS, HEARTBEATS, Duty
 from tolerant_client.ops.mm2.flows import Flow, read_flows
-from tolerant_client.ops.printing import echo
+from tolerant_client.ops.printing import echo, echo_each, echo_json
 
 _PATIENCE_MS = 5_000  # with clusters that are asked for their link before they are examined
 _WORST_FIRST = (NOT_EXAMINED, ERRORS, WARNINGS, HEALTHY)
@@ -77,6 +76,7 @@ def doctor(
     for name, (servers, path) in given.items():
         if path is not None and servers is None:
             raise OptionError(f"--{name}-properties was given without --{name}")
+    chosen = LinkTopics.of(topics)
     clusters = {
         name: client_properties(servers, path) for name, (servers, path) in given.items() if servers is not None
     }
@@ -88,7 +88,7 @@ def doctor(
         raise OptionError("Give --source, --target or both, or --cluster alone: HOST:PORT[,HOST:PORT...]")
     else:
         name = which.link or _meant(clusters)
-        subjects = [Subject(clusters, LinkTopics.of(topics), name, options=link_options(given, name))]
+        subjects = [Subject(clusters, chosen, name, options=link_options(given, name))]
 
     codes, reports = set(), []
     for subject in subjects:
@@ -104,10 +104,7 @@ def doctor(
         reports.append({"link": subject.link, **as_json(checkup, took)})
     code = next(code for code in _WORST_FIRST if code in codes)
     if in_json:
-        document: dict[str, Any] = (
-            {"version": 1, "exit_code": code, "links": reports} if config is not None else reports[0]
-        )
-        typer.echo(json.dumps(document))
+        echo_json({"version": 1, "exit_code": code, "links": reports} if config is not None else reports[0])
     raise typer.Exit(code)
 
 
@@ -150,8 +147,7 @@ def _examine(subject: Subject) -> Checkup:
 def flow_subjects(path: Path) -> list[Subject]:
     """What to examine for each flow of a MirrorMaker 2 file; says on standard error what is to be told about the file."""
     flows = read_flows(path)
-    for warning in flows.warnings:
-        echo(f"tolerant-kafka: warning: {warning}", err=True)
+    echo_each("warning", flows.warnings)
     if not flows.flows:
         raise OptionError(f"{path} enables no flow; set A->B.enabled = true")
     backwards = {(flow.target_cluster, flow.source_cluster) for flow in flows.heartbeats_only}

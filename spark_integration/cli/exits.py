@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -11,8 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import typer
+from kafka.errors import KafkaError
+
 from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, OptionError, TargetClaimedError, text_of
-from tolerant_client.ops.printing import echo
+from tolerant_client.ops.printing import echo, echo_json
 from tolerant_client.testing import ClusterStartError
 from tolerant_client.testing.artifacts import java_executable
 
@@ -49,7 +51,19 @@ def tell_failure(error: Exception) -> None:
 
 def echo_failure(error: Exception, code: int) -> None:
     """Prints the one document of a command with --json that ends with this error, and this exit code."""
-    echo(json.dumps({"error": _sentence(error), "exit_code": code}))
+    echo_json({"error": _sentence(error), "exit_code": code})
+
+
+@contextmanager
+def ended_with(code: int, as_json: bool) -> Iterator[None]:
+    """Ends the command with this exit code at any error, which it tells."""
+    try:
+        yield
+    except KafkaError as error:
+        tell_failure(error)
+        if as_json:
+            echo_failure(error, code)
+        raise typer.Exit(code) from error
 
 
 def _sentence(error: Exception) -> str:

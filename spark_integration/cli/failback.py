@@ -12,7 +12,7 @@ from spark_integration.cli.link import confirm, end_with, given_link
 from spark_integration.cli.options import BothClusters, DryRun, GivenTopics, Json, Yes
 from tolerant_client.mirror.life import failback as way_back
 from tolerant_client.mirror.life.failback import FailbackReport, lost_records
-from tolerant_client.ops.printing import Table, echo, print_table
+from tolerant_client.ops.printing import Table, echo, echo_each, print_table
 
 
 def failback(
@@ -37,7 +37,7 @@ def failback(
     Afterwards start the mirror of the link back like any other.
     Exit codes: 0 ready, 3 something is in the way, nothing was written.
     """
-    given = given_link(replace(which, topics=topics))
+    given = given_link(replace(which, topics=topics), needs_source=True, needs_topics=True)
     chosen = given.link_topics
     if discard_diverged:
         confirm("Delete topics of the target that have what was never copied", is_sure=yes or dry_run)
@@ -60,8 +60,7 @@ def _show(report: FailbackReport) -> None:
         lost = lost or ("" if p.is_proved else "nothing is left to compare")
         table.add_row(p.topic, str(p.partition), f"{p.shared_until:,}", f"{p.to_copy:,}", lost)
     print_table(table)
-    for text in report.blockers:
-        echo(f"tolerant-kafka: in the way: {text}", err=True)
+    echo_each("in the way", report.blockers)
     for name in report.deleted_topics:
         echo(f"tolerant-kafka: topic {name} was deleted on the target", err=True)
     if report.is_done:

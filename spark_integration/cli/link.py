@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -22,9 +20,9 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.naming import name_link
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_topics import written_topics
-from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, group_filter
-from tolerant_client.ops.printing import asked, echo
+from tolerant_client.ops.printing import asked, echo, echo_json
+from tolerant_client.ops.service.clusters import both
 from tolerant_client.security.kafka_config import kafka_python_config
 
 if TYPE_CHECKING:
@@ -46,13 +44,7 @@ class GivenLink:
 
     def known(self) -> GivenLink:
         """With the topics that the link has written down, if none were given; raises OptionError where it has not."""
-        if self.topics is not None:
-            return self
-
-        async def ask(target: Cluster) -> LinkTopics:
-            return written_topics(await read_control(target, self.link), self.link, None)
-
-        return replace(self, topics=self.run_on_target(ask))
+        return self if self.topics is not None else self.whole()
 
     def whole(self) -> GivenLink:
         """With all topics that the link has written down, whatever was given; raises OptionError where nobody says them."""
@@ -76,11 +68,6 @@ class GivenLink:
             raise OptionError("Give --source, too: HOST:PORT[,HOST:PORT...]")
         return self.source
 
-    def with_source(self) -> GivenLink:
-        """The same; raises OptionError where no source was given, before anybody is asked anything."""
-        assert self.known_source is not None
-        return self
-
     def run(self, ask: Callable[[Cluster, Cluster], Awaitable[_T]]) -> _T:
         """Asks both clusters; raises OptionError where no source was given."""
         with both(self.known_source, self.target, None if self.topics is None else self.topics.names) as clusters:
@@ -92,23 +79,16 @@ class GivenLink:
             return target.run(ask, target)
 
 
-@contextmanager
-def both(
-    source: Mapping[str, str], target: Mapping[str, str], names: TopicNames | None = None, patience_ms: int = 60_000
-) -> Iterator[tuple[Cluster, Cluster]]:
-    """Clients of both clusters on one event loop, from Java client properties; the source's speaks the target's names."""
-    with Cluster(kafka_python_config(source), name="source", names=names, patience_ms=patience_ms) as origin:
-        there = Cluster(kafka_python_config(target), origin.net, name="target", patience_ms=patience_ms)
-        try:
-            yield origin, there
-        finally:
-            there.close()
-
-
 def given_link(
-    which: WhichLink, groups: str | None = None, *, needs_link: bool = True, is_start: bool = False
+    which: WhichLink,
+    groups: str | None = None,
+    *,
+    needs_link: bool = True,
+    needs_source: bool = False,
+    needs_topics: bool = False,
+    is_start: bool = False,
 ) -> GivenLink:
-    """The link that the options name; raises OptionError where they name none, or contradict each other.
+    """The link that the options name; raises OptionError, before a cluster is asked, where they are wrong.
 
     Where none is needed, none is looked for: it is called "" without --link.  `is_start`: it is named as a start names it.
     """
@@ -122,15 +102,20 @@ def given_link(
         raise OptionError("--flow goes with --config")
     if which.target is None:
         raise OptionError("Give --target: HOST:PORT[,HOST:PORT...], or --config with a MirrorMaker 2 file")
-    there = client_properties(which.target, which.target_properties)
-    here = None if which.source is None else client_properties(which.source, which.source_properties)
-    return GivenLink(
-        which.link or (unnamed_link(here, there, is_start=is_start) if needs_link else ""),
-        there,
-        here,
+    given = GivenLink(
+        which.link or "",
+        client_properties(which.target, which.target_properties),
+        None if which.source is None else client_properties(which.source, which.source_properties),
         None if which.topics is None else LinkTopics.of(which.topics),
         _groups(groups, group_filter()),
     )
+    if needs_source:
+        _ = given.known_source  # raises where there is none
+    if needs_topics:
+        _ = given.link_topics
+    if given.link or not needs_link:
+        return given
+    return replace(given, link=unnamed_link(given.source, given.target, is_start=is_start))
 
 
 def link_of_file(config: Path, flow_name: str | None, groups: str | None = None) -> tuple[GivenLink, Flow]:
@@ -206,11 +191,6 @@ def confirm(what: str, *, is_sure: bool) -> None:
         raise typer.Exit(128 + signal.SIGINT) from None
     if not is_wanted:
         raise OptionError("Nothing was written")
-
-
-def echo_json(document: Mapping[str, Any]) -> None:
-    """One JSON document on standard output."""
-    typer.echo(json.dumps(document))
 
 
 class Report(Protocol):

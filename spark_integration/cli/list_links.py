@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from spark_integration.cli.link import echo_json
 from spark_integration.cli.options import Json, WhichLink, client_properties, servers_option
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.listing import list_links as links_of
-from tolerant_client.ops.printing import Table, echo, print_table
+from tolerant_client.ops.printing import echo, echo_json
 from tolerant_client.security.kafka_config import kafka_python_config
 
 
@@ -26,8 +25,7 @@ def list_links(
     if not links:
         echo("This cluster has no links")
         return
-    table = Table("link", "offsets", "from cluster", "topics", "state")
     for link in links:
         source = "unknown" if link.control is None else link.control.source_cluster_id or "unknown"
-        table.add_row(link.link, link.offsets_words, source, link.topics, link.state)
-    print_table(table)
+        echo(f"link {link.link}: {link.state}")
+        echo(f"  offsets: {link.offsets_words}; from cluster: {source}; topics: {link.topics}")

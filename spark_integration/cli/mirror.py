@@ -6,14 +6,15 @@ import contextlib
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from spark_integration.cli.exits import FAILED, LOOK, NOT_STARTED, echo_failure, require_spark, tell_failure
-from spark_integration.cli.link import echo_json, time_ms, unnamed_link
+from spark_integration.cli.exits import FAILED, LOOK, NOT_STARTED, ended_with, require_spark, tell_failure
+from spark_integration.cli.link import time_ms, unnamed_link
 from spark_integration.cli.mirror_flows import mirror_flows
 from spark_integration.cli.options import GivenTopics, Json, Offsets, OffsetsKind, WhichLink, client_properties
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
@@ -22,11 +23,11 @@ from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.life.lens import look
 from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.state.open_transactions import Held, find_held
-from tolerant_client.mirror.state.topic_filter import names_of
+from tolerant_client.mirror.state.topic_filter import LinkTopics, names_of
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.server import StatusServer
 from tolerant_client.ops.monitoring.watch import LinkWatch
-from tolerant_client.ops.printing import echo
+from tolerant_client.ops.printing import echo, echo_each, echo_json
 from tolerant_client.security.kafka_config import kafka_python_config
 
 if TYPE_CHECKING:  # with Spark, which a look at a file needs not
@@ -125,62 +126,43 @@ def mirror(
     from tolerant_client.ops.service.mirror_settings import MirrorSettings, run_claim
     from tolerant_client.ops.service.stop_signals import stop_signals
 
-    prepare, run = _here() if tasks == 0 else _with_spark()
-
+    tasks = 1 if tasks is None else tasks
+    prepare, run = _engine(tasks)
     is_identical = offsets is not OffsetsKind.TRANSLATED
-    here = client_properties(which.source, which.source_properties)
-    there = client_properties(which.target, which.target_properties)
     settings = MirrorSettings(
-        here,
-        there,
-        topics,
-        which.link or unnamed_link(here, there, is_start=True),
+        client_properties(which.source, which.source_properties),
+        client_properties(which.target, which.target_properties),
+        LinkTopics.of(topics),
+        which.link or "",
         once,
-        1 if tasks is None else tasks,
+        tasks,
         policy=MirrorPolicy.parse(gap_fill=gap_fill, on_loss=on_loss, on_oversized=on_oversized),
         offsets="identical" if is_identical else "translated",
         from_ms=None if from_time is None else time_ms("--from", from_time),
         until_ms=None if until_time is None else time_ms("--until", until_time),
     )
-    stopping = stop_signals()
-    started = time.monotonic()
     is_shown = not as_json and sys.stderr.isatty()
     with contextlib.ExitStack() as open_:
         board = None if metrics is None else Board()
-        # Before anything is written: an address that cannot be had is a wrong option.
+        # Before a cluster is asked: an address that cannot be had is a wrong option.
         server = None if board is None or metrics is None else open_.enter_context(StatusServer(board, metrics))
+        if not settings.link:
+            settings = replace(settings, link=unnamed_link(settings.source, settings.target, is_start=True))
+        stopping = stop_signals()
+        started = time.monotonic()
         claim = open_.enter_context(run_claim(settings))
-        try:
+        with ended_with(NOT_STARTED, as_json):  # whatever it is, nothing is copied
             prepared = prepare(settings, claim)
-        except KafkaError as error:  # whatever it is, nothing is copied
-            tell_failure(error)
-            if as_json:
-                echo_failure(error, NOT_STARTED)
-            raise typer.Exit(NOT_STARTED) from error
-        for warning in prepared.warnings:
-            echo(f"tolerant-kafka: warning: {warning}", err=True)
-        watch = LinkWatch(
-            settings.source,
-            settings.target,
-            prepared.ends,
-            settings.link,
-            is_once=once,
-            is_shown=is_shown,
-            board=board,
-            url="" if server is None else server.url,
-            offsets=settings.offsets,
-        )
-        try:
-            with watch:
-                goals = held_at_start(settings, prepared.ends) if once else {}
-                is_done = run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
-                late = {p: end for p, end in goals.items() if watch.reached.get(p, 0) < end}
-                held = still_held(settings, late) if is_done else []
-        except KafkaError as error:  # whatever it is, it is no wrong option: copying had begun
-            tell_failure(error)  # after the bars are gone: they would be drawn over it
-            if as_json:
-                echo_failure(error, FAILED)
-            raise typer.Exit(FAILED) from error
+        echo_each("warning", prepared.warnings)
+        url = "" if server is None else server.url
+        watch = LinkWatch(settings, prepared.ends, is_shown=is_shown, board=board, url=url)
+        # An error is no wrong option any more: copying had begun.  It is told after the bars are gone, which would be
+        # drawn over it.
+        with ended_with(FAILED, as_json), watch:
+            goals = held_at_start(settings, prepared.ends) if once else {}
+            is_done = run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
+            late = {p: end for p, end in goals.items() if watch.reached.get(p, 0) < end}
+            held = still_held(settings, late) if is_done else []
     if once and not is_done:
         _tell_interruption(settings, prepared.ends)
         raise typer.Exit(stopping.exit_code)
@@ -189,8 +171,7 @@ def mirror(
     standing = watch.standing
     stands = standing.paused.keys() | standing.blocked.keys()
     behind = [p for p in watch.behind if p not in stands] if once and is_identical else []
-    for row in watch.losses:
-        echo(f"tolerant-kafka: loss: {row}", err=True)
+    echo_each("loss", watch.losses)
     for partition in behind:
         text = f"{partition.topic}-{partition.partition} did not reach the end that its source had at the start"
         echo(f"tolerant-kafka: behind: {text}; start the mirror again", err=True)
@@ -208,15 +189,12 @@ def mirror(
             for found in (standing.paused, standing.blocked)
         )
         code = LOOK if is_to_look else 0
-        sums = {"offsets": watch.copied, "seconds": round(seconds, 3)}  # markers and filler, too, and what others write
+        sums = {"records": standing.records, "offsets": watch.copied, "seconds": round(seconds, 3)}
         document = {**sums, "topics": names, "losses": losses, "paused": paused, "blocked": blocked, "exit_code": code}
         echo_json({**document, "open_transactions": [one.to_json() for one in held]})
-    elif is_identical:
-        echo(f"{counted(watch.copied, 'offset')} of {counted(len(names), 'topic')} copied in {seconds:.1f} s")
-    else:
-        echo(
-            f"{counted(len(names), 'topic')} copied in {seconds:.1f} s; they have gained {watch.copied:,} offsets on the target"
-        )
+    else:  # offsets are those of markers and filler, too, and of what others write
+        copied = f"{counted(standing.records, 'record')} of {counted(len(names), 'topic')} copied in {seconds:.1f} s"
+        echo(f"{copied}; the target has gained {counted(watch.copied, 'offset')}")
     if is_to_look:
         raise typer.Exit(LOOK)
 
@@ -224,19 +202,16 @@ def mirror(
 _Prepare = Callable[["MirrorSettings", "RunClaim"], "PreparedLink"]
 
 
-def _with_spark() -> tuple[_Prepare, Callable[..., bool]]:
-    """How a mirror is prepared and run as a Spark job; raises OptionError where Spark cannot be started."""
+def _engine(tasks: int) -> tuple[_Prepare, Callable[..., bool]]:
+    """How a mirror is prepared and run: as a Spark job, or in this process; raises OptionError where Spark cannot be started."""
+    if tasks == 0:
+        from tolerant_client.ops.service import local_job, mirror_settings
+
+        return mirror_settings.prepare, local_job.run
     require_spark()
     from spark_integration.mirror import mirror_job
 
     return mirror_job.prepare, mirror_job.run
-
-
-def _here() -> tuple[_Prepare, Callable[..., bool]]:
-    """How a mirror is prepared and run in this process."""
-    from tolerant_client.ops.service import local_job, mirror_settings
-
-    return mirror_settings.prepare, local_job.run
 
 
 def held_at_start(settings: MirrorSettings, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -270,7 +245,6 @@ def _of_source(settings: MirrorSettings, ask: Callable[[Cluster], Awaitable[_T]]
 
 
 def _tell_interruption(settings: MirrorSettings, ends: Mapping[TopicPartition, int]) -> None:
-    """Says on standard error how far the target is, in source offsets."""
     try:
         with Cluster(kafka_python_config(settings.target), name="target", patience_ms=_PATIENCE_MS) as target:
             found = target.run(look, None, target, settings.link, ends, settings.offsets == "translated")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 
-import typer
-
 from spark_integration.cli.exits import require_spark
 from tolerant_client.ops.mm2.flows import Flow, Flows, read_flows
-from tolerant_client.ops.printing import Table, echo, print_table
+from tolerant_client.ops.printing import Table, echo, echo_each, echo_json, print_table
 
 
 def mirror_flows(
@@ -26,8 +23,7 @@ def mirror_flows(
     With `targets` only the flows into these clusters.  Raises OptionError and TolerantClientError.
     """
     flows = read_flows(config, targets)
-    for warning in flows.warnings:
-        echo(f"tolerant-kafka: warning: {warning}", err=True)
+    echo_each("warning", flows.warnings)
     if is_dry_run:
         show(flows, as_json)
         return
@@ -44,7 +40,7 @@ def show(flows: Flows, as_json: bool) -> None:
     rows = [_row(flow) for flow in flows.flows]
     if as_json:
         beating = [str(flow) for flow in flows.heartbeats_only]
-        typer.echo(json.dumps({"flows": rows, "heartbeats_only": beating, "warnings": flows.warnings}))
+        echo_json({"flows": rows, "heartbeats_only": beating, "warnings": flows.warnings})
         return
     for row in rows:
         table = Table("", "", title=f"flow {row.pop('flow')}", show_header=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import javaproperties
 import typer
 
 from tolerant_client.errors import OptionError
+from tolerant_client.security.kafka_config import kafka_python_config
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change; change nothing.")]
@@ -27,17 +29,20 @@ FlowName = Annotated[
     str | None, typer.Option("--flow", metavar="A->B", help="Which flow of --config, if it has several.")
 ]
 
+_SPARK_PREFIX = re.compile(r"(?<![\w.])kafka\.(?=[a-z])")
 LONGEST_S = 366 * 86_400  # that a command waits; no clock counts for ever
 
 
 def file_option(name: str, help_: str) -> Any:
     """An option that takes a file which is there; the environment may say it."""
-    return typer.Option(name, envvar=_variable(name), exists=True, dir_okay=False, help=help_)
+    return typer.Option(
+        name, envvar=_variable(name), show_envvar=False, exists=True, dir_okay=False, help=help_
+    )  # the end of the help has them
 
 
 def servers_option(name: str, help_: str) -> Any:
     """An option that takes bootstrap servers; the environment may say them."""
-    return typer.Option(name, envvar=_variable(name), metavar="HOST:PORT", help=help_)
+    return typer.Option(name, envvar=_variable(name), show_envvar=False, metavar="HOST:PORT", help=help_)
 
 
 def _variable(name: str) -> str:
@@ -55,6 +60,7 @@ class WhichLink:
         typer.Option(
             "--link",
             envvar="TOLERANT_KAFKA_LINK",
+            show_envvar=False,
             help="Name of the link. Default: the only one between these clusters, or into the target.",
         ),
     ] = None
@@ -114,4 +120,8 @@ def client_properties(servers: str, path: Path | None) -> dict[str, str]:
         except javaproperties.InvalidUEscapeError as error:
             raise OptionError(f"{path} is no properties file: {error}") from None
     properties["bootstrap.servers"] = servers
+    try:
+        kafka_python_config(properties)
+    except OptionError as error:  # names are Spark's there
+        raise OptionError(f"{path}: {_SPARK_PREFIX.sub('', error.args[0])}") from None
     return properties

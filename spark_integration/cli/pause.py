@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 from kafka.structs import TopicPartition
 
-from spark_integration.cli.link import GivenLink, echo_json, given_link
+from spark_integration.cli.link import GivenLink, given_link
 from spark_integration.cli.options import DryRun, Json, OnTarget
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.control_topic import read_control, read_controls, update_control
 from tolerant_client.mirror.state.link_control import NO_LIMIT, WHOLE_LINK, LinkControl, paused, resumed
 from tolerant_client.mirror.state.link_topics import some
-from tolerant_client.ops.printing import echo
+from tolerant_client.ops.printing import echo, echo_json
 from tolerant_client.state_json import MOST
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -40,10 +40,12 @@ def pause(
     as_json: Json = False,
 ) -> None:
     """Pause a link, topics or partitions. A running mirror obeys within 2 seconds."""
-    given = given_link(which)
     names = _names(topic, partition)
+    given = given_link(which)
     _require_there(given, topic, partition)
-    _change(given, lambda now: paused(now, *names), dry_run, as_json)
+    before = _change(given, lambda now: paused(now, *names), dry_run, as_json)
+    if topic and WHOLE_LINK in before.paused and not as_json:
+        echo("The whole link was paused before: resume without --topic ends that pause, and this one with it")
 
 
 def resume(
@@ -54,8 +56,8 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Resume the named topics and partitions; without --topic all that is paused, also what was paused alone."""
-    given = given_link(which)
     names = _names(topic, partition)
+    given = given_link(which)
 
     async def held(there: Cluster) -> list[str]:
         return unpaused(topic, await read_control(there, given.link))
@@ -144,7 +146,11 @@ def require_known(link: str, links: Collection[str]) -> None:
         )
 
 
-def _change(given: GivenLink, change: Callable[[LinkControl], LinkControl], dry_run: bool, as_json: bool) -> None:
+def _change(
+    given: GivenLink, change: Callable[[LinkControl], LinkControl], dry_run: bool, as_json: bool
+) -> LinkControl:
+    """Changes what the operator has ordered, and tells it; what it was before."""
+
     async def ask(target: Cluster) -> tuple[LinkControl, LinkControl]:
         before = await read_control(target, given.link)
         require_known(given.link, (await read_controls(target)).links)
@@ -156,12 +162,13 @@ def _change(given: GivenLink, change: Callable[[LinkControl], LinkControl], dry_
         document = {"link": given.link, "is_dry_run": dry_run, "is_changed": after != before}
         what = {"paused": sorted(after.paused), "paused_partitions": sorted(after.paused_partitions)}
         echo_json({**document, **what, "bytes_per_s": after.bytes_per_s})
-        return
+        return before
     would = "would be " if dry_run else ""
     words = ", ".join(after.paused_words) or "nothing"
     echo(
         f"Link {given.link}: {would}paused: {words}; rate limit: {_rate(after)}{'' if after != before else ' (as before)'}"
     )
+    return before
 
 
 def _rate(control: LinkControl) -> str:

@@ -24,7 +24,7 @@ def plan(which: WhichLink, offsets: Offsets = None, as_json: Json = False) -> No
     if which.config is not None and offsets is not None:
         raise OptionError("--config says whether offsets are translated: leave --offsets out")
     # A start takes --topics; without them a link is meant that has written its own down.
-    given = given_link(which, is_start=which.topics is not None).with_source().known()
+    given = given_link(which, needs_source=True, is_start=which.topics is not None).known()
     besides, policy = Besides(), MirrorPolicy()
     is_translated = None if offsets is None else offsets is OffsetsKind.TRANSLATED
     if given.flow is not None:

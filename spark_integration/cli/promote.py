@@ -12,7 +12,7 @@ from spark_integration.cli.options import LONGEST_S, DryRun, Groups, Json, Which
 from tolerant_client.mirror.life import promotion
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.state.health import few
-from tolerant_client.ops.printing import Table, echo, print_table
+from tolerant_client.ops.printing import Table, echo, echo_each, print_table
 
 _OfTarget = Annotated[WhichLink, ("target", "link", "topics", "config", "flow", "target_properties")]
 
@@ -37,13 +37,13 @@ def promote(
     reports where every partition stands and which groups were moved or left.  Only failback leads back: each partition of
     the target has gained a marker.  Exit codes: 0 promoted; 3 something is in the way (nothing was written), or was left.
     """
-    given = given_link(which, groups)
+    given = given_link(which, groups, needs_source=True)
 
     def tell(text: str) -> None:
         if not as_json:
             echo(f"tolerant-kafka: {text}", err=True)
 
-    whole = given.with_source().whole()
+    whole = given.whole()
     confirm(
         f"Promote link {given.link}: its mirror stops for good, and failback alone leads back", is_sure=yes or dry_run
     )
@@ -103,14 +103,10 @@ def _show(report: PromotionReport) -> None:
                 place.group, place.topic, str(place.partition), f"{place.offset:,}", f"{place.left_to_read:,}"
             )
         print_table(table)
-    for row in report.losses:
-        echo(f"tolerant-kafka: loss: {row}", err=True)
-    for text in few(report.damaged):
-        echo(f"tolerant-kafka: damaged: {text}", err=True)
-    for text in report.warnings:
-        echo(f"tolerant-kafka: warning: {text}", err=True)
-    for text in report.blockers:
-        echo(f"tolerant-kafka: in the way: {text}", err=True)
+    echo_each("loss", report.losses)
+    echo_each("damaged", few(report.damaged))
+    echo_each("warning", report.warnings)
+    echo_each("in the way", report.blockers)
     if report.is_done:
         echo(f"Link {report.link} is promoted: nothing of it writes to the target any more")
     elif report.is_begun:

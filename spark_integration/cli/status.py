@@ -6,12 +6,12 @@ from spark_integration.cli.link import end_with, given_link
 from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.mirror.life.status import LinkStatus, read_status
 from tolerant_client.mirror.state.health import utc
-from tolerant_client.ops.printing import Table, echo, print_table
+from tolerant_client.ops.printing import Table, echo, echo_each, print_table
 
 
 def status(which: WhichLink, as_json: Json = False) -> None:
     """Show the state of a link: lag in offsets, seconds and bytes; what is paused, lost or wrong. Exit code 3: needs attention."""
-    given = given_link(which).with_source().known()
+    given = given_link(which, needs_source=True).known()
     found = given.run(lambda source, target: read_status(source, target, given.link, given.link_topics))
     end_with(found, as_json, _show)
 
@@ -43,7 +43,6 @@ def _show(found: LinkStatus) -> None:
     for run in found.mirrors:
         if run.is_alive:
             echo(f"mirror: on {run.host}, process {run.pid}, since {utc(run.since_ms)}")
-    for row in found.losses:
-        echo(f"tolerant-kafka: loss: {row}", err=True)
+    echo_each("loss", found.losses)
     for reason in found.reasons:
         echo(f"tolerant-kafka: {reason.health}: {reason.text}", err=True)

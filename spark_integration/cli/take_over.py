@@ -13,7 +13,7 @@ from spark_integration.cli.options import DryRun, FlowName, Json, file_option
 from tolerant_client.mirror.life import handback, takeover
 from tolerant_client.mirror.life.handback import HandBackReport
 from tolerant_client.mirror.life.takeover import TakeoverReport
-from tolerant_client.ops.printing import Table, echo, print_table
+from tolerant_client.ops.printing import Table, echo, echo_each, print_table
 
 if TYPE_CHECKING:
     from tolerant_client.ops.mm2.flows import Flow
@@ -63,14 +63,12 @@ def _show_taken(config: Path, report: TakeoverReport) -> None:
         position, committed = (f"{offset:,}" if offset >= 0 else "unknown" for offset in (p.position, p.committed))
         table.add_row(p.topic, str(p.partition), "identical" if p.is_identical else "others", position, committed)
     print_table(table)
-    for text in report.blockers:
-        echo(f"tolerant-kafka: in the way: {text}", err=True)
+    echo_each("in the way", report.blockers)
     echo(f"Ready: start tolerant-kafka mirror --config {config}" if report.is_done else "Nothing was written")
 
 
 def _show_handed(report: HandBackReport) -> None:
     for p in report.partitions:
         echo(f"{p.topic}-{p.partition}: MirrorMaker 2 goes on at {p.after:,} instead of {p.before:,}")
-    for text in report.blockers:
-        echo(f"tolerant-kafka: in the way: {text}", err=True)
+    echo_each("in the way", report.blockers)
     echo("Ready: start MirrorMaker 2" if report.is_done else "Nothing was written")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
-from tolerant_client.ops.printing import Table, print_table
+from tolerant_client.ops.printing import Table, echo_json, print_table
 from tolerant_client.security.kafka_config import kafka_python_config
 
 _Which = Annotated[WhichLink, ("target", "link", "config", "flow", "source_properties", "target_properties")]
@@ -70,11 +69,8 @@ def translate(
     with Cluster(kafka_python_config(given.target), name="target") as there:
         names = there.run(_names, there, given)
         if group is not None:
-            origin = Cluster(kafka_python_config(given.known_source), there.net, name="source", names=names)
-            try:
+            with Cluster(kafka_python_config(given.known_source), there.net, name="source", names=names) as origin:
                 found = there.run(translation.translate_group, origin, there, given.link, group)
-            finally:
-                origin.close()
         else:
             assert topic is not None and offset is not None
             way = translation.translate_back if back else translation.translate
@@ -115,7 +111,7 @@ def _print_translations(
             row |= {done.replace(" ", "_"): by_target[one.target].is_written, "before": by_target[one.target].before}
         rows.append(row)
     if as_json:
-        typer.echo(json.dumps(rows))
+        echo_json(rows)
         return
     columns = ["topic", "partition", "offset", "target_topic", "target_offset", "place", "position"]
     columns += [done.replace(" ", "_"), "before"] if committed else []

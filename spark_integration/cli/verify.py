@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from kafka.errors import KafkaError
 
-from spark_integration.cli.exits import echo_failure, require_spark, tell_failure
+from spark_integration.cli.exits import ended_with, require_spark
 from spark_integration.cli.link import given_link
 from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.cluster.cluster import Cluster
@@ -19,7 +18,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.verify.outcome import Difference, Outcome
 from tolerant_client.mirror.verify.report import PartitionReport, VerifyReport
 from tolerant_client.mirror.verify.verification import Verification, compare_here
-from tolerant_client.ops.printing import Table, echo, print_table
+from tolerant_client.ops.printing import Table, echo, echo_each, echo_json, print_table
 
 _LONGEST_CELL = 80  # characters
 
@@ -47,8 +46,11 @@ def verify(
     ] = 0,
 ) -> None:
     """Compare two clusters offset by offset."""
-    given = given_link(which, needs_link=which.topics is None).known()  # given topics take two clusters alone
     before = None if resume is None else _read_report(resume)
+    if tasks:
+        require_spark()
+    is_alone = which.topics is not None  # given topics take two clusters alone
+    given = given_link(which, needs_link=not is_alone, needs_source=True).known()
 
     def progress(report: VerifyReport) -> None:
         if resume is not None:
@@ -58,9 +60,7 @@ def verify(
         verification = Verification(first, second, given.link_topics, allow_behind=while_running, resume=before)
         return await compare_here(verification, progress), verification.warnings
 
-    if tasks:
-        require_spark()
-    try:
+    with ended_with(Outcome.NOT_COMPARED.exit_code, as_json):  # 1 would say that they differ
         if tasks:
             from spark_integration.mirror import verify_job
 
@@ -70,16 +70,10 @@ def verify(
             )
         else:
             report, warnings = given.run(compare)
-    except KafkaError as error:  # 1 would say that they differ
-        tell_failure(error)
-        if as_json:
-            echo_failure(error, Outcome.NOT_COMPARED.exit_code)
-        raise typer.Exit(Outcome.NOT_COMPARED.exit_code) from error
     progress(report)
-    for warning in warnings:
-        echo(f"tolerant-kafka: warning: {warning}", err=True)
+    echo_each("warning", warnings)
     if as_json:
-        echo(json.dumps(report.as_json()))
+        echo_json(report.as_json())
     else:
         print_report(report)
     raise typer.Exit(report.outcome.exit_code)

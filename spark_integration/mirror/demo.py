@@ -8,6 +8,7 @@ clusters is compared.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -17,9 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -83,9 +83,6 @@ class DemoResult:
     @property
     def is_proved(self) -> bool:
         return self.identical and self.duplicates == 0 and self.missing == 0 and self.faults_injected > 0
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def run_demo(records: int, *, is_quiet: bool = False) -> DemoResult:
@@ -166,7 +163,7 @@ def _mirror_with_a_kill(links: tuple[str, str], target: Cluster, records: int) -
     killed_at = -1
     done = 0
     for attempt in ("killed", "finished"):
-        with _MirrorProcess(links) as process:
+        with _mirror(links) as process:
             last_change = float("-inf")
             deadline = time.monotonic() + _GIVE_UP_S
             while process.poll() is None:
@@ -189,31 +186,26 @@ def _mirror_with_a_kill(links: tuple[str, str], target: Cluster, records: int) -
     return growing, killed_at
 
 
-class _MirrorProcess:
+@contextlib.contextmanager
+def _mirror(links: tuple[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """The command `tolerant-kafka mirror --once` as a process of its own; ended with kill -9 if it still runs."""
-
-    def __init__(self, links: tuple[str, str]) -> None:
-        self._links = links
-
-    def __enter__(self) -> subprocess.Popen[bytes]:
-        source, target = self._links
-        command = [sys.executable, "-m", "spark_integration.cli.app", "mirror", "--source", source, "--target", target]
-        self._errors = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
+    source, target = links
+    command = [sys.executable, "-m", "spark_integration.cli.app", "mirror", "--source", source, "--target", target]
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
             [*command, "--topics", "|".join(TOPICS), "--once", "--json"],
             stdout=subprocess.DEVNULL,
-            stderr=self._errors,
+            stderr=errors,
             start_new_session=True,
         )
-        return self._process
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        if self._process.wait() > 0:
-            self._errors.seek(0)
-            sys.stderr.write(self._errors.read().decode(errors="replace")[-2000:])
-        self._errors.close()
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            if process.wait() > 0:
+                errors.seek(0)
+                sys.stderr.write(errors.read().decode(errors="replace")[-2000:])
 
 
 async def _written(target: Cluster) -> int:

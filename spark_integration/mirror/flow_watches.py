@@ -92,18 +92,12 @@ class FlowWatches:
     def _watch(self, link: SupervisedLink, prepared: PreparedLink) -> LinkWatch:
         settings = link.settings
         watch = LinkWatch(
-            settings.source,
-            settings.target,
+            settings,
             prepared.ends,
-            settings.link,
-            is_once=False,
             is_shown=False,
             board=self._board,
             names=link.aliases,
-            offsets=settings.offsets,
-            topic_names=settings.names,
             duties={duty.name: duty.interval_s for duty in link.duties},
-            own_rate=settings.bytes_per_s,
             console=Console(quiet=True),  # what is to be said goes to `say`
             say=lambda text: self._tell(LinkEvent(settings.link, "standing", text)),
         )

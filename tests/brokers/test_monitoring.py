@@ -59,7 +59,9 @@ def test_lag_is_told_before_a_copy_and_what_was_copied_after_it(source: str, tar
     board = Board()
     with (
         StatusServer(board, "127.0.0.1:0") as server,
-        LinkWatch(*properties, link.ends, "A-B", is_once=False, is_shown=False, board=board, names=("A", "B")) as watch,
+        LinkWatch(
+            MirrorSettings(*properties, topic, "A-B"), link.ends, is_shown=False, board=board, names=("A", "B")
+        ) as watch,
     ):
         before = until(
             watch, lambda state: state.topics[topic].lag_seconds and all(p.lag_bytes for p in state.partitions.values())

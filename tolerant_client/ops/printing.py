@@ -7,6 +7,8 @@ Laws:
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import Any
 
 import rich.table
@@ -31,6 +33,17 @@ def cell(text: object, style: str = "") -> Text:
 def echo(text: object, *, err: bool = False) -> None:
     """One line on standard output, or on standard error."""
     typer.echo(printable(text), err=err)
+
+
+def echo_each(kind: str, texts: Iterable[object]) -> None:
+    """A line of this kind on standard error for each text."""
+    for text in texts:
+        echo(f"tolerant-kafka: {kind}: {text}", err=True)
+
+
+def echo_json(document: object) -> None:
+    """One JSON document on standard output."""
+    typer.echo(json.dumps(document))
 
 
 def asked(question: object) -> bool:

@@ -100,7 +100,7 @@ class LinkControl:
         if WHOLE_LINK in self.paused:
             return resume
         known = set(partitions)
-        alone = known & self.paused_partitions
+        alone = {p for p in known & self.paused_partitions if p.topic not in self.paused}
         commands = [f"{resume} --topic {shlex.quote(t)}" for t in sorted({p.topic for p in known} & self.paused)]
         for topic in sorted({p.topic for p in alone}):
             numbers = " ".join(f"--partition {p.partition}" for p in sorted(alone) if p.topic == topic)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 
 from kafka.structs import TopicPartition
@@ -85,9 +85,9 @@ class Ages:
 
 def sizes_by_topic(copied: Mapping[TopicPartition, Copied]) -> dict[str, float]:
     """Bytes a record by topic, where enough was copied to tell."""
-    records: dict[str, int] = {}
-    sizes: dict[str, int] = {}
+    records: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for (topic, _), done in copied.items():
-        records[topic] = records.get(topic, 0) + done.records
-        sizes[topic] = sizes.get(topic, 0) + done.bytes
+        records[topic] += done.records
+        sizes[topic] += done.bytes
     return {topic: sizes[topic] / number for topic, number in records.items() if number >= _KNOWN_SIZE}

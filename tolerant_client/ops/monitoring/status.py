@@ -116,7 +116,6 @@ def _standing(state: LinkState) -> Iterator[dict[str, Any]]:
 
 
 def _control(state: LinkState) -> dict[str, Any]:
-    """What the operator has ordered: `paused` in words."""
     control = state.control
     return {
         "is_promoted": control.is_promoted,

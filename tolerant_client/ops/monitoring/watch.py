@@ -13,10 +13,11 @@ import functools
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kafka.structs import TopicPartition
 from rich.console import Console
@@ -28,7 +29,6 @@ from tolerant_client.mirror.life.lens import SourceEnds
 from tolerant_client.mirror.state.control_topic import UNKNOWN_ORDERS
 from tolerant_client.mirror.state.health import waiting_reasons
 from tolerant_client.mirror.state.open_transactions import is_held_long
-from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.ops.monitoring.bars import LinkBars
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.link_clusters import AWAY, LinkClusters, asked_of, leave_out, quietly
@@ -37,6 +37,9 @@ from tolerant_client.ops.monitoring.partition_watch import PartitionWatch
 from tolerant_client.ops.service.link_events import sentence
 from tolerant_client.ops.service.link_state import DutyState, LeftOut, LinkState, PartitionState, Phase, TaskReport
 from tolerant_client.ops.service.standing import Away, Standing
+
+if TYPE_CHECKING:
+    from tolerant_client.ops.service.mirror_settings import MirrorSettings
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -55,42 +58,37 @@ _LEDGER_INTERVAL_S = 10.0
 class LinkWatch:
     """Reads the log ends of a link's partitions up to twice a second, and gives samples to a board.
 
-    `source` and `target` are Java client properties.  `ends` are the source's
-    last stable offsets at the start; with `is_once` they are the goal, else the
+    `ends` are the source's last stable offsets at the start; where the link is copied `once` they are the goal, else the
     present ones are.  A StatusServer shows the `board` at `url`; it is the caller's.
-    `names` are those of the clusters, `topic_names` those of the link's topics, `duties` the intervals of its
-    periodic duties in seconds, `own_rate` the limit that it was started with, bytes/s.
+    `names` are those of the clusters, `duties` the intervals of the link's periodic duties in seconds.
     `say` gets what stands still, a sentence each, from several threads; by default it is printed.
     Topics of the reports that `ends` does not have are watched, too.
     """
 
     def __init__(
         self,
-        source: Mapping[str, str],
-        target: Mapping[str, str],
+        settings: MirrorSettings,
         ends: Mapping[TopicPartition, int],
-        link: str,
         *,
-        is_once: bool,
         is_shown: bool,
         board: Board | None = None,
         url: str = "",
         names: tuple[str, str] = ("source", "target"),
-        offsets: str = "identical",
         console: Console | None = None,
-        topic_names: TopicNames | None = None,
         duties: Mapping[str, float] = {},
-        own_rate: int | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self._open = functools.partial(LinkClusters, source, target, link, topic_names)
+        source, target, link = settings.source, settings.target, settings.link
+        self._open = functools.partial(LinkClusters, source, target, link, settings.names)
         self._ends = ends
-        self._goals = _by_topic(ends)
-        self._is_once = is_once
-        self._is_identical = offsets == "identical"
+        self._goals: Counter[str] = Counter()
+        for partition, end in ends.items():
+            self._goals[partition.topic] += end
+        self._is_once = settings.once
+        self._is_identical = settings.is_identical
         self._board = board
         self._url = url
-        self._bars = LinkBars(is_once=is_once, is_shown=is_shown, console=console)
+        self._bars = LinkBars(is_once=settings.once, is_shown=is_shown, console=console)
         self._say = say or (lambda text: self._bars.print(f"tolerant-kafka: {text}"))
         self._stop = threading.Event()
         self._stop_by = float("inf")
@@ -102,11 +100,11 @@ class LinkWatch:
                 now_ms,
                 now_ms,
                 *names,
-                offsets=offsets,
+                offsets=settings.offsets,
                 query=f"tolerant-mirror-{link}",
                 partitions={p: PartitionState(p, stable_end=end, source_end=end) for p, end in ends.items()},
                 duties={duty: DutyState(interval_s=interval_s) for duty, interval_s in duties.items()},
-                own_rate=own_rate,
+                own_rate=settings.bytes_per_s,
                 addresses=(source.get("bootstrap.servers", ""), target.get("bootstrap.servers", "")),
             )
         )
@@ -358,13 +356,6 @@ class LinkWatch:
         if self._board is not None:
             self._board.tell(self.state)
         self._bars.show(self.state, self._goals)
-
-
-def _by_topic(ends: Mapping[TopicPartition, int]) -> dict[str, int]:
-    totals: dict[str, int] = {}
-    for partition, end in ends.items():
-        totals[partition.topic] = totals.get(partition.topic, 0) + end
-    return totals
 
 
 def _now_ms() -> int:

@@ -1,7 +1,12 @@
-"""SIGTERM and SIGINT ask a mirror to stop; a second one ends it."""
+"""SIGTERM and SIGINT ask a mirror to stop; a second one ends it.
+
+A mirror that is ending anyway ends with the exit code that it has: while Python takes its modules apart it would have
+the handlers of signals no more, but those that are ignored stay so (Py_FinalizeEx, _PySignal_Fini).
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -38,4 +43,5 @@ def stop_signals() -> StopSignal:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
+        atexit.register(signal.signal, number, signal.SIG_IGN)
     return stopping

@@ -30,6 +30,7 @@ from tolerant_client.ops.monitoring.bars import Terminal
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.watch import LinkWatch
 from tolerant_client.ops.service.link_state import DutyState, GroupState, LeftOut, Phase, TaskReport
+from tolerant_client.ops.service.mirror_settings import MirrorSettings
 
 FIRST, SECOND, NEW = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("new", 0)
 PROPERTIES = {"bootstrap.servers": "127.0.0.1:1"}
@@ -90,15 +91,19 @@ class Clusters:
         self.closed += 1
 
 
+def link(**options: Any) -> MirrorSettings:
+    return MirrorSettings(PROPERTIES, PROPERTIES, "orders", "A-B", **options)
+
+
 class Watch(LinkWatch):
     """A watch without a thread: the test looks itself."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, settings: MirrorSettings | None = None, **options: Any) -> None:
         self.board = Board()
         self.clusters = Clusters()
         self.seconds = 100.0
-        options = {"is_once": False, "is_shown": False, "board": self.board, **options}
-        super().__init__(PROPERTIES, PROPERTIES, {FIRST: 10, SECOND: 10}, "A-B", **options)
+        options = {"is_shown": False, "board": self.board, **options}
+        super().__init__(settings or link(), {FIRST: 10, SECOND: 10}, **options)
         monkeypatch.setattr(module.time, "monotonic", lambda: self.seconds)
 
     def after(self, seconds: float, **ends: Ends | Exception) -> Any:
@@ -218,7 +223,7 @@ def test_question_for_sizes_that_failed_is_asked_again_soon_and_one_that_was_ans
 
 
 def test_translated_offsets_are_as_far_as_tasks_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(monkeypatch, offsets="translated")
+    watch = Watch(monkeypatch, link(offsets="translated"))
     assert watch.after(1, target={FIRST: 99, SECOND: 99}).partitions[FIRST].lag_offsets is None
     watch.tell(report(1, acked={FIRST: 8}))
     found = watch.after(1)
@@ -356,8 +361,7 @@ def living(monkeypatch: pytest.MonkeyPatch, clusters: Clusters | Exception, **op
         return clusters
 
     monkeypatch.setattr(module, "LinkClusters", made)
-    options = {"is_once": False, "is_shown": False, **options}
-    return LinkWatch(PROPERTIES, PROPERTIES, {FIRST: 10, SECOND: 10}, "A-B", **options)
+    return LinkWatch(link(), {FIRST: 10, SECOND: 10}, **{"is_shown": False, **options})
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -388,7 +392,7 @@ def test_clusters_that_answer_nothing_delay_neither_start_nor_stop_and_what_task
 def test_real_clusters_that_are_away_delay_neither_start_nor_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cluster, "connect", functools.partialmethod(Cluster.connect, timeout_ms=2_500))
     began = time.monotonic()
-    with LinkWatch(PROPERTIES, PROPERTIES, {FIRST: 10}, "A-B", is_once=True, is_shown=False, board=Board()) as watch:
+    with LinkWatch(link(once=True), {FIRST: 10}, is_shown=False, board=Board()) as watch:
         assert time.monotonic() - began < 2
     assert time.monotonic() - began < 2 + module.END_S + 1
     watch._thread.join()  # its clients draw from the random numbers that other tests count
@@ -572,7 +576,7 @@ def test_a_cluster_that_is_away_is_told_once_and_once_when_it_responds_again_who
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, is_once: bool
 ) -> None:
     """Nobody looks at a page or at bars."""
-    watch = Watch(monkeypatch, is_once=is_once, board=None)
+    watch = Watch(monkeypatch, link(once=is_once), board=None)
     now_ms = watch.state.started_ms
     monkeypatch.setattr(module, "_now_ms", lambda: now_ms)
     watch.tell(report(now_ms))
@@ -596,7 +600,7 @@ def test_partitions_that_nobody_can_look_at_are_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_once: bool
 ) -> None:
     """A task that waits in its Fetch of a frozen broker says nothing."""
-    watch = Watch(monkeypatch, is_once=is_once, board=None)
+    watch = Watch(monkeypatch, link(once=is_once), board=None)
     now_ms = watch.state.started_ms
     monkeypatch.setattr(module, "_now_ms", lambda: now_ms)
     watch.clusters.without_leader = {"target": {FIRST: "it has no leader"}}

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -170,6 +173,40 @@ def test_a_mirror_that_follows_is_stopped_by_a_signal_as_it_should_be(run: Calla
     assert run(True, "--once", "--json").exit_code == 0
 
 
+def test_the_end_of_a_copy_counts_records_and_offsets_apart_whatever_the_offsets_of_the_link_are(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watch, "standing", TaskReport(records=1_000))
+    monkeypatch.setattr(Watch, "copied", 1_004)
+    for offsets in ("identical", "translated"):
+        told = run(True, "--once", "--offsets", offsets).stdout
+        assert re.fullmatch(
+            r"1,000 records of 1 topic copied in [0-9.]+ s; the target has gained 1,004 offsets\n", told
+        )
+        told = json.loads(run(True, "--once", "--json", "--offsets", offsets).stdout)
+        assert (told["records"], told["offsets"]) == (1_000, 1_004)
+
+
+ENDING = """
+import os, sys
+from signal import SIGTERM
+from tolerant_client.ops.service.stop_signals import stop_signals
+class Late:
+    def __del__(self, os=os, number=SIGTERM):
+        os.kill(os.getpid(), number)
+        os.write(1, b"taken apart")
+late = Late()
+stop_signals()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_signal_that_comes_while_python_is_ending_changes_no_exit_code(code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING, str(code)], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (code, b"taken apart")
+
+
 def test_a_copy_up_to_the_last_stable_offset_says_what_waits_for_whom(run: Callable[..., Any]) -> None:
     held = Held(
         SECOND, 4, 6, OpenTransaction(SECOND, 7, 0, 4, 1_763_800_000_000, 6), None, "kafka-transactions.sh abort"
@@ -204,12 +241,6 @@ def test_without_java_nothing_is_begun_and_one_sentence_says_so(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     done = CliRunner().invoke(app, [str(file) if word == "FILE" else word for word in way])
     assert isinstance(done.exception, OptionError) and "pyspark is not installed" in str(done.exception)
-
-
-def test_what_counts_offsets_is_called_so_whatever_the_offsets_of_the_link_are(run: Callable[..., Any]) -> None:
-    for offsets in ("identical", "translated"):
-        told = json.loads(run(True, "--once", "--json", "--offsets", offsets).stdout)
-        assert told["offsets"] == 0 and "records" not in told
 
 
 @pytest.mark.parametrize("error", [OptionError("later"), ClusterUnreachableError("away"), TolerantClientError("else")])

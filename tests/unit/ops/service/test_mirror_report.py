@@ -305,9 +305,8 @@ class Watch(LinkWatch):
     def __init__(
         self, target: Mapping[TopicPartition, int], *, board: Board | None = None, failure: Exception | None = None
     ) -> None:
-        super().__init__(
-            PROPERTIES, PROPERTIES, {FIRST: 10, SECOND: 10}, "default", is_once=True, is_shown=False, board=board
-        )
+        settings = MirrorSettings(PROPERTIES, PROPERTIES, "orders", once=True)
+        super().__init__(settings, {FIRST: 10, SECOND: 10}, is_shown=False, board=board)
         self._open = partial(Target, target, failure)  # type: ignore[assignment]
 
 

@@ -28,6 +28,8 @@ from spark_integration.cli.exits import exit_code
 from spark_integration.cli.link import GivenLink, confirm, time_ms
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.life.listing import ListedLink
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 BOTH = ("--source", "127.0.0.1:1", "--target", "127.0.0.1:2")
@@ -295,10 +297,14 @@ def closed(stream: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("words", [("failover", *LINK[2:]), ("failback", *LINK, "--discard-diverged")])
-def test_a_command_whose_standard_input_is_closed_asks_nothing(words: tuple[str, ...]) -> None:
-    words = tuple(word.replace("127.0.0.1:", "127.0.0.1:no-port-") for word in words)
-    done = closed("<&-", *words)
-    assert done.returncode == 2 and "no-port-" in done.stderr
+def test_a_command_whose_standard_input_is_closed_asks_nothing(words: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"  # which is refused after the question
+    file.write_text("security.protocol = SSL\nssl.truststore.location = /no-store\n")
+    properties = [
+        word for side in ("source", "target") if f"--{side}" in words for word in (f"--{side}-properties", file)
+    ]
+    done = closed("<&-", *words, *map(str, properties))
+    assert done.returncode == 2 and "/no-store" in done.stderr
     assert "Traceback" not in done.stderr and "Continue?" not in done.stderr
 
 
@@ -368,3 +374,83 @@ def test_a_command_that_is_refused_prints_its_one_document_too(
     told = {"error": "No mirror of link nope has written down what it copies", "exit_code": 2}
     assert json.loads(done.stdout) == told
     assert not CliRunner().invoke(app, command).stdout
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    """Why a command is refused that asks no cluster."""
+    monkeypatch.setattr(Cluster, "__init__", lambda *_, **__: pytest.fail("a cluster was asked"))
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, OptionError), (done.exception, done.output)
+    return str(done.exception.args[0])
+
+
+HERE = ("mirror", *BOTH, "--tasks", "0")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((*HERE, "--topics", "("), "is not a regular expression"),
+        ((*HERE, "--topics", "orders", "--gap-fill", "nope"), "--gap-fill"),
+        ((*HERE, "--topics", "orders", "--from", "yesterday"), "--from"),
+        ((*HERE, "--topics", "orders", "--metrics", "nowhere"), "--metrics"),
+        (("status", *BOTH[2:]), "Give --source, too"),
+        (("status", *BOTH, "--topics", "("), "is not a regular expression"),
+        (("plan", *BOTH[2:]), "Give --source, too"),
+        (("promote", *BOTH[2:]), "Give --source, too"),
+        (("promote", *BOTH, "--groups", "("), "is not a regular expression"),
+        (("failback", *BOTH), "Give --topics"),
+        (("verify", *BOTH[2:]), "Give --source, too"),
+        (("verify", *BOTH, "--resume", "FILE"), "--resume"),
+        (("pause", *BOTH[2:], "--partition", "0"), "--partition goes with exactly one --topic"),
+        (("resume", *BOTH[2:], "--partition", "0"), "--partition goes with exactly one --topic"),
+        (("doctor", *BOTH, "--topics", "("), "is not a regular expression"),
+    ],
+)
+def test_what_is_wrong_on_the_command_line_is_told_before_a_cluster_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], why: str
+) -> None:
+    file = tmp_path / "report"
+    file.write_text("[]")
+    assert why in refused(monkeypatch, *(str(file) if word == "FILE" else word for word in words))
+
+
+def test_what_is_wrong_with_an_address_or_a_property_is_told_where_it_was_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert refused(monkeypatch, "status", "--source", "a", *BOTH[2:]).startswith(
+        "--source has the address 'a': HOST:PORT"
+    )
+    assert refused(monkeypatch, "doctor", "--cluster", "a:").startswith("--cluster has the address 'a:'")
+    file = tmp_path / "client.properties"
+    file.write_text("security.protocol = NONE\n")
+    assert refused(monkeypatch, "pause", *BOTH[2:], "--target-properties", str(file)).startswith(
+        f"{file}: security.protocol must be one of"
+    )
+    monkeypatch.setenv("TOLERANT_KAFKA_TARGET", "b")
+    assert refused(monkeypatch, "pause").startswith("TOLERANT_KAFKA_TARGET has the address 'b'")
+    told = {"error": "TOLERANT_KAFKA_TARGET has the address 'b': HOST:PORT[,HOST:PORT...]", "exit_code": 2}
+    assert json.loads(CliRunner().invoke(app, ["pause", "--json"]).stdout) == told
+    assert "no-checkpoint" in refused(monkeypatch, "offsets", "/no-checkpoint", "--source", "0")
+
+
+def test_the_help_names_whole_variables_of_the_environment_at_80_columns() -> None:
+    shown = CliRunner().invoke(app, ["status", "--help"], env={"COLUMNS": "80"}, terminal_width=80).output
+    assert max(map(len, shown.splitlines())) <= 80
+    for name in ("SOURCE", "TARGET", "LINK", "CONFIG", "SOURCE_PROPERTIES", "TARGET_PROPERTIES"):
+        assert re.search(rf"\bTOLERANT_KAFKA_{name}\b", shown), shown
+    assert "TOLERANT_KAFKA" not in CliRunner().invoke(app, ["demo", "--help"]).output
+
+
+def test_links_are_listed_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = LinkTopics.of("orders.*, a-topic-with-a-long-name-of-its-own, another-topic-with-a-long-name")
+    control = LinkControl(source_cluster_id="4L6g3nShT-eMCtK--X86sw", topics=topics.to_json(), producer_ids=(1,))
+    links = [ListedLink("mirror-4L6g3nSh", control, None, True, False), ListedLink("broken", None, None, True, False)]
+    monkeypatch.setattr(Cluster, "run", lambda *_: links)
+    shown = CliRunner().invoke(app, ["list", *BOTH[2:]], env={"COLUMNS": "80"}).output
+    assert shown.splitlines() == [
+        "link mirror-4L6g3nSh: no mirror was seen in the last hour",
+        f"  offsets: identical; from cluster: 4L6g3nShT-eMCtK--X86sw; topics: {topics}",
+        "link broken: unreadable: run tolerant-kafka repair",
+        "  offsets: unknown; from cluster: unknown; topics: unknown",
+    ]

@@ -9,9 +9,10 @@ import pytest
 from kafka.structs import TopicPartition
 
 from spark_integration.cli.link import GivenLink
-from spark_integration.cli.pause import _names, _require_there, parse_rate, require_known, unpaused
+from spark_integration.cli.options import WhichLink
+from spark_integration.cli.pause import _names, _require_there, parse_rate, pause, require_known, unpaused
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.state.link_control import LinkControl, paused, resumed
+from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl, paused, resumed
 
 
 class Guarded:
@@ -73,3 +74,31 @@ def test_a_rate_that_no_control_can_hold_is_none() -> None:
     for text in ("20000000000G", "9" * 20, "9" * 400, f"1.{'9' * 400}k", "0.1k0", "0"):
         with pytest.raises(OptionError, match="is no rate"):
             parse_rate(text)
+
+
+def test_a_pause_below_that_of_the_whole_link_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    controls = [LinkControl(), LinkControl(frozenset({WHOLE_LINK}))]
+
+    def run(_: GivenLink, ask: Any) -> Any:
+        if ask.__qualname__.startswith("_require_there"):
+            return {"orders": [0]}
+        return (before := controls.pop(0)), paused(before, ["orders"])
+
+    monkeypatch.setattr(GivenLink, "run_on_target", run)
+    which = WhichLink(target="b:1", link="dr")
+    pause(which, ["orders"])
+    assert capsys.readouterr().out == "Link dr: paused: topic orders; rate limit: as in the mirror's file, or none\n"
+    pause(which, ["orders"])
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "The whole link was paused before: resume without --topic ends that pause, and this one with it"
+    ]
+
+
+def test_the_command_that_resumes_partitions_names_a_topic_once() -> None:
+    held = paused(LinkControl(), ["orders"], [TopicPartition("orders", 1), TopicPartition("clicks", 2)])
+    command = held.resume_command([*held.paused_partitions, TopicPartition("orders", 0)], "--target b:1")
+    assert command == (
+        "tolerant-kafka resume --target b:1 --topic orders; tolerant-kafka resume --target b:1 --topic clicks --partition 2"
+    )

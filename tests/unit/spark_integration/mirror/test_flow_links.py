@@ -117,7 +117,8 @@ class FakeWatch:
 
     made: list[FakeWatch] = []
 
-    def __init__(self, *_: Any, **options: Any) -> None:
+    def __init__(self, settings: MirrorSettings, *_: Any, **options: Any) -> None:
+        self.settings = settings
         self.told: list[Any] = []
         self.options = options
         self.sample = LinkSample(LinkState("A-B"))
@@ -247,6 +248,6 @@ def test_watches_know_the_intervals_of_duties_and_the_files_limit(
     with FlowWatches([link_of(flow(tmp_path, "tolerant.throttle = 5000"))], Board(), said.append) as watches:
         watches.tell(LinkEvent("A-B", "started", "copying", PreparedLink(1, (), {})))
     (watch,) = FakeWatch.made
-    assert watch.options["own_rate"] == 5_000
+    assert watch.settings.bytes_per_s == 5_000
     assert watch.options["console"].quiet  # what happens is printed once, by EventPrinter
     assert watch.options["duties"]["heartbeats"] == 1 and watch.options["duties"]["checkpoints"] == 60
