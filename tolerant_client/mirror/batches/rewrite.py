@@ -248,17 +248,15 @@ def _headers_at(records: bytes | memoryview, starts: Int64s) -> Headers:
 
 def _read_run(run: _Run, codec: int) -> Iterator[_Rows]:
     """The records of batches with one codec, all of which have some."""
-    count, first = len(run.headers), 0
-    views = [memoryview(run.records)[a:b] for a, b in zip(run.starts.tolist(), run.ends.tolist())] if codec else []
-    pieces = _bounded(records_section(read_header(view), view) for view in views) if codec else [None] if count else []
-    for sections in pieces:
-        last = count if sections is None else first + len(sections)
-        part = _Run(run.records, run.headers[first:last], run.starts[first:last], run.ends[first:last])
-        if sections is None:
-            lying = Sections(part.headers, part.records, part.starts + HEADER_SIZE, part.ends)
-        else:
-            lying = join_sections(part.headers, sections)
-        yield from map(_rows, batch_rows(lying, _WINDOW_BYTES))
+    if not codec:
+        sections = Sections(run.headers, run.records, run.starts + HEADER_SIZE, run.ends)
+        yield from map(_rows, batch_rows(sections, _WINDOW_BYTES)) if len(run.headers) else ()
+        return
+    view, first = memoryview(run.records), 0
+    batches = (view[a:b] for a, b in zip(run.starts.tolist(), run.ends.tolist()))
+    for unfolded in _bounded(records_section(read_header(batch), batch) for batch in batches):
+        last = first + len(unfolded)
+        yield from map(_rows, batch_rows(join_sections(run.headers[first:last], unfolded), _WINDOW_BYTES))
         first = last
 
 
