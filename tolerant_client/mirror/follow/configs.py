@@ -2,7 +2,7 @@
 
 As MirrorSourceConnector.syncTopicConfigs: what was set for a topic (or for its brokers, dynamically) is set on the
 target; what is the default on the source is cleared on the target (`use_defaults_from` "target") or set to the
-source's default ("source"); what the brokers' files say is left alone; `exclude` has regular expressions over names.
+source's default ("source"); what the brokers' files say is left alone; `exclude` has regular expressions over names (TopicFilter).
 Laws:
 - Only differences are written, and all of them are in the report; a value that the target refuses holds up no other.
 - What the mirror needs is kept whatever the source has (`_KEPT`): CreateTime and no limits for timestamps, a
@@ -12,7 +12,6 @@ Laws:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +43,7 @@ from tolerant_client.mirror.state.plan import (
     TIMESTAMP_BEFORE,
     TIMESTAMP_TYPE,
 )
-from tolerant_client.mirror.state.topic_filter import CONFIG_PROPERTIES_EXCLUDE, LinkTopics
+from tolerant_client.mirror.state.topic_filter import CONFIG_PROPERTIES_EXCLUDE, LinkTopics, TopicFilter
 
 MIN_INSYNC = "min.insync.replicas"
 
@@ -78,14 +77,14 @@ def decide_changes(
     target: Mapping[str, Setting],
     replicas: int,
     *,
-    exclude: Collection[re.Pattern[str]] = (),
+    exclude: TopicFilter = TopicFilter(()),
     use_defaults_from: str = "target",
 ) -> tuple[list[ConfigChange], list[Left]]:
     """What to change of a topic (the target's name) that has `replicas` replicas there.  Pure."""
     changes: list[ConfigChange] = []
     left: list[Left] = []
     for name, setting in sorted(source.items()):
-        if name in _KEPT or setting.is_sensitive or setting.is_read_only or any(e.fullmatch(name) for e in exclude):
+        if name in _KEPT or setting.is_sensitive or setting.is_read_only or exclude.matches(name):
             continue
         present = target.get(name)
         if present is None:
@@ -146,7 +145,7 @@ async def sync_configs(
     """
     if use_defaults_from not in ("source", "target"):
         raise OptionError(f"use.defaults.from is {use_defaults_from!r}: give source or target")
-    patterns = _compiled(exclude)
+    excluded = TopicFilter(tuple(exclude))
     await source.connect()
     if not tells_configs(source):
         why = "its brokers tell no settings of topics; Kafka 0.11 or newer do"
@@ -166,7 +165,7 @@ async def sync_configs(
                 originals[name],
                 copies[copied],
                 replicas[copied],
-                exclude=patterns,
+                exclude=excluded,
                 use_defaults_from=use_defaults_from,
             )
             changes += more
@@ -255,16 +254,3 @@ async def _ask(
 
     await target.insist("changing topic settings", ask)
     return refused
-
-
-def _compiled(expressions: Iterable[str]) -> list[re.Pattern[str]]:
-    patterns = []
-    for expression in expressions:
-        try:
-            patterns.append(re.compile(expression))
-        except re.error as error:
-            what = (
-                f"{expression!r} of config.properties.exclude is no regular expression ({error}); escape special signs"
-            )
-            raise OptionError(what) from error
-    return patterns

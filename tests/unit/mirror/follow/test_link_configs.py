@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +10,10 @@ import pytest
 from tolerant_client.cluster.admin.configs import Setting
 from tolerant_client.mirror.follow import configs
 from tolerant_client.mirror.follow.configs import ConfigChange, decide_changes
-from tolerant_client.mirror.state.topic_filter import CONFIG_PROPERTIES_EXCLUDE
+from tolerant_client.mirror.state.topic_filter import CONFIG_PROPERTIES_EXCLUDE, TopicFilter
 
 OWN, DYNAMIC_DEFAULT, FILE, DEFAULT = 1, 3, 4, 5
-EXCLUDED = [re.compile(expression) for expression in CONFIG_PROPERTIES_EXCLUDE]
+EXCLUDED = TopicFilter(CONFIG_PROPERTIES_EXCLUDE)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +56,14 @@ def test_a_setting(
         [] if expected is None else [("A.t", name, *expected)]
     )
     assert not left
+
+
+def test_what_is_excluded_may_be_quoted_as_in_every_list_of_the_file() -> None:
+    exclude = TopicFilter((r"\Qretention.ms\E",))
+    given = {name: Setting("5", OWN) for name in ("retention.ms", "retentionXms")}
+    present = {name: Setting("9", OWN) for name in given}
+    changes, _ = decide_changes("A.t", given, present, 3, exclude=exclude)
+    assert [change.name for change in changes] == ["retentionXms"]
 
 
 @pytest.mark.parametrize(("replicas", "after"), [(1, "1"), (2, "2"), (3, "3"), (5, "3")])
