@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections.abc import Mapping
 from types import FunctionType
 from typing import Any
 
@@ -27,7 +28,7 @@ from tolerant_client.tracker.policy import RecoveryPolicy
 masking.attach()  # kafka-python logs before it makes a connection manager
 
 
-def stock_init_with(client: Any, **replaced: Any) -> Any:
+def _stock_init_with(client: Any, replaced: Mapping[str, Any]) -> Any:
     """The `__init__` of one of kafka-python's clients with other classes under some of the names that it looks up.
 
     It builds its parts itself, under names of its module, and a second one built
@@ -68,23 +69,25 @@ class Recovering:
     """Takes our options out before kafka-python, which rejects those it does not know, sees them."""
 
     recovery_counters: RecoveryCounters
+    _stock: Any  # the client of kafka-python that this one stands for
+    _replaced: Mapping[str, Any] = {}  # classes of ours, under kafka-python's names for its own
 
-    def _build(
+    @forking.repeatable
+    def __init__(
         self,
-        init: Any,
-        args: tuple[Any, ...],
-        configs: dict[str, Any],
-        policy: RecoveryPolicy | str | None,
-        listener: Listener | None,
+        *args: Any,
+        recovery_policy: RecoveryPolicy | str | None = None,
+        recovery_listener: Listener | None = None,
+        **configs: Any,
     ) -> None:
         self.recovery_counters = RecoveryCounters()
         make_client = functools.partial(
             TolerantNetClient,
-            recovery_policy=RecoveryPolicy.of(policy),
-            recovery_listener=listener,
+            recovery_policy=RecoveryPolicy.of(recovery_policy),
+            recovery_listener=recovery_listener,
             recovery_counters=self.recovery_counters,
         )
-        build(init, self, args, configs, make_client)
+        build(_stock_init_with(self._stock, self._replaced), self, args, configs, make_client)
 
 
 class KafkaProducer(Recovering, kafka.KafkaProducer):  # type: ignore[misc]
@@ -100,27 +103,10 @@ class KafkaProducer(Recovering, kafka.KafkaProducer):  # type: ignore[misc]
     calls raise IllegalStateError there.
     """
 
-    @forking.repeatable
-    def __init__(
-        self,
-        *,
-        recovery_policy: RecoveryPolicy | str | None = None,
-        recovery_listener: Listener | None = None,
-        **configs: Any,
-    ) -> None:
-        init = stock_init_with(kafka.KafkaProducer, TransactionManager=TolerantTransactionManager)
-        self._build(init, (), configs, recovery_policy, recovery_listener)
+    _stock, _replaced = kafka.KafkaProducer, {"TransactionManager": TolerantTransactionManager}
 
 
 class KafkaAdminClient(Recovering, kafka.KafkaAdminClient):  # type: ignore[misc]
     """kafka.KafkaAdminClient on tolerant connections; in a forked child the first call builds it anew."""
 
-    @forking.repeatable
-    def __init__(
-        self,
-        *,
-        recovery_policy: RecoveryPolicy | str | None = None,
-        recovery_listener: Listener | None = None,
-        **configs: Any,
-    ) -> None:
-        self._build(stock_init_with(kafka.KafkaAdminClient), (), configs, recovery_policy, recovery_listener)
+    _stock = kafka.KafkaAdminClient

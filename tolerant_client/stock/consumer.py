@@ -20,12 +20,9 @@ import kafka
 import pyarrow as pa
 
 from tolerant_client.records.arrow import SCHEMA, SCHEMA_WITH_HEADERS
-from tolerant_client.stock import forking
-from tolerant_client.stock.clients import Recovering, stock_init_with
+from tolerant_client.stock.clients import Recovering
 from tolerant_client.stock.coordinator import TolerantCoordinator
 from tolerant_client.stock.fetcher import TolerantFetcher
-from tolerant_client.tracker.events import Listener
-from tolerant_client.tracker.policy import RecoveryPolicy
 
 _stock_poll: Any = inspect.unwrap(kafka.KafkaConsumer.poll)
 
@@ -42,16 +39,8 @@ class KafkaConsumer(Recovering, kafka.KafkaConsumer):  # type: ignore[misc]  # k
     With a `group_instance_id` calls raise IllegalStateError there.
     """
 
-    @forking.repeatable
-    def __init__(
-        self,
-        *topics: str,
-        recovery_policy: RecoveryPolicy | str | None = None,
-        recovery_listener: Listener | None = None,
-        **configs: Any,
-    ) -> None:
-        init = stock_init_with(kafka.KafkaConsumer, Fetcher=TolerantFetcher, ConsumerCoordinator=TolerantCoordinator)
-        self._build(init, topics, configs, recovery_policy, recovery_listener)
+    _stock = kafka.KafkaConsumer
+    _replaced = {"Fetcher": TolerantFetcher, "ConsumerCoordinator": TolerantCoordinator}
 
     def poll_arrow(
         self, timeout_ms: float = 0, max_records: int | None = None, include_headers: bool = False
