@@ -84,6 +84,11 @@ def _named(*paths: str) -> _Read:
     return read
 
 
+def _same(*paths: str, is_whole: bool = True, since: int = 0, until: int = _NEWEST) -> Subjects:
+    """For an answer that names its subjects as the request does."""
+    return Subjects(_named(*paths), _named(*paths), is_whole, since, until)
+
+
 def _all_if_none(read: _Read) -> _Read:
     """Reads an empty list as everything (Metadata version 0)."""
     return lambda message: read(message) or None
@@ -149,13 +154,13 @@ SUBJECTS: dict[int, tuple[Subjects, ...]] = {
     apis.LIST_OFFSETS: (Subjects(_TOPICS, _TOPICS),),
     apis.METADATA: (
         Subjects(_all_if_none(_named("topics.name")), _named("topics.name"), until=0),
-        Subjects(_named("topics.name"), _named("topics.name"), since=1, until=9),
+        _same("topics.name", since=1, until=9),
         Subjects(_named("topics.-.name"), _named("topics.name"), since=10),
     ),
     apis.OFFSET_COMMIT: (Subjects(_TOPICS, _TOPICS),),
     apis.OFFSET_FETCH: (
         Subjects(_named("topics.name partition_indexes.*"), _TOPICS, until=7),
-        Subjects(_named("groups.group_id"), _named("groups.group_id"), since=8),
+        _same("groups.group_id", since=8),
         Subjects(
             _named("groups.group_id topics.name partition_indexes.*"),
             _named("groups.group_id topics.name partitions.partition_index"),
@@ -166,18 +171,16 @@ SUBJECTS: dict[int, tuple[Subjects, ...]] = {
     apis.FIND_COORDINATOR: (Subjects(_named("coordinator_keys.*"), _named("coordinators.key"), since=4),),
     apis.JOIN_GROUP: (Subjects(_scalar("member_id"), _scalar("member_id"), is_whole=False),),
     apis.SYNC_GROUP: (Subjects(_scalar("protocol_name"), _scalar("protocol_name"), is_whole=False),),
-    apis.LEAVE_GROUP: (Subjects(_named("members.member_id"), _named("members.member_id"), is_whole=False),),
+    apis.LEAVE_GROUP: (_same("members.member_id", is_whole=False),),
     apis.DESCRIBE_GROUPS: (Subjects(_named("groups.*"), _named("groups.group_id")),),
-    apis.CREATE_TOPICS: (Subjects(_named("topics.name"), _named("topics.name")),),
+    apis.CREATE_TOPICS: (_same("topics.name"),),
     apis.DELETE_TOPICS: (
         Subjects(_named("topic_names.*"), _named("responses.name"), until=5),
         Subjects(_named("topics.name"), _named("responses.name"), since=6),
         Subjects(_named("topics.-.topic_id"), _named("responses.topic_id"), since=6),
     ),
     apis.DELETE_RECORDS: (Subjects(_TOPICS, _TOPICS),),
-    apis.OFFSET_FOR_LEADER_EPOCH: (
-        Subjects(_named("topics.topic partitions.partition"), _named("topics.topic partitions.partition")),
-    ),
+    apis.OFFSET_FOR_LEADER_EPOCH: (_same("topics.topic partitions.partition"),),
     apis.ADD_PARTITIONS_TO_TXN: (
         Subjects(
             _named("v3_and_below_topics.name partitions.*"),
@@ -231,27 +234,16 @@ SUBJECTS: dict[int, tuple[Subjects, ...]] = {
     apis.ALTER_PARTITION_REASSIGNMENTS: (Subjects(_TOPICS, _named("responses.name partitions.partition_index")),),
     apis.LIST_PARTITION_REASSIGNMENTS: (Subjects(_named("topics.name partition_indexes.*"), _TOPICS, is_whole=False),),
     apis.OFFSET_DELETE: (Subjects(_TOPICS, _TOPICS),),
-    apis.ALTER_CLIENT_QUOTAS: (
-        Subjects(
-            _named("entries entity.entity_type.entity_name"),
-            _named("entries entity.entity_type.entity_name"),
-        ),
-    ),
+    apis.ALTER_CLIENT_QUOTAS: (_same("entries entity.entity_type.entity_name"),),
     apis.DESCRIBE_USER_SCRAM_CREDENTIALS: (Subjects(_named("users.name"), _named("results.user"), is_whole=False),),
     apis.ALTER_USER_SCRAM_CREDENTIALS: (Subjects(_named("deletions.name", "upsertions.name"), _named("results.user")),),
-    apis.DESCRIBE_QUORUM: (
-        Subjects(
-            _named("topics.topic_name partitions.partition_index"),
-            _named("topics.topic_name partitions.partition_index"),
-            is_whole=False,
-        ),
-    ),
+    apis.DESCRIBE_QUORUM: (_same("topics.topic_name partitions.partition_index", is_whole=False),),
     apis.UPDATE_FEATURES: (Subjects(_named("feature_updates.feature"), _named("results.feature"), is_whole=False),),
     apis.DESCRIBE_PRODUCERS: (Subjects(_named("topics.name partition_indexes.*"), _TOPICS),),
     apis.DESCRIBE_TRANSACTIONS: (
         Subjects(_named("transactional_ids.*"), _named("transaction_states.transactional_id")),
     ),
-    apis.DESCRIBE_TOPIC_PARTITIONS: (Subjects(_named("topics.name"), _named("topics.name"), is_whole=False),),
+    apis.DESCRIBE_TOPIC_PARTITIONS: (_same("topics.name", is_whole=False),),
 }
 
 

@@ -74,10 +74,6 @@ def _is_idempotent(request: Any) -> bool:
     return True
 
 
-def _produce_row(request: Any) -> ApiRow:
-    return rows.PRODUCE_IDEMPOTENT if _is_idempotent(request) else rows.PRODUCE_PLAIN
-
-
 def _fetch_row(request: Any) -> ApiRow:
     is_alone = request.API_VERSION < _FIRST_FETCH_IN_SESSION or request.session_epoch == -1
     return rows.FETCH_ALONE if is_alone else rows.FETCH_IN_SESSION
@@ -96,18 +92,6 @@ def _init_row(request: Any) -> ApiRow:
         return rows.INIT_IDEMPOTENT
     knows_epoch = request.API_VERSION >= _FIRST_INIT_WITH_EPOCH and request.producer_id >= 0
     return rows.INIT_SAME_EPOCH if knows_epoch else rows.INIT_NEXT_EPOCH
-
-
-def _end_row(request: Any) -> ApiRow:
-    return rows.END_KNOWN if request.API_VERSION >= _FIRST_END_WITH_BUMP else rows.END_BLIND
-
-
-def _create_topics_row(request: Any) -> ApiRow:
-    return rows.NOTHING_CHANGED if request.API_VERSION >= 1 and request.validate_only else rows.TOPIC_CREATE
-
-
-def _create_partitions_row(request: Any) -> ApiRow:
-    return rows.NOTHING_CHANGED if request.validate_only else rows.PARTITIONS_CREATE
 
 
 def _delete_topics_row(request: Any) -> ApiRow:
@@ -130,30 +114,22 @@ def _reassign_row(request: Any) -> ApiRow:
     return rows.REASSIGN_CANCEL if None in targets else rows.REASSIGN
 
 
-def _scram_row(request: Any) -> ApiRow:
-    return rows.SCRAM_DELETE if request.deletions else rows.SCRAM_UPSERT
-
-
 _CHOOSE_ROW: dict[int, Callable[[Any], ApiRow]] = {
-    apis.PRODUCE: _produce_row,
+    apis.PRODUCE: lambda r: rows.PRODUCE_IDEMPOTENT if _is_idempotent(r) else rows.PRODUCE_PLAIN,
     apis.FETCH: _fetch_row,
     apis.JOIN_GROUP: _join_row,
     apis.INIT_PRODUCER_ID: _init_row,
-    apis.END_TXN: _end_row,
-    apis.CREATE_TOPICS: _create_topics_row,
-    apis.CREATE_PARTITIONS: _create_partitions_row,
+    apis.END_TXN: lambda r: rows.END_KNOWN if r.API_VERSION >= _FIRST_END_WITH_BUMP else rows.END_BLIND,
+    apis.CREATE_TOPICS: lambda r: rows.NOTHING_CHANGED if r.API_VERSION >= 1 and r.validate_only else rows.TOPIC_CREATE,
+    apis.CREATE_PARTITIONS: lambda r: rows.NOTHING_CHANGED if r.validate_only else rows.PARTITIONS_CREATE,
     apis.DELETE_TOPICS: _delete_topics_row,
     apis.DELETE_RECORDS: _delete_records_row,
     apis.ELECT_LEADERS: _elect_row,
     apis.ALTER_PARTITION_REASSIGNMENTS: _reassign_row,
-    apis.ALTER_USER_SCRAM_CREDENTIALS: _scram_row,
+    apis.ALTER_USER_SCRAM_CREDENTIALS: lambda r: rows.SCRAM_DELETE if r.deletions else rows.SCRAM_UPSERT,
 }
 
 # -- what may not be overtaken ------------------------------------------------
-
-
-def _produced(request: Any) -> tuple[Any, ...]:
-    return tuple(partitions_of(request.topic_data, "name", "partition_data", "index"))
 
 
 def _offsets_of_group(request: Any) -> tuple[Any, ...]:
@@ -183,7 +159,7 @@ def _settings(kind: str) -> Callable[[Any], tuple[Any, ...]]:
 
 
 _ORDER_KEYS: dict[int, Callable[[Any], tuple[Any, ...]]] = {
-    apis.PRODUCE: _produced,
+    apis.PRODUCE: lambda r: tuple(partitions_of(r.topic_data, "name", "partition_data", "index")),
     apis.OFFSET_COMMIT: _offsets_of_group,
     apis.OFFSET_DELETE: _offsets_of_group,
     apis.JOIN_GROUP: _membership,
@@ -209,18 +185,6 @@ _ORDER_KEYS: dict[int, Callable[[Any], tuple[Any, ...]]] = {
 # -- how long a broker may rightly wait ---------------------------------------
 
 
-def _fetch_wait(request: Any) -> float:
-    return float(request.max_wait_ms)
-
-
-def _join_wait(request: Any) -> float:
-    return float(max(request.session_timeout_ms, request.rebalance_timeout_ms))
-
-
-def _sync_wait(request: Any) -> float:
-    return 0.0 if request.assignments else _LEADER_ASSIGNS_MS
-
-
 def _at_most(request: Any) -> float:
     return max(0.0, float(request.timeout_ms))
 
@@ -228,9 +192,9 @@ def _at_most(request: Any) -> float:
 # Produce has a timeout too, but a broker does not wait by design there: its
 # answers are what round trips are measured by.
 _EXPECTED_MS: dict[int, Callable[[Any], float]] = {
-    apis.FETCH: _fetch_wait,
-    apis.JOIN_GROUP: _join_wait,
-    apis.SYNC_GROUP: _sync_wait,
+    apis.FETCH: lambda r: float(r.max_wait_ms),
+    apis.JOIN_GROUP: lambda r: float(max(r.session_timeout_ms, r.rebalance_timeout_ms)),
+    apis.SYNC_GROUP: lambda r: 0.0 if r.assignments else _LEADER_ASSIGNS_MS,
     apis.CREATE_TOPICS: _at_most,
     apis.DELETE_TOPICS: _at_most,
     apis.DELETE_RECORDS: _at_most,

@@ -66,14 +66,12 @@ class KafkaRequest(Request):
 
     @property
     def order_keys(self) -> tuple[Any, ...]:
-        """What this request shares with others that it must not overtake."""
         if self._order_keys is None:
             self._order_keys = order_keys(self.API_KEY, self._request)
         return self._order_keys
 
     @property
     def yields_to_newer(self) -> bool:
-        """True when a repeat could undo a newer request that shares an order key."""
         return self.row.yields_to_newer
 
     def expect_response(self) -> bool:
