@@ -15,6 +15,7 @@ import random
 import struct
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import kafka.errors as Errors
@@ -47,15 +48,13 @@ _NO_POLICY = RecoveryPolicy()
 _LIMIT = "max_in_flight"  # kafka-python's name for this reason to pause
 
 
+@dataclass(slots=True)
 class _Context:
     """What the binding keeps with a request: its caller's future, its bytes, and how many went before them."""
 
-    __slots__ = ("begins", "buffers", "future")
-
-    def __init__(self, future: Any) -> None:
-        self.future = future
-        self.buffers: list[Buffer] = []
-        self.begins = 0
+    future: Any
+    buffers: list[Buffer] = field(default_factory=list)
+    begins: int = 0
 
 
 class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python is untyped

@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import kafka.errors as Errors
@@ -313,11 +314,9 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         self._doubts.clear()
 
 
+@dataclass
 class _ArrowBudget:
     """How the records of one poll_arrow are given out, and how many bytes of them still may be."""
 
-    __slots__ = ("schema", "left")
-
-    def __init__(self, schema: pa.Schema, left: int) -> None:
-        self.schema = schema
-        self.left = left
+    schema: pa.Schema
+    left: int

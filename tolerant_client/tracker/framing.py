@@ -50,19 +50,6 @@ class FrameAssembler:
     frame must have (4 in general, 0 for raw SASL tokens).
     """
 
-    __slots__ = (
-        "_chunk",
-        "_chunk_bytes",
-        "_end",
-        "_filled",
-        "_is_shared",
-        "_large",
-        "_max",
-        "_start",
-        "error",
-        "smallest_frame",
-    )
-
     def __init__(self, max_frame_bytes: int, chunk_bytes: int = 65536) -> None:
         self._max = max_frame_bytes
         self._chunk_bytes = max(chunk_bytes, 2 * _PREFIX)

@@ -7,6 +7,7 @@ Laws:
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -77,50 +78,32 @@ class IllegalTransition(Exception):
     """A pair that is not in TRANSITIONS."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class InFlightRequest:
     """One request; `context` belongs to the binding (its future, its buffers)."""
 
-    __slots__ = (
-        "action",
-        "api",
-        "context",
-        "correlation_id",
-        "deadline",
-        "expected",
-        "first_sent_at",
-        "history",
-        "is_proved_silent",
-        "lost_ids",
-        "odd",
-        "order",
-        "request",
-        "resends_when_said",
-        "response",
-        "said",
-        "sent_at",
-        "state",
-    )
+    request: Request
+    correlation_id: int
+    order: int  # among all requests of the connection; a resent one keeps it
+    deadline: float
+    action: Action
+    context: Any
+    api: str = field(init=False)
+    expected: float = field(init=False)
+    state: State = State.QUEUED
+    response: Any = None  # what is HELD
+    odd: OtherSubject | None = None  # what is ODD: a response that speaks of something else
+    said: OtherSubject | None = None  # the odd one after which it was sent again...
+    resends_when_said: int = 0  # ...and how often it had been sent again before
+    first_sent_at: float = -1.0
+    sent_at: float = -1.0
+    lost_ids: list[int] = field(default_factory=list)  # those it was sent under before
+    is_proved_silent: bool = False  # a probe behind it was answered, which alone settles nothing
+    history: list[str] = field(default_factory=list)
 
-    def __init__(
-        self, request: Request, correlation_id: int, order: int, deadline: float, action: Action, context: Any
-    ) -> None:
-        self.request = request
-        self.api: str = request.name
-        self.correlation_id = correlation_id
-        self.order = order  # among all requests of the connection; a resent one keeps it
-        self.deadline = deadline
-        self.action = action
-        self.context = context
-        self.expected: float = request.expected_ms / 1000
-        self.state = State.QUEUED
-        self.response: Any = None  # what is HELD
-        self.odd: OtherSubject | None = None  # what is ODD: a response that speaks of something else
-        self.said: OtherSubject | None = None  # the odd one after which it was sent again...
-        self.resends_when_said = 0  # ...and how often it had been sent again before
-        self.first_sent_at = self.sent_at = -1.0
-        self.lost_ids: list[int] = []  # those it was sent under before
-        self.is_proved_silent = False  # a probe behind it was answered, which alone settles nothing
-        self.history: list[str] = []
+    def __post_init__(self) -> None:
+        self.api = self.request.name
+        self.expected = self.request.expected_ms / 1000
 
     def move(self, happened: Input) -> None:
         """Changes the state as the table says; raises IllegalTransition for a pair not in it."""

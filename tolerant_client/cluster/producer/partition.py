@@ -35,6 +35,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -71,20 +72,18 @@ def is_too_large(code: int) -> bool:
     return code in _TOO_LARGE
 
 
+@dataclass(slots=True, eq=False)
 class ProducerBatch:
     """A record batch on its way; `rows` are the caller's numbers of its records, `deadline` monotonic seconds."""
 
-    __slots__ = ("code", "data", "deadline", "is_appended", "record_count", "rows", "sends", "sequence")
-
-    def __init__(self, data: memoryview, record_count: int, rows: Sequence[int], deadline: float) -> None:
-        self.data = data
-        self.record_count = record_count
-        self.rows = rows
-        self.deadline = deadline
-        self.sequence = -1
-        self.sends = 0
-        self.code = 0  # of the last answer
-        self.is_appended = False
+    data: memoryview
+    record_count: int
+    rows: Sequence[int]
+    deadline: float
+    sequence: int = -1
+    sends: int = 0
+    code: int = 0  # of the last answer
+    is_appended: bool = False
 
 
 class Verdict(enum.Enum):
