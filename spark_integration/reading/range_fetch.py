@@ -23,10 +23,10 @@ from kafka.structs import TopicPartition
 
 from spark_integration.reading.offsets import EARLIEST, LAST_STABLE, LATEST, OffsetRange
 from spark_integration.reading.options import ReadOptions
-from tolerant_client.cluster.admin.topics import metadata_request
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.leaders import metadata_request
 from tolerant_client.cluster.partition_fetch import is_local
 from tolerant_client.cluster.patience import Backoff, Belief, Patience
 from tolerant_client.errors import (

@@ -26,11 +26,11 @@ class Brokers:
         self.highest = {request.API_KEY: highest for request, highest in versions.items()}
         nodes = [SimpleNamespace(node_id=n) for n in (0, 1)]
         self.manager = SimpleNamespace(
-            broker_version_data=SimpleNamespace(
-                api_versions={key: (0, highest) for key, highest in self.highest.items()}
-            ),
             cluster=SimpleNamespace(request_update=lambda: None, brokers=lambda: nodes),
         )
+
+    def highest_version(self, request: Any) -> int:
+        return self.highest.get(request.API_KEY, -1)
 
     async def connect(self) -> None:
         pass

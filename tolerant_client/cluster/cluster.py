@@ -74,7 +74,7 @@ class Cluster(Leaders):
         without_times: set[TopicPartition] = set()
         if any(timestamp >= 0 for timestamp in timestamps.values()):
             await self.connect()
-            if self.highest_version(ListOffsetsRequest.API_KEY) < _LIST_OFFSETS_BY_TIME:
+            if self.highest_version(ListOffsetsRequest) < _LIST_OFFSETS_BY_TIME:
                 raise UnsupportedSourceError(
                     f"The brokers of the {self.name} find no offsets by time;"
                     " give offsets, or use Kafka 0.10.1 or newer"
@@ -149,12 +149,12 @@ class Cluster(Leaders):
     @property
     def has_tiers(self) -> bool:
         """Whether the brokers may keep records in remote storage only (KIP-405); true only once connected."""
-        return self.highest_version(ListOffsetsRequest.API_KEY) >= _LIST_LOCAL_OFFSETS
+        return self.highest_version(ListOffsetsRequest) >= _LIST_LOCAL_OFFSETS
 
     @property
     def fetches_by_id(self) -> bool:
         """Whether sessions name topics by their ids (KIP-516, Kafka 3.1); true only once connected."""
-        return self.highest_version(FETCH_API_KEY) >= FETCH_BY_ID_VERSION
+        return self.highest_version(RawFetch) >= FETCH_BY_ID_VERSION
 
     async def session(self, node_id: int, *, isolation_level: int = 0) -> FetchSession:
         """A new incremental fetch session with a node."""

@@ -121,8 +121,9 @@ class Connections:
         cluster_id: str | None = self.manager.cluster.cluster_id
         return cluster_id
 
-    def highest_version(self, api_key: int) -> int:
-        _, highest = self.manager.broker_version_data.api_versions.get(api_key, (0, -1))
+    def highest_version(self, request: Any) -> int:
+        """The highest version of a request that the brokers know, -1 for none; only once connected."""
+        _, highest = self.manager.broker_version_data.api_versions.get(request.API_KEY, (0, -1))
         return int(highest)
 
     def version(self, name: str, api_key: int, lowest: int, highest: int) -> int:

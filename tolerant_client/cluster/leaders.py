@@ -17,9 +17,26 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.connections import Connections
 from tolerant_client.cluster.fetch import TopicNames
+from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC
 
-_METADATA_WITHOUT_CREATION = 4  # naming a topic in an older request creates it, unless the broker forbids that
-_GROUP_OFFSETS_TOPIC = "__consumer_offsets"  # brokers before 0.10 do not say that it is internal
+METADATA_WITHOUT_CREATION = 4  # naming a topic in an older request creates it, unless the broker forbids that
+_LAST_WITH_RIGHTS = 10  # the last version that tells the rights to the cluster, too (KIP-430, KIP-700)
+
+
+def metadata_request(
+    wire_topics: Iterable[str] | None, *, has_rights: bool = False, may_create: bool = False
+) -> MetadataRequest:
+    """Asks for topics as the brokers call them, all where there are no names; creates none unless it may."""
+    if wire_topics is not None:
+        wire_topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in wire_topics]
+    rights = {"max_version": _LAST_WITH_RIGHTS} if has_rights else {}
+    return MetadataRequest(
+        topics=wire_topics,
+        allow_auto_topic_creation=may_create,
+        include_cluster_authorized_operations=has_rights,
+        include_topic_authorized_operations=has_rights,
+        **rights,
+    )
 
 
 class Leaders(Connections):
@@ -56,16 +73,15 @@ class Leaders(Connections):
         def is_meant(topic: Any) -> bool:
             if wanted is not None:
                 return topic.name in wanted
-            return not topic.is_internal and topic.name != _GROUP_OFFSETS_TOPIC
+            # Brokers before 0.10 do not say that it is internal.
+            return not topic.is_internal and topic.name != OFFSETS_TOPIC
 
         async def ask() -> dict[str, list[int]]:
             await self.connect()
-            names = MetadataRequest.ALL_TOPICS
-            if wanted is not None and self.highest_version(MetadataRequest.API_KEY) >= _METADATA_WITHOUT_CREATION:
-                names = [MetadataRequest.MetadataRequestTopic(name=t) for t in wanted]
+            can_name = self.highest_version(MetadataRequest) >= METADATA_WITHOUT_CREATION
             found: dict[str, list[int]] = {}
             for is_repeat in (False, True):  # said to be unknown: believed when it is said twice
-                answer = await self.send(MetadataRequest(topics=names, allow_auto_topic_creation=False))
+                answer = await self.send(metadata_request(wanted if can_name else None))
                 for topic in filter(is_meant, answer.topics):
                     if not topic.error_code:
                         name = self.topic_of(topic.name)

@@ -99,12 +99,8 @@ async def describe_coordinator(manager: Any, name: str, topic: str = OFFSETS_TOP
         asked.append(node_id)
         # Never created by asking: an internal topic of the broker's own making has its own settings.  And made anew for
         # each broker: sending gives a request the version of its broker.
-        request = MetadataRequest(
-            topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
-            allow_auto_topic_creation=False,
-            include_cluster_authorized_operations=False,
-            include_topic_authorized_operations=False,
-        )
+        named = [MetadataRequest.MetadataRequestTopic(name=topic)]
+        request = MetadataRequest(topics=named, allow_auto_topic_creation=False)
         try:
             metadata = await manager.wait_for(manager.send(request, node_id), 1000 * left)
             return CoordinatorPartition.read(name, topic, metadata)

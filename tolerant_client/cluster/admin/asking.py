@@ -19,14 +19,9 @@ AT_ONCE = 200  # topics, groups or transactional ids in a request
 _T = TypeVar("_T")
 
 
-def highest(cluster: Cluster, request: Any) -> int:
-    """The highest version of a request that the brokers know, -1 for none; only once connected."""
-    return int(cluster.manager.broker_version_data.api_versions.get(request.API_KEY, (0, -1))[1])
-
-
 def speaks(cluster: Cluster, request: Any) -> bool:
     """Whether the brokers know a request; only once connected."""
-    return highest(cluster, request) >= 0
+    return cluster.highest_version(request) >= 0
 
 
 def raise_for(error_code: int, what: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import kafka.errors as Errors
 from kafka.protocol.metadata import FindCoordinatorRequest
 
-from tolerant_client.cluster.admin.asking import AT_ONCE, chunks, highest, is_retriable
+from tolerant_client.cluster.admin.asking import AT_ONCE, chunks, is_retriable
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Patience
 from tolerant_client.errors import ClusterUnreachableError
@@ -32,7 +32,7 @@ Failures = dict[str, Exception]
 async def find_coordinators(cluster: Cluster, kind: int, keys: Iterable[str]) -> dict[str, int | Exception]:
     """The node that coordinates each key, or why it is not known; asked once.  Raises ClusterUnreachableError."""
     await cluster.connect()
-    has_many = highest(cluster, FindCoordinatorRequest) >= _FIND_MANY
+    has_many = cluster.highest_version(FindCoordinatorRequest) >= _FIND_MANY
     found: dict[str, int | Exception] = {}
     for chunk in chunks(keys, AT_ONCE if has_many else 1):
         request = (

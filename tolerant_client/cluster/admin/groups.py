@@ -19,10 +19,10 @@ from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.asking import AT_ONCE, highest, raise_for
+from tolerant_client.cluster.admin.asking import AT_ONCE, raise_for
 from tolerant_client.cluster.admin.coordinators import Failures, ManyGroups
-from tolerant_client.cluster.admin.topics import metadata_request
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.leaders import metadata_request
 from tolerant_client.errors import ClusterUnreachableError, UnsupportedSourceError
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, partition_of
 
@@ -122,7 +122,7 @@ async def groups_home(cluster: Cluster) -> GroupsHome:
 async def groups_of(cluster: Cluster, node_id: int) -> list[ListedGroup]:
     """The groups that a broker coordinates and that we may describe; asked once."""
     await cluster.connect()
-    version = highest(cluster, ListGroupsRequest)
+    version = cluster.highest_version(ListGroupsRequest)
     answer = await cluster.send(ListGroupsRequest(max_version=_LIST_TYPES), node_id)
     raise_for(answer.error_code, f"listing the groups of broker {node_id} of the {cluster.name}")
     return [
@@ -172,7 +172,7 @@ async def group_states(cluster: Cluster, groups: Iterable[str]) -> tuple[dict[st
     """The states of groups, "Dead" for those that are not there or are not for us to see, and what failed for which."""
     wanted = list(groups)
     await cluster.connect()
-    if highest(cluster, ListGroupsRequest) >= _LIST_STATES:
+    if cluster.highest_version(ListGroupsRequest) >= _LIST_STATES:
         listed, unlisted = await list_groups(cluster)
         states = {name: listed[name].state if name in listed else "Dead" for name in wanted}
         if not unlisted:
@@ -189,10 +189,8 @@ async def described_states(cluster: Cluster, groups: Iterable[str]) -> tuple[dic
         for group in answer.groups:
             yield group.group_id, group.error_code, group.group_state or "Dead"
 
-    def request(names: Sequence[str]) -> Any:
-        return describe_groups_request(names)
-
-    return await ManyGroups[str](cluster, _READ_PATIENCE_MS).ask(list(groups), request, read, AT_ONCE)
+    asked = ManyGroups[str](cluster, _READ_PATIENCE_MS)
+    return await asked.ask(list(groups), describe_groups_request, read, AT_ONCE)
 
 
 def describe_groups_request(names: Iterable[str], *, has_rights: bool = False) -> DescribeGroupsRequest:
@@ -236,7 +234,7 @@ async def fetch_offsets(
     Raises UnsupportedSourceError for brokers before Kafka 0.10.2, which do not tell all offsets of a group (KIP-88).
     """
     await cluster.connect()
-    version = highest(cluster, OffsetFetchRequest)
+    version = cluster.highest_version(OffsetFetchRequest)
     if version < _FETCH_ALL_TOPICS:
         raise UnsupportedSourceError(
             f"The brokers of the {cluster.name} do not tell all offsets of a group; Kafka 0.10.2 or newer is needed,"

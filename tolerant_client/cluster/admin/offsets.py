@@ -21,7 +21,7 @@ import kafka.errors as Errors
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.asking import highest, raise_for
+from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.leaders import ask_leaders, insist_on_leaders
 from tolerant_client.cluster.cluster import DEBUGGING_REPLICA, LATEST, MAX_TIMESTAMP, READ_COMMITTED, Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff, Patience
@@ -164,7 +164,7 @@ async def newest_times(cluster: Cluster, partitions: Iterable[TopicPartition]) -
     Raises TolerantClientError where a leader tells none of its logs.
     """
     await cluster.connect()
-    if highest(cluster, ListOffsetsRequest) < _LIST_MAX_TIMESTAMP:
+    if cluster.highest_version(ListOffsetsRequest) < _LIST_MAX_TIMESTAMP:
         return {}
     wanted = dict.fromkeys(partitions, MAX_TIMESTAMP)
 
@@ -185,7 +185,7 @@ async def leader_epoch_ends(cluster: Cluster, epochs: Mapping[TopicPartition, in
     if not epochs:
         return {}
     await cluster.connect()
-    if highest(cluster, OffsetForLeaderEpochRequest) < _EPOCHS_FOR_CLIENTS:
+    if cluster.highest_version(OffsetForLeaderEpochRequest) < _EPOCHS_FOR_CLIENTS:
         return {}
     topic_type = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
 

@@ -14,13 +14,12 @@ from kafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, D
 from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.asking import highest, raise_for
+from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.leaders import metadata_request
 from tolerant_client.errors import ClusterUnreachableError
 
-METADATA_WITHOUT_CREATION = 4  # naming a topic in an older request creates it, unless the broker forbids that
 _WITH_IDS = 10
-_LAST_WITH_RIGHTS = 10  # the last version that tells the rights to the cluster, too (KIP-430, KIP-700)
 _TIMEOUT_MS = 30_000
 _ELECTION_MS = 10_000
 _NO_TOPIC_ID = uuid.UUID(int=0)
@@ -45,20 +44,6 @@ class Outcome(NamedTuple):
     name: str
     error_code: int
     words: str
-
-
-def metadata_request(wire_topics: Iterable[str] | None, *, has_rights: bool = False) -> MetadataRequest:
-    """Asks for topics as the brokers call them, all where there are no names; creates none."""
-    if wire_topics is not None:
-        wire_topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in wire_topics]
-    rights = {"max_version": _LAST_WITH_RIGHTS} if has_rights else {}
-    return MetadataRequest(
-        topics=wire_topics,
-        allow_auto_topic_creation=False,
-        include_cluster_authorized_operations=has_rights,
-        include_topic_authorized_operations=has_rights,
-        **rights,
-    )
 
 
 async def read_metadata(cluster: Cluster, topics: Collection[str]) -> dict[str, Any]:
@@ -116,7 +101,7 @@ async def present_ids(cluster: Cluster, topics: Iterable[str]) -> dict[str, uuid
     """
     await cluster.connect()
     wanted = list(topics)
-    if not wanted or highest(cluster, MetadataRequest) < _WITH_IDS:
+    if not wanted or cluster.highest_version(MetadataRequest) < _WITH_IDS:
         return dict.fromkeys(wanted)
 
     async def ask() -> dict[str, uuid.UUID | None]:

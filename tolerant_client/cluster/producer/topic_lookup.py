@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import kafka.errors as Errors
-from kafka.protocol.metadata import MetadataRequest
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.leaders import metadata_request
 from tolerant_client.cluster.patience import Backoff, Patience
 from tolerant_client.errors import RecordRefusedError
 
@@ -90,8 +90,7 @@ class TopicLookup:
 async def _ask(cluster: Cluster, topics: Sequence[str]) -> dict[str, int | RecordRefusedError]:
     """Each topic's partition count, _UNKNOWN where it does not exist, _NOT_READY where it cannot be told yet."""
     # Java's producer always allows it; auto.create.topics.enable of the brokers decides.
-    wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-    answer = await cluster.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=True))
+    answer = await cluster.send(metadata_request(topics, may_create=True))
     counts: dict[str, int | RecordRefusedError] = dict.fromkeys(topics, _UNKNOWN)
     for found in answer.topics:
         if found.name not in counts:

@@ -16,13 +16,13 @@ from kafka.protocol.admin import DescribeClientQuotasRequest, DescribeClusterReq
 from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.asking import chunks, highest, raise_for, speaks
+from tolerant_client.cluster.admin.asking import chunks, raise_for, speaks
 from tolerant_client.cluster.admin.configs import BROKER, describe_configs
 from tolerant_client.cluster.admin.groups import describe_groups_request, groups_of
 from tolerant_client.cluster.admin.log_dirs import LogDir, describe_log_dirs
-from tolerant_client.cluster.admin.topics import METADATA_WITHOUT_CREATION, metadata_request
 from tolerant_client.cluster.admin.transactions import describe_transactions
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.leaders import METADATA_WITHOUT_CREATION, metadata_request
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topics import fit_topics
@@ -69,7 +69,7 @@ async def describe_cluster(cluster: Cluster, silent: Collection[int] = ()) -> Cl
         cluster.name,
         ",".join(map(str, cluster.bootstrap_servers)),
         answer.cluster_id,
-        answer.controller_id if highest(cluster, MetadataRequest) >= _METADATA_WITH_CONTROLLER else None,
+        answer.controller_id if cluster.highest_version(MetadataRequest) >= _METADATA_WITH_CONTROLLER else None,
         brokers,
         topics,
         operations(answer.authorized_operations),
@@ -85,7 +85,7 @@ async def hidden_topics(cluster: Cluster, names: Sequence[str]) -> dict[str, Top
     Whether such a topic exists is not told.  Brokers before 0.11 might create what is asked for: they are not asked.
     """
     await cluster.connect()
-    if not names or highest(cluster, MetadataRequest) < METADATA_WITHOUT_CREATION:
+    if not names or cluster.highest_version(MetadataRequest) < METADATA_WITHOUT_CREATION:
         return {}
     found = (await ask(cluster, lambda: metadata_request(names, has_rights=True))).topics
     refused = Errors.TopicAuthorizationFailedError.errno
@@ -250,7 +250,7 @@ async def quotas(cluster: Cluster) -> list[Quota]:
 async def _fenced(cluster: Cluster) -> list[Broker]:
     """Brokers that are registered and do not serve; brokers before 4.0 do not tell (KIP-1073)."""
     await cluster.connect()
-    if highest(cluster, DescribeClusterRequest) < 2:
+    if cluster.highest_version(DescribeClusterRequest) < 2:
         return []
 
     def request() -> Any:

@@ -58,9 +58,9 @@ class Log:
         self.asked: list[int] = []  # positions of fetches
         self.fetch_error = 0
         self.leader_end = end if leader_end is None else leader_end
-        self.manager = SimpleNamespace(
-            broker_version_data=SimpleNamespace(api_versions={DescribeProducersRequest.API_KEY: (0, 0)})
-        )
+
+    def highest_version(self, request: Any) -> int:
+        return 0 if request is DescribeProducersRequest else -1
 
     async def list_offsets(
         self, asked: Mapping[TopicPartition, int], *, isolation_level: int = 0

@@ -25,8 +25,11 @@ class Cluster:
 
     def __init__(self, topics: dict[str, uuid.UUID], *, version: int = 12, unknown: Iterable[str] = ()) -> None:
         self._topics, self._unknown = topics, set(unknown)
-        versions = SimpleNamespace(api_versions={MetadataRequest.API_KEY: (0, version)})
-        self.manager = SimpleNamespace(broker_version_data=versions)
+        self._version = version
+
+    def highest_version(self, request: Any) -> int:
+        assert request is MetadataRequest
+        return self._version
 
     def wire_topic(self, name: str) -> str:
         return name

@@ -60,8 +60,7 @@ class CopyTransaction(ProducerTransaction):
         Raises OptionError for brokers before 2.5.
         """
         await self._cluster.connect()
-        highest = self._cluster.manager.broker_version_data.api_versions[InitProducerIdRequest.API_KEY][1]
-        if highest < _RENEWING:
+        if self._cluster.highest_version(InitProducerIdRequest) < _RENEWING:
             raise OptionError("Translated offsets need a target of Kafka 2.5 or newer (KIP-360)")
         self._end = 0
         await self.begin()
