@@ -16,7 +16,6 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.fetch import (
-    FETCH_API_KEY,
     FETCH_BY_ID_VERSION,
     FIRST_BATCH_FETCH_VERSION,
     MAX_FETCH_VERSION,
@@ -24,17 +23,14 @@ from tolerant_client.cluster.fetch import (
     FetchAnswer,
     FetchedPartition,
     RawFetch,
-    RawFetchById,
 )
 from tolerant_client.cluster.fetch_session import FetchSession
 from tolerant_client.cluster.leaders import Leaders
 from tolerant_client.cluster.produce import (
     MAX_PRODUCE_VERSION,
     MIN_PRODUCE_VERSION,
-    PRODUCE_API_KEY,
     PRODUCE_BY_ID_VERSION,
     RawProduce,
-    RawProduceById,
 )
 from tolerant_client.errors import UnsupportedSourceError
 
@@ -57,8 +53,8 @@ class Cluster(Leaders):
     async def require_record_batches(self) -> None:
         """Raises UnsupportedSourceError for brokers before 0.11, which know no record batches."""
         await self.connect()
-        self.version("Fetch", FETCH_API_KEY, FIRST_BATCH_FETCH_VERSION, MAX_FETCH_VERSION)
-        self.version("Produce", PRODUCE_API_KEY, MIN_PRODUCE_VERSION, MAX_PRODUCE_VERSION)
+        self.version(RawFetch, FIRST_BATCH_FETCH_VERSION, MAX_FETCH_VERSION)
+        self.version(RawProduce, MIN_PRODUCE_VERSION, MAX_PRODUCE_VERSION)
 
     async def list_offsets(
         self, timestamps: Mapping[TopicPartition, int], *, isolation_level: int = 0
@@ -170,7 +166,7 @@ class Cluster(Leaders):
         await self.connect()
         lane = self.fetch_lane(node_id)
         connection = await self.manager.get_connection(lane)
-        if request.API_VERSION > connection.broker_version_data.api_versions[FETCH_API_KEY][1]:
+        if request.API_VERSION > connection.broker_version_data.api_versions[request.API_KEY][1]:
             self.nodes_without_ids.add(node_id)
             raise Errors.UnsupportedVersionError(
                 f"Fetch version {request.API_VERSION}, of node {node_id} of the {self.name}"
@@ -196,28 +192,31 @@ class Cluster(Leaders):
         With `max_wait_ms` 0 it shares the connection of ordinary requests, unless it asks by ids.
         """
         await self.connect()
-        limits: dict[str, Any] = {
-            "max_wait_ms": max_wait_ms,
-            "max_bytes": max_bytes,
-            "partition_max_bytes": partition_max_bytes,
-            "isolation_level": isolation_level,
-        }
+        request = RawFetch(
+            FETCH_BY_ID_VERSION if topic_ids else self._fetch_version(),
+            positions,
+            max_wait_ms=max_wait_ms,
+            max_bytes=max_bytes,
+            partition_max_bytes=partition_max_bytes,
+            isolation_level=isolation_level,
+            names=self.names,
+            topic_ids=topic_ids,
+        )
         if topic_ids:
-            answer = await self.send_fetch(node_id, RawFetchById(topic_ids, positions, **limits))
+            answer = await self.send_fetch(node_id, request)
         else:
-            request = RawFetch(self._fetch_version(), positions, **limits, names=self.names)
             answer = await self.send(request, self.fetch_lane(node_id) if max_wait_ms else node_id)
         if answer.error_code:
             raise Errors.for_code(answer.error_code)(f"fetch from node {node_id} of the {self.name}")
         return answer.partitions
 
     def _fetch_version(self) -> int:
-        return self.version("Fetch", FETCH_API_KEY, MIN_FETCH_VERSION, MAX_FETCH_VERSION)
+        return self.version(RawFetch, MIN_FETCH_VERSION, MAX_FETCH_VERSION)
 
     def produces_by_id(self, node_id: int) -> bool:
         """Whether a node takes batches for topics by their ids (KIP-516, Kafka 4.1); true only once connected."""
         known = self.manager._conns.get(node_id) or self.manager  # one that an upgrade has not reached says so itself
-        _, highest = known.broker_version_data.api_versions.get(PRODUCE_API_KEY, (0, -1))
+        _, highest = known.broker_version_data.api_versions.get(RawProduce.API_KEY, (0, -1))
         return bool(highest >= PRODUCE_BY_ID_VERSION)
 
     def produce(
@@ -235,12 +234,16 @@ class Cluster(Leaders):
         With `topic_ids`, of all partitions, only to the topics that have these ids, whatever has their names by now, where the
         node knows ids (Kafka 4.1); else by name.
         """
-        options: dict[str, Any] = {"acks": acks, "transactional_id": transactional_id}
         try:
-            version = self.version("Produce", PRODUCE_API_KEY, MIN_PRODUCE_VERSION, MAX_PRODUCE_VERSION)
-            if topic_ids.keys() >= batches.keys() and self.produces_by_id(node_id):
-                return self.manager.send(RawProduceById(topic_ids, batches, timeout_ms, **options), node_id)
-            return self.manager.send(RawProduce(version, batches, timeout_ms, **options), node_id)
+            request = RawProduce(
+                self.version(RawProduce, MIN_PRODUCE_VERSION, MAX_PRODUCE_VERSION),
+                batches,
+                timeout_ms,
+                acks=acks,
+                transactional_id=transactional_id,
+                topic_ids=topic_ids if topic_ids.keys() >= batches.keys() and self.produces_by_id(node_id) else None,
+            )
+            return self.manager.send(request, node_id)
         except Errors.KafkaError as error:  # the node is not known, has refused our credentials, or is too old
             return Future().failure(error)
 

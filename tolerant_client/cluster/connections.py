@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
 from typing import Any, TypeVar
 
 import kafka.errors as Errors
@@ -21,6 +20,7 @@ from tolerant_client.cluster.event_loop import NetworkSelector
 from tolerant_client.cluster.patience import Patience
 from tolerant_client.errors import ClusterUnreachableError, OptionError, UnsupportedSourceError
 from tolerant_client.stock.manager import TolerantConnectionManager
+from tolerant_client.tracker.rules.apis import Request
 
 _T = TypeVar("_T")
 _Self = TypeVar("_Self", bound="Connections")
@@ -69,9 +69,7 @@ class Connections:
     def __enter__(self: _Self) -> _Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -126,13 +124,14 @@ class Connections:
         _, highest = self.manager.broker_version_data.api_versions.get(request.API_KEY, (0, -1))
         return int(highest)
 
-    def version(self, name: str, api_key: int, lowest: int, highest: int) -> int:
+    def version(self, request: type[Request], lowest: int, highest: int) -> int:
+        """The version in which both sides speak a request; raises UnsupportedSourceError where there is none."""
         # Whoever leaves an API out of ApiVersions does not speak it.
-        broker_lowest, broker_highest = self.manager.broker_version_data.api_versions.get(api_key, (0, -1))
+        broker_lowest, broker_highest = self.manager.broker_version_data.api_versions.get(request.API_KEY, (0, -1))
         version: int = min(highest, broker_highest)
         if version < max(lowest, broker_lowest):
             raise UnsupportedSourceError(
-                f"The brokers of the {self.name} speak {name} versions {broker_lowest}-{broker_highest},"
+                f"The brokers of the {self.name} speak {request.name} versions {broker_lowest}-{broker_highest},"
                 f" tolerant-client {lowest}-{highest} here; Kafka 0.11 or newer is needed"
             )
         return version

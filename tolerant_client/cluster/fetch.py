@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from typing import NamedTuple, Protocol
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.tracker.primitives import encode_string, encode_uvarint, read_topic, read_uvarint, skip_tags
-from tolerant_client.tracker.rules.apis import Request
+from tolerant_client.tracker.rules.apis import FETCH, Request
 
-FETCH_API_KEY = 1
 MIN_FETCH_VERSION = 0
 MAX_FETCH_VERSION = 11
 FIRST_BATCH_FETCH_VERSION = 4  # answers to older ones hold message sets of v0 and v1
@@ -80,26 +79,13 @@ class RawFetch(Request):
 
     `positions` maps partitions to the offset to fetch from; with a session only
     those that changed since the session's last request.  With `names` partitions
-    are called here and in the answer as the link's target calls them.
+    are called here and in the answer as the link's target calls them.  With
+    `topic_ids`, of every topic of the session, as the caller calls it, they are
+    asked for by id; `version` is that of requests by name.
     """
 
-    API_KEY = FETCH_API_KEY
+    API_KEY = FETCH
     name = "Fetch"
-
-    __slots__ = (
-        "API_VERSION",
-        "expected_ms",
-        "forgotten",
-        "isolation_level",
-        "max_bytes",
-        "max_wait_ms",
-        "names",
-        "partition_max_bytes",
-        "positions",
-        "resend_safe",
-        "session_epoch",
-        "session_id",
-    )
 
     def __init__(
         self,
@@ -114,8 +100,9 @@ class RawFetch(Request):
         session_epoch: int = FINAL_EPOCH,
         forgotten: Iterable[TopicPartition] = (),
         names: TopicNames | None = None,
+        topic_ids: Mapping[str, uuid.UUID] | None = None,
     ) -> None:
-        self.API_VERSION = version
+        self.API_VERSION = FETCH_BY_ID_VERSION if topic_ids else version
         self.positions = positions
         self.max_wait_ms = max_wait_ms
         self.max_bytes = max_bytes
@@ -125,6 +112,7 @@ class RawFetch(Request):
         self.session_epoch = session_epoch
         self.forgotten = tuple(forgotten)
         self.names = names
+        self.topic_ids = topic_ids or {}
         self.expected_ms = float(max_wait_ms)
         # A repeat of an epoch that the broker has seen is refused (71), so
         # only a request outside any session may be sent again as it stands.
@@ -134,9 +122,9 @@ class RawFetch(Request):
         return True
 
     def frame_buffers(self, correlation_id: int, client_id: str) -> list[bytes | bytearray | memoryview]:
-        """The whole frame, length prefix included."""
         client = client_id.encode()
         version = self.API_VERSION
+        tags = _NO_TAGS if self.topic_ids else b""
         body = bytearray(struct.pack(">iii", -1, self.max_wait_ms, 1))
         if version >= 3:
             body += struct.pack(">i", self.max_bytes)
@@ -145,37 +133,48 @@ class RawFetch(Request):
         if version >= 7:
             body += struct.pack(">ii", self.session_id, self.session_epoch)
         by_topic = _by_topic(self.positions)
-        body += struct.pack(">i", len(by_topic))
+        body += self._count(by_topic)
         for topic, partitions in by_topic.items():
-            body += self._encode_topic(topic) + struct.pack(">i", len(partitions))
+            body += self._encode_topic(topic) + self._count(partitions)
             for partition in partitions:
                 offset = self.positions[partition]
-                if version >= 9:
+                if version >= FETCH_BY_ID_VERSION:
+                    body += _PARTITION_BY_ID.pack(partition.partition, -1, offset, -1, -1, self.partition_max_bytes, 0)
+                elif version >= 9:
                     body += _PARTITION_V11.pack(partition.partition, -1, offset, -1, self.partition_max_bytes)
                 elif version >= 5:
                     body += _PARTITION_V5.pack(partition.partition, offset, -1, self.partition_max_bytes)
                 else:
                     body += _PARTITION_V4.pack(partition.partition, offset, self.partition_max_bytes)
+            body += tags
         if version >= 7:
             forgotten = _by_topic(self.forgotten)
-            body += struct.pack(">i", len(forgotten))
+            body += self._count(forgotten)
             for topic, partitions in forgotten.items():
-                body += self._encode_topic(topic) + struct.pack(">i", len(partitions)) + _numbers(partitions)
+                body += self._encode_topic(topic) + self._count(partitions) + _numbers(partitions) + tags
         if version >= 11:
-            body += b"\0\0"  # rack_id
-        head = struct.pack(">hhih", FETCH_API_KEY, version, correlation_id, len(client)) + client
+            body += self._count("") if self.topic_ids else encode_string("")  # rack_id, empty
+        body += tags
+        head = struct.pack(">hhih", self.API_KEY, version, correlation_id, len(client)) + client + tags
         return [struct.pack(">i", len(head) + len(body)) + head, body]
 
+    def _count(self, items: Sized) -> bytes:
+        return encode_uvarint(len(items) + 1) if self.topic_ids else struct.pack(">i", len(items))
+
     def _encode_topic(self, topic: str) -> bytes:
+        if self.topic_ids:
+            return self.topic_ids[topic].bytes
         return encode_string(topic if self.names is None else self.names.to_source(topic))
 
     def decode_response(self, body: memoryview) -> FetchAnswer:
         """Decodes an answer to this request's version.
 
         Raises ValueError or struct.error when the body is cut, has bytes left over,
-        or names a partition twice (another one's, under its name).  Partitions that
-        were not asked for are the caller's to ignore.
+        names a partition twice (another one's, under its name), or a topic by an id that
+        is not of the session.  Partitions that were not asked for are the caller's to ignore.
         """
+        if self.topic_ids:
+            return self._decoded_by_id(body)
         version = self.API_VERSION
         at, throttle_time_ms, error_code, session_id = 0, 0, 0, 0
         if version >= 1:
@@ -221,52 +220,7 @@ class RawFetch(Request):
         _require_whole(body, at, fetched)
         return FetchAnswer(error_code, session_id, throttle_time_ms, fetched)
 
-
-class RawFetchById(RawFetch):
-    """A RawFetch of version 13; `topic_ids` has every topic of the session, as the caller calls it."""
-
-    __slots__ = ("topic_ids",)
-
-    def __init__(
-        self, topic_ids: Mapping[str, uuid.UUID], positions: Mapping[TopicPartition, int], **options: Any
-    ) -> None:
-        super().__init__(FETCH_BY_ID_VERSION, positions, **options)
-        self.topic_ids = topic_ids
-
-    def frame_buffers(self, correlation_id: int, client_id: str) -> list[bytes | bytearray | memoryview]:
-        """The whole frame, length prefix included."""
-        client = client_id.encode()
-        body = bytearray(
-            struct.pack(
-                ">iiiibii",
-                -1,
-                self.max_wait_ms,
-                1,
-                self.max_bytes,
-                self.isolation_level,
-                self.session_id,
-                self.session_epoch,
-            )
-        )
-        by_topic = _by_topic(self.positions)
-        body += encode_uvarint(len(by_topic) + 1)
-        for topic, partitions in by_topic.items():
-            body += self.topic_ids[topic].bytes + encode_uvarint(len(partitions) + 1)
-            for partition in partitions:
-                body += _PARTITION_BY_ID.pack(
-                    partition.partition, -1, self.positions[partition], -1, -1, self.partition_max_bytes, 0
-                )
-            body += _NO_TAGS
-        forgotten = _by_topic(self.forgotten)
-        body += encode_uvarint(len(forgotten) + 1)
-        for topic, partitions in forgotten.items():
-            body += self.topic_ids[topic].bytes + encode_uvarint(len(partitions) + 1) + _numbers(partitions) + _NO_TAGS
-        body += encode_uvarint(1) + _NO_TAGS  # rack_id, empty
-        head = struct.pack(">hhih", FETCH_API_KEY, self.API_VERSION, correlation_id, len(client)) + client + _NO_TAGS
-        return [struct.pack(">i", len(head) + len(body)) + head, body]
-
-    def decode_response(self, body: memoryview) -> FetchAnswer:
-        """As RawFetch; raises ValueError for a topic that is not of the session, too."""
+    def _decoded_by_id(self, body: memoryview) -> FetchAnswer:
         topics = {topic_id.bytes: topic for topic, topic_id in self.topic_ids.items()}
         at = skip_tags(body, 0)
         throttle_time_ms, error_code, session_id = _HEAD_BY_ID.unpack_from(body, at)

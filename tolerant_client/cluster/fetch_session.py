@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.fetch import FINAL_EPOCH, FetchAnswer, RawFetch, RawFetchById, TopicNames
+from tolerant_client.cluster.fetch import FINAL_EPOCH, FetchAnswer, RawFetch, TopicNames
 
 
 class FetchSession:
@@ -71,8 +70,8 @@ class FetchSession:
         forgotten = () if is_full else tuple(p for p in self._forgotten if not self._ids or p.topic in self._ids)
         self._changed.clear()
         self._forgotten.clear()
-        make = partial(RawFetchById, dict(self._ids)) if self._ids else partial(RawFetch, self.version)
-        return make(
+        return RawFetch(
+            self.version,
             dict(positions),
             max_wait_ms=max_wait_ms,
             max_bytes=max_bytes,
@@ -82,6 +81,7 @@ class FetchSession:
             session_epoch=self._epoch if self.version >= 7 else FINAL_EPOCH,
             forgotten=forgotten,
             names=self.names,
+            topic_ids=dict(self._ids),
         )
 
     @property

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sized
+from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.records.record_batch import read_header
 from tolerant_client.tracker.primitives import encode_string, encode_uvarint, read_topic, read_uvarint, skip_tags
-from tolerant_client.tracker.rules.apis import Request
+from tolerant_client.tracker.rules.apis import PRODUCE, Request
 
-PRODUCE_API_KEY = 0
 MIN_PRODUCE_VERSION = 3
 MAX_PRODUCE_VERSION = 7
 PRODUCE_BY_ID_VERSION = 13
@@ -64,18 +63,20 @@ class RawProduce(Request):
 
     The batches are sent from where they are and must not be changed until the
     request is settled.  `acks` is -1 (all), 1, or 0: then there is no answer.
+    With `topic_ids`, of all partitions, topics are named by id; `version` is that
+    of requests by name.
     A lost answer is handed up: the batches belong to an idempotent producer, so
     the answer to a later batch of the partition proves that this one was
     appended, and whoever made them knows what to do about the rest.  So silence
     and a probe's response settle it; not where a batch has no producer id.
     """
 
-    API_KEY = PRODUCE_API_KEY
+    API_KEY = PRODUCE
     name = "Produce"
     expected_ms = 0.0
     resend_safe = False
 
-    __slots__ = ("API_VERSION", "acks", "batches", "timeout_ms", "transactional_id")
+    __slots__ = ("API_VERSION", "acks", "batches", "timeout_ms", "topic_ids", "transactional_id")
 
     def __init__(
         self,
@@ -85,12 +86,14 @@ class RawProduce(Request):
         *,
         acks: int = -1,
         transactional_id: str | None = None,
+        topic_ids: Mapping[TopicPartition, uuid.UUID] | None = None,
     ) -> None:
-        self.API_VERSION = version
+        self.API_VERSION = PRODUCE_BY_ID_VERSION if topic_ids else version
         self.batches = batches
         self.timeout_ms = timeout_ms
         self.acks = acks
         self.transactional_id = transactional_id
+        self.topic_ids = topic_ids or {}
 
     @property
     def is_repeated_above(self) -> bool:
@@ -103,24 +106,41 @@ class RawProduce(Request):
     def frame_buffers(self, correlation_id: int, client_id: str) -> list[bytes | bytearray | memoryview]:
         """The whole frame, length prefix included; batches appear as the views given."""
         client = client_id.encode()
-        by_topic: dict[str, list[tuple[int, memoryview]]] = {}
+        tags = _NO_TAGS if self.topic_ids else b""
+        by_topic: dict[bytes, list[tuple[int, memoryview]]] = {}
         for partition, batch in self.batches.items():
-            by_topic.setdefault(partition.topic, []).append((partition.partition, batch))
+            topic = self.topic_ids[partition].bytes if self.topic_ids else encode_string(partition.topic)
+            by_topic.setdefault(topic, []).append((partition.partition, batch))
         head = bytearray(4)
-        head += struct.pack(">hhih", PRODUCE_API_KEY, self.API_VERSION, correlation_id, len(client)) + client
-        head += struct.pack(">h", -1) if self.transactional_id is None else encode_string(self.transactional_id)
-        head += struct.pack(">hii", self.acks, self.timeout_ms, len(by_topic))
+        head += struct.pack(">hhih", self.API_KEY, self.API_VERSION, correlation_id, len(client)) + client + tags
+        head += self._encode_transactional_id()
+        head += struct.pack(">hi", self.acks, self.timeout_ms) + self._count(by_topic)
         buffers: list[bytes | bytearray | memoryview] = []
         size = 0
         for topic, batches in by_topic.items():
-            head += encode_string(topic) + struct.pack(">i", len(batches))
+            head += topic + self._count(batches)
             for index, batch in batches:
-                head += struct.pack(">ii", index, len(batch))
+                head += struct.pack(">i", index) + self._count(batch)
                 buffers += (head, batch)
                 size += len(head) + len(batch)
-                head = bytearray()
-        struct.pack_into(">i", buffers[0], 0, size - 4)
+                head = bytearray(tags)
+            head += tags
+        head += tags
+        if head:
+            buffers.append(head)
+        struct.pack_into(">i", buffers[0], 0, size + len(head) - 4)
         return buffers
+
+    def _count(self, items: Sized) -> bytes:
+        return encode_uvarint(len(items) + 1) if self.topic_ids else struct.pack(">i", len(items))
+
+    def _encode_transactional_id(self) -> bytes:
+        if self.transactional_id is None:
+            return _NULL if self.topic_ids else struct.pack(">h", -1)
+        if self.topic_ids:
+            encoded = self.transactional_id.encode()
+            return self._count(encoded) + encoded
+        return encode_string(self.transactional_id)
 
     def decode_response(self, body: memoryview) -> ProduceAnswer:
         """Decodes an answer to this request's version.
@@ -128,6 +148,8 @@ class RawProduce(Request):
         Raises ValueError or struct.error when the body is cut, has bytes left
         over, or does not speak of exactly the partitions of the request.
         """
+        if self.topic_ids:
+            return self._decoded_by_id(body)
         (topics,) = struct.unpack_from(">i", body)
         at = 4
         produced: list[ProducedPartition] = []
@@ -142,59 +164,7 @@ class RawProduce(Request):
         at += 4
         return self._whole(body, at, produced, throttle_time_ms)
 
-    def _whole(
-        self, body: memoryview, at: int, produced: list[ProducedPartition], throttle_time_ms: int
-    ) -> ProduceAnswer:
-        if at != len(body):
-            raise ValueError(f"Produce answer has {len(body)} bytes, its fields {at}")
-        if {p.partition for p in produced} != self.batches.keys():
-            raise ValueError("Produce answer speaks of other partitions than its request")
-        return ProduceAnswer(produced, throttle_time_ms)
-
-
-class RawProduceById(RawProduce):
-    """A RawProduce of version 13; `topic_ids` has the id of each partition's topic."""
-
-    __slots__ = ("topic_ids",)
-
-    def __init__(
-        self,
-        topic_ids: Mapping[TopicPartition, uuid.UUID],
-        batches: Mapping[TopicPartition, memoryview],
-        timeout_ms: int,
-        **options: Any,
-    ) -> None:
-        super().__init__(PRODUCE_BY_ID_VERSION, batches, timeout_ms, **options)
-        self.topic_ids = topic_ids
-
-    def frame_buffers(self, correlation_id: int, client_id: str) -> list[bytes | bytearray | memoryview]:
-        """The whole frame, length prefix included; batches appear as the views given."""
-        client = client_id.encode()
-        by_id: dict[uuid.UUID, list[tuple[int, memoryview]]] = {}
-        for partition, batch in self.batches.items():
-            by_id.setdefault(self.topic_ids[partition], []).append((partition.partition, batch))
-        head = bytearray(4)
-        head += struct.pack(">hhih", PRODUCE_API_KEY, self.API_VERSION, correlation_id, len(client)) + client + _NO_TAGS
-        transactional_id = None if self.transactional_id is None else self.transactional_id.encode()
-        head += _NULL if transactional_id is None else encode_uvarint(len(transactional_id) + 1) + transactional_id
-        head += struct.pack(">hi", self.acks, self.timeout_ms) + encode_uvarint(len(by_id) + 1)
-        buffers: list[bytes | bytearray | memoryview] = []
-        size = 0
-        for topic_id, batches in by_id.items():
-            head += topic_id.bytes + encode_uvarint(len(batches) + 1)
-            for index, batch in batches:
-                head += struct.pack(">i", index) + encode_uvarint(len(batch) + 1)
-                buffers += (head, batch)
-                size += len(head) + len(batch)
-                head = bytearray(_NO_TAGS)
-            head += _NO_TAGS
-        head += _NO_TAGS
-        buffers.append(head)
-        struct.pack_into(">i", buffers[0], 0, size + len(head) - 4)
-        return buffers
-
-    def decode_response(self, body: memoryview) -> ProduceAnswer:
-        """As RawProduce."""
+    def _decoded_by_id(self, body: memoryview) -> ProduceAnswer:
         known = {(topic_id.bytes, p.partition): p for p, topic_id in self.topic_ids.items()}
         at = skip_tags(body, 0)
         topics, at = read_uvarint(body, at)
@@ -214,6 +184,15 @@ class RawProduceById(RawProduce):
             at = skip_tags(body, at)
         (throttle_time_ms,) = struct.unpack_from(">i", body, at)
         return self._whole(body, skip_tags(body, at + 4), produced, throttle_time_ms)
+
+    def _whole(
+        self, body: memoryview, at: int, produced: list[ProducedPartition], throttle_time_ms: int
+    ) -> ProduceAnswer:
+        if at != len(body):
+            raise ValueError(f"Produce answer has {len(body)} bytes, its fields {at}")
+        if {p.partition for p in produced} != self.batches.keys():
+            raise ValueError("Produce answer speaks of other partitions than its request")
+        return ProduceAnswer(produced, throttle_time_ms)
 
 
 def _skip_string(body: memoryview, at: int) -> int:

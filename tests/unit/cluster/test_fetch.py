@@ -18,7 +18,6 @@ from tolerant_client.cluster.fetch import (
     MIN_FETCH_VERSION,
     FetchAnswer,
     RawFetch,
-    RawFetchById,
 )
 from tolerant_client.cluster.fetch_session import FetchSession
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
@@ -34,14 +33,14 @@ def frame(request: RawFetch, correlation_id: int = 7) -> bytes:
 
 
 def fetch(version: int, **options: Any) -> RawFetch:
-    given = {
+    given: dict[str, Any] = {
         "positions": {A0: 5, B0: 2**40, A1: 0},
         "max_wait_ms": 250,
         "max_bytes": 1 << 24,
         "partition_max_bytes": 1 << 20,
     }
     if version == FETCH_BY_ID_VERSION:
-        return RawFetchById(IDS, **{**given, **options})
+        given["topic_ids"] = IDS
     return RawFetch(version, **{**given, **options})
 
 
@@ -361,11 +360,11 @@ def test_topics_are_asked_for_by_id_where_all_have_one() -> None:
     opened = ByIds()
     opened.session.seek(A0, 1)
     request = opened.request()
-    assert isinstance(request, RawFetchById) and request.topic_ids == {"a": IDS["a"]}
+    assert request.API_VERSION == FETCH_BY_ID_VERSION and request.topic_ids == {"a": IDS["a"]}
     opened.answered()
     opened.session.seek(B0, 2)
     later = opened.request()
-    assert isinstance(later, RawFetchById)
+    assert later.topic_ids
     assert (later.session_epoch, later.positions) == (1, {B0: 2})
     assert later.topic_ids == {name: IDS[name] for name in ("a", "b-\u00fc")}, (
         "the answer may speak of all of the session"
@@ -378,15 +377,15 @@ def test_topic_without_an_id_makes_the_whole_session_go_by_names() -> None:
     del opened.ids["b-\u00fc"]
     opened.session.seek(A0, 1)
     opened.session.seek(B0, 2)
-    assert not isinstance(opened.request(), RawFetchById)
+    assert not opened.request().topic_ids
     opened.answered()
     opened.session.seek(A0, 3)
     request = opened.request()
-    assert not isinstance(request, RawFetchById)
+    assert not request.topic_ids
     assert (request.session_epoch, request.positions) == (1, {A0: 3})
     opened.ids["b-\u00fc"] = IDS["b-\u00fc"]
     opened.session.failed()
-    assert isinstance(opened.request(), RawFetchById), "the next session sees that all have one"
+    assert opened.request().topic_ids, "the next session sees that all have one"
 
 
 def test_position_in_a_topic_that_was_made_anew_is_not_taken_for_one_in_the_new_topic() -> None:
@@ -402,7 +401,7 @@ def test_position_in_a_topic_that_was_made_anew_is_not_taken_for_one_in_the_new_
             opened.session.failed()
         assert opened.session.made_anew() == [A0]
         request = opened.request()
-        assert isinstance(request, RawFetchById)
+        assert request.topic_ids
         assert (request.session_epoch, request.positions, request.topic_ids) == (
             0,
             {B0: 2},
@@ -426,10 +425,10 @@ def test_partition_that_leaves_before_the_broker_was_told_of_its_topic() -> None
 def test_node_that_knows_no_ids_is_asked_by_names_from_then_on() -> None:
     opened = ByIds()
     opened.session.seek(A0, 5)
-    assert isinstance(opened.request(), RawFetchById)
+    assert opened.request().topic_ids
     opened.session.go_by_names()
     request = opened.request()
-    assert not isinstance(request, RawFetchById)
+    assert not request.topic_ids
     assert (request.API_VERSION, request.session_epoch, request.positions) == (11, 0, {A0: 5})
 
 
@@ -442,7 +441,7 @@ def test_topic_made_anew_begins_a_new_session() -> None:
     opened.ids["a"] = IDS["c"]
     opened.session.seek(A0, 0)
     request = opened.request()
-    assert isinstance(request, RawFetchById)
+    assert request.topic_ids
     assert (request.session_epoch, request.positions, request.topic_ids["a"]) == (0, {A0: 0, B0: 2}, IDS["c"])
 
 
@@ -456,13 +455,11 @@ def test_topic_that_the_metadata_has_lost_keeps_the_id_it_had_in_the_session() -
     opened.session.seek(A0, 6)
     opened.session.forget(B0)
     request = opened.request()
-    assert isinstance(request, RawFetchById)
+    assert request.topic_ids
     assert (request.session_epoch, request.positions, request.forgotten) == (1, {A0: 6}, (B0,))
 
 
 def test_answer_with_a_topic_id_that_was_not_asked_for_is_another_requests() -> None:
     body = answer(FETCH_BY_ID_VERSION, partitions=SOME)
     with pytest.raises(ValueError, match="not of its session"):
-        RawFetchById({"c": IDS["c"]}, {}, max_wait_ms=1, max_bytes=2, partition_max_bytes=3).decode_response(
-            memoryview(body)
-        )
+        fetch(FETCH_BY_ID_VERSION, topic_ids={"c": IDS["c"]}).decode_response(memoryview(body))

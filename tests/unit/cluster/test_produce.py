@@ -18,7 +18,6 @@ from tolerant_client.cluster.produce import (
     PRODUCE_BY_ID_VERSION,
     ProducedPartition,
     RawProduce,
-    RawProduceById,
 )
 from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.tracker.rules.apis import Action, action_for
@@ -38,10 +37,8 @@ def produce(
     version: int, batches: dict[TopicPartition, bytes] = BATCHES, transactional_id: str | None = None
 ) -> RawProduce:
     views = {p: memoryview(b) for p, b in batches.items()}
-    if version == PRODUCE_BY_ID_VERSION:
-        ids = {p: TOPIC_IDS[p.topic] for p in batches}
-        return RawProduceById(ids, views, 30_000, transactional_id=transactional_id)
-    return RawProduce(version, views, 30_000, transactional_id=transactional_id)
+    ids = {p: TOPIC_IDS[p.topic] for p in batches} if version == PRODUCE_BY_ID_VERSION else None
+    return RawProduce(version, views, 30_000, transactional_id=transactional_id, topic_ids=ids)
 
 
 def theirs(version: int, transactional_id: str | None) -> bytes:
@@ -102,7 +99,7 @@ def test_request_bytes_are_those_of_kafka_python(version: int, transactional_id:
 def test_partitions_of_one_name_may_be_of_two_topics() -> None:
     """One whose log was read before its topic was made anew, and one that was read after."""
     ids = {A0: uuid.UUID(int=1), A1: uuid.UUID(int=2)}
-    request = RawProduceById(ids, {p: memoryview(BATCHES[p]) for p in ids}, 30_000)
+    request = RawProduce(7, {p: memoryview(BATCHES[p]) for p in ids}, 30_000, topic_ids=ids)
     frame = b"".join(request.frame_buffers(7, "me"))
     assert all(topic_id.bytes in frame for topic_id in ids.values())
 

@@ -12,7 +12,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.fetch import FETCH_API_KEY, FETCH_BY_ID_VERSION, RawFetch, RawFetchById
+from tolerant_client.cluster.fetch import FETCH_BY_ID_VERSION, RawFetch
 
 A0 = TopicPartition("a", 0)
 LIMITS = {"max_wait_ms": 1, "max_bytes": 2, "partition_max_bytes": 3}
@@ -22,7 +22,7 @@ class Connection:
     """A connection whose node speaks Fetch up to `highest`."""
 
     def __init__(self, highest: int) -> None:
-        self.broker_version_data = SimpleNamespace(api_versions={FETCH_API_KEY: (0, highest)})
+        self.broker_version_data = SimpleNamespace(api_versions={RawFetch.API_KEY: (0, highest)})
 
     def __await__(self) -> Generator[Any, None, Connection]:
         yield from ()
@@ -42,8 +42,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
         monkeypatch.setattr(made, "connect", connect)
         monkeypatch.setattr(made, "send", send)
-        monkeypatch.setattr(made, "version", lambda name, api_key, lowest, highest: highest)
-        monkeypatch.setattr(made, "highest_version", lambda api_key: 17)
+        monkeypatch.setattr(made, "version", lambda request, lowest, highest: highest)
+        monkeypatch.setattr(made, "highest_version", lambda request: 17)
         monkeypatch.setattr(made, "fetch_lane", lambda node_id: f"fetch-{node_id}")
         connections = {"fetch-1": Connection(12), "fetch-2": Connection(17)}
         monkeypatch.setattr(made.manager, "get_connection", connections.__getitem__)
@@ -75,7 +75,7 @@ def first_request(cluster: Cluster, node_id: int) -> RawFetch:
 
 def test_node_that_an_upgrade_has_not_reached_gets_no_version_it_does_not_know(cluster: Cluster) -> None:
     request = first_request(cluster, 1)
-    assert isinstance(request, RawFetchById)
+    assert request.API_VERSION == FETCH_BY_ID_VERSION
     with pytest.raises(Errors.UnsupportedVersionError, match="Fetch version 13, of node 1"):
         cluster.run(lambda: cluster.send_fetch(1, request))
     again = first_request(cluster, 1)

@@ -24,7 +24,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import READ_COMMITTED
 from tolerant_client.cluster.event_loop import WakeupNotifier
-from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition, RawFetch, RawFetchById
+from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition, RawFetch
 from tolerant_client.cluster.fetch_session import FetchSession
 from tolerant_client.errors import RecoveryExhaustedError
 from tolerant_client.mirror.batches.appendable import Appendable
@@ -203,7 +203,7 @@ class Reader(Generic[C]):
 
     def _require_ids(self, request: RawFetch) -> None:
         """Takes partitions out that were placed in another topic than the one that is asked for; their part is dropped."""
-        if not isinstance(request, RawFetchById):
+        if not request.topic_ids:
             return
         for partition in request.positions:
             copy = self._partitions.get(partition)
