@@ -46,9 +46,8 @@ from kafka.protocol.producer import EndTxnRequest
 from kafka.structs import TopicPartition
 
 from support.mirror_link import T0, create_topic, nobody_is_promoted
-from tolerant_client.cluster.admin.transactions import init_producer_id
+from tolerant_client.cluster.admin.transactions import init_producer_id, write_abort_markers
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
-from tolerant_client.cluster.txn_markers import WriteTxnMarkers
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.gaps import Gap, filler_batches, is_filler
@@ -389,8 +388,8 @@ class RepeatingCluster(Cluster):
                 goal = 1 + (await self.list_offsets({partition: LATEST}))[partition]
                 while (await super().send(request, node_id)).error_code:
                     pass
-                marker = WriteTxnMarkers(partition, [(request.producer_id, request.producer_epoch)])
-                assert await super().send(marker, await self.leader(partition)) == set()
+                producer = request.producer_id, request.producer_epoch
+                assert await write_abort_markers(self, await self.leader(partition), partition, [producer]) == set()
                 assert (await self.list_offsets({partition: LATEST}))[partition] >= goal
         return answer
 

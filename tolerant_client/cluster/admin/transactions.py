@@ -1,6 +1,9 @@
-"""Producer ids and transactions of one cluster: getting ids, and what leaders and coordinators know of their producers.
+"""Producer ids and transactions of one cluster: getting ids, what leaders and coordinators know of their producers, and
+markers straight to a leader, as a transaction coordinator writes them.
 
-Wire facts: KIP-98 (InitProducerId), KIP-664 (DescribeProducers, ListTransactions, DescribeTransactions).
+Wire facts: KIP-98 (InitProducerId), KIP-664 (DescribeProducers, ListTransactions, DescribeTransactions),
+WriteTxnMarkersRequest.json (version 1: Kafka 2.8 to 4.x; version 2 adds the transaction's version, which a broker uses for
+markers of open transactions only).
 """
 
 from __future__ import annotations
@@ -11,15 +14,18 @@ from typing import Any, NamedTuple
 
 import kafka.errors as Errors
 from kafka.protocol.admin import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
-from kafka.protocol.producer import InitProducerIdRequest
+from kafka.protocol.producer import InitProducerIdRequest, WriteTxnMarkersRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.asking import by_topic, is_retriable, raise_for, speaks
 from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
 from tolerant_client.cluster.admin.leaders import insist_on_leaders
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OutcomeUnknownError
 
 _NO_COORDINATOR = -1  # of a producer that has never been in a transaction
+_MARKERS_VERSION = 1
+_LOWEST_COORDINATOR_EPOCH = 0  # a marker is refused if its producer's last one had a higher
 
 
 class ProducerEntry(NamedTuple):
@@ -223,3 +229,47 @@ async def describe_transactions(
                 state.producer_id,
             )
     return found
+
+
+def can_write_markers(cluster: Cluster) -> bool:
+    """True for Kafka 2.8 and newer; only once connected."""
+    return cluster.highest_version(WriteTxnMarkersRequest) >= _MARKERS_VERSION
+
+
+async def write_abort_markers(
+    cluster: Cluster, node_id: int, partition: TopicPartition, producers: Sequence[tuple[int, int]]
+) -> set[int]:
+    """Has a leader append abort markers in order, each given as (producer id, epoch); the error codes other than 0.
+
+    A broker appends each by itself, and responds when the last one is replicated, with one code for each producer id.  Asked
+    once: a repeat would append them anew.  Needs ClusterAction on the cluster (or Alter, Kafka 4.0).
+    Raises OutcomeUnknownError where the response does not speak of exactly these producers.
+    """
+    marker = WriteTxnMarkersRequest.WritableTxnMarker
+    topics = [marker.WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])]
+    request = WriteTxnMarkersRequest(
+        markers=[
+            marker(
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                transaction_result=False,
+                topics=topics,
+                coordinator_epoch=_LOWEST_COORDINATOR_EPOCH,
+            )
+            for producer_id, producer_epoch in producers
+        ],
+        max_version=_MARKERS_VERSION,
+    )
+    codes: set[int] = set()
+    named: set[tuple[int, str, int]] = set()
+    for result in (await cluster.send(request, node_id)).markers:
+        for topic in result.topics:
+            for part in topic.partitions:
+                codes.add(part.error_code)
+                named.add((result.producer_id, topic.name, part.partition_index))
+    if named != {(producer_id, *partition) for producer_id, _ in producers}:
+        raise OutcomeUnknownError(
+            f"The response to WriteTxnMarkers for {partition.topic}-{partition.partition} speaks of others than its"
+            " request; the markers may have been appended"
+        )
+    return codes - {0}

@@ -1,10 +1,15 @@
-"""Which producer of a partition the link goes on as."""
+"""Which producer of a partition the link goes on as, and the markers that it writes."""
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+from typing import Any
 
-from tolerant_client.cluster.admin.transactions import ProducerEntry, link_entry
+import pytest
+from kafka.protocol.producer import WriteTxnMarkersResponse
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.transactions import ProducerEntry, link_entry, write_abort_markers
 
 LINK = 4711
 
@@ -40,3 +45,34 @@ def test_what_others_wrote_is_never_gone_on_with() -> None:
 def test_producers_that_fill_gaps_are_not_the_link(other: ProducerEntry) -> None:
     assert link_entry([other], LINK, {1, LINK}) is None
     assert link_entry([other, entry(LINK, last_timestamp=0)], LINK, {1, LINK}) == entry(LINK, last_timestamp=0)
+
+
+MARKERS_REQUEST = bytes.fromhex(
+    "00000069 001b0001 0000002a 0002 6d65 00"  # size, api key and version, correlation id, client id, no tags
+    "04"
+    "4000000000000000 0005 00 02 07 6f7264657273 02 00000003 00 00000000 00"
+    "4000000000000000 0006 00 02 07 6f7264657273 02 00000003 00 00000000 00"
+    "4000000000000001 0000 00 02 07 6f7264657273 02 00000003 00 00000000 00"
+    "00"
+)
+
+
+class Leader:
+    """A cluster whose one broker answers with two codes, one for each producer id."""
+
+    async def send(self, request: Any, node_id: int) -> Any:
+        request.API_VERSION = 1
+        request.with_header(correlation_id=42, client_id="me")
+        self.sent = bytes(request.encode(framed=True, header=True))
+        body = b"\3" + b"".join(
+            producer + b"\2\7orders\2\0\0\0\3" + code + b"\0\0\0"
+            for producer, code in ((b"\x40" + bytes(7), b"\0\0"), (b"\x40" + bytes(6) + b"\1", b"\0\x2f"))
+        )
+        return WriteTxnMarkersResponse.decode(body + b"\0", version=1)
+
+
+def test_markers_are_written_as_the_message_definition_says_and_their_codes_read() -> None:
+    leader: Any = Leader()
+    markers = [(1 << 62, 5), (1 << 62, 6), ((1 << 62) + 1, 0)]
+    codes = asyncio.run(write_abort_markers(leader, 1, TopicPartition("orders", 3), markers))
+    assert leader.sent == MARKERS_REQUEST and codes == {47}

@@ -40,8 +40,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.coordinators import Coordinators
 from tolerant_client.cluster.admin.offsets import replicated_end
+from tolerant_client.cluster.admin.transactions import can_write_markers, write_abort_markers
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.cluster.txn_markers import WriteTxnMarkers
 from tolerant_client.errors import OptionError, ProducerFencedError
 from tolerant_client.mirror.batches.gaps import Gap, marker_producer
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
@@ -201,8 +201,7 @@ class MarkerFiller:
     ) -> int:
         """As TransactionFiller.fill, without batches; an end beyond the gap means repeated markers, or those of others."""
         await self._target.connect()
-        _, newest = self._target.manager.broker_version_data.api_versions.get(WriteTxnMarkers.API_KEY, (0, 0))
-        if newest < WriteTxnMarkers.API_VERSION:
+        if not can_write_markers(self._target):
             raise OptionError("gap.fill=markers needs target brokers of Kafka 2.8 or newer; set gap.fill=transactions")
         async with self._locks.held([partition]) as has_waited:
             is_known = partition not in self._unanswered and not has_waited
@@ -211,11 +210,11 @@ class MarkerFiller:
     async def _fill(self, partition: TopicPartition, gap: Gap, end: int) -> int:
         while gap.from_offset <= end < gap.until_offset:
             offsets = range(end, min(end + _MARKERS_PER_REQUEST, gap.until_offset))
-            request = WriteTxnMarkers(partition, [marker_producer(offset) for offset in offsets])
+            producers = [marker_producer(offset) for offset in offsets]
             node = await self._target.leader(partition)
             await self._may_write(partition)
             self._unanswered[partition] = self._clock()
-            codes = await self._target.send(request, node)
+            codes = await write_abort_markers(self._target, node, partition, producers)
             del self._unanswered[partition]
             self._raise_for(codes - {Errors.InvalidProducerEpochError.errno}, partition)
             # Some are refused where they are there already; then there must be more than before.

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import kafka.errors as Errors
 import pytest
 from kafka.future import Future
+from kafka.protocol.producer import WriteTxnMarkersRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.txn_markers import WriteTxnMarkers
-from tolerant_client.errors import LinkPromotedError, OptionError
+from tolerant_client.errors import LinkPromotedError, OptionError, OutcomeUnknownError
 from tolerant_client.mirror.batches.gaps import Gap, marker_producer
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
 
@@ -44,13 +44,12 @@ class FakeTarget:
         self.answers: dict[str, Callable[[Any], Any]] = {
             "FindCoordinator": lambda _: SimpleNamespace(error_code=0, node_id=1)
         }
-        self.markers_api = (0, 1)
+        self.markers_version = 1
         self.updates = 0
         self.looks = 0
         self.is_promoted = False
         self.net = SimpleNamespace(sleep=self._sleep)
         self.manager = SimpleNamespace(
-            broker_version_data=SimpleNamespace(api_versions={27: self.markers_api}),
             cluster=SimpleNamespace(request_update=self._update),
         )
 
@@ -62,6 +61,9 @@ class FakeTarget:
 
     async def _sleep(self, delay: float) -> None:
         self.now += delay
+
+    def highest_version(self, request: Any) -> int:
+        return self.markers_version if request is WriteTxnMarkersRequest else -1
 
     async def connect(self) -> None:
         pass
@@ -99,6 +101,14 @@ class FakeTarget:
     def append(self, count: int, answer: Any) -> Any:
         self.log_end += count
         return answer
+
+
+def marked(request: Any, code: int = 0, *, partition: int = P.partition) -> Any:
+    """What a broker answers: a code for each producer id."""
+    parts = [SimpleNamespace(partition_index=partition, error_code=code)]
+    topics = [SimpleNamespace(name=P.topic, partitions=parts)]
+    producers = {marker.producer_id for marker in request.markers}
+    return SimpleNamespace(markers=[SimpleNamespace(producer_id=each, topics=topics) for each in producers])
 
 
 def marking(target: FakeTarget) -> MarkerFiller:
@@ -148,7 +158,7 @@ def test_a_log_that_is_not_what_it_was_taken_for_is_left_alone() -> None:
 @pytest.mark.parametrize("make", [lambda target: transacting(target), lambda target: marking(target)])
 def test_a_second_fill_of_a_partition_waits_for_the_first_and_looks_again(make: Callable[[FakeTarget], Any]) -> None:
     target = FakeTarget()
-    target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), set())
+    target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
     filler = make(target)
     run(filler.fill(P, Gap(0, 1)))  # a transactional producer looks before its first gap alone
     filler._locks._taken[P] = busy = Future()
@@ -225,7 +235,7 @@ def test_a_stale_log_end_is_not_filled_from(gap: Gap) -> None:
 
 def test_a_stale_log_end_is_not_marked_from() -> None:
     target = FakeTarget()
-    target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), set())
+    target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
     target.log_ends = [0]
     with pytest.raises(Errors.OffsetNotAvailableError):
         run(marking(target).fill(P, Gap(0, 3)))
@@ -236,7 +246,7 @@ def test_markers_that_are_not_replicated_are_waited_for_and_not_sent_again() -> 
 
     def append(request: Any) -> Any:
         target.unreplicated = len(request.markers)
-        return target.append(len(request.markers), set())
+        return target.append(len(request.markers), marked(request))
 
     target.answers["WriteTxnMarkers"] = append
     filler = marking(target)
@@ -253,21 +263,21 @@ def test_markers_that_are_not_replicated_are_waited_for_and_not_sent_again() -> 
 
 def test_markers_carry_the_offsets_of_the_gap() -> None:
     target = FakeTarget(log_end=32_766)
-    target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), set())
+    target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
     assert run(marking(target).fill(P, Gap(32_766, 40_000))) == 40_000
-    assert all(isinstance(request, WriteTxnMarkers) for request in target.sent) and len(target.sent) > 1
-    assert [m for request in target.sent for m in request.markers] == [
-        marker_producer(n) for n in range(32_766, 40_000)
-    ]
+    assert all(isinstance(request, WriteTxnMarkersRequest) for request in target.sent) and len(target.sent) > 1
+    markers = [marker for request in target.sent for marker in request.markers]
+    assert not any(marker.transaction_result for marker in markers)
+    assert {(t.name, *t.partition_indexes) for marker in markers for t in marker.topics} == {P}
+    assert [(m.producer_id, m.producer_epoch) for m in markers] == [marker_producer(n) for n in range(32_766, 40_000)]
 
 
 def test_markers_that_are_there_already_are_passed_over() -> None:
     target = FakeTarget()
 
-    def answer(request: Any) -> set[int]:
-        target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), set())
-        found: set[int] = target.append(2, {47})
-        return found
+    def answer(request: Any) -> Any:
+        target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
+        return target.append(2, marked(request, 47))
 
     target.answers["WriteTxnMarkers"] = answer
     assert run(marking(target).fill(P, Gap(0, 5))) == 5
@@ -276,14 +286,29 @@ def test_markers_that_are_there_already_are_passed_over() -> None:
 
 def test_markers_without_permission_name_the_remedy() -> None:
     target = FakeTarget()
-    target.answers["WriteTxnMarkers"] = lambda _: {31}
+    target.answers["WriteTxnMarkers"] = lambda request: marked(request, 31)
     with pytest.raises(OptionError, match="ClusterAction .*gap.fill=transactions"):
         run(marking(target).fill(P, Gap(0, 1)))
 
 
+@pytest.mark.parametrize("is_part", [False, True])
+def test_an_answer_that_speaks_of_other_markers_tells_nothing_of_ours(is_part: bool) -> None:
+    def answer(request: Any) -> Any:
+        told = marked(request, partition=P.partition if is_part else 1)
+        del told.markers[1:]
+        return told
+
+    target = FakeTarget(log_end=32_766)
+    target.answers["WriteTxnMarkers"] = answer
+    filler = marking(target)
+    with pytest.raises(OutcomeUnknownError, match="orders-0 speaks of others"):
+        run(filler.fill(P, Gap(32_766, 32_770)))  # of two producer ids
+    assert filler._unanswered.keys() == {P}, "the next one waits until they had their time to arrive"
+
+
 def test_markers_of_a_broker_that_leads_no_more_are_retried_elsewhere() -> None:
     target = FakeTarget()
-    target.answers["WriteTxnMarkers"] = lambda _: {6}
+    target.answers["WriteTxnMarkers"] = lambda request: marked(request, 6)
     with pytest.raises(Errors.NotLeaderForPartitionError):
         run(marking(target).fill(P, Gap(0, 1)))
     assert target.updates == 1
@@ -291,7 +316,7 @@ def test_markers_of_a_broker_that_leads_no_more_are_retried_elsewhere() -> None:
 
 def test_markers_need_a_broker_that_takes_them() -> None:
     target = FakeTarget()
-    target.manager.broker_version_data.api_versions = {27: (0, 0)}
+    target.markers_version = 0
     with pytest.raises(OptionError, match="gap.fill=transactions"):
         run(marking(target).fill(P, Gap(0, 1)))
 
@@ -404,10 +429,9 @@ def test_a_producer_that_has_waited_its_turn_asks_again_whether_it_may_fill() ->
 def test_markers_of_a_promoted_link_are_not_sent() -> None:
     target = FakeTarget()
 
-    def answer(request: Any) -> set[int]:
+    def answer(request: Any) -> Any:
         target.is_promoted = True  # while the first request is under way, and its markers land before the fence
-        found: set[int] = target.append(len(request.markers), set())
-        return found
+        return target.append(len(request.markers), marked(request))
 
     target.answers["WriteTxnMarkers"] = answer
     with pytest.raises(LinkPromotedError):
