@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tolerant_client.stock.stock_names import Future, NetworkSelector, WakeupNotifier
-
-__all__ = ["Future", "NetworkSelector", "WakeupNotifier"]
+from tolerant_client.stock.stock_names import Future as Future
+from tolerant_client.stock.stock_names import NetworkSelector as NetworkSelector
+from tolerant_client.stock.stock_names import WakeupNotifier as WakeupNotifier

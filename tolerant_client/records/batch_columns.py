@@ -184,8 +184,10 @@ def iter_columns(
     last_delta = -1
     for first, stop in spans(places.length, slice_bytes, SLICE_ROWS):
         part, rows, is_within = _part(sections, counts, first, stop)
-        columns = _columns(part, data, Places(*(column[first:stop] for column in places)), rows)
-        delta = columns.fields.offset_delta
+        fields = read_fields(data, Places(*(column[first:stop] for column in places)))
+        timed = _offsets_and_timestamps(part.headers, rows, fields)
+        columns = BatchColumns(joined, part.headers, fields, rows, *timed)
+        delta = fields.offset_delta
         if is_within and delta[0] <= last_delta:
             raise Doubt
         last_delta = int(delta[-1])
@@ -211,12 +213,6 @@ def _part(sections: Sections, counts: Int64s, first: int, stop: int) -> tuple[Se
     rows: Int64s = np.diff(edges, prepend=first)
     part = Sections(headers[a : b + 1], joined, starts[a : b + 1], ends[a : b + 1])
     return part, rows, first > int(tails[a] - counts[a])
-
-
-def _columns(sections: Sections, data: Bytes, places: Places, counts: Int64s) -> BatchColumns:
-    fields = read_fields(data, places)
-    timed = _offsets_and_timestamps(sections.headers, counts, fields)
-    return BatchColumns(sections.joined, sections.headers, fields, counts, *timed)
 
 
 def _with_headers(

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from tolerant_client.records import codecs
 from tolerant_client.records.batch_columns import HEADER
-from tolerant_client.records.record_batch import ATTRIBUTES_OFFSET, HEADER_SIZE, LOG_OVERHEAD, TRANSACTIONAL_BIT
+from tolerant_client.records.record_batch import ATTRIBUTES_OFFSET, HEADER_SIZE, LOG_OVERHEAD
 from tolerant_client.records.varint_columns import Int64s, Varints, varint_width, varints
 
 MAX_BATCH_BYTES: Final = 1024 * 1024
@@ -67,7 +67,6 @@ def encode_groups(
     codec: int = codecs.NONE,
     level: int | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
-    is_transactional: bool = False,
 ) -> Iterator[tuple[int, EncodedBatch]]:
     """Rows sorted by partition as batches of at most `max_batch_bytes`, in order: no batch spans two groups.
 
@@ -87,15 +86,14 @@ def encode_groups(
     room = min(max_batch_bytes - HEADER_SIZE, _LARGEST)
     ends = np.cumsum(_size_bounds(columns, room))
     starts, groups = _cut(ends, group_rows, room)
-    attributes = TRANSACTIONAL_BIT if is_transactional else 0
     first = 0
     while first < len(groups):
         begun = int(ends[starts[first] - 1]) if first else 0
         until = int(np.searchsorted(starts, np.searchsorted(ends, begun + _WINDOW_BYTES, "right"), "right")) - 1
         until = max(until, first + 1)
-        for number, (data, row) in enumerate(_join(columns, starts[first : until + 1], attributes), first):
+        for number, (data, row) in enumerate(_join(columns, starts[first : until + 1]), first):
             count = int(starts[number + 1]) - row
-            packed = _compress(data, codec, level, attributes) if codec else data
+            packed = _compress(data, codec, level) if codec else data
             yield groups[number], EncodedBatch(packed, count, row, len(data))
         first = until
 
@@ -239,7 +237,7 @@ def _cut(ends: Int64s, group_rows: Sequence[int] | Int64s, room: int) -> tuple[I
     return np.array(starts, np.int64), groups
 
 
-def _join(columns: _Columns, starts: Int64s, attributes: int) -> Iterator[tuple[memoryview, int]]:
+def _join(columns: _Columns, starts: Int64s) -> Iterator[tuple[memoryview, int]]:
     """Whole batches, not compressed, each with its first row; `starts` as from _cut, of some batches in a row."""
     start, stop = int(starts[0]), int(starts[-1])
     heads = starts[:-1] - start
@@ -266,7 +264,6 @@ def _join(columns: _Columns, starts: Int64s, attributes: int) -> Iterator[tuple[
     batches["partition_leader_epoch"] = batches["producer_id"] = batches["producer_epoch"] = -1
     batches["base_sequence"] = -1
     batches["magic"] = 2
-    batches["attributes"] = attributes
     batches["last_offset_delta"] = counts - 1
     batches["record_count"] = counts
     ends = np.repeat(np.arange(1, len(counts) + 1) * HEADER_SIZE, counts)
@@ -292,13 +289,13 @@ def _joined(kind: Any, *pieces: Any) -> Any:
     return pc.binary_join_element_wise(*pieces, nothing, null_handling="replace", null_replacement="")
 
 
-def _compress(batch: memoryview, codec: int, level: int | None, attributes: int) -> memoryview:
+def _compress(batch: memoryview, codec: int, level: int | None) -> memoryview:
     packed = codecs.compress(codec, batch[HEADER_SIZE:], level)
     if len(packed) >= len(batch) - HEADER_SIZE:
         return batch
     data = bytearray().join((batch[:HEADER_SIZE], packed))
     _LENGTH.pack_into(data, _LENGTH_OFFSET, len(data) - LOG_OVERHEAD)
-    _ATTRIBUTES.pack_into(data, ATTRIBUTES_OFFSET, attributes | codec)
+    _ATTRIBUTES.pack_into(data, ATTRIBUTES_OFFSET, codec)
     return memoryview(data)
 
 

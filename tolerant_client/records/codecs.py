@@ -2,7 +2,7 @@
 
 Laws:
 - What a batch decompresses to is bounded before it is written anywhere: never
-  more than `max_bytes`, and never more than 1000 times its compressed size
+  more than MAX_DECOMPRESSED_BYTES, and never more than 1000 times its compressed size
   (batches up to RATIO_FLOOR may be any ratio: zeros compress better than that).
 - Truncated, damaged or over-long data raises CodecError; it never yields a part.
 - No message contains payload.
@@ -62,14 +62,14 @@ def codec_name(codec: int) -> str:
     return CODEC_NAMES[codec] if 0 <= codec < len(CODEC_NAMES) else f"unknown codec {codec}"
 
 
-def decompress(codec: int, data: bytes | memoryview, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> memoryview:
+def decompress(codec: int, data: bytes | memoryview) -> memoryview:
     """The bytes that `data` unfolds to; for codec 0 a view of `data` itself.
 
     Raises CodecError for damaged data and for more than the bound allows.
     """
     if codec == NONE:
         return memoryview(data)
-    limit = min(max_bytes, max(RATIO_FLOOR, MAX_RATIO * len(data)))
+    limit = min(MAX_DECOMPRESSED_BYTES, max(RATIO_FLOOR, MAX_RATIO * len(data)))
     if codec == SNAPPY:
         return _decompress_snappy(memoryview(data), limit)
     module = _MODULES.get(codec)

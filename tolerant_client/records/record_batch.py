@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import crc32c
 
@@ -119,19 +119,6 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
-
-
-class RecordLike(Protocol):
-    """What encode_batch needs of a record; Record has it."""
-
-    @property
-    def timestamp(self) -> int: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def value(self) -> bytes | None: ...
-    @property
-    def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
 
 
 def read_header(batch: memoryview | bytes | bytearray, position: int = 0) -> BatchHeader:
@@ -232,11 +219,7 @@ def restamp(
     _CRC.pack_into(batch, CRC_OFFSET, crc32c.crc32c(memoryview(batch)[ATTRIBUTES_OFFSET:]))
 
 
-def records_section(
-    header: BatchHeader,
-    batch: memoryview,
-    max_bytes: int = codecs.MAX_DECOMPRESSED_BYTES,
-) -> memoryview:
+def records_section(header: BatchHeader, batch: memoryview) -> memoryview:
     """The records of one batch, decompressed if need be; a view of `batch` if not.
 
     Raises RecordBatchError when they are damaged or unfold to more than the
@@ -245,7 +228,7 @@ def records_section(
     if not header.codec:
         return batch[HEADER_SIZE:]
     try:
-        return codecs.decompress(header.codec, batch[HEADER_SIZE:], max_bytes)
+        return codecs.decompress(header.codec, batch[HEADER_SIZE:])
     except codecs.CodecError as error:
         raise RecordBatchError(str(error), header.base_offset) from error
 
@@ -260,7 +243,7 @@ def control_type(batch: memoryview) -> int:
     raise RecordBatchError("control batch without a record", header.base_offset)
 
 
-def decode_records(batch: memoryview, *, max_bytes: int = codecs.MAX_DECOMPRESSED_BYTES) -> Iterator[Record]:
+def decode_records(batch: memoryview) -> Iterator[Record]:
     """Every record of one batch, exactly; the plain path, made for trust and not for speed.
 
     With log append time every record has the batch's max timestamp.
@@ -268,7 +251,7 @@ def decode_records(batch: memoryview, *, max_bytes: int = codecs.MAX_DECOMPRESSE
     beyond the end, offsets out of order, bytes left over.
     """
     header = read_header(batch)
-    for record, _ in decode_section(header, records_section(header, batch, max_bytes)):
+    for record, _ in decode_section(header, records_section(header, batch)):
         yield record
 
 
@@ -309,7 +292,7 @@ def decode_section(
 
 
 def encode_batch(
-    records: Sequence[RecordLike],
+    records: Sequence[Record],
     *,
     base_offset: int = 0,
     offsets: Sequence[int] | None = None,

@@ -234,7 +234,7 @@ def _run_header(run: Messages) -> BatchHeader:
 
 def _wrapper_header(records: memoryview, wrapper: Message, verify_crc: bool) -> BatchHeader:
     """Unfolds the set to check it and to learn where it begins, which only its content tells."""
-    section = _unfold(wrapper, records[wrapper.start : wrapper.end], codecs.MAX_DECOMPRESSED_BYTES)
+    section = _unfold(wrapper, records[wrapper.start : wrapper.end])
     inner = _inner(section, wrapper, verify_crc)
     times = (int(inner["timestamp"][0]), int(inner["timestamp"].max()))
     if wrapper.is_stamped:
@@ -286,20 +286,20 @@ def _shift(wrapper: Message, inner: Messages) -> int:
     return wrapper.offset - last_offset if wrapper.magic else 0
 
 
-def unfold(header: BatchHeader, view: memoryview, max_bytes: int = codecs.MAX_DECOMPRESSED_BYTES) -> memoryview:
+def unfold(header: BatchHeader, view: memoryview) -> memoryview:
     """The messages of one set from iter_record_sets, none of them compressed; a view of `view` for a run.
 
     Raises RecordBatchError when they are damaged or unfold to more than the
     bounds of codecs.decompress allow.
     """
-    return _unfold(_wrapper(header, view), view, max_bytes) if header.codec else view
+    return _unfold(_wrapper(header, view), view) if header.codec else view
 
 
 def _wrapper(header: BatchHeader, view: memoryview) -> Message:
     return Message(0, len(view), header.last_offset, header.crc, header.magic, header.attributes, header.max_timestamp)
 
 
-def _unfold(wrapper: Message, view: memoryview, max_bytes: int) -> memoryview:
+def _unfold(wrapper: Message, view: memoryview) -> memoryview:
     _, value = _key_and_value(view, wrapper._replace(start=0, end=len(view)), wrapper)
     if value is None:
         raise RecordBatchError("compressed set without a value", wrapper.offset)
@@ -309,7 +309,7 @@ def _unfold(wrapper: Message, view: memoryview, max_bytes: int) -> memoryview:
     if wrapper.codec == codecs.LZ4 and not wrapper.magic:
         value = codecs.with_lz4_header_checksum(value)
     try:
-        return codecs.decompress(wrapper.codec, value, max_bytes)
+        return codecs.decompress(wrapper.codec, value)
     except codecs.CodecError as error:
         raise RecordBatchError(str(error), wrapper.offset) from error
 
@@ -332,14 +332,12 @@ def _key_and_value(
     return fields[0], fields[1]
 
 
-def decode_messages(
-    header: BatchHeader, view: memoryview, *, max_bytes: int = codecs.MAX_DECOMPRESSED_BYTES
-) -> Iterator[tuple[Record, int]]:
+def decode_messages(header: BatchHeader, view: memoryview) -> Iterator[tuple[Record, int]]:
     """Every record of one set from iter_record_sets with its timestamp type; the plain path, made for trust.
 
     Raises RecordBatchError.
     """
-    for record, kind, _ in decode_unfolded(header, view, unfold(header, view, max_bytes)):
+    for record, kind, _ in decode_unfolded(header, view, unfold(header, view)):
         yield record, kind
 
 

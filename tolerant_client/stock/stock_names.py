@@ -18,70 +18,40 @@ from typing import Any, Final, NamedTuple
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.cluster import ClusterMetadata
-from kafka.consumer import group as consumer_module
-from kafka.consumer.fetcher import (
-    CompletedFetch,
-    ConsumerRecord,
-    Fetcher,
-    FetchMetadata,
-    FetchRequestData,
-    FetchSessionHandler,
-)
-from kafka.consumer.subscription_state import SubscriptionState, SubscriptionType, TopicPartitionState
-from kafka.coordinator.consumer import ConsumerCoordinator
-from kafka.future import Future
-from kafka.net.compat import KafkaNetClient
-from kafka.net.connection import KafkaConnection, SaslReauthenticator
-from kafka.net.inet import KafkaNetSocket
-from kafka.net.manager import KafkaConnectionManager
-from kafka.net.sasl.oauth import AbstractTokenProvider
-from kafka.net.selector import NetworkSelector
-from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
-from kafka.net.wakeup_notifier import WakeupNotifier
-from kafka.producer import kafka as producer_module
-from kafka.producer.transaction_manager import (
-    EndTxnHandler,
-    FindCoordinatorHandler,
-    InitProducerIdHandler,
-    TransactionalRequestResult,
-    TransactionManager,
-    TransactionState,
-    TxnOffsetCommitHandler,
-    TxnRequestHandler,
-)
+from kafka.consumer import group
+from kafka.consumer.fetcher import CompletedFetch
+from kafka.consumer.fetcher import ConsumerRecord as ConsumerRecord
+from kafka.consumer.fetcher import Fetcher as Fetcher
+from kafka.consumer.fetcher import FetchMetadata as FetchMetadata
+from kafka.consumer.fetcher import FetchRequestData as FetchRequestData
+from kafka.consumer.fetcher import FetchSessionHandler as FetchSessionHandler
+from kafka.consumer.subscription_state import SubscriptionState, TopicPartitionState
+from kafka.consumer.subscription_state import SubscriptionType as SubscriptionType
+from kafka.coordinator.consumer import ConsumerCoordinator as ConsumerCoordinator
+from kafka.future import Future as Future
+from kafka.net.compat import KafkaNetClient as KafkaNetClient
+from kafka.net.connection import KafkaConnection as KafkaConnection
+from kafka.net.connection import SaslReauthenticator
+from kafka.net.inet import KafkaNetSocket as KafkaNetSocket
+from kafka.net.manager import KafkaConnectionManager as KafkaConnectionManager
+from kafka.net.sasl.oauth import AbstractTokenProvider as AbstractTokenProvider
+from kafka.net.selector import NetworkSelector as NetworkSelector
+from kafka.net.transport import KafkaSSLTransport as KafkaSSLTransport
+from kafka.net.transport import KafkaTCPTransport as KafkaTCPTransport
+from kafka.net.wakeup_notifier import WakeupNotifier as WakeupNotifier
+from kafka.producer import kafka as producer
+from kafka.producer.transaction_manager import EndTxnHandler as EndTxnHandler
+from kafka.producer.transaction_manager import FindCoordinatorHandler as FindCoordinatorHandler
+from kafka.producer.transaction_manager import InitProducerIdHandler as InitProducerIdHandler
+from kafka.producer.transaction_manager import TransactionalRequestResult, TxnRequestHandler
+from kafka.producer.transaction_manager import TransactionManager as TransactionManager
+from kafka.producer.transaction_manager import TransactionState as TransactionState
+from kafka.producer.transaction_manager import TxnOffsetCommitHandler as TxnOffsetCommitHandler
 from kafka.protocol.data_container import DataContainer
-from kafka.record.abc import ABCRecord
+from kafka.record.abc import ABCRecord as ABCRecord
 from kafka.record.memory_records import MemoryRecords
 
-__all__ = [
-    "USES",
-    "ABCRecord",
-    "AbstractTokenProvider",
-    "ConsumerCoordinator",
-    "ConsumerRecord",
-    "EndTxnHandler",
-    "FetchMetadata",
-    "FetchRequestData",
-    "FetchSessionHandler",
-    "Fetcher",
-    "FindCoordinatorHandler",
-    "Future",
-    "InitProducerIdHandler",
-    "KafkaConnection",
-    "KafkaConnectionManager",
-    "KafkaNetClient",
-    "KafkaNetSocket",
-    "KafkaSSLTransport",
-    "KafkaTCPTransport",
-    "NetworkSelector",
-    "SubscriptionType",
-    "TransactionManager",
-    "TransactionState",
-    "TxnOffsetCommitHandler",
-    "WakeupNotifier",
-    "consumer_module",
-    "producer_module",
-]
+consumer_module, producer_module = group, producer
 
 
 class Use(NamedTuple):

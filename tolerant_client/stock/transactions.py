@@ -67,7 +67,9 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
         self._offsets_left: dict[tuple[str, Any], Any] = {}  # by group and partition: what a copy would commit
         config = getattr(self._connections, "config", {})
         self._max_block = config.get("max_block_ms", _MAX_BLOCK_MS) / 1000
-        self._is_bounded = False  # the calls that wait, by `max_block`
+        self.is_bounded = (
+            False  # the calls that wait, by `max_block`: a request's end would end kafka-python's producer
+        )
         self._fence: _WatchedResult | None = None
 
     def initialize_transactions(self) -> Any:
@@ -145,15 +147,7 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
 
     def max_wait(self) -> float:
         """Seconds that a call without a timeout of its own may wait."""
-        return self._max_block if self._is_bounded else float("inf")
-
-    def bound_calls(self) -> None:
-        """A request ended in a way by which kafka-python ends the producer, and with it every call."""
-        self._is_bounded = True
-
-    def unbound_calls(self) -> None:
-        """A coordinator has responded: from now on the calls wait as kafka-python's do."""
-        self._is_bounded = False
+        return self._max_block if self.is_bounded else float("inf")
 
     # -- what became of it ------------------------------------------------------
 
@@ -283,7 +277,7 @@ class _Ending:
         """Takes the answer, or what ended the connection: all of it means to try again."""
         if isinstance(outcome, (Errors.RetriableError, Errors.InvalidReceiveError)):
             if _ends_stocks_producer(outcome):
-                self._handler.transaction_manager.bound_calls()
+                self._handler.transaction_manager.is_bounded = True
             # Of a lookup nothing can be left, an InitProducerId cannot be fenced by another one.
             is_harmless = isinstance(self._handler, (FindCoordinatorHandler, InitProducerIdHandler))
             if not is_harmless and not isinstance(outcome, Errors.NodeNotReadyError):
@@ -291,8 +285,9 @@ class _Ending:
                 self._handler.transaction_manager.leave_copy(self._handler)
             outcome = Errors.KafkaConnectionError(str(outcome))
         elif not isinstance(outcome, Exception) and not isinstance(self._handler, FindCoordinatorHandler):
-            # Not a lookup's: any broker responds to it, also while the coordinator itself is frozen.
-            self._handler.transaction_manager.unbound_calls()
+            # A coordinator has responded: the calls wait as kafka-python's do.  Any broker responds to a lookup, also while
+            # the coordinator itself is frozen.
+            self._handler.transaction_manager.is_bounded = False
         type(self._handler).on_complete(self._handler, correlation_id, outcome)
 
     def fatal_error(self, error: Exception) -> None:

@@ -10,6 +10,7 @@ Laws:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -164,13 +165,8 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
         if self._closed:
             self._close()
         elif not self._write:
-            self._shut_down_writing()
-
-    def _shut_down_writing(self) -> None:
-        try:
-            self._sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_WR)
 
     def _sock_send(self) -> tuple[int, Exception | None]:
         """Sends as many buffers as the socket takes; (bytes sent, error or None)."""

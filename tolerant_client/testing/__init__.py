@@ -28,23 +28,12 @@ if TYPE_CHECKING:
     from tolerant_client.testing.faults import Truncate as Truncate
     from tolerant_client.testing.proxy import FaultProxy as FaultProxy
 
-_HOMES = {
-    "BadLength": "faults",
-    "ClusterStartError": "artifacts",
-    "Corrupt": "faults",
-    "Drop": "faults",
-    "Duplicate": "faults",
-    "ErrorCode": "faults",
-    "Fault": "faults",
-    "FaultProxy": "proxy",
-    "KafkaCluster": "cluster",
-    "Reorder": "faults",
-    "Reset": "faults",
-    "RewriteCorrelationId": "faults",
-    "Stale": "faults",
-    "Stall": "faults",
-    "Truncate": "faults",
-}
+_FAULTS = (
+    "BadLength", "Corrupt", "Drop", "Duplicate", "ErrorCode", "Fault", "Reorder", "Reset", "RewriteCorrelationId",
+    "Stale", "Stall", "Truncate",
+)  # fmt: skip
+_HOMES = {"ClusterStartError": "artifacts", "FaultProxy": "proxy", "KafkaCluster": "cluster"}
+_HOMES |= dict.fromkeys(_FAULTS, "faults")
 
 __all__ = sorted(_HOMES)
 

@@ -17,7 +17,7 @@ import kafka.protocol.producer  # noqa: F401
 from kafka.protocol.api_header import RequestHeader, ResponseClassRegistry
 from kafka.protocol.api_key import ApiKey
 
-from tolerant_client.tracker.primitives import read_uvarint
+from tolerant_client.tracker.primitives import read_uvarint, skip_tags
 
 API_NAMES = frozenset(key.name for key in ApiKey)
 
@@ -73,12 +73,7 @@ def _produce_acks(head: bytes | bytearray, version: int) -> int:
     (length,) = struct.unpack_from(">h", head, 12)
     position = 14 + max(length, 0)
     if version >= _PRODUCE_FLEXIBLE:
-        tags, position = read_uvarint(head, position)
-        for _ in range(tags):
-            _, position = read_uvarint(head, position)
-            size, position = read_uvarint(head, position)
-            position += size
-        length, position = read_uvarint(head, position)
+        length, position = read_uvarint(head, skip_tags(head, position))
         position += max(length - 1, 0)
     elif version >= _PRODUCE_TRANSACTIONAL:
         (length,) = struct.unpack_from(">h", head, position)

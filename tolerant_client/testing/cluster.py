@@ -22,12 +22,9 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from tolerant_client.testing.artifacts import ClusterStartError, jars, java_executable
 from tolerant_client.testing.node import HOST, Node, free_ports, is_free, log_tail
-
-__all__ = ["ClusterStartError", "KafkaCluster"]
 
 _OLDEST = (3, 3)
 _STOP_TIMEOUT_S = 30.0
@@ -114,9 +111,7 @@ class KafkaCluster:
     def __enter__(self) -> KafkaCluster:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -53,7 +53,7 @@ def read_uvarint(body: memoryview | bytes | bytearray, at: int) -> tuple[int, in
     raise ValueError("varint does not end")
 
 
-def skip_tags(body: memoryview, at: int) -> int:
+def skip_tags(body: memoryview | bytes | bytearray, at: int) -> int:
     """Where the tagged fields (KIP-482) that start at `at` end; raises ValueError when they are cut."""
     count, at = read_uvarint(body, at)
     for _ in range(count):

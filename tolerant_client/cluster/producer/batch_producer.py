@@ -18,16 +18,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import NamedTuple
 
 import kafka.errors as Errors
-from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.transactions import init_producer_id_request
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.leaders import metadata_request
 from tolerant_client.cluster.producer.partition import ProducerBatch, ProducerPartition, is_too_large
 from tolerant_client.cluster.producer.sender import ProducerSettings, Sender
 from tolerant_client.cluster.producer.topic_lookup import TopicLookup
@@ -74,9 +73,7 @@ class BatchProducer:
     def __enter__(self) -> BatchProducer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -130,11 +127,6 @@ class BatchProducer:
     @property
     def bytes_in_flight(self) -> int:
         return self._sender.bytes_in_flight
-
-    @property
-    def records_appended(self) -> int:
-        """Since it became the producer that it is."""
-        return self._sender.records_appended
 
     async def _init_producer_id(self) -> tuple[int, int]:
         answer = await self.cluster.send(init_producer_id_request(None, 0))
@@ -213,7 +205,7 @@ class BatchProducer:
             # Nothing is acknowledged, but an answer on the same connection says that what came before was taken.
             for node_id in self._sender.requests:
                 with contextlib.suppress(Errors.KafkaError):  # a node that has left says nothing
-                    await self.cluster.send(MetadataRequest(topics=[], allow_auto_topic_creation=False), node_id)
+                    await self.cluster.send(metadata_request([]), node_id)
         self._used_at = time.monotonic()
 
     def _split(self, state: ProducerPartition, batch: ProducerBatch, code: int) -> None:

@@ -81,7 +81,6 @@ class Sender:
         self.producer_epoch = producer_epoch
         self.transaction = transaction
         self.bytes_in_flight = 0
-        self.records_appended = 0
         self.requests: Counter[int] = Counter()  # in flight, by node; of every node that was sent to since `start`
         self._cluster = cluster
         self._settings = settings
@@ -273,7 +272,6 @@ class Sender:
             proven, verdict = state.appended(batch, base_offset, now)
             for each in proven:
                 self.bytes_in_flight -= len(each.data)
-                self.records_appended += each.record_count
         else:
             verdict = state.failed(batch, code, now)
         self._ready[state.partition] = state
