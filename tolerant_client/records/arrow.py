@@ -13,7 +13,7 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ import pyarrow as pa
 from tolerant_client.errors import RecordBatchError
 from tolerant_client.records.batch_columns import HEADER, BatchColumns, iter_columns, join_sections
 from tolerant_client.records.record_batch import HEADER_SIZE, BatchHeader, Record, decode_section, records_section
-from tolerant_client.records.record_fields import MAX_HEADERS, HeaderFields, Int32s
+from tolerant_client.records.record_fields import MAX_HEADERS, Fields, HeaderFields, Int32s
 from tolerant_client.records.record_sets import decode_unfolded, message_columns, unfold
 from tolerant_client.records.varint_columns import Doubt, Int64s
 
@@ -52,8 +52,6 @@ _RECORDS_AT_ONCE: Final = 1 << 14  # as Python objects...
 _RECORD_BYTES_AT_ONCE: Final = 1 << 20  # ...and their bytes: a small header takes fifty times its own
 _MAX_MICROS_MS: Final = (2**63 - 1) // 1000
 
-_Row = TypeVar("_Row")
-
 
 def iter_arrow(
     batches: Iterable[tuple[BatchHeader, memoryview]],
@@ -71,6 +69,27 @@ def iter_arrow(
     Control batches are skipped.  Empty pieces are not yielded.  Where headers are asked for, a record with more than
     `most_headers` is a RecordBatchError, once those before it are yielded; each takes up to HEADER_BYTES meanwhile.
     """
+    for sections in _joinable(batches, from_offset, until_offset, target_bytes):
+        begin = from_offset
+        try:
+            for columns in _columns(sections, "headers" in schema.names, begin, most_headers):
+                offsets = columns.offsets
+                kept = np.flatnonzero((offsets >= begin) & (offsets < until_offset))
+                if len(kept):
+                    yield columns_to_arrow(columns, kept, topic, partition, schema)
+                    begin = int(offsets[kept[-1]]) + 1
+        except Doubt:
+            # Decoding record by record reads what the fast path leaves, and where it raises, that is the error to raise.
+            found = (row for each in sections for row in plain_rows(*each, begin, most_headers))
+            rows = (row for row in found if begin <= row.record.offset < until_offset)
+            for some in in_lists(rows, _RECORDS_AT_ONCE, _RECORD_BYTES_AT_ONCE):
+                yield rows_to_batch(some, topic, partition, schema)
+
+
+def _joinable(
+    batches: Iterable[tuple[BatchHeader, memoryview]], from_offset: int, until_offset: int, target_bytes: int
+) -> Iterator[list[tuple[BatchHeader, memoryview, memoryview]]]:
+    """Batches with data in that range and their records decompressed, as many together as are bounded, of one format."""
     sections: list[tuple[BatchHeader, memoryview, memoryview]] = []
     size = 0
     for header, batch in batches:
@@ -83,33 +102,12 @@ def iter_arrow(
             continue
         section = unfold(header, batch) if header.magic < 2 else records_section(header, batch)
         if sections and (size + len(section) > target_bytes or header.magic != sections[0][0].magic):
-            yield from _decode(sections, topic, partition, from_offset, until_offset, schema, most_headers)
+            yield sections
             sections, size = [], 0
         sections.append((header, batch, section))
         size += len(section)
     if sections:
-        yield from _decode(sections, topic, partition, from_offset, until_offset, schema, most_headers)
-
-
-def _decode(
-    sections: Sequence[tuple[BatchHeader, memoryview, memoryview]],
-    topic: str,
-    partition: int,
-    from_offset: int,
-    until_offset: int,
-    schema: pa.Schema,
-    most_headers: int,
-) -> Iterator[pa.RecordBatch]:
-    """Pieces that are not empty."""
-    try:
-        for columns in _columns(sections, "headers" in schema.names, from_offset, most_headers):
-            offsets = columns.offsets
-            kept = np.flatnonzero((offsets >= from_offset) & (offsets < until_offset))
-            if len(kept):
-                yield columns_to_arrow(columns, kept, topic, partition, schema)
-                from_offset = int(offsets[kept[-1]]) + 1
-    except Doubt:
-        yield from _decode_plainly(sections, topic, partition, from_offset, until_offset, schema, most_headers)
+        yield sections
 
 
 def _columns(
@@ -127,35 +125,37 @@ def _columns(
 
 
 def columns_to_arrow(
-    columns: BatchColumns, kept: Int64s, topic: str, partition: int, schema: pa.Schema = SCHEMA
+    columns: BatchColumns, kept: Int64s, topic: str, partition: int, schema: pa.Schema
 ) -> pa.RecordBatch:
     """The rows `kept` (ascending), as the fields of `schema`; `columns` must have been read with headers if it has them."""
     is_whole = len(kept) == len(columns.offsets)
     buffer = pa.py_buffer(columns.joined)
-    fields = columns.fields
+    fields, epochs = columns.fields, columns.headers["partition_leader_epoch"]
 
     def rows(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return values if is_whole else values[kept]
 
-    def array(name: str) -> Any:
-        if name == "key":
-            return gather(buffer, fields.key_start, fields.key_length, kept)
-        if name == "value":
-            return gather(buffer, fields.value_start, fields.value_length, kept)
-        if name == "offset":
-            return pa.array(rows(columns.offsets))
-        if name == "timestamp":
-            return timestamps_to_arrow(rows(columns.offsets), rows(columns.timestamps))
-        if name == "timestampType":
-            return pa.array(rows(columns.types))
-        if name == "headers":
-            assert fields.headers is not None
-            return _header_column(buffer, fields.headers, fields.header_count, kept)
-        if name == "leaderEpoch":
-            return pa.array(rows(np.repeat(columns.headers["partition_leader_epoch"].astype(np.int32), columns.counts)))
-        return _constant(name, topic, partition, len(kept))
+    arrays: dict[str, Callable[[], Any]] = {
+        "key": lambda: gather(buffer, fields.key_start, fields.key_length, kept),
+        "value": lambda: gather(buffer, fields.value_start, fields.value_length, kept),
+        "offset": lambda: pa.array(rows(columns.offsets)),
+        "timestamp": lambda: timestamps_to_arrow(rows(columns.offsets), rows(columns.timestamps)),
+        "timestampType": lambda: pa.array(rows(columns.types)),
+        "headers": lambda: _header_column(buffer, fields, kept),
+        "leaderEpoch": lambda: pa.array(rows(np.repeat(epochs.astype(np.int32), columns.counts))),
+    }
+    return _batch(arrays, topic, partition, len(kept), schema)
 
-    return pa.RecordBatch.from_arrays([array(field.name) for field in schema], schema=schema)
+
+def _batch(
+    arrays: dict[str, Callable[[], Any]], topic: str, partition: int, rows: int, schema: pa.Schema
+) -> pa.RecordBatch:
+    """The fields of `schema`, of `arrays` and those that are the same in all rows."""
+    arrays["topic"] = lambda: pa.repeat(pa.scalar(topic, pa.string()), rows)
+    arrays["partition"] = lambda: pa.array(np.full(rows, partition, np.int32))
+    if unknown := [name for name in schema.names if name not in arrays]:
+        raise ValueError(f"there is no column {unknown[0]!r}; known are {', '.join(ALL_COLUMNS.names)}")
+    return pa.RecordBatch.from_arrays([arrays[name]() for name in schema.names], schema=schema)
 
 
 def timestamps_to_arrow(offsets: Int64s, timestamps: Int64s) -> Any:
@@ -165,14 +165,6 @@ def timestamps_to_arrow(offsets: Int64s, timestamps: Int64s) -> Any:
         offset = int(offsets[int(beyond.argmax())])
         raise RecordBatchError(f"the timestamp of the record at offset {offset} does not fit into microseconds", offset)
     return pa.array(timestamps * 1000).view(TIMESTAMP)
-
-
-def _constant(name: str, topic: str, partition: int, rows: int) -> Any:
-    if name == "topic":
-        return pa.repeat(pa.scalar(topic, pa.string()), rows)
-    if name == "partition":
-        return pa.array(np.full(rows, partition, np.int32))
-    raise ValueError(f"there is no column {name!r}; known are {', '.join(ALL_COLUMNS.names)}")
 
 
 def gather(buffer: Any, start: Int64s | Int32s, length: Int64s | Int32s, kept: Int64s) -> Any:
@@ -192,7 +184,9 @@ def gather(buffer: Any, start: Int64s | Int32s, length: Int64s | Int32s, kept: I
     return pieces.take(rows)
 
 
-def _header_column(buffer: Any, headers: HeaderFields, counts: Int64s, kept: Int64s) -> Any:
+def _header_column(buffer: Any, fields: Fields, kept: Int64s) -> Any:
+    headers, counts = fields.headers, fields.header_count
+    assert headers is not None
     chosen = np.zeros(len(counts), np.bool_)
     chosen[kept] = True
     offsets = np.zeros(len(kept) + 1, np.int32)
@@ -227,89 +221,66 @@ def _list_column(offsets: npt.NDArray[np.int32], keys: Sequence[Any], values: Se
     )
 
 
-def _decode_plainly(
-    sections: Sequence[tuple[BatchHeader, memoryview, memoryview]],
-    topic: str,
-    partition: int,
-    from_offset: int,
-    until_offset: int,
-    schema: pa.Schema,
-    most_headers: int,
-) -> Iterator[pa.RecordBatch]:
-    """By decode_section and decode_unfolded: what the fast path leaves, and where it raises, the error to raise."""
-    rows = (
-        (record, kind, header.partition_leader_epoch, size)
-        for header, batch, section in sections
-        for record, kind, size in _rows(header, batch, section, from_offset, most_headers)
-        if from_offset <= record.offset < until_offset
-    )
-    is_more = True
-    while is_more:
-        some: list[tuple[Record, int, int, int]] = []
-        failure: RecordBatchError | None = None
-        try:
-            is_more = fill(some, rows, _RECORDS_AT_ONCE, _RECORD_BYTES_AT_ONCE, lambda row: row[-1])
-        except RecordBatchError as error:
-            failure = error
-        if some:
-            records, types, epochs, _ = zip(*some)
-            yield records_to_batch(records, types, epochs, topic, partition, schema)
-        if failure is not None:
-            raise failure
+class PlainRow(NamedTuple):
+    """A record that was decoded alone."""
+
+    record: Record
+    kind: int  # of its timestamp; NO_TIMESTAMP_TYPE in v0
+    epoch: int
+    size: int
+    checksum: int | None = None  # of a message of v0 or v1
 
 
-def _rows(
-    header: BatchHeader, batch: memoryview, section: memoryview, from_offset: int, most_headers: int
-) -> Iterator[tuple[Record, int, int]]:
-    if header.magic < 2:
-        return ((record, kind, m.end - m.start) for record, kind, m in decode_unfolded(header, batch, section))
-    kind = int(header.has_log_append_time)
-    return ((record, kind, size) for record, size in decode_section(header, section, from_offset, most_headers))
+def plain_rows(
+    header: BatchHeader, batch: memoryview, section: memoryview, from_offset: int, most_headers: int = MAX_HEADERS
+) -> Iterator[PlainRow]:
+    """The records of one batch, or of one set of messages; `section` is what it unfolds to.
 
-
-def fill(found: list[_Row], rows: Iterator[_Row], most: int, most_bytes: int, size_of: Callable[[_Row], int]) -> bool:
-    """Appends the next of `rows` to `found`, as many as are bounded; False where no more come.
-
-    What was appended stays there when one raises.
+    Those of a batch below `from_offset` have no headers.  Raises RecordBatchError.
     """
+    epoch = header.partition_leader_epoch
+    if header.magic < 2:
+        for record, kind, message in decode_unfolded(header, batch, section):
+            yield PlainRow(record, kind, epoch, message.end - message.start, message.crc)
+    else:
+        for record, size in decode_section(header, section, from_offset, most_headers):
+            yield PlainRow(record, int(header.has_log_append_time), epoch, size)
+
+
+def in_lists(rows: Iterator[PlainRow], most: int, most_bytes: int) -> Iterator[list[PlainRow]]:
+    """As many rows at once as are bounded; what comes before an error is given before it is raised."""
+    found: list[PlainRow] = []
     size = 0
-    for row in rows:
-        found.append(row)
-        size += size_of(row)
-        if len(found) >= most or size >= most_bytes:
-            return True
-    return False
+    try:
+        for row in rows:
+            found.append(row)
+            size += row.size
+            if len(found) >= most or size >= most_bytes:
+                yield found
+                found, size = [], 0
+    except RecordBatchError:
+        if found:
+            yield found
+        raise
+    if found:
+        yield found
 
 
-def records_to_batch(
-    records: Sequence[Record],
-    types: Sequence[int],
-    epochs: Sequence[int],
-    topic: str,
-    partition: int,
-    schema: pa.Schema = SCHEMA,
-) -> pa.RecordBatch:
-    """Records that exist as Python objects, each with its timestamp type and its leader epoch."""
+def rows_to_batch(rows: Sequence[PlainRow], topic: str, partition: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Records that exist as Python objects, at least one, as the fields of `schema`."""
+    records, types, epochs, *_ = zip(*rows)
     offsets = np.array([record.offset for record in records], np.int64)
 
-    def array(name: str) -> Any:
-        if name == "key":
-            return pa.array([record.key for record in records], pa.binary())
-        if name == "value":
-            return pa.array([record.value for record in records], pa.binary())
-        if name == "offset":
-            return pa.array(offsets)
-        if name == "timestamp":
-            return timestamps_to_arrow(offsets, np.array([record.timestamp for record in records], np.int64))
-        if name == "timestampType":
-            return pa.array(types, pa.int32())
-        if name == "headers":
-            return _record_headers(records)
-        if name == "leaderEpoch":
-            return pa.array(epochs, pa.int32())
-        return _constant(name, topic, partition, len(records))
-
-    return pa.RecordBatch.from_arrays([array(field.name) for field in schema], schema=schema)
+    arrays: dict[str, Callable[[], Any]] = {
+        "key": lambda: pa.array([record.key for record in records], pa.binary()),
+        "value": lambda: pa.array([record.value for record in records], pa.binary()),
+        "offset": lambda: pa.array(offsets),
+        "timestamp": lambda: timestamps_to_arrow(offsets, np.array([r.timestamp for r in records], np.int64)),
+        "timestampType": lambda: pa.array(types, pa.int32()),
+        "headers": lambda: _record_headers(records),
+        "leaderEpoch": lambda: pa.array(epochs, pa.int32()),
+    }
+    return _batch(arrays, topic, partition, len(records), schema)
 
 
 def _record_headers(records: Sequence[Record]) -> Any:

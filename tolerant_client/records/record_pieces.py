@@ -21,11 +21,11 @@ import numpy as np
 import pyarrow as pa
 
 from tolerant_client.errors import RecordBatchError
-from tolerant_client.records.arrow import columns_to_arrow, fill, records_to_batch
+from tolerant_client.records.arrow import PlainRow, columns_to_arrow, in_lists, plain_rows, rows_to_batch
 from tolerant_client.records.batch_columns import BatchColumns, Sections, batch_header, iter_columns
-from tolerant_client.records.record_batch import LOG_OVERHEAD, BatchHeader, Record, decode_section
+from tolerant_client.records.record_batch import LOG_OVERHEAD, BatchHeader
 from tolerant_client.records.record_fields import Int32s
-from tolerant_client.records.record_sets import NO_TIMESTAMP_TYPE, decode_unfolded, message_columns
+from tolerant_client.records.record_sets import NO_TIMESTAMP_TYPE, message_columns
 from tolerant_client.records.varint_columns import Doubt, Int64s
 
 # Below this many rows numpy's price for each call is more than a record decoded alone costs.
@@ -39,7 +39,7 @@ Column = Any  # a list with one item for each row, or repeat() of the one item t
 
 
 class Rows(NamedTuple):
-    """Fields of ConsumerRecord, before deserializers."""
+    """Fields of ConsumerRecord in their order, behind topic and partition; before deserializers."""
 
     leader_epochs: Column
     offsets: list[int]
@@ -57,7 +57,7 @@ class Rows(NamedTuple):
 class Piece:
     """Some rows in the order of their offsets; `position` is the next one to give out."""
 
-    __slots__ = ("end_epoch", "end_offset", "error", "position", "rows")
+    __slots__ = ("_arrow", "end_epoch", "end_offset", "error", "position", "rows")
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class Piece:
         self.end_epoch = end_epoch
         self.end_offset = end_offset
         self.error = error
+        self._arrow: tuple[pa.Schema, Any] | None = None
 
     def read(self, start: int, stop: int) -> Rows:
         """Rows `start` to `stop`, at least one, as Python objects."""
@@ -78,6 +79,11 @@ class Piece:
 
     def arrow(self, topic: str, partition: int, schema: pa.Schema) -> Any:
         """All rows as one Arrow batch; made once.  Raises RecordBatchError for a timestamp beyond microseconds."""
+        if self._arrow is None or self._arrow[0] is not schema:
+            self._arrow = schema, self._to_arrow(topic, partition, schema)
+        return self._arrow[1]
+
+    def _to_arrow(self, topic: str, partition: int, schema: pa.Schema) -> Any:
         raise NotImplementedError
 
     def last(self, stop: int) -> tuple[int, int]:
@@ -96,7 +102,7 @@ class Piece:
 class ColumnsPiece(Piece):
     """Rows that numpy found."""
 
-    __slots__ = ("_arrow", "_blob", "_blob_start", "_columns", "_epochs", "_names", "_sizes")
+    __slots__ = ("_blob", "_blob_start", "_columns", "_epochs", "_names", "_sizes")
 
     def __init__(self, columns: BatchColumns) -> None:
         super().__init__(len(columns.offsets))
@@ -110,7 +116,6 @@ class ColumnsPiece(Piece):
         self._blob: bytes | None = joined if isinstance(joined, bytes) else None  # at least from _blob_start on
         self._blob_start = 0
         self._names = _Names()
-        self._arrow: tuple[pa.Schema, Any] | None = None
 
     def read(self, start: int, stop: int) -> Rows:
         columns, part = self._columns, slice(start, stop)
@@ -137,14 +142,8 @@ class ColumnsPiece(Piece):
             header_sizes,
         )
 
-    def arrow(self, topic: str, partition: int, schema: pa.Schema) -> Any:
-        if self._arrow is None or self._arrow[0] is not schema:
-            everything = np.arange(self.rows)
-            self._arrow = (
-                schema,
-                columns_to_arrow(self._columns, everything, topic, partition, schema),
-            )
-        return self._arrow[1]
+    def _to_arrow(self, topic: str, partition: int, schema: pa.Schema) -> Any:
+        return columns_to_arrow(self._columns, np.arange(self.rows), topic, partition, schema)
 
     def last(self, stop: int) -> tuple[int, int]:
         epochs = self._epochs
@@ -213,25 +212,14 @@ class _Names(dict[bytes, str]):
         return name
 
 
-class PlainRow(NamedTuple):
-    """A record that was decoded alone, with what ConsumerRecord has besides."""
-
-    record: Record
-    kind: int  # of its timestamp; NO_TIMESTAMP_TYPE in v0
-    epoch: int
-    size: int
-    checksum: int | None = None
-
-
 class RecordsPiece(Piece):
     """Rows that were decoded record by record."""
 
-    __slots__ = ("_arrow", "_rows")
+    __slots__ = ("_rows",)
 
     def __init__(self, rows: Sequence[PlainRow]) -> None:
         super().__init__(len(rows))
         self._rows = rows
-        self._arrow: tuple[pa.Schema, Any] | None = None
 
     def read(self, start: int, stop: int) -> Rows:
         rows = self._rows[start:stop]
@@ -253,11 +241,8 @@ class RecordsPiece(Piece):
             [_header_size(row.record.headers) for row in rows],
         )
 
-    def arrow(self, topic: str, partition: int, schema: pa.Schema) -> Any:
-        if self._arrow is None or self._arrow[0] is not schema:
-            records, types, epochs, *_ = zip(*self._rows)
-            self._arrow = schema, records_to_batch(records, types, epochs, topic, partition, schema)
-        return self._arrow[1]
+    def _to_arrow(self, topic: str, partition: int, schema: pa.Schema) -> Any:
+        return rows_to_batch(self._rows, topic, partition, schema)
 
     def last(self, stop: int) -> tuple[int, int]:
         row = self._rows[stop - 1]
@@ -287,17 +272,11 @@ def read_pieces(sections: Sections, from_offset: int) -> Iterator[Piece]:
             return
         except Doubt:
             pass
-    rows = _plain_rows(sections, max(from_offset, given + 1))
+    from_offset = max(from_offset, given + 1)
+    view, bounds = memoryview(sections.joined), zip(sections.starts.tolist(), sections.ends.tolist())
+    batches = zip(map(batch_header, sections.headers), (view[start:end] for start, end in bounds))
+    rows = (row for header, section in batches for row in plain_rows(header, section, section, from_offset))
     yield from _plain_pieces(row for row in rows if row.record.offset > given)
-
-
-def _plain_rows(sections: Sections, from_offset: int) -> Iterator[PlainRow]:
-    found, joined, starts, ends = sections
-    view = memoryview(joined)
-    for header, start, end in zip(map(batch_header, found), starts.tolist(), ends.tolist()):
-        kind = int(header.has_log_append_time)
-        for record, size in decode_section(header, view[start:end], from_offset):
-            yield PlainRow(record, kind, header.partition_leader_epoch, size)
 
 
 def read_messages(sets: Sequence[tuple[BatchHeader, memoryview, memoryview]], leader_epoch: int) -> Iterator[Piece]:
@@ -311,27 +290,15 @@ def read_messages(sets: Sequence[tuple[BatchHeader, memoryview, memoryview]], le
             columns.headers["partition_leader_epoch"] = leader_epoch
             yield MessagesPiece(columns, sets[0][0].magic)
             return
-    yield from _plain_pieces(
-        PlainRow(record, kind, leader_epoch, message.end - message.start, message.crc)
-        for header, view, section in sets
-        for record, kind, message in decode_unfolded(header, view, section)
-    )
+    known = ((header._replace(partition_leader_epoch=leader_epoch), view, section) for header, view, section in sets)
+    yield from _plain_pieces(row for each in known for row in plain_rows(*each, 0))
 
 
 def _plain_pieces(rows: Iterator[PlainRow]) -> Iterator[Piece]:
-    while True:
-        found: list[PlainRow] = []
-        error: RecordBatchError | None = None
-        try:
-            is_more = fill(found, rows, _PLAIN_AT_ONCE, _PLAIN_BYTES, lambda row: row.size)
-        except RecordBatchError as failure:
-            error, is_more = failure, False
-        piece = RecordsPiece(found)
-        piece.error = error
-        if found or error is not None:
-            yield piece
-        if not is_more:
-            return
+    try:
+        yield from map(RecordsPiece, in_lists(rows, _PLAIN_AT_ONCE, _PLAIN_BYTES))
+    except RecordBatchError as error:
+        yield Piece(0, error=error)
 
 
 def _cut(blob: bytes, start: Int64s | Int32s, length: Int64s | Int32s) -> tuple[Column, Column]:

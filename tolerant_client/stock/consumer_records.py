@@ -93,7 +93,9 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
                 start = piece.position
                 stop = piece.rows if n is None else min(piece.rows, start + n - len(records))
                 rows, error = self._deserialized(piece.read(start, stop))
-                records += self._consumer_records(rows)
+                # What ConsumerRecord's own constructor does, without a Python frame for each record.
+                columns = zip(*map(repeat, self.topic_partition), *rows)
+                records += map(tuple.__new__, repeat(ConsumerRecord), columns)
                 self._took(piece, stop if error is None else start + len(rows.values))
                 if error is not None:
                     raise error
@@ -181,26 +183,6 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         except Exception as failure:
             error = failure
         return rows._replace(offsets=rows.offsets[: len(values)], keys=keys, values=values), error
-
-    def _consumer_records(self, rows: Rows) -> Iterator[Any]:
-        topic, partition = self.topic_partition
-        columns = zip(
-            repeat(topic),
-            repeat(partition),
-            rows.leader_epochs,
-            rows.offsets,
-            rows.timestamps,
-            rows.timestamp_types,
-            rows.keys,
-            rows.values,
-            rows.headers,
-            rows.checksums,
-            rows.key_sizes,
-            rows.value_sizes,
-            rows.header_sizes,
-        )
-        # What ConsumerRecord's own constructor does, without a Python frame for each record.
-        return map(tuple.__new__, repeat(ConsumerRecord), columns)
 
     # -- decoding -------------------------------------------------------------
 

@@ -140,8 +140,9 @@ def test_very_many_headers_are_read_without_decoding_record_by_record(
     def refused(*_: object) -> Iterator[Any]:
         raise AssertionError("record by record")
 
-    monkeypatch.setattr(arrow, "decode_section", refused)
-    (piece,) = arrow.iter_arrow(iter_batches(memoryview(batch)), "orders", 0, 0, 1, arrow.SCHEMA_WITH_HEADERS)
+    with monkeypatch.context() as patch:
+        patch.setattr(arrow, "decode_section", refused)
+        (piece,) = arrow.iter_arrow(iter_batches(memoryview(batch)), "orders", 0, 0, 1, arrow.SCHEMA_WITH_HEADERS)
     assert [(h["key"], h["value"]) for h in piece.to_pylist()[0]["headers"]] == pairs
     assert taken(batch)[0].headers == pairs
 

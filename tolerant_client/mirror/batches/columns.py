@@ -6,12 +6,11 @@ Law: what was given is not given again; where decode_section or decode_unfolded 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 from typing import Final
 
 import numpy as np
 
-from tolerant_client.records.arrow import fill
+from tolerant_client.records.arrow import PlainRow, in_lists, plain_rows
 from tolerant_client.records.batch_columns import (
     HEADER,
     SLICE_BYTES,
@@ -20,9 +19,9 @@ from tolerant_client.records.batch_columns import (
     batch_header,
     iter_columns,
 )
-from tolerant_client.records.record_batch import BatchHeader, Record, decode_section, encode_headers
+from tolerant_client.records.record_batch import BatchHeader, Record, encode_headers
 from tolerant_client.records.record_fields import Fields
-from tolerant_client.records.record_sets import decode_unfolded, message_columns
+from tolerant_client.records.record_sets import message_columns
 from tolerant_client.records.varint_columns import Doubt, Int64s
 
 _PLAIN_AT_ONCE: Final = 1 << 14  # records decoded one by one...
@@ -38,9 +37,9 @@ def batch_rows(sections: Sections, slice_bytes: int = SLICE_BYTES) -> Iterator[B
             given = int(columns.offsets[-1])
     except Doubt:
         view, bounds = memoryview(sections.joined), zip(sections.starts.tolist(), sections.ends.tolist())
-        batches = zip(map(batch_header, sections.headers), bounds)
-        found = (each for header, (a, b) in batches for each in decode_section(header, view[a:b], given + 1))
-        yield from _plainly(row for row in found if row[0].offset > given)
+        batches = zip(map(batch_header, sections.headers), (view[a:b] for a, b in bounds))
+        rows = (row for header, part in batches for row in plain_rows(header, part, part, given + 1))
+        yield from _plainly(row for row in rows if row.record.offset > given)
 
 
 def message_rows(
@@ -50,18 +49,12 @@ def message_rows(
     try:
         yield message_columns(list(zip(headers, sections)))
     except Doubt:
-        found = (each for one in zip(headers, views, sections) for each in decode_unfolded(*one))
-        yield from _plainly((record, message.end - message.start) for record, _, message in found)
+        yield from _plainly(row for one in zip(headers, views, sections) for row in plain_rows(*one, 0))
 
 
-def _plainly(rows: Iterator[tuple[Record, int]]) -> Iterator[BatchColumns]:
-    """Records, each with its bytes, as many at once as are bounded."""
-    is_more = True
-    while is_more:
-        some: list[tuple[Record, int]] = []
-        is_more = fill(some, rows, _PLAIN_AT_ONCE, _PLAIN_BYTES, itemgetter(1))
-        if some:
-            yield _plain_columns([record for record, _ in some])
+def _plainly(rows: Iterator[PlainRow]) -> Iterator[BatchColumns]:
+    for some in in_lists(rows, _PLAIN_AT_ONCE, _PLAIN_BYTES):
+        yield _plain_columns([row.record for row in some])
 
 
 def _plain_columns(records: Sequence[Record]) -> BatchColumns:
