@@ -29,6 +29,7 @@ from tolerant_client.mirror.state.claims import (
     encode_claims,
     whole_of,
 )
+from tolerant_client.mirror.state.health import utc
 from tolerant_client.mirror.state.state_topic import StateTopic
 from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import decode_records
@@ -190,7 +191,7 @@ class Claims:
                 is_told = True
                 claim = min(blocked.items())[1]
                 tell(
-                    f"waiting for {claim.holder}, which claimed the target last at {_utc(claim.renewed_ms)} UTC: its claim ends"
+                    f"waiting for {claim.holder}, which claimed the target last at {utc(claim.renewed_ms)}: its claim ends"
                     f" once it was silent for {LEASE_MS // 1000} s of our clock, unless it still runs"
                 )
             await self._guarded.net.sleep(0.01)
@@ -340,19 +341,15 @@ def claimed_by(partition: TopicPartition, claim: Claim) -> TargetClaimedError:
     """The error of whoever finds a partition, or a whole topic, claimed by another mirror that lives."""
     topic, index = whole_of(partition)
     name = f"Topic {topic}" if index == WHOLE_TOPIC else f"Partition {topic}-{index}"
-    since, renewed = (_utc(ms) for ms in (claim.holder.since_ms, claim.renewed_ms))
+    since, renewed = (utc(ms) for ms in (claim.holder.since_ms, claim.renewed_ms))
     how, why = "", "has one writer only"
     if claim.name != partition:
         how = f" with {'identical' if claim.name == whole_of(partition) else 'translated'} offsets"
         why = "what is written with identical offsets is written by nobody else"
     return TargetClaimedError(
-        f"{name} of the target is written by {claim.holder}{how}, since {since}, claimed last at {renewed} UTC, and {why}."
+        f"{name} of the target is written by {claim.holder}{how}, since {since}, claimed last at {renewed}, and {why}."
         " Stop that mirror, or leave the topic out of one of the two"
     )
-
-
-def _utc(ms: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ms / 1000))
 
 
 def new_holder(link: str, run: str = "", role: str = COPIER) -> Holder:

@@ -69,9 +69,6 @@ class Batches(NamedTuple):
             return self
         return Batches(self.headers[mask], [self.views[n] for n in np.flatnonzero(mask).tolist()])
 
-    def first(self, count: int) -> Batches:
-        return Batches(self.headers[:count], self.views[:count])
-
     def followed_by(self, other: Batches) -> Batches:
         if not self.views:
             return other

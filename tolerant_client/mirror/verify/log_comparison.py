@@ -176,10 +176,6 @@ class LogComparison:
                 waiting, self._batches[side] = self._batches[side], NO_BATCHES
                 self._meet(waiting)
 
-    def forget_unproved(self, before: int) -> int:
-        """Gives up proving what is missing below an offset that a log has lost meanwhile; how many records that were."""
-        return self.unproved.forget(before)
-
     def fail_without_proof(self) -> None:
         """Called when both logs were read to their ends: what has no proof now is a difference."""
         if (found := self.unproved.first) is not None:

@@ -1,4 +1,4 @@
-"""What a comparison says in one word, for the command, its JSON, the Spark job and its DataFrame alike.  Pure.
+"""What a comparison says in one word, for the command, its JSON and the Spark job alike.  Pure.
 
 Laws:
 - *identical* is a promise: every committed record that the source had was found equal on the target at its offset,
@@ -51,26 +51,6 @@ class Outcome(str, enum.Enum):
 
 
 _EXIT_CODES: Final = {Outcome.IDENTICAL: 0, Outcome.DIFFERENT: 1, Outcome.NOT_COMPARED: 2, Outcome.EXPLAINED: 3}
-
-
-def judge(
-    difference: Difference | None,
-    error: str | None,
-    not_compared: Iterable[NotCompared],
-    *,
-    held: int,
-    compared: int,
-    explained: int,
-) -> Outcome:
-    """The outcome of one range: `held` offsets were to be compared, `compared` were, the ledger explains `explained`.
-
-    `error` says why it was not compared to its end.
-    """
-    if difference is not None:
-        return Outcome.DIFFERENT
-    if error is not None or any(part.matters for part in not_compared) or held and not compared:
-        return Outcome.NOT_COMPARED
-    return Outcome.EXPLAINED if explained else Outcome.IDENTICAL
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:

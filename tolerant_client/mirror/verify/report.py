@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, judge, worst
+from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, worst
 from tolerant_client.mirror.verify.slices import SliceResult
 
 VERSION: Final = 3
@@ -102,14 +102,12 @@ class PartitionReport:
 
     @property
     def outcome(self) -> Outcome:
-        return judge(
-            self.first_difference,
-            self.error,
-            self.not_compared,
-            held=self.held or self.lag,
-            compared=self.compared,
-            explained=self.explained,
-        )
+        if self.first_difference is not None:
+            return Outcome.DIFFERENT
+        is_untouched = bool(self.held or self.lag) and not self.compared
+        if self.error is not None or any(part.matters for part in self.not_compared) or is_untouched:
+            return Outcome.NOT_COMPARED
+        return Outcome.EXPLAINED if self.explained else Outcome.IDENTICAL
 
     def as_json(self) -> dict[str, Any]:
         found = asdict(self)

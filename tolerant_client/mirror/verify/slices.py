@@ -9,7 +9,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.patience import Backoff, Belief
 from tolerant_client.mirror.verify.log_comparison import LogComparison, Range
-from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, judge
+from tolerant_client.mirror.verify.outcome import Difference, NotCompared
 
 _BACKOFF: Final = Backoff(0.04)
 _UNTOUCHED: Final = float("inf")
@@ -70,19 +70,6 @@ class SliceResult:
             offset = self.difference.offset
             rest = NotCompared(offset + 1, until, f"behind the difference at offset {offset}")
         return (*self.not_compared, rest) if rest.until_offset > rest.from_offset else self.not_compared
-
-    @property
-    def compared(self) -> int:
-        """How many offsets were compared."""
-        start, until = self.slice[2:4]
-        return until - start - covered(self.gaps, start, until)
-
-    @property
-    def outcome(self) -> Outcome:
-        held, compared = self.slice.until_offset - self.slice.from_offset, self.compared
-        return judge(
-            self.first_difference, self.error, self.gaps, held=held, compared=compared, explained=self.left_out
-        )
 
 
 class Side:

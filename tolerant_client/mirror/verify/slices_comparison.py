@@ -367,7 +367,7 @@ class SlicesComparison:
     def _skip(self, running: Running, number: int, start: int) -> None:
         """Goes on at `start`; what lies before is gone on one side."""
         log = running.log
-        log.forget_unproved(start)
+        log.unproved.forget(start)
         until = min(start, running.slice.until_offset)
         if until > log.compared_until:
             running.not_compared.append(self._gone(number, log.compared_until, start)._replace(until_offset=until))
@@ -387,7 +387,7 @@ class SlicesComparison:
             return
         starts = [await self._bounds(running, number, EARLIEST) for number in (SOURCE, TARGET)]
         late = SOURCE if starts[SOURCE] >= starts[TARGET] else TARGET
-        if count := log.forget_unproved(starts[late]):
+        if count := log.unproved.forget(starts[late]):
             why = f"{count} records that one side has no more had no proof, and "
             running.not_compared.append(self._gone(late, running.slice.from_offset, starts[late], why))
         log.fail_without_proof()

@@ -63,7 +63,7 @@ class Unproved:
         self._keep(self._offsets >= last[own])
 
     def forget(self, before: int) -> int:
-        """Drops what lies below an offset; how many records that were."""
+        """Gives up proving what lies below an offset, which a log has lost meanwhile; how many records that were."""
         count = len(self._offsets)
         self._keep(self._offsets >= before)
         return count - len(self._offsets)

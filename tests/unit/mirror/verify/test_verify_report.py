@@ -13,7 +13,7 @@ from tolerant_client.errors import OptionError, OversizedRecordError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.batches.rewrite import rewrite
 from tolerant_client.mirror.state.ledger import limit_of
-from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, judge, worst
+from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, worst
 from tolerant_client.mirror.verify.report import (
     LedgerRange,
     LogBounds,
@@ -180,7 +180,9 @@ def test_outcome_of_a_range(
     outcome: Outcome,
 ) -> None:
     gaps = [] if matters is None else [NotCompared(0, 1, "why", matters)]
-    assert judge(difference, error, gaps, held=held, compared=compared, explained=explained) is outcome
+    bounds, ends = (None,) * 6, {"first_difference": difference, "not_compared": tuple(gaps), "error": error}
+    found = PartitionReport("t", 0, *bounds, 0, held=held, compared=compared, explained=explained, **ends)
+    assert found.outcome is outcome
 
 
 def test_the_worst_outcome_counts_and_has_an_exit_code_of_its_own() -> None:

@@ -18,7 +18,6 @@ from tolerant_client.cluster.event_loop import Future
 from tolerant_client.mirror.engine.preflight import copied_identically
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair
 from tolerant_client.mirror.state.map_topic import read_last_rows
-from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import topic_facts
 
 _FACTS_LAST_S = 5.0
@@ -42,7 +41,7 @@ class _Asked(Generic[_Found]):
         self._wanted: dict[TopicPartition, list[Future]] = {}
         self._is_reading = False
 
-    async def of(self, partition: TopicPartition) -> _Found | None:
+    async def __call__(self, partition: TopicPartition) -> _Found | None:
         future = Future()
         self._wanted.setdefault(partition, []).append(future)
         if not self._is_reading:
@@ -67,7 +66,11 @@ class _Asked(Generic[_Found]):
 
 
 class SharedReads:
-    """Reads of a link's map and of its topics; on the event loop that both clusters share."""
+    """Reads of a link's map and of its topics; on the event loop that both clusters share.
+
+    `last_row` is the newest committed row of a source partition, `copied_identically` why nobody else may write to a log of
+    the target that another link has begun with identical offsets.
+    """
 
     def __init__(self, source: Cluster, target: Cluster, link: str, clock: Callable[[], float]) -> None:
         self._source = source
@@ -75,16 +78,8 @@ class SharedReads:
         self._link = link
         self._clock = clock
         self._facts: dict[str, tuple[float, Future]] = {}
-        self._rows = _Asked(target, link, read_last_rows)
-        self._copied = _Asked(target, link, copied_identically)
-
-    async def last_row(self, partition: TopicPartition) -> MapRow | None:
-        """The newest committed row of a source partition."""
-        return await self._rows.of(partition)
-
-    async def copied_identically(self, partition: TopicPartition) -> str | None:
-        """Why nobody else may write to a log of the target that another link has begun with identical offsets."""
-        return await self._copied.of(partition)
+        self.last_row = _Asked(target, link, read_last_rows)
+        self.copied_identically = _Asked(target, link, copied_identically)
 
     async def topics(self, topic: str) -> TopicPair:
         """Facts of a topic on both clusters, at most a few seconds old."""
