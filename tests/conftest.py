@@ -10,7 +10,8 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import settings
 
 from support.long import LONG
+from tolerant_client.testing import KafkaCluster
 from tolerant_client.testing.artifacts import ClusterStartError, spark_kafka_jars
 
 FAULTS = Path(__file__).parent / "faults"
@@ -47,6 +49,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+@pytest.fixture(scope="module")
+def start_cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[Callable[..., KafkaCluster]]:
+    """As kafka_cluster_factory, for clusters that end with the module: a broker costs CPU while nobody asks it, too."""
+    with ExitStack() as clusters:
+        yield lambda *args, **kwargs: clusters.enter_context(closing(kafka_cluster_factory(*args, **kwargs)))
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A session for all tests: local[2], Python workers of this interpreter, Spark's own Kafka source beside ours.
@@ -67,6 +76,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # it lives for minutes
     )
     try:
         builder = builder.config("spark.jars", ",".join(map(str, spark_kafka_jars())))

@@ -40,7 +40,7 @@ def main() -> None:
     table = Table(title=f"Our network layer : stock's under stock clients, {how}")
     for column in ("what", "stock k rec/s", "stock CPU us/rec", "rate", "CPU per record"):
         table.add_column(column)
-    with KafkaCluster(broker_config={"log.segment.delete.delay.ms": "1000"}, heap="1g") as cluster:
+    with KafkaCluster(broker_config={"log.segment.delete.delay.ms": "1000"}, heap="1g", java_options=()) as cluster:
         topics = Topics(cluster.bootstrap_servers)
         for topic in ("read", "written"):
             topics.create(topic)

@@ -301,7 +301,7 @@ def main() -> None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-clients-")))
             # A deleted topic gives its disk back before the next run instead of a minute later.
             config = {"log.segment.delete.delay.ms": "1000"}
-            cluster = stack.enter_context(KafkaCluster(broker_config=config, heap="1g"))
+            cluster = stack.enter_context(KafkaCluster(broker_config=config, heap="1g", java_options=()))
             bench = Bench(options, folder, stack.enter_context(Proxy(cluster)), Topics(cluster.bootstrap_servers))
             for run in bench.runs():
                 runs.append(run)

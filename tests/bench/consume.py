@@ -240,7 +240,7 @@ def main() -> None:
     from tolerant_client.testing import KafkaCluster
 
     with contextlib.ExitStack() as stack:
-        servers = options.servers or stack.enter_context(KafkaCluster(heap="1g")).bootstrap_servers
+        servers = options.servers or stack.enter_context(KafkaCluster(heap="1g", java_options=())).bootstrap_servers
         results = {}
         for case in CASES:
             if case.name in options.cases:

@@ -135,8 +135,8 @@ def main() -> None:
                 number += 1
                 # Clusters of their own: group names and their offsets stay apart.
                 with (
-                    KafkaCluster("4.2.0", broker_config=_BROKER, heap="384m") as source,
-                    KafkaCluster("4.2.0", heap="384m") as target,
+                    KafkaCluster("4.2.0", broker_config=_BROKER, heap="384m", java_options=()) as source,
+                    KafkaCluster("4.2.0", heap="384m", java_options=()) as target,
                 ):
                     addresses = source.bootstrap_servers, target.bootstrap_servers
                     with rig(kind, act.__name__.strip("_"), number, Path(folder), *addresses) as made:

@@ -65,7 +65,9 @@ class Pair:
         config = {"log.segment.delete.delay.ms": "1000"}
         self.folder = folder
         configs = ({**config, **(source_config or {})}, config)
-        self._clusters = [KafkaCluster(KAFKA_VERSION, broker_config=config, heap=heap) for config in configs]
+        self._clusters = [
+            KafkaCluster(KAFKA_VERSION, broker_config=config, heap=heap, java_options=()) for config in configs
+        ]
         self._tools = os.pathsep.join(map(str, jars(KAFKA_VERSION, TOOLS_MODULES)))
 
     def __enter__(self) -> Pair:

@@ -39,7 +39,7 @@ def main() -> None:
     for column in ("records", "codec", "producer", "stock k rec/s", "stock CPU us/rec", "rate", "CPU per record"):
         table.add_column(column)
     kept: dict[str, object] = {}
-    with KafkaCluster(broker_config={"log.segment.delete.delay.ms": "1000"}, heap="1g") as cluster:
+    with KafkaCluster(broker_config={"log.segment.delete.delay.ms": "1000"}, heap="1g", java_options=()) as cluster:
         topics = Topics(cluster.bootstrap_servers)
         for size in options.sizes:
             records = options.records or (200_000 if size <= 500 else 60_000)

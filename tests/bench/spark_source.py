@@ -290,7 +290,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     cases = [case for case in CASES if not options.cases or case.name in options.cases]
-    with KafkaCluster(heap="1g") as cluster, session() as spark:
+    with KafkaCluster(heap="1g", java_options=()) as cluster, session() as spark:
         bench = Bench(spark, cluster, options)
         if "read" in options.do:
             for case in cases:

@@ -44,7 +44,6 @@ def authorized_cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Ka
     """One node with an authorizer, on which everybody may do everything."""
     return kafka_cluster_factory(
         heap="320m",
-        java_options=["-XX:TieredStopAtLevel=1"],
         broker_config={
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": "User:ANONYMOUS",

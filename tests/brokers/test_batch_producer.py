@@ -273,10 +273,8 @@ def test_a_transaction_longer_than_the_brokers_allow_is_an_option_that_is_wrong(
 
 
 @pytest.fixture(scope="module")
-def creating(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
-    return kafka_cluster_factory(
-        heap="256m", broker_config={"auto.create.topics.enable": "true", "num.partitions": "3"}
-    )
+def creating(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
+    return start_cluster(heap="256m", broker_config={"auto.create.topics.enable": "true", "num.partitions": "3"})
 
 
 def test_brokers_that_create_topics_do_so_as_for_javas_producer(creating: KafkaCluster) -> None:

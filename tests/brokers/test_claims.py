@@ -53,8 +53,8 @@ WRITER = SUPPORT / "mirror_process.py"
 
 
 @pytest.fixture(scope="module")
-def clusters(kafka_cluster: Any, kafka_cluster_factory: Any) -> tuple[str, str]:
-    target = kafka_cluster_factory(broker_config={"producer.id.expiration.check.interval.ms": "1000"})
+def clusters(kafka_cluster: Any, start_cluster: Any) -> tuple[str, str]:
+    target = start_cluster(broker_config={"producer.id.expiration.check.interval.ms": "1000"})
     return kafka_cluster.bootstrap_servers, target.bootstrap_servers
 
 
@@ -365,10 +365,10 @@ def written_by(servers: str, topic: str) -> list[bytes | None]:
 
 @pytest.mark.long
 def test_what_an_identical_copy_has_begun_no_translated_one_writes_to_while_it_runs_or_is_down(
-    clusters: tuple[str, str], kafka_cluster_factory: Any
+    clusters: tuple[str, str], start_cluster: Any
 ) -> None:
     """Both have prepared their links before there is the topic: no start could refuse it."""
-    topic, elsewhere = f"both-{secrets.token_hex(3)}", kafka_cluster_factory().bootstrap_servers
+    topic, elsewhere = f"both-{secrets.token_hex(3)}", start_cluster().bootstrap_servers
     only = TopicPartition(topic, 0)
     with both(*clusters) as (source, target), both(elsewhere, clusters[1]) as (other_source, other_target):
         for servers in (clusters[0], elsewhere):
@@ -414,9 +414,9 @@ def test_what_an_identical_copy_has_begun_no_translated_one_writes_to_while_it_r
 
 @pytest.mark.long
 def test_a_translated_copy_that_was_frozen_through_its_lease_writes_nothing_into_an_identical_one(
-    clusters: tuple[str, str], kafka_cluster_factory: Any
+    clusters: tuple[str, str], start_cluster: Any
 ) -> None:
-    topic, elsewhere = f"thaw-{secrets.token_hex(3)}", kafka_cluster_factory().bootstrap_servers
+    topic, elsewhere = f"thaw-{secrets.token_hex(3)}", start_cluster().bootstrap_servers
     only = TopicPartition(topic, 0)
     create_topic(clusters[0], topic)
     append_records(clusters[0], topic, 500)

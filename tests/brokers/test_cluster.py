@@ -24,14 +24,12 @@ from tolerant_client.testing import ClusterStartError, KafkaCluster
 # Its tests end nodes, so they do not share the cluster of the session.
 pytestmark = pytest.mark.broker
 
-# Their brokers live for seconds: code that is optimised later never pays.
-SHORT_LIVED = {"heap": "256m", "java_options": ["-XX:TieredStopAtLevel=1"]}
 QUICK_TO_NOTICE = {"broker.session.timeout.ms": "2000"}
 
 
 @pytest.fixture(scope="module")
-def cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
-    return kafka_cluster_factory(broker_config=QUICK_TO_NOTICE, **SHORT_LIVED)
+def cluster(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
+    return start_cluster(broker_config=QUICK_TO_NOTICE, heap="256m")
 
 
 @pytest.fixture
@@ -135,7 +133,7 @@ def refused_connections() -> Iterator[None]:
 @pytest.mark.usefixtures("refused_connections")
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_three_nodes_survive_the_loss_of_one(cluster: KafkaCluster) -> None:
-    with KafkaCluster(nodes=3, broker_config=QUICK_TO_NOTICE, **SHORT_LIVED) as cluster:  # type: ignore[arg-type]
+    with KafkaCluster(nodes=3, broker_config=QUICK_TO_NOTICE, heap="256m") as cluster:
         assert cluster.node_ids == (1, 2, 3)
         create_topic(cluster, "replicated", replicas=3)
         produce(cluster, "replicated", b"1")
@@ -150,7 +148,7 @@ def test_three_nodes_survive_the_loss_of_one(cluster: KafkaCluster) -> None:
 
 
 def test_given_work_dir_is_kept_and_used_again(tmp_path: Path, cluster: KafkaCluster) -> None:
-    kept = {"work_dir": tmp_path / "kept", "broker_config": QUICK_TO_NOTICE, **SHORT_LIVED}
+    kept = {"work_dir": tmp_path / "kept", "broker_config": QUICK_TO_NOTICE, "heap": "256m"}
     with KafkaCluster(**kept) as first:  # type: ignore[arg-type]
         create_topic(first, "kept")
         produce(first, "kept", b"1")
@@ -201,7 +199,7 @@ def test_cluster_that_does_not_run_says_so() -> None:
 PARENT = """
 import sys
 from tolerant_client.testing import KafkaCluster
-cluster = KafkaCluster(heap="256m", java_options=["-XX:TieredStopAtLevel=1"]).start()
+cluster = KafkaCluster(heap="256m").start()
 cluster.pause(1)
 print(cluster.pid(1), cluster.work_dir, flush=True)
 sys.stdin.read()

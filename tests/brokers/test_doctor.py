@@ -292,12 +292,11 @@ def test_ledger_and_control_of_the_link_are_read(source: str, target: str) -> No
 
 
 @pytest.fixture(scope="module")
-def guarded(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
+def guarded(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
     """User mirror may do what an ACL allows; the brokers and this test (ANONYMOUS) may do everything."""
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-    return kafka_cluster_factory(
+    return start_cluster(
         heap="256m",
-        java_options=["-XX:TieredStopAtLevel=1"],
         broker_config={
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": "User:ANONYMOUS",
@@ -482,13 +481,11 @@ def test_frozen_broker_is_told_from_a_dead_one_and_both_in_bounded_time(guarded:
 
 
 @pytest.fixture(scope="module")
-def three(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
+def three(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
     """Coordinator partitions with one replica each: whoever goes takes groups with him (incident 3)."""
     config = {"offsets.topic.replication.factor": "1", "transaction.state.log.replication.factor": "1"}
     config |= {"transaction.state.log.min.isr": "1", "offsets.topic.num.partitions": "50"}
-    cluster = kafka_cluster_factory(
-        nodes=3, heap="256m", java_options=["-XX:TieredStopAtLevel=1"], broker_config=config
-    )
+    cluster = start_cluster(nodes=3, heap="256m", broker_config=config)
     admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
     admin.create_topics([NewTopic("doctor-three", 60, 3, topic_configs={"min.insync.replicas": "2"})])
     admin.close()

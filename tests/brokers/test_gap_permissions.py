@@ -41,10 +41,10 @@ PASSWORD = "not-secret"
 
 
 @pytest.fixture(scope="module")
-def cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
+def cluster(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
     """Everybody may do what no ACL speaks of; the brokers and this test (ANONYMOUS) may do everything."""
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-    return kafka_cluster_factory(
+    return start_cluster(
         heap="320m",
         broker_config={
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

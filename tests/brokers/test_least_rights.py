@@ -82,7 +82,6 @@ def guarded(factory: Callable[..., KafkaCluster]) -> KafkaCluster:
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     return factory(
         heap="256m",
-        java_options=["-XX:TieredStopAtLevel=1"],
         broker_config={
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": "User:ANONYMOUS",
@@ -223,8 +222,8 @@ class Link:
 
 
 @pytest.fixture(scope="module")
-def link(kafka_cluster_factory: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory) -> Link:
-    clusters = {role: guarded(kafka_cluster_factory) for role in ("source", "target")}
+def link(start_cluster: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory) -> Link:
+    clusters = {role: guarded(start_cluster) for role in ("source", "target")}
     lines = ["clusters = A, B", "A->B.enabled = true", f"A->B.topics = {TOPIC}", "replication.factor = 1"]
     lines += ["sync.group.offsets.enabled = true"]
     login = f'org.apache.kafka.common.security.plain.PlainLoginModule required username="mirror" password="{PASSWORD}";'

@@ -47,11 +47,10 @@ def origin(authorized_cluster: KafkaCluster) -> str:
 
 
 @pytest.fixture(scope="module")
-def copy(kafka_cluster_factory: Callable[..., KafkaCluster]) -> str:
+def copy(start_cluster: Callable[..., KafkaCluster]) -> str:
     """The target, with an authorizer of its own."""
-    cluster = kafka_cluster_factory(
+    cluster = start_cluster(
         heap="320m",
-        java_options=["-XX:TieredStopAtLevel=1"],
         broker_config={
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": "User:ANONYMOUS",
@@ -249,7 +248,7 @@ def test_a_group_goes_on_behind_the_last_record_it_read_where_offsets_are_transl
 
 @pytest.mark.long
 def test_a_dead_partition_of_consumer_offsets_holds_up_its_own_groups_only(
-    origin: str, kafka_cluster_factory: Callable[..., KafkaCluster]
+    origin: str, start_cluster: Callable[..., KafkaCluster]
 ) -> None:
     """Incident 3 on the target, then the same cluster as the source."""
     config = {
@@ -257,7 +256,7 @@ def test_a_dead_partition_of_consumer_offsets_holds_up_its_own_groups_only(
         "offsets.topic.num.partitions": "50",
         "offsets.retention.minutes": "100",
     }
-    with contextlib.closing(kafka_cluster_factory(nodes=3, heap="320m", broker_config=config)) as cluster:
+    with contextlib.closing(start_cluster(nodes=3, heap="320m", broker_config=config)) as cluster:
         servers = cluster.bootstrap_servers
         place = TopicPartition("many", 0)
         for each in (origin, servers):
@@ -450,10 +449,10 @@ def test_kafkas_own_mirror_client_reads_heartbeats_and_checkpoints(origin: str, 
 
 
 @pytest.mark.long
-def test_what_is_not_granted_is_named_and_little_has_to_be(kafka_cluster_factory: Callable[..., KafkaCluster]) -> None:
+def test_what_is_not_granted_is_named_and_little_has_to_be(start_cluster: Callable[..., KafkaCluster]) -> None:
     """Source and target are one cluster here, with a principal for each."""
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-    cluster = kafka_cluster_factory(
+    cluster = start_cluster(
         heap="320m",
         broker_config={
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",

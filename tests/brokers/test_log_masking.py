@@ -27,7 +27,7 @@ RECORDS = 40
 
 
 @pytest.fixture(scope="module")
-def cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
+def cluster(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
     """PROXIED speaks SASL in the clear, by PLAIN and SCRAM."""
     login, listener = "org.apache.kafka.common.security", "listener.name.proxied"
     config = {
@@ -35,7 +35,7 @@ def cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
         f"{listener}.plain.sasl.jaas.config": f'{login}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";',
         f"{listener}.scram-sha-256.sasl.jaas.config": f"{login}.scram.ScramLoginModule required;",
     }
-    return kafka_cluster_factory(broker_config=config, listeners={"PROXIED": "SASL_PLAINTEXT"}, heap="256m")
+    return start_cluster(broker_config=config, listeners={"PROXIED": "SASL_PLAINTEXT"}, heap="256m")
 
 
 def traffic(listener: Listener, clients: Any, topic: str, options: dict[str, Any], **ours: Any) -> None:

@@ -213,21 +213,21 @@ def test_kafka_2_8_is_mirrored_to_kafka_4(started: Callable[..., OldLogs], kafka
 @pytest.mark.long
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_format_and_codec_is_mirrored_to_kafka_4(
-    started: Callable[..., OldLogs], kafka_cluster_factory: Callable[..., KafkaCluster], version: str
+    started: Callable[..., OldLogs], start_cluster: Callable[..., KafkaCluster], version: str
 ) -> None:
     formats = VERSIONS[version].formats
     logs = started(version, stored=0 if len(formats) > 1 else None)
     logs.write()
-    check(logs, kafka_cluster_factory().bootstrap_servers)
+    check(logs, start_cluster().bootstrap_servers)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", [name for name, version in VERSIONS.items() if 2 in version.formats])
 def test_transactions_of_old_brokers_keep_their_offsets(
-    started: Callable[..., OldLogs], kafka_cluster_factory: Callable[..., KafkaCluster], version: str
+    started: Callable[..., OldLogs], start_cluster: Callable[..., KafkaCluster], version: str
 ) -> None:
     logs = started(version)
-    target = kafka_cluster_factory().bootstrap_servers
+    target = start_cluster().bootstrap_servers
     servers = logs.broker.bootstrap_servers
     logs.broker.make_topic("transactions")
     producer = kafka.KafkaProducer(bootstrap_servers=servers, transactional_id="old", max_block_ms=60_000)
@@ -259,14 +259,14 @@ def test_transactions_of_old_brokers_keep_their_offsets(
 @pytest.mark.parametrize("is_made", [False, True])
 def test_compacted_logs_keep_their_offsets(
     started: Callable[..., OldLogs],
-    kafka_cluster_factory: Callable[..., KafkaCluster],
+    start_cluster: Callable[..., KafkaCluster],
     version: str,
     magic: int,
     is_made: bool,
 ) -> None:
     """Holes between and inside compressed sets; brokers before 0.11 do not tell that the topic is compacted."""
     logs = started(version, **{"log.cleaner.backoff.ms": "300"})
-    target = kafka_cluster_factory().bootstrap_servers
+    target = start_cluster().bootstrap_servers
     config = {
         "cleanup.policy": "compact",
         "segment.bytes": "20000",

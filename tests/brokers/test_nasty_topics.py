@@ -126,13 +126,9 @@ class Written(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def pair(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[tuple[KafkaCluster, KafkaCluster]]:
-    source, target = (
-        kafka_cluster_factory(broker_config=config, heap="384m") for config in (BROKER_CONFIG, CLEANER_CONFIG)
-    )
-    yield source, target
-    source.close()
-    target.close()
+def pair(start_cluster: Callable[..., KafkaCluster]) -> tuple[KafkaCluster, KafkaCluster]:
+    source, target = (start_cluster(broker_config=config, heap="384m") for config in (BROKER_CONFIG, CLEANER_CONFIG))
+    return source, target
 
 
 @pytest.fixture(scope="module", params=range(ROUNDS))

@@ -165,9 +165,9 @@ def test_nothing_is_probed_while_nothing_is_wrong(kafka_cluster: KafkaCluster) -
 
 
 def test_paused_broker_is_asked_once_by_each_connection(
-    kafka_cluster_factory: Callable[..., KafkaCluster],
+    start_cluster: Callable[..., KafkaCluster],
 ) -> None:
-    cluster = kafka_cluster_factory()
+    cluster = start_cluster()
     consumer = KafkaConsumer(bootstrap_servers=cluster.bootstrap_servers, group_id=None)
     admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
     admin.create_topics({"paused": {"num_partitions": 1, "replication_factor": 1}})

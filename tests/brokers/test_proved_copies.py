@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import kafka
@@ -65,7 +65,6 @@ from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-SMALL: dict[str, Any] = {"heap": "320m", "java_options": ["-XX:TieredStopAtLevel=1"]}
 NOW = int(time.time() * 1000)
 HOUR, DAY = 3_600_000, 86_400_000
 FOR_EVER = str(2**63 - 1)
@@ -73,7 +72,7 @@ CONTINUE = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
 
 
 @pytest.fixture(scope="module")
-def forgetful(kafka_cluster_factory: Callable[..., KafkaCluster]) -> str:
+def forgetful(start_cluster: Callable[..., KafkaCluster]) -> str:
     """A target that forgets producers, and aborts transactions that have timed out, within a second."""
     settings = {
         "producer.id.expiration.ms": "1000",
@@ -81,7 +80,7 @@ def forgetful(kafka_cluster_factory: Callable[..., KafkaCluster]) -> str:
         "transactional.id.expiration.ms": "60000",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
     }
-    return kafka_cluster_factory(**SMALL, broker_config=settings).bootstrap_servers
+    return start_cluster(heap="320m", broker_config=settings).bootstrap_servers
 
 
 def numbered(first: int, count: int, timestamp: int, *, has_key: bool = True, size: int = 400) -> bytes:
@@ -466,16 +465,14 @@ def test_batch_that_was_doubled_far_from_where_it_belongs_is_no_truncation(
     assert ends(forgetful, topic) == [6000] and ledger_of(forgetful, topic) == []
 
 
-def test_former_id_of_the_link_is_not_called_foreign(
-    source: str, kafka_cluster_factory: Callable[..., KafkaCluster]
-) -> None:
+def test_former_id_of_the_link_is_not_called_foreign(source: str, start_cluster: Callable[..., KafkaCluster]) -> None:
     settings = {
         "producer.id.expiration.ms": "1000",
         "producer.id.expiration.check.interval.ms": "200",
         "transactional.id.expiration.ms": "1500",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "300",
     }
-    target = kafka_cluster_factory(**SMALL, broker_config=settings).bootstrap_servers
+    target = start_cluster(heap="320m", broker_config=settings).bootstrap_servers
     topic = "proved-former-id"
     create_topic(source, topic)
     append_records(source, topic, 100, timestamp=NOW)
@@ -801,11 +798,10 @@ def test_lowered_max_message_bytes_is_seen_at_the_first_refusal_and_batches_are_
 
 
 @pytest.fixture(scope="module")
-def three_nodes(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[KafkaCluster]:
+def three_nodes(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
     """Whose second node stays the leader of what it leads while it is frozen."""
     settings = {"broker.session.timeout.ms": "180000", "broker.heartbeat.interval.ms": "1000"}
-    cluster = kafka_cluster_factory(nodes=3, heap="256m", java_options=SMALL["java_options"], broker_config=settings)
-    yield cluster
+    return start_cluster(nodes=3, heap="256m", broker_config=settings)
 
 
 def link_coordinated_elsewhere(

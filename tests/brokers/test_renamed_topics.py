@@ -289,9 +289,9 @@ def test_translated_offsets_have_the_target_name_too(source: str, target: str) -
 
 @pytest.mark.long
 def test_nasty_topics_with_holes_are_identical_under_their_new_names(
-    kafka_cluster_factory: Callable[..., KafkaCluster], target: str
+    start_cluster: Callable[..., KafkaCluster], target: str
 ) -> None:
-    cluster = kafka_cluster_factory(broker_config=BROKER_CONFIG, heap="384m")
+    cluster = start_cluster(broker_config=BROKER_CONFIG, heap="384m")
     topics = [nasty_topic(seed, "renamed-nasty") for seed in range(12)]
     write_topics(cluster, topics)
     link = link_topics("renamed-nasty.*")

@@ -48,7 +48,7 @@ def place(servers: str, topic: str, replicas: list[list[int]], **config: str) ->
 
 
 @pytest.fixture(scope="module")
-def slow(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
+def slow(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
     """Node FOLLOWER leads nothing, and stays in the ISR for a minute when it stands still; producers are forgotten at once."""
     settings = {
         "replica.lag.time.max.ms": "60000",
@@ -56,9 +56,7 @@ def slow(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
         "producer.id.expiration.ms": "1000",
         "producer.id.expiration.check.interval.ms": "50",
     }
-    cluster = kafka_cluster_factory(
-        nodes=3, heap="320m", java_options=["-XX:TieredStopAtLevel=1"], broker_config=settings
-    )
+    cluster = start_cluster(nodes=3, heap="320m", broker_config=settings)
     target = first(cluster)
     place(target, "__transaction_state", [[1]] * 4, cleanup_policy="compact")
     place(target, CLAIMS_TOPIC, [[1]], message_timestamp_type="LogAppendTime")

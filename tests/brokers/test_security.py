@@ -63,7 +63,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 
 @pytest.fixture(scope="module")
-def cluster(kafka_cluster_factory: Callable[..., KafkaCluster], certificate: Certificate) -> KafkaCluster:
+def cluster(start_cluster: Callable[..., KafkaCluster], certificate: Certificate) -> KafkaCluster:
     """PROXIED and SASL speak SASL in the clear; a PLAIN session of PROXIED lives for REAUTH_MS."""
     login = "org.apache.kafka.common.security"
     config = {"listener.name.proxied.plain.connections.max.reauth.ms": str(REAUTH_MS)}
@@ -77,7 +77,7 @@ def cluster(kafka_cluster_factory: Callable[..., KafkaCluster], certificate: Cer
         config[f"listener.name.{name}.ssl.keystore.type"] = "PKCS12"
         config[f"listener.name.{name}.ssl.keystore.password"] = STORE_PASSWORD
     listeners = {"PROXIED": "SASL_PLAINTEXT", "SASL": "SASL_PLAINTEXT", "TLS": "SSL", "SASL_TLS": "SASL_SSL"}
-    cluster = kafka_cluster_factory(broker_config=config, listeners=listeners, heap="256m")
+    cluster = start_cluster(broker_config=config, listeners=listeners, heap="256m")
     admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
     user = UserScramCredentialUpsertion(USER, ScramMechanism.SCRAM_SHA_256, PASSWORD, 4096)
     admin.alter_user_scram_credentials([user])

@@ -51,7 +51,6 @@ from tolerant_client.testing import KafkaCluster
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 CONTINUE = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
-SMALL = {"heap": "256m", "java_options": ["-XX:TieredStopAtLevel=1"]}
 
 
 def create_again(servers: str, topic: str, records: int) -> None:
@@ -366,7 +365,7 @@ def test_what_an_election_took_back_is_lost_even_where_equal_records_came_again(
 def three_nodes() -> Iterator[KafkaCluster]:
     # One election by unclean replicas at once, not after five minutes.
     settings = {"unclean.leader.election.enable": "true", "unclean.leader.election.interval.ms": "1000"}
-    with KafkaCluster(nodes=3, broker_config=settings, **SMALL) as cluster:
+    with KafkaCluster(nodes=3, broker_config=settings, heap="256m") as cluster:
         yield cluster
     gc.collect()  # the sockets of refused connections, while their warnings are still ignored
 

@@ -63,7 +63,6 @@ from tolerant_client.testing import KafkaCluster
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 CONTINUE = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
-SMALL: dict[str, Any] = {"heap": "320m", "java_options": ["-XX:TieredStopAtLevel=1"]}
 
 
 def append_transactions(servers: str, topic: str, count: int, partitions: int = 1) -> None:
@@ -612,9 +611,9 @@ FORGETFUL = {
 
 
 @pytest.fixture(scope="module")
-def forgetful(kafka_cluster_factory: Callable[..., KafkaCluster]) -> str:
+def forgetful(start_cluster: Callable[..., KafkaCluster]) -> str:
     """A target that forgets producers after 1 s and transactional ids after 1.5 s."""
-    return kafka_cluster_factory(**SMALL, broker_config=FORGETFUL).bootstrap_servers
+    return start_cluster(heap="320m", broker_config=FORGETFUL).bootstrap_servers
 
 
 def until_forgotten(servers: str, topic: str, link: str = "") -> None:
@@ -826,9 +825,9 @@ def use_up_epochs(servers: str, transactional_id: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def three_nodes(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
+def three_nodes(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
     settings = {"unclean.leader.election.enable": "true", "unclean.leader.election.interval.ms": "1000"}
-    return kafka_cluster_factory(nodes=3, heap="256m", java_options=["-XX:TieredStopAtLevel=1"], broker_config=settings)
+    return start_cluster(nodes=3, heap="256m", broker_config=settings)
 
 
 def create_replicated(servers: str, topic: str, replicas: list[list[int]], min_isr: int) -> None:
@@ -957,7 +956,7 @@ def test_full_disk_of_the_target_is_waited_for_and_named(source: str, small_disk
     topic = "target-disk"
     create_topic(source, topic)
     append_records(source, topic, 120_000, size=1000)
-    with KafkaCluster(**SMALL, work_dir=small_disk / "kafka") as cluster:
+    with KafkaCluster(heap="320m", work_dir=small_disk / "kafka") as cluster:
         target = cluster.bootstrap_servers
         limits = CopyLimits(patience_ms=10_000)
         with RunningMirror(source, target, topic, "disk", limits, patience_ms=10_000) as running:

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,9 @@ REAL_PARTITIONS = 3
 
 
 @pytest.fixture(scope="module")
-def pair(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[tuple[KafkaCluster, KafkaCluster]]:
-    source, target = (
-        kafka_cluster_factory(broker_config=config, heap="512m") for config in (BROKER_CONFIG, TARGET_CONFIG)
-    )
-    yield source, target
-    source.close()
-    target.close()
+def pair(start_cluster: Callable[..., KafkaCluster]) -> tuple[KafkaCluster, KafkaCluster]:
+    source, target = (start_cluster(broker_config=config, heap="512m") for config in (BROKER_CONFIG, TARGET_CONFIG))
+    return source, target
 
 
 class Growth(threading.Thread):

@@ -390,9 +390,9 @@ def test_processes_killed_again_and_again_beside_other_writers_copy_every_record
 
 @pytest.mark.long
 def test_nasty_topics_are_copied_once_and_every_one_of_their_offsets_is_translated(
-    kafka_cluster_factory: Callable[..., KafkaCluster], target: str
+    start_cluster: Callable[..., KafkaCluster], target: str
 ) -> None:
-    cluster = kafka_cluster_factory(broker_config=BROKER_CONFIG, heap="384m")
+    cluster = start_cluster(broker_config=BROKER_CONFIG, heap="384m")
     source = cluster.bootstrap_servers
     first = int(os.environ.get("TOLERANT_NASTY_SEEDS", random.SystemRandom().randrange(10**6) * 1000))
     topics = [nasty_topic(seed, "translated-nasty") for seed in range(first, first + 60)]

@@ -145,14 +145,14 @@ def forget_topics(target: str, link: str, topics: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def three(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
+def three(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
     """Three nodes; the last one may be stopped."""
     config = {
         "broker.session.timeout.ms": "6000",
         "broker.heartbeat.interval.ms": "1000",
         "replica.lag.time.max.ms": "5000",
     }
-    return kafka_cluster_factory(nodes=3, heap="256m", java_options=["-XX:TieredStopAtLevel=1"], broker_config=config)
+    return start_cluster(nodes=3, heap="256m", broker_config=config)
 
 
 def create_wide(cluster: KafkaCluster, name: str, partitions: int, replicas: int, **config: str) -> None:

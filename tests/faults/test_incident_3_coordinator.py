@@ -38,8 +38,8 @@ Consumers = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[KafkaCluster]:
-    cluster = kafka_cluster_factory(
+def cluster(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
+    cluster = start_cluster(
         nodes=3,
         broker_config={
             "offsets.topic.replication.factor": "1",
@@ -53,8 +53,7 @@ def cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[Kafk
     admin.create_topics([NewTopic(TOPIC, 3, 3), NewTopic(TRANSACTIONAL, 1, 3)])
     admin.close()
     produce(cluster)
-    yield cluster
-    cluster.close()
+    return cluster
 
 
 @pytest.fixture

@@ -60,8 +60,8 @@ Proxies = Callable[..., FaultProxy]
 
 
 @pytest.fixture(scope="module")
-def target_cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
-    return kafka_cluster_factory()
+def target_cluster(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
+    return start_cluster()
 
 
 @pytest.fixture(scope="module")
@@ -213,8 +213,8 @@ def test_paused_source_broker_only_delays_the_copy(
 
 
 @pytest.fixture(scope="module")
-def three_brokers(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
-    return kafka_cluster_factory(nodes=3, heap="256m")
+def three_brokers(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
+    return start_cluster(nodes=3, heap="256m")
 
 
 def move_leader(servers: str, partition: TopicPartition, leader: int) -> None:

@@ -120,13 +120,13 @@ def test_a_topic_that_is_deleted_after_its_tasks_have_written_is_named(
 
 
 @pytest.fixture(scope="module")
-def forgetful(kafka_cluster_factory: Callable[..., KafkaCluster]) -> str:
+def forgetful(start_cluster: Callable[..., KafkaCluster]) -> str:
     """The addresses of brokers that forget transactional ids after seconds."""
     config = {
         "transactional.id.expiration.ms": "3000",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
     }
-    return kafka_cluster_factory(heap="320m", broker_config=config).bootstrap_servers
+    return start_cluster(heap="320m", broker_config=config).bootstrap_servers
 
 
 def wait_until_forgotten(servers: str, place: SinkBatch) -> None:
@@ -300,10 +300,10 @@ def test_a_driver_whose_decider_brokers_have_forgotten_reads_what_was_decided_an
 
 
 @pytest.fixture(scope="module")
-def punctual(kafka_cluster_factory: Callable[..., KafkaCluster]) -> str:
+def punctual(start_cluster: Callable[..., KafkaCluster]) -> str:
     """The addresses of brokers that abort a transaction right after its timeout."""
     config = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "50"}
-    return kafka_cluster_factory(heap="320m", broker_config=config).bootstrap_servers
+    return start_cluster(heap="320m", broker_config=config).bootstrap_servers
 
 
 @pytest.mark.long

@@ -221,8 +221,8 @@ def test_answers_that_wait_while_nobody_looks_are_no_losses(kafka_cluster: Kafka
     assert values(kafka_cluster.bootstrap_servers, "sink-slow") == written(90)
 
 
-def test_a_killed_broker_is_waited_for(kafka_cluster_factory: Callable[..., KafkaCluster]) -> None:
-    cluster = kafka_cluster_factory(heap="320m")
+def test_a_killed_broker_is_waited_for(start_cluster: Callable[..., KafkaCluster]) -> None:
+    cluster = start_cluster(heap="320m")
     create_topic(cluster.bootstrap_servers, "sink-killed", PARTITIONS)
     errors: list[BaseException] = []
 
@@ -264,10 +264,10 @@ def test_a_killed_broker_is_waited_for(kafka_cluster_factory: Callable[..., Kafk
     ],
 )
 def test_a_broker_that_starts_again_with_batches_in_flight_has_each_of_them_once(
-    fault_proxy: Proxies, kafka_cluster_factory: Callable[..., KafkaCluster], how: str, is_transactional: bool
+    fault_proxy: Proxies, start_cluster: Callable[..., KafkaCluster], how: str, is_transactional: bool
 ) -> None:
     """It remembers only the last batch of a producer, and five of each partition were appended without a response."""
-    cluster, topic, batches = kafka_cluster_factory(heap="320m"), "sink-in-flight", 10 * PARTITIONS
+    cluster, topic, batches = start_cluster(heap="320m"), "sink-in-flight", 10 * PARTITIONS
     create_topic(cluster.bootstrap_servers, topic, PARTITIONS)
     proxy = fault_proxy(cluster=cluster)
     partitions = [TopicPartition(topic, index) for index in range(PARTITIONS)]

@@ -32,8 +32,8 @@ VERSION = "4.2.0"
 
 
 @pytest.fixture(scope="module")
-def clusters(kafka_cluster: KafkaCluster, kafka_cluster_factory: Callable[..., KafkaCluster]) -> tuple[str, str]:
-    return kafka_cluster.bootstrap_servers, kafka_cluster_factory(heap="384m").bootstrap_servers
+def clusters(kafka_cluster: KafkaCluster, start_cluster: Callable[..., KafkaCluster]) -> tuple[str, str]:
+    return kafka_cluster.bootstrap_servers, start_cluster(heap="384m").bootstrap_servers
 
 
 def write(servers: str, topic: str, first: int, count: int, *, transactions: bool) -> None:

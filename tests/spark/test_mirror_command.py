@@ -28,8 +28,8 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
-def clusters(kafka_cluster: Any, kafka_cluster_factory: Callable[..., Any]) -> tuple[str, str]:
-    return kafka_cluster.bootstrap_servers, kafka_cluster_factory().bootstrap_servers
+def clusters(kafka_cluster: Any, start_cluster: Callable[..., Any]) -> tuple[str, str]:
+    return kafka_cluster.bootstrap_servers, start_cluster().bootstrap_servers
 
 
 def command(*arguments: str) -> list[str]:

@@ -27,14 +27,12 @@ RECORDS = 50
 
 
 @pytest.fixture(scope="module")
-def clusters(kafka_cluster_factory: Callable[..., Any], kafka_cluster: Any) -> tuple[Any, Any]:
+def clusters(start_cluster: Callable[..., Any], kafka_cluster: Any) -> tuple[Any, Any]:
     config = {
         "listener.name.secure.sasl.enabled.mechanisms": "PLAIN",
         "listener.name.secure.plain.sasl.jaas.config": f'{LOGIN} required user_{USER}="{PASSWORD}";',
     }
-    return kafka_cluster_factory(
-        broker_config=config, listeners={"SECURE": "SASL_PLAINTEXT"}, heap="256m"
-    ), kafka_cluster
+    return start_cluster(broker_config=config, listeners={"SECURE": "SASL_PLAINTEXT"}, heap="256m"), kafka_cluster
 
 
 @contextlib.contextmanager

@@ -29,8 +29,8 @@ STOPPED_S = 15.0  # 10, and what a busy machine takes to end a process
 
 
 @pytest.fixture(scope="module")
-def clusters(kafka_cluster: Any, kafka_cluster_factory: Callable[..., Any]) -> tuple[str, str]:
-    return kafka_cluster.bootstrap_servers, kafka_cluster_factory(heap="384m").bootstrap_servers
+def clusters(kafka_cluster: Any, start_cluster: Callable[..., Any]) -> tuple[str, str]:
+    return kafka_cluster.bootstrap_servers, start_cluster(heap="384m").bootstrap_servers
 
 
 def fill(servers: str, topic: str, first: int = 0, count: int = RECORDS) -> None:
@@ -215,9 +215,9 @@ def test_a_promoted_link_is_left_alone_while_the_other_goes_on(clusters: tuple[s
 
 @pytest.mark.long
 def test_a_target_that_was_away_is_copied_to_again(
-    kafka_cluster: Any, kafka_cluster_factory: Callable[..., Any], tmp_path: Path
+    kafka_cluster: Any, start_cluster: Callable[..., Any], tmp_path: Path
 ) -> None:
-    target = kafka_cluster_factory(heap="384m")
+    target = start_cluster(heap="384m")
     one, two = kafka_cluster.bootstrap_servers, target.bootstrap_servers
     fill(one, "service-away")
     with Service(tmp_path, settings(one, two, "service-away", "away")) as service:

@@ -64,10 +64,10 @@ def on_yarn(folder: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
 
 @pytest.mark.parametrize("cluster_of", [on_standalone, on_yarn])
 def test_executors_of_a_cluster_copy(
-    cluster_of: SparkCluster, kafka_cluster: Any, kafka_cluster_factory: Callable[..., Any], tmp_path: Path
+    cluster_of: SparkCluster, kafka_cluster: Any, start_cluster: Callable[..., Any], tmp_path: Path
 ) -> None:
     name = f"submitted-{cluster_of.__name__}"
-    one, two = kafka_cluster.bootstrap_servers, kafka_cluster_factory(heap="384m").bootstrap_servers
+    one, two = kafka_cluster.bootstrap_servers, start_cluster(heap="384m").bootstrap_servers
     with Cluster({"bootstrap_servers": one}) as cluster:
         cluster.run(create_topics, cluster, [TopicSpec(name, PARTITIONS, 1)])
     producer = KafkaProducer(bootstrap_servers=one)

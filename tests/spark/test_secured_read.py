@@ -58,7 +58,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
 
 
 @pytest.fixture(scope="module")
-def cluster(kafka_cluster_factory: Callable[..., KafkaCluster], stores: Stores) -> KafkaCluster:
+def cluster(start_cluster: Callable[..., KafkaCluster], stores: Stores) -> KafkaCluster:
     """MUTUAL asks for a client's certificate, SECURE for a login; both speak TLS."""
     config = {
         "listener.name.mutual.ssl.client.auth": "required",
@@ -76,7 +76,7 @@ def cluster(kafka_cluster_factory: Callable[..., KafkaCluster], stores: Stores) 
         for name, value in {**store("keystore", stores.broker), **stores.truststore("JKS")}.items():
             config[f"listener.name.{listener}.{name}"] = value
     listeners = {"MUTUAL": "SSL", "SECURE": "SASL_SSL"}
-    cluster = kafka_cluster_factory(broker_config=config, listeners=listeners, heap="256m")
+    cluster = start_cluster(broker_config=config, listeners=listeners, heap="256m")
     admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
     admin.alter_user_scram_credentials(
         [UserScramCredentialUpsertion(USER, ScramMechanism.SCRAM_SHA_512, PASSWORD, 4096)]

@@ -28,9 +28,9 @@ RECORDS = 3000
 
 
 @pytest.fixture(scope="module")
-def clusters(kafka_cluster: KafkaCluster, kafka_cluster_factory: Callable[..., KafkaCluster]) -> tuple[str, str]:
+def clusters(kafka_cluster: KafkaCluster, start_cluster: Callable[..., KafkaCluster]) -> tuple[str, str]:
     """Topic same is the same on both, in topic other partition 1 differs at offset 2500."""
-    both = kafka_cluster.bootstrap_servers, kafka_cluster_factory(heap="320m").bootstrap_servers
+    both = kafka_cluster.bootstrap_servers, start_cluster(heap="320m").bootstrap_servers
     for number, servers in enumerate(both):
         for name in ("verify-job-same", "verify-job-other"):
             create_topic(servers, name, 2)

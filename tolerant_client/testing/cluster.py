@@ -28,6 +28,8 @@ from tolerant_client.testing.node import HOST, Node, free_ports, is_free, log_ta
 
 _OLDEST = (3, 3)
 _STOP_TIMEOUT_S = 30.0
+# Code that is optimised later never pays in a process that lives for seconds, nor do several threads that collect.
+_SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _OURS = frozenset(
     {
@@ -57,8 +59,9 @@ class KafkaCluster:
     """Brokers of one Kafka version on 127.0.0.1, as a context manager.
 
     `nodes` is 1 or 3 (each is broker and controller, ids from 1).  `broker_config` overrides the settings for
-    tests.  `heap` is a JVM size per broker.  `work_dir` is kept and may be used again by the next cluster; without
-    it a temporary folder is used and removed.  `ports` are the PLAINTEXT ports, one a node; free ones otherwise.
+    tests.  `heap` is a JVM size per broker; `java_options` () is Java's own choice, for brokers that are measured.
+    `work_dir` is kept and may be used again by the next cluster; without it a temporary folder is used and removed.
+    `ports` are the PLAINTEXT ports, one a node; free ones otherwise.
     `listeners` are more client listeners, name -> security protocol (letters in capitals: {"TLS": "SSL"}), reached
     at `servers_of(name)`; "PROXIED" among them gives that listener a protocol of its own.  What a listener needs
     beside its protocol goes into `broker_config` with Kafka's prefix: "listener.name.tls.ssl.keystore.location".
@@ -75,7 +78,7 @@ class KafkaCluster:
         *,
         ports: Sequence[int] = (),
         listeners: Mapping[str, str] | None = None,
-        java_options: Sequence[str] = (),
+        java_options: Sequence[str] = _SHORT_LIVED,
         start_timeout: float = 90.0,
     ) -> None:
         if nodes not in (1, 3):
@@ -369,9 +372,8 @@ class KafkaCluster:
     def _format(self) -> None:
         """Write the configurations and format the folders that are new, all nodes at once."""
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        # Neither optimised code nor a big heap pays in a process that lives for half a second.
         tool = [*self._command, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c"]
-        tool[1:1] = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        tool[1:1] = _SHORT_LIVED
         running = []
         for node in self._nodes.values():
             node.write_properties(self._properties(node))
