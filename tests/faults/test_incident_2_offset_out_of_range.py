@@ -57,19 +57,23 @@ def servers(kafka_cluster: KafkaCluster) -> Iterator[str]:
 
 
 class Reading:
-    """The numbers that a consumer read, by partition, until it had `wanted` of them or raised."""
+    """The numbers that a consumer read, by partition, until it had `wanted` of them, raised, or stood still.
 
-    def __init__(self, consumer: Any, wanted: int, patience: float = PATIENCE, arrow_every: int = 0) -> None:
+    It stands still when `silence` polls of half a second in a row have brought nothing.
+    """
+
+    def __init__(self, consumer: Any, wanted: int, silence: int | None = None, arrow_every: int = 0) -> None:
         self.values: dict[int, list[int]] = {n: [] for n in range(PARTITIONS)}
         self.error: Exception | None = None
         partitions = [TopicPartition(TOPIC, n) for n in range(PARTITIONS)]
         consumer.assign(partitions)
         for partition in partitions:
             consumer.seek(partition, 0)
-        deadline = time.monotonic() + patience
-        polls = 0
-        while self.count < wanted and time.monotonic() < deadline:
+        deadline = time.monotonic() + PATIENCE
+        polls = silent = 0
+        while self.count < wanted and silent != silence and time.monotonic() < deadline:
             polls += 1
+            before = self.count
             try:
                 if arrow_every and polls % arrow_every == 0:
                     for row in consumer.poll_arrow(timeout_ms=500, max_records=700).to_pylist():
@@ -80,6 +84,7 @@ class Reading:
             except OffsetOutOfRangeError as error:
                 self.error = error
                 return
+            silent = silent + 1 if self.count == before else 0
 
     @property
     def count(self) -> int:
@@ -112,7 +117,7 @@ def test_a_false_alarm_moves_no_position(
     proxy.faults = (fault,)
     stock_consumer = kafka.KafkaConsumer(**options)
     try:
-        stock = Reading(stock_consumer, RECORDS * PARTITIONS, patience=10.0)
+        stock = Reading(stock_consumer, RECORDS * PARTITIONS, silence=4)
     finally:
         stock_consumer.close()
     said = f"ours {ours.count} records, {injected} false alarms; stock {stock.count}"

@@ -1,6 +1,7 @@
 """Transactions whose requests lose their answers: what commit_transaction() said is what a committed reader finds.
 
-Each transactional API, each kind of fault, once or for the rest of its connection; kafka-python beside it.
+Each transactional API, each kind of fault, once or for the rest of its connection.  What kafka-python makes of the
+same fault is printed with TOLERANT_LONG=1, and judged by nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tolerant_client.testing import KafkaCluster
 TRANSACTIONS = 5
 ABORTED = {3}  # of them, on purpose
 PATIENCE = 60.0
-REQUEST_TIMEOUT_MS = 4_000
+REQUEST_TIMEOUT_MS = 2_000
 VERSIONS = ["4.2.0", "3.9.1"] if LONG else ["4.2.0"]
 
 END_TXN = 26
@@ -61,8 +62,8 @@ class Report:
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
-def cluster(request: pytest.FixtureRequest, kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCluster:
-    return kafka_cluster_factory(request.param)
+def cluster(request: pytest.FixtureRequest, start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
+    return start_cluster(request.param)
 
 
 @pytest.fixture
@@ -170,10 +171,12 @@ def test_what_a_commit_said_is_what_a_committed_reader_finds(
 
         proxy.answer = answer
 
-    stock = run(kafka, cluster, proxy, begin)
+    if LONG:
+        stock = run(kafka, cluster, proxy, begin)
+        record_property("stock", stock)
+        print(f"\n{fault} {api}: stock {stock}")
     ours = run(tolerant_client, cluster, proxy, begin)
-    record_property("stock", stock)
-    print(f"\n{fault} {api}: stock {stock}\n    ours {ours}")
+    print(f"\n{fault} {api}: ours {ours}")
     wanted = [number for number in range(TRANSACTIONS) if number not in ABORTED]
     assert ours.errors == []
     assert ours.committed == ours.visible == wanted

@@ -1,7 +1,7 @@
 """One partition of a target has one writer: mirrors with two tasks, two mirrors, killed and frozen ones, on real brokers.
 
 The records are old, and the target's brokers look each second which producers they may forget: a batch that came a
-second time, or late, would be appended.  TOLERANT_ONE_WRITER_S is how long a mirror follows (default 40).
+second time, or late, would be appended.  A mirror follows for TOLERANT_ONE_WRITER_S and 20 more (10, long 40).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from kafka.structs import TopicPartition
 
 from support.claims import holders_of
 from support.log_readers import read_with_confluent
+from support.long import LONG
 from support.mirror_link import append_records, create_topic, ends
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.state.claims import LEASE_MS
@@ -31,14 +32,14 @@ from tolerant_client.mirror.state.claims_topic import read_claims
 
 pytestmark = pytest.mark.spark
 
-SECONDS = float(os.environ.get("TOLERANT_ONE_WRITER_S", "40"))
+SECONDS = float(os.environ.get("TOLERANT_ONE_WRITER_S", "40" if LONG else "10"))
 PARTITIONS = 4
 FORGETFUL = {"producer.id.expiration.check.interval.ms": "1000"}
 
 
 @pytest.fixture(scope="module")
-def clusters(kafka_cluster: Any, kafka_cluster_factory: Callable[..., Any]) -> tuple[str, str]:
-    return kafka_cluster.bootstrap_servers, kafka_cluster_factory(broker_config=FORGETFUL).bootstrap_servers
+def clusters(kafka_cluster: Any, start_cluster: Callable[..., Any]) -> tuple[str, str]:
+    return kafka_cluster.bootstrap_servers, start_cluster(broker_config=FORGETFUL).bootstrap_servers
 
 
 class Mirror:
