@@ -22,7 +22,9 @@ from support.long import LONG
 from tolerant_client.testing import KafkaCluster
 from tolerant_client.testing.artifacts import ClusterStartError, spark_kafka_jars
 
-FAULTS = Path(__file__).parent / "faults"
+TESTS = Path(__file__).parent
+# The files that take minutes come first, so that no process is left with one when the others have nothing more to do.
+LONGEST_FIRST = ("spark", "parity", "brokers", "faults", "matrix", "fuzz")
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 if LONG:
@@ -35,17 +37,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not LONG:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+    items.sort(key=_place_of)
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
+
+
+def _place_of(item: pytest.Item) -> int:
+    folder = item.path.relative_to(TESTS).parts[0]
+    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        folder = "faults" if item.path.is_relative_to(FAULTS) else "tests"
-        report.sections.append(("alone", f"tox run -e {folder} -- {shlex.quote(item.nodeid)}"))
+        environment = "alone" if item.get_closest_marker("alone") else "tests"
+        report.sections.append(("alone", f"tox run -e {environment} -- {shlex.quote(item.nodeid)}"))
     return report
 
 

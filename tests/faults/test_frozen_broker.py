@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import kafka
@@ -20,16 +20,16 @@ import tolerant_client
 from support.ended import end
 from tolerant_client.testing import KafkaCluster
 
+pytestmark = pytest.mark.alone
+
 FROZEN = 1
 REQUEST_TIMEOUT_MS = 10_000
 ENOUGH = 4.0  # seconds, far below the timeout
 
 
 @pytest.fixture(scope="module")
-def cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[KafkaCluster]:
-    cluster = kafka_cluster_factory(nodes=3)
-    yield cluster
-    cluster.close()
+def cluster(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
+    return start_cluster(nodes=3)
 
 
 class Clients:

@@ -2,7 +2,7 @@
 
 One Fetch answer in a few comes under a wrong correlation id, or does not come at
 all.  Our consumer must read every record once, in order, and never stall for long.
-Stock kafka-python reads the same topic beside it; what it does is recorded, not judged.
+With TOLERANT_LONG=1 stock kafka-python reads the same topic after it; what it does is recorded, not judged.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ import pytest
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
+from support.long import LONG
 from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from tolerant_client.testing import Drop, Fault, FaultProxy, KafkaCluster, RewriteCorrelationId
+
+pytestmark = pytest.mark.alone
 
 RECORDS = 40_000
 PARTITIONS = 2
@@ -94,16 +97,17 @@ def test_every_record_arrives_once_in_order_and_without_a_long_stall(
     injected = proxy.injected_total
     counters = consumer.recovery_counters
 
-    proxy.faults = (fault,)
-    stock_consumer = kafka.KafkaConsumer(**options)
-    try:
-        stock = read(stock_consumer, patience=6.0)
-    finally:
-        stock_consumer.close()
-
-    print(f"\nincident 1, {fault.name}: ours {ours}, {injected} faults; stock kafka-python {stock}")
+    print(f"\nincident 1, {fault.name}: ours {ours}, {injected} faults")
     record_property("ours", str(ours))
-    record_property("stock", str(stock))
+    if LONG:
+        proxy.faults = (fault,)
+        stock_consumer = kafka.KafkaConsumer(**options)
+        try:
+            stock = read(stock_consumer, patience=6.0)
+        finally:
+            stock_consumer.close()
+        print(f"stock kafka-python {stock}")
+        record_property("stock", str(stock))
 
     assert injected > 5
     assert ours.values == {n: list(range(n, RECORDS, PARTITIONS)) for n in range(PARTITIONS)}

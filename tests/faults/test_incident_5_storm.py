@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from kafka.admin import NewTopic
@@ -20,6 +20,8 @@ from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from tolerant_client.testing import KafkaCluster
 from tolerant_client.tracker.events import Event, Storm
 
+pytestmark = pytest.mark.alone
+
 TOPIC = "incident-5-storm"
 PARTITIONS = 66
 VICTIM = 2
@@ -28,13 +30,12 @@ ROUNDS_AFTER = 200  # records for each partition after the storm began
 
 
 @pytest.fixture(scope="module")
-def cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> Iterator[KafkaCluster]:
-    cluster = kafka_cluster_factory(nodes=3)
+def cluster(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
+    cluster = start_cluster(nodes=3)
     admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3, topic_configs={"min.insync.replicas": "2"})])
     admin.close()
-    yield cluster
-    cluster.close()
+    return cluster
 
 
 def wait_until(is_true: Callable[[], bool]) -> bool:

@@ -86,6 +86,7 @@ def produce(servers: str, library: Any, topic: str, **options: Any) -> Run:
     return run
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", FAULTS)
 def test_producer_is_no_slower_and_fails_no_more_often(name: str, compare: Callable[..., dict[str, Run]]) -> None:
     runs = compare(FAULTS[name]("Produce"), produce)
@@ -127,6 +128,7 @@ def consume(servers: str, library: Any, topic: str) -> Run:
     return run
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", FAULTS)
 def test_consumer_is_no_slower_and_raises_no_more_often(name: str, compare: Callable[..., dict[str, Run]]) -> None:
     runs = compare(FAULTS[name]("Fetch"), consume)
@@ -155,6 +157,7 @@ def read_here_and_there(servers: str, library: Any, topic: str) -> Run:
     return run
 
 
+@pytest.mark.alone
 def test_a_seek_among_buffered_records_waits_for_no_fetch_at_the_end_of_the_log(kafka_cluster: KafkaCluster) -> None:
     """Without a fault: a fetch that was sent ahead would hold up the one that the seek needs for `fetch_max_wait_ms`."""
     runs = {
@@ -189,6 +192,7 @@ def transact(servers: str, library: Any, topic: str) -> Run:
     return run
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", FAULTS)
 def test_transactions_are_no_slower_and_fail_no_more_often(name: str, compare: Callable[..., dict[str, Run]]) -> None:
     runs = compare(FAULTS[name]("EndTxn"), transact)
@@ -347,6 +351,7 @@ def test_exchanged_ids_tell_no_refused_record_as_written(
 GATEWAY_TAKES = 4.0
 
 
+@pytest.mark.alone
 def test_slow_read_behind_a_gateway_is_waited_for_once(kafka_cluster: KafkaCluster) -> None:
     topic = new_topic(kafka_cluster, "gateway-read")
     runs = {name: Run() for name in LIBRARIES}
@@ -368,6 +373,7 @@ def test_slow_read_behind_a_gateway_is_waited_for_once(kafka_cluster: KafkaClust
     runs["ours"].is_no_worse_than(runs["stock"])
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_slow_commit_behind_a_gateway_is_repeated_once_only(kafka_cluster: KafkaCluster) -> None:
     """The first commit ends with its repeat, which would rewind the group after a newer commit (law G): one repeat's

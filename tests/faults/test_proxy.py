@@ -166,6 +166,7 @@ def test_reset_is_a_reset(server: EchoServer) -> None:
         assert proxy.injected == {"Fetch/Reset": 1}
 
 
+@pytest.mark.alone
 def test_stall_holds_the_connection_but_no_other(server: EchoServer) -> None:
     with through(server, Stall(0.4, count=1)) as proxy, client_of(proxy) as stalled, client_of(proxy) as other:
         begin = time.monotonic()
@@ -179,6 +180,7 @@ def test_stall_holds_the_connection_but_no_other(server: EchoServer) -> None:
         assert time.monotonic() - begin >= 0.4
 
 
+@pytest.mark.alone
 def test_reordered_answer_without_a_successor_arrives_soon_and_is_not_counted(server: EchoServer) -> None:
     with through(server, Reorder(count=1)) as proxy, client_of(proxy) as client:
         begin = time.monotonic()

@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from kafka.protocol.metadata import MetadataResponse
 from kafka.structs import TopicPartition
 
 from support.beside_stock import LIBRARIES, Run, new_topic, slow_for
 from support.held_answers import HookedProxy, Link
 from tolerant_client.testing import KafkaCluster
+
+pytestmark = pytest.mark.alone
 
 LIST_OFFSETS, METADATA = 2, 3
 LONG_POLL_MS = 3_000
