@@ -263,7 +263,7 @@ def test_leader_that_moves_away_from_a_living_broker_is_followed(
 
 # -- what never heals must become an error ------------------------------------
 
-IMPATIENT = CopyLimits(patience_ms=2_000)
+IMPATIENT = CopyLimits(patience_ms=5_000)
 
 
 @pytest.fixture
