@@ -57,7 +57,7 @@ def _run(ask: Callable[..., Awaitable[_T]], given: GivenLink, flow: Flow, is_dry
 
 
 def _show_taken(config: Path, report: TakeoverReport) -> None:
-    columns = ("topic", "partition", "offsets", "goes on at", "MirrorMaker 2 would at")
+    columns = ("topic", "partition", "offsets", "resumes at", "MirrorMaker 2 would at")
     table = Table(*columns, title=f"link {report.link}: take over")
     for p in report.partitions:
         position, committed = (f"{offset:,}" if offset >= 0 else "unknown" for offset in (p.position, p.committed))
@@ -69,6 +69,6 @@ def _show_taken(config: Path, report: TakeoverReport) -> None:
 
 def _show_handed(report: HandBackReport) -> None:
     for p in report.partitions:
-        echo(f"{p.topic}-{p.partition}: MirrorMaker 2 goes on at {p.after:,} instead of {p.before:,}")
+        echo(f"{p.topic}-{p.partition}: MirrorMaker 2 resumes at {p.after:,} instead of {p.before:,}")
     echo_each("in the way", report.blockers)
     echo("Ready: start MirrorMaker 2" if report.is_done else "Nothing was written")

@@ -66,7 +66,7 @@ class LinkClusters:
         found = self._ask(self._source, self._control.refresh)
         if self._control.is_hidden:
             raise TopicAuthorizationFailedError(HIDDEN)
-        if found.is_promoted or found.is_handed_back:
+        if found.is_over:
             self._control = ControlWatch(self._target, self._link)  # a later life of the link is not promoted
         return found
 
