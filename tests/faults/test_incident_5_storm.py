@@ -20,8 +20,6 @@ from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from tolerant_client.testing import KafkaCluster
 from tolerant_client.tracker.events import Event, Storm
 
-pytestmark = pytest.mark.alone
-
 TOPIC = "incident-5-storm"
 PARTITIONS = 66
 VICTIM = 2
