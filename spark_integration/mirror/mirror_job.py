@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from py4j.protocol import Py4JError
@@ -23,6 +23,7 @@ from pyspark.errors import PySparkRuntimeError, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_integration.mirror.head_start import HeadStart
 from spark_integration.mirror.spark_traffic import SETTINGS, holds_secret, traffic_settings
 from spark_integration.source import TolerantKafkaDataSource
 from tolerant_client import errors
@@ -41,6 +42,7 @@ _TASK_ATTEMPTS = 8
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError"
 # What a session raises whose JVM has ended, or does not start.
 SPARK_GONE = (Py4JError, PySparkRuntimeError, ConnectionError)
+_ALONE_S = 2.0  # a copy up to the ends of its start has so long before Spark is started, too
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -51,10 +53,12 @@ def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
     return prepare_settings(settings, claim)
 
 
-def spark_session(tasks: int, *properties: Mapping[str, str]) -> SparkSession:
+def spark_session(
+    tasks: int, *properties: Mapping[str, str], meanwhile: Callable[[], None] = lambda: None
+) -> SparkSession:
     """The session of spark-submit, or else a local one with a thread for each task; it will hold these client properties.
 
-    Raises OptionError where they would lie open there.
+    `meanwhile` is called once a second until it has started.  Raises OptionError where they would lie open there.
     """
     builder = SparkSession.builder.appName("tolerant-kafka mirror")
     if _is_submitted():
@@ -78,7 +82,10 @@ def spark_session(tasks: int, *properties: Mapping[str, str]) -> SparkSession:
     with ThreadPoolExecutor(
         1, "spark-start"
     ) as starting:  # in the main thread pyspark takes SIGINT for itself, and raises wherever we are
-        session: SparkSession = starting.submit(builder.getOrCreate).result()
+        started = starting.submit(builder.getOrCreate)
+        while not wait([started], 1).done:
+            meanwhile()
+    session: SparkSession = started.result()
     return session
 
 
@@ -122,22 +129,20 @@ def run(
 ) -> bool:
     """Runs the mirror until it is done (`once`) or `is_stopping`; whether it has ended by itself.
 
-    `tell` gets once a second, and at the end, what the tasks have done and what is paused.
+    Until Spark's tasks copy this process does (head_start.py), and Spark is not started for what is over sooner.
+    `tell` gets once a second, and at the end, what was done and what is paused.
     Raises the error that stopped a partition, as the executor raised it, and TolerantClientError where Spark cannot be
     started or its JVM ends.
     """
     if is_stopping():
         return False
-    try:
-        session = spark_session(settings.tasks, settings.source, settings.target)
-        if is_stopping():
-            session.stop()
-            return False
-        return _run(settings, link, session, is_stopping, tell, claim)
-    except SPARK_GONE as error:
-        if is_stopping():
-            return False  # a signal to the process group has ended the JVM, too
-        raise spark_gone(error) from error
+    with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as folder:
+        try:
+            return _run(settings, link, Path(folder), is_stopping, tell, claim)
+        except SPARK_GONE as error:
+            if is_stopping():
+                return False  # a signal to the process group has ended the JVM, too
+            raise spark_gone(error) from error
 
 
 def spark_gone(error: Exception) -> TolerantClientError:
@@ -151,34 +156,46 @@ def spark_gone(error: Exception) -> TolerantClientError:
 def _run(
     settings: MirrorSettings,
     link: PreparedLink,
-    session: SparkSession,
+    folder: Path,
     is_stopping: Callable[[], bool],
     tell: Callable[[TaskReport], None],
     claim: RunClaim,
 ) -> bool:
+    report, head_start = RunReport(folder), HeadStart(settings, link.producer_id, folder / "head-start")
+
+    def look() -> None:
+        tell(now := head_start.with_later(report.read()))
+        claim.tell(now)
+        claim.require_held()
+
+    session: SparkSession | None = None
     is_stopped = False
     try:
-        with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as folder:
-            query = start(settings, link, session, Path(folder))
-            report = RunReport(Path(folder))
-            try:
-                while not query.awaitTermination(1):
-                    tell(now := report.read())
-                    claim.tell(now)
-                    claim.require_held()
-                    if is_stopping():
-                        is_stopped = True
-                        claim.end()  # before Spark kills the Python workers, which have claims to release
-                        query.stop()
-            except StreamingQueryException as error:
-                raise original_error(str(error)) from error
-            finally:
-                tell(report.read())
+        if not _is_submitted():
+            head_start.start()
+            head_start.join(_ALONE_S if settings.once else 0)
+        if head_start.is_complete:
+            return True
+        session = spark_session(settings.tasks, settings.source, settings.target, meanwhile=look)
+        if head_start.is_complete or is_stopping():
+            return head_start.is_complete
+        query = start(settings, link, session, folder)
+        try:
+            while not query.awaitTermination(1):
+                look()
+                if is_stopping():
+                    is_stopped = True
+                    claim.end()  # before Spark kills the Python workers, which have claims to release
+                    query.stop()
+        except StreamingQueryException as error:
+            raise original_error(str(error)) from error
+        return not is_stopped
     finally:
         claim.end()  # before Spark takes its seconds
-        with contextlib.suppress(*SPARK_GONE):  # there is nothing left to stop, and why that is was raised
-            session.stop()
-    return not is_stopped
+        tell(head_start.with_later(report.read()))
+        if session is not None:
+            with contextlib.suppress(*SPARK_GONE):  # there is nothing left to stop, and why that is was raised
+                session.stop()
 
 
 def _first_line(error: Exception) -> str:

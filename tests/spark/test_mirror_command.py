@@ -16,6 +16,7 @@ import kafka
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 
+from support.mirror_link import copiers
 from support.nasty_writer import delete_records
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.mirror.state.plan import TopicSpec
@@ -179,6 +180,10 @@ def test_without_once_records_follow_within_a_second_until_it_is_told_to_stop(cl
         while "cmd-tail" not in topics(clusters[1]) or ends(clusters[1], "cmd-tail") != [10, 10]:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.2)
+        while len(copiers(clusters[1], "cmd-tail")) < 2:
+            assert process.poll() is None and time.monotonic() < deadline, "Spark's task takes over"
+            time.sleep(0.2)
+        assert copiers(clusters[1], "cmd-tail")[0] == process.pid, "it copies before Spark has started"
         for count in (20, 30, 40):
             fill(clusters[0], "cmd-tail", first=count - 10, count=10)
             appended = time.monotonic()
@@ -192,6 +197,29 @@ def test_without_once_records_follow_within_a_second_until_it_is_told_to_stop(cl
         process.kill()
         process.communicate()
     assert run("verify", *link(clusters, "cmd-tail")).returncode == 0
+
+
+def test_a_copy_that_takes_longer_than_spark_to_start_is_handed_over_to_its_tasks(clusters: tuple[str, str]) -> None:
+    fill(clusters[0], "cmd-slow")
+    mirror = ("mirror", *link(clusters, "cmd-slow"), "--link", "slow", "--once", "--tasks", "2", "--json")
+    assert run(*mirror).returncode == 0
+    for first in range(RECORDS, 10 * RECORDS, RECORDS):
+        fill(clusters[0], "cmd-slow", first=first)
+    assert run("throttle", "40000", "--target", clusters[1], "--link", "slow").returncode == 0
+    done = run(*mirror)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["records"] == PARTITIONS * 9 * RECORDS
+    _, here, *tasks = copiers(clusters[1], "cmd-slow")
+    assert len(tasks) == 2, "one for each task, after the process of the command"
+    assert run("verify", *link(clusters, "cmd-slow")).returncode == 0
+
+
+def test_a_copy_that_is_over_before_spark_would_have_started_needs_none(clusters: tuple[str, str]) -> None:
+    fill(clusters[0], "cmd-short", count=10)
+    process = subprocess.Popen(command("mirror", *link(clusters, "cmd-short"), "--once"), stdout=subprocess.PIPE)
+    told, _ = process.communicate(timeout=300)
+    assert process.returncode == 0 and b"20 records" in told
+    assert copiers(clusters[1], "cmd-short") == [process.pid]
 
 
 def python_workers(pid: int) -> int:

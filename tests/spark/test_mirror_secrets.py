@@ -17,6 +17,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 
+from support.mirror_link import copiers
 from support.spark_blocks import broadcast_blocks, listening_ports
 
 pytestmark = pytest.mark.spark
@@ -63,7 +64,7 @@ def mirror(clusters: tuple[Any, Any], folder: Path) -> Iterator[subprocess.Popen
     try:
         consumer = KafkaConsumer(bootstrap_servers=target.bootstrap_servers)
         deadline = time.monotonic() + 120
-        while copied(consumer) < RECORDS:
+        while copied(consumer) < RECORDS or len(copiers(target.bootstrap_servers, TOPIC)) < 2:  # Spark's task is one
             assert process.poll() is None and time.monotonic() < deadline, (folder / "output").read_text()[-3000:]
             time.sleep(0.5)
         consumer.close()

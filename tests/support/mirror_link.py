@@ -23,6 +23,7 @@ from tolerant_client.mirror.engine.limits import CopyLimits, Progress
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
+from tolerant_client.mirror.state.claims import CLAIMS_TOPIC, COPIER, decode_claims
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -273,5 +274,22 @@ def consume(servers: str, topic: str, partitions: int, count: int, **config: Any
             if sum(map(len, found.values())) >= count:
                 break
         return found
+    finally:
+        consumer.close()
+
+
+def copiers(servers: str, topic: str) -> list[int]:
+    """The processes that have named a partition of the topic, in the order in which they did so first."""
+    log = TopicPartition(CLAIMS_TOPIC, 0)
+    consumer = kafka.KafkaConsumer(bootstrap_servers=servers, auto_offset_reset="earliest")
+    try:
+        consumer.assign([log])
+        end, found = consumer.end_offsets([log])[log], list[int]()
+        while consumer.position(log) < end:
+            for message in consumer.poll(1000).get(log, []):
+                said = decode_claims(message.key, message.value)
+                if said is not None and said.holder.role == COPIER and topic in {p.topic for p in said.names}:
+                    found.append(said.holder.pid)
+        return list(dict.fromkeys(found))
     finally:
         consumer.close()

@@ -136,7 +136,7 @@ class LinkCopier:
         tasks, clock = self.link.tasks, self.link.clock
         while tasks.failure is None:
             now = clock()
-            is_over = now >= hold_until or all(copy.is_stopped for copy in copies)
+            is_over = now >= hold_until or all(copy.is_stopped or copy.is_released for copy in copies)
             if is_over and all(copy.is_settled for copy in copies):
                 return
             await tasks.wait(hold_until - now)

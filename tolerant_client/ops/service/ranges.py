@@ -197,15 +197,22 @@ class RangesCopier:
 
     def copy(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
         """Copies partitions at least up to these offsets, for as long as a micro-batch lasts."""
+        hold_until = time.monotonic() + self._hold_ms / 1000
+        done = self.copy_held(until)
+        if until and done.error is None:
+            # Where all are paused the copier is done at once; Spark is not to plan one micro-batch after another then.
+            time.sleep(max(0.0, hold_until - time.monotonic()))
+        return done
+
+    def copy_held(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
+        """As `copy`, but over as soon as nothing of it is left to copy here: all is paused, or was handed over."""
         if not until:
             return CopiedRanges()
-        hold_until = time.monotonic() + self._hold_ms / 1000
         try:
             copied = copy_ranges(self._link, until, hold_ms=self._hold_ms, lease_ms=self._lease_ms)
         except _INCURABLE as error:  # of the task as a whole
             if not self._goes_on or isinstance(error, LinkPromotedError):
                 return CopiedRanges(error=error)
-            time.sleep(max(0.0, hold_until - time.monotonic()))
             return CopiedRanges(
                 TaskReport(blocked=dict.fromkeys(until, sentence(error))).measured(take_measures(self._link))
             )
@@ -215,8 +222,6 @@ class RangesCopier:
             for why in stopped.values():
                 if not isinstance(why, _INCURABLE):
                     raise why
-            # Where all are paused the copier is done at once; Spark is not to plan one micro-batch after another then.
-            time.sleep(max(0.0, hold_until - time.monotonic()))
         stopped_now = {} if final else stopped
         blocked = {p: why for p, done in copied.items() if done.is_paused and (why := done.blocked_by) is not None}
         paused = {p: why for p, done in copied.items() if (why := done.paused_by) is not None}

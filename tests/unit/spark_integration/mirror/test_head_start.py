@@ -1,0 +1,90 @@
+"""What is copied while Spark starts: when it needs no Spark, what it tells, and that nothing depends on it; no broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from spark_integration.mirror import head_start
+from spark_integration.mirror.head_start import HeadStart
+from tolerant_client.errors import DataLossError, RecoveryExhaustedError
+from tolerant_client.ops.service.link_state import TaskReport
+from tolerant_client.ops.service.mirror_settings import MirrorSettings
+from tolerant_client.ops.service.ranges import CopiedRanges, RangesCopier, RangesPlanner
+
+P, Q = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+def copied(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, done: CopiedRanges | Exception, once: bool = True
+) -> HeadStart:
+    """A head start of P up to 10 and Q up to 0 that has ended."""
+
+    def copy_held(_: RangesCopier, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
+        assert until == ({P: 10, Q: 0} if once else {P: None, Q: None})
+        if isinstance(done, Exception):
+            raise done
+        return done
+
+    def tasks(planner: RangesPlanner) -> Any:
+        return (((*P, 10 if once else None), (*Q, 0 if once else None)),)
+
+    closed: list[bool] = []
+    monkeypatch.setattr(RangesPlanner, "begin", lambda planner, is_final: None)
+    monkeypatch.setattr(RangesPlanner, "tasks", tasks)
+    monkeypatch.setattr(RangesCopier, "copy_held", copy_held)
+    monkeypatch.setattr(head_start, "close_workers", lambda: closed.append(True))
+    settings = MirrorSettings({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, "orders", once=once, tasks=4)
+    found = HeadStart(settings, 1, folder / "here")
+    found.start()
+    found.join(10)
+    assert not found.is_alive() and closed == [True]
+    return found
+
+
+def test_a_copy_up_to_all_its_ends_is_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = copied(monkeypatch, tmp_path, CopiedRanges(TaskReport(acked={P: 12, Q: 0}, records=12)))
+    assert found.is_complete and found.with_later(TaskReport()).records == 12
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        TaskReport(acked={P: 9, Q: 0}),
+        TaskReport(acked={P: 10}),  # the other one was handed over, or its log was never read
+        TaskReport(acked={P: 10, Q: 0}, paused={Q: "by an operator"}),
+        TaskReport(acked={P: 10, Q: 0}, blocked={P: "a loss"}),
+    ],
+)
+def test_a_copy_that_lacks_anything_is_spark_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report: TaskReport
+) -> None:
+    assert not copied(monkeypatch, tmp_path, CopiedRanges(report)).is_complete
+
+
+def test_what_follows_its_source_is_never_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert not copied(monkeypatch, tmp_path, CopiedRanges(TaskReport(acked={P: 10, Q: 0})), once=False).is_complete
+
+
+@pytest.mark.parametrize(
+    "done",
+    [RecoveryExhaustedError("no progress", []), CopiedRanges(error=DataLossError("gone")), OSError("no files left")],
+)
+def test_an_error_is_left_to_spark_s_tasks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, done: CopiedRanges | Exception
+) -> None:
+    assert not copied(monkeypatch, tmp_path, done).is_complete
+
+
+def test_what_spark_s_tasks_do_is_told_with_what_was_done_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = TaskReport(acked={P: 10, Q: 0}, records=10, losses=1, paused={Q: "by an operator"})
+    found = copied(monkeypatch, tmp_path, CopiedRanges(here))
+    told = found.with_later(TaskReport(time_ms=5, acked={P: 15}, records=5, losses=2))
+    assert (told.time_ms, told.records, told.losses) == (5, 15, 3)
+    assert told.acked == {P: 15, Q: 0} and not told.paused, "what stands still now is what the last micro-batch says"
