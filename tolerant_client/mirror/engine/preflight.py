@@ -225,8 +225,12 @@ async def write_down(
     topics: LinkTopics,
     producer_id: int | None,
     starts: Mapping[TopicPartition, int],
+    source_ids: Mapping[str, str],
 ) -> str | None:
-    """Has the control topic know the link; a warning where the mirror may not write there.  Nothing is written twice."""
+    """Has the control topic know the link, and which logs begin where; a warning where the mirror may not write there.
+
+    Nothing is written twice.
+    """
     cluster_id = await source.cluster_id()
 
     def change(control: LinkControl) -> LinkControl:
@@ -234,11 +238,10 @@ async def write_down(
         if producer_id is not None and producer_id not in ids:
             ids = (*ids, producer_id)
         return replace(
-            control,
+            control.with_starts(starts, source_ids),
             source_cluster_id=cluster_id,
             topics=grown(control, topics).to_json(),
             producer_ids=ids,
-            starts={**control.starts, **starts},
         )
 
     try:
@@ -258,11 +261,17 @@ async def write_down(
 
 
 async def starts_at(
-    source: Cluster, target: Cluster, partitions: Iterable[TopicPartition], time_ms: int, control: LinkControl
+    source: Cluster,
+    target: Cluster,
+    partitions: Iterable[TopicPartition],
+    time_ms: int,
+    control: LinkControl,
+    source_ids: Mapping[str, str],
 ) -> dict[TopicPartition, int]:
     """Where the target's empty logs are to begin, so that no record is copied that is older than `time_ms`.
 
-    With identical offsets only an empty log can begin at an offset.  Those that were begun so before stay as they are.
+    With identical offsets only an empty log can begin at an offset.  Those that were begun so before stay as they are, unless
+    the source's topics, with `source_ids`, were made anew since.
     Raises OptionError for a log that is not empty.
     """
     wanted = list(partitions)
@@ -274,7 +283,7 @@ async def starts_at(
             f"{full[0].topic}-{full[0].partition} of the target ends at offset {ends[full[0]]}: only an empty log can begin at a"
             f" time ({len(full)} of {len(wanted)} partitions are not empty); leave --from out, or delete the topic there"
         )
-    new = [p for p in wanted if p not in control.starts]
+    new = [p for p in wanted if not ends.get(p) and control.start_of(p, source_ids.get(p.topic, "")) is None]
     return await offsets_at(source, new, time_ms)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
+from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError, text_of
@@ -220,21 +221,25 @@ async def prepare_link(
     names = [topic.name for topic in planned.topics.copied]
     producer_id: int | None = None
     starts: dict[TopicPartition, int] = {}
+    ids: dict[str, str] = {}
+    if from_ms is not None:
+        # Before their offsets: nothing is said of a topic that is made anew meanwhile.
+        ids = {name: str(topic_id) for name, topic_id in (await topic_ids(source, names)).items()}
     if is_translated:
         control.require_not_identical(link)
         claim(names)
         await ensure_map_topic(target, link)
         if from_ms is not None:
-            starts = await _translated_starts(source, target, planned, link, from_ms, control)
+            starts = await _translated_starts(source, target, planned, link, from_ms, control, ids)
     else:
         if from_ms is not None:
-            starts = await starts_at(source, target, planned.ends, from_ms, control)
-        control = replace(control, starts={**control.starts, **starts})
+            starts = await starts_at(source, target, planned.ends, from_ms, control, ids)
+        control = control.with_starts(starts, ids)
         claim(names)
         producer_id = await init_producer_id(target, control.producer_name(link))
         if not goes_on:
             await _refuse_differences(source, target, planned, producer_id, Ledger(target, link), policy, control)
-    warning = await write_down(source, target, link, LinkTopics.of(topics), producer_id, starts)
+    warning = await write_down(source, target, link, LinkTopics.of(topics), producer_id, starts, ids)
     made = await make_topics(target, planned)
     if not goes_on:
         made.require_all()
@@ -245,7 +250,13 @@ async def prepare_link(
 
 
 async def _translated_starts(
-    source: Cluster, target: Cluster, planned: PlannedLink, link: str, from_ms: int, control: LinkControl
+    source: Cluster,
+    target: Cluster,
+    planned: PlannedLink,
+    link: str,
+    from_ms: int,
+    control: LinkControl,
+    source_ids: Mapping[str, str],
 ) -> dict[TopicPartition, int]:
     """Where partitions begin that nothing was copied of; raises OptionError for others."""
     begun = await read_maps(target, link, planned.ends)
@@ -254,7 +265,8 @@ async def _translated_starts(
             f"{old[0].topic}-{old[0].partition} was copied by link {link} before: only what nothing was copied of can begin at"
             " a time; leave --from out, or use another link"
         )
-    return await offsets_at(source, [p for p in planned.ends if p not in control.starts], from_ms)
+    held = {p for p in control.starts if control.start_of(p, source_ids.get(p.topic, "")) is not None}
+    return await offsets_at(source, planned.ends.keys() - begun.keys() - held, from_ms)
 
 
 async def _check_link(

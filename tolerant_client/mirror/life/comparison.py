@@ -16,7 +16,7 @@ from tolerant_client.mirror.batches.divergence import require_readable
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states, read_ids
-from tolerant_client.mirror.engine.translated.target_checks import check_target, find_loss
+from tolerant_client.mirror.engine.translated.target_checks import check_target, find_losses
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import last_rows
@@ -80,8 +80,8 @@ async def contradicted(
     for p, row in rows.items():
         try:
             check_target(row, link, p, ids[p.topic], ends.get(p, row.target_until))
-            if loss := find_loss(row, ids[p.topic], 0, source_ends.get(p, row.position), None):
-                raise loss[1]
+            for _, error in find_losses(row, ids[p.topic], 0, source_ends.get(p, row.position), None):
+                raise error
         except TolerantClientError as error:
             found[p] = text_of(error)
     return found

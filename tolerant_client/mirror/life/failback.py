@@ -158,6 +158,7 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
         producer_ids=(),
         adopted=adopted,
         starts={},
+        starts_of={},
         begun={},
         copied={},
         source_cluster_id=source_cluster_id,

@@ -7,6 +7,7 @@ A record's key is the link, its value JSON:
      "is_fenced": false, "unfenced": [["clicks", 3]], "is_handed_back": false, "generation": 0,
      "source_cluster_id": "...", "topics": "what LinkTopics.to_json writes", "producer_ids": [4000],
      "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}},
+     "starts_of": {"clicks": [["source's topic id", "", [[3, 4]]]]},
      "begun": {"orders": [["source's topic id", "target's topic id", [[0, 12], [13, 16]]]]},
      "copied": {"orders": {"0": 1200}}}
 
@@ -92,6 +93,9 @@ def decode_control(value: bytes) -> LinkControl:
             LinkTopics.from_json(control.topics)
         if "paused_partitions" not in nested:  # of a version that called a partition by one name, too
             nested["paused_partitions"] = _named(control.paused)
+        begun = nested.get("begun", {})  # a former version did not say whose starts are
+        starts_of = {p: TopicIds(begun[p].source) for p in nested.get("starts", ()) if p in begun and begun[p].source}
+        nested["starts_of"] = {**starts_of, **nested.get("starts_of", {})}
         return replace(control, **nested, others={n: shallow(each) for n, each in found.items() if n not in _KNOWN})
     except ValueError as error:
         raise OptionError(f"A record of {CONTROL_TOPIC} is none of ours ({text_of(error)})") from error
@@ -166,7 +170,7 @@ def _begun(nested: Any) -> dict[TopicPartition, TopicIds]:
 _NESTED: Final[Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] = {
     "paused_partitions": (_pairs, list),
     "unfenced": (_pairs, list),
-    "begun": (_begun, _by_ids),
+    **dict.fromkeys(("begun", "starts_of"), (_begun, _by_ids)),
     **dict.fromkeys(("adopted", "starts", "copied", "log_starts"), (_flat, _nested)),
 }
 _IN_NO_RECORD: Final = ("others", "is_hidden")

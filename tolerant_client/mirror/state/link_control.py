@@ -47,7 +47,8 @@ class LinkControl:
     `unfenced` are what a failover left for later, where it has fenced the others.
     `is_handed_back`: MirrorMaker 2 copies into the target again.  `generation` counts the lives of a link: each has a
     producer id of its own.  `adopted` are source offsets before which the target was found to have all, whoever wrote it;
-    `starts` where empty target logs are to begin, though the source's begin before.  `begun` has the partitions whose target
+    `starts` where empty target logs are to begin, though the source's begin before, and `starts_of` of which topics
+    of the source these offsets are (start_of; absent where no broker told).  `begun` has the partitions whose target
     logs this link has begun, or has found to be the source's, and which topics that were.  `copied` says up to which offset the
     link had copied them when it last came to rest, or where it began them: an empty log of theirs is believed to be a copy up
     to that offset alone.  `log_starts` are where logs were to begin that were filled up to there: a log that ends no later is
@@ -64,6 +65,7 @@ class LinkControl:
     producer_ids: tuple[Whole, ...] = ()
     adopted: Positions = field(default_factory=dict)
     starts: Positions = field(default_factory=dict)
+    starts_of: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
     is_handed_back: bool = False
     unfenced: frozenset[TopicPartition] = frozenset()
@@ -82,6 +84,21 @@ class LinkControl:
         """Whether the link has begun this log of the target, and not another one of that name; `ids` are the topics' now."""
         begun = self.begun.get(partition)
         return begun is not None and begun.is_of_target(ids.get(partition.topic, TopicIds()))
+
+    def start_of(self, partition: TopicPartition, source_id: str, source_end: int | None = None) -> int | None:
+        """Where an empty log of the target is to begin, of a source topic that has this id now; None where nobody said so of it.
+
+        One that ends before it, where its end is given, was cut, or made anew where no ids tell.
+        """
+        start, of = self.starts.get(partition), self.starts_of.get(partition, TopicIds())
+        if start is None or not of.is_of_source(TopicIds(source_id)):
+            return None
+        return start if source_end is None or start <= source_end else None
+
+    def with_starts(self, starts: Positions, source_ids: Mapping[str, str]) -> LinkControl:
+        """With more logs that are to begin at an offset of the source's topics that have these ids."""
+        of = {p: TopicIds(source_ids[p.topic]) for p in starts if p.topic in source_ids}
+        return replace(self, starts={**self.starts, **starts}, starts_of={**self.starts_of, **of})
 
     def pauses(self, partition: TopicPartition) -> bool:
         return WHOLE_LINK in self.paused or partition.topic in self.paused or partition in self.paused_partitions

@@ -168,7 +168,12 @@ class Verification:
         for link, control in links.items():
             if control.topics and control.source_cluster_id == origin and await has_map(self.target, link, control):
                 self._leave_out_translated(link, written_topics(control, link, None), _begun(copying, now))
-        self._starts = {p: offset for control in copying for p, offset in control.starts.items()}
+        self._starts = {
+            p: start
+            for control in copying
+            for p in control.starts
+            if (start := control.start_of(p, source.get(p.topic, ""))) is not None
+        }
         self._fenced_ids = {number for control in promoted for number in control.producer_ids}
         return made_anew(links, origin, now)
 

@@ -434,6 +434,17 @@ def test_a_start_that_an_operator_gives_a_begun_log_later_holds_while_it_is_empt
     assert isinstance(start := placed_of_empty(AFTER_RETENTION, later), resume_point.LogStart) and start.start == 35
 
 
+def test_a_start_that_an_operator_gave_a_former_topic_of_the_source_is_none_of_this_one() -> None:
+    """Its target topic was deleted, too, as we advise: it is copied anew, whole."""
+    anew = replace(CONTROL, begun={P: TopicIds("former-id", "another")}, starts={P: 15}, log_starts={P: 15})
+    same = replace(anew, starts_of={P: TopicIds(IDS.source)})
+    assert isinstance(start := placed_of_empty(SOURCE, same), resume_point.LogStart) and start.start == 15
+    assert placed_of_empty(SOURCE, replace(anew, starts_of={P: TopicIds("former-id")})).log_end == 0
+    assert placed_of_empty(SOURCE, replace(anew, starts={P: 21})).log_end == 0, (
+        "no ids tell, but the source ends before"
+    )
+
+
 def test_without_ids_an_empty_log_that_was_copied_was_made_anew() -> None:
     told = replace(CONTROL, begun={P: TopicIds("", "")})
     assert isinstance(placed_of_empty(AFTER_RETENTION, told), Loss)

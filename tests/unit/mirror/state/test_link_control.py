@@ -576,6 +576,26 @@ def test_how_far_a_log_was_copied_is_kept_until_another_log_is_begun() -> None:
     )
 
 
+def test_where_a_log_is_to_begin_is_said_of_one_topic_of_the_source_and_no_other_of_its_name() -> None:
+    first, second, other = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("clicks", 0)
+    control = LinkControl().with_starts({first: 50, second: 60}, {"orders": "s1"}).with_starts({other: 7}, {})
+    assert decode_control(encode_control(control, 0)) == control
+    assert [control.start_of(first, of) for of in ("s1", "s2", "")] == [50, None, 50]
+    assert control.start_of(other, "x") == 7 and control.start_of(TopicPartition("none", 0), "x") is None
+    assert control.start_of(first, "s1", 50) == 50 and control.start_of(first, "s1", 49) is None
+    anew = control.with_starts({first: 3}, {"orders": "s2"})
+    assert (anew.start_of(first, "s2"), anew.start_of(second, "s2"), anew.start_of(second, "s1")) == (3, None, 60)
+
+
+def test_a_start_of_a_version_that_does_not_say_whose_it_is_belongs_to_the_topic_that_was_begun() -> None:
+    first = TopicPartition("orders", 0)
+    fields = {"starts": {"orders": {"0": 50}, "new": {"0": 5}}, "begun": {"orders": [["s1", "t1", [[0, 1]]]]}}
+    control = decode_control(json.dumps({"version": 1, **fields}).encode())
+    assert control.starts_of == {first: TopicIds("s1")}
+    recreated = replace(control, begun={first: TopicIds("s2", "t1")})
+    assert decode_control(encode_control(recreated, 0)).start_of(first, "s2") is None
+
+
 @pytest.mark.parametrize(
     ("before", "now", "is_same"),
     [("s1", "s1", True), ("s1", "s2", False), ("", "s2", True), ("s1", "", True), ("", "", True)],

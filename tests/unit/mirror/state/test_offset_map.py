@@ -19,7 +19,7 @@ from tolerant_client.mirror.engine.translated.target_checks import (
     LostOffsets,
     check_last_record,
     check_target,
-    find_loss,
+    find_losses,
     overtaken,
     taken_over,
 )
@@ -137,10 +137,10 @@ def test_a_link_that_took_over_goes_on_where_it_took_over() -> None:
     assert taken_over(row, 90) == row
     after = taken_over(row, 180)
     assert (after.position, after.epoch, after.runs) == (180, -1, row.runs), "the epoch may have ended before it"
-    assert find_loss(after, IDS, 150, 200, None) is None, "what retention took before it was copied by the other mirror"
-    assert overtaken(PARTITION, 180, 180) is None
-    found = overtaken(PARTITION, 180, 190)
-    assert found is not None and found[0][1:] == (180, 190) and "no longer has offsets 180 to 190" in str(found[1])
+    assert find_losses(after, IDS, 150, 200, None) == [], "what retention took before it was copied by the other mirror"
+    assert overtaken(PARTITION, 180, 180) == []
+    ((loss, error),) = overtaken(PARTITION, 180, 190)
+    assert loss[1:] == (180, 190) and "no longer has offsets 180 to 190" in str(error)
 
 
 def test_a_row_is_filled_up_before_the_next_begins_and_final_ones_stay() -> None:
@@ -166,10 +166,10 @@ def test_a_row_of_a_beginning_has_a_position_and_gives_way_to_the_first_records(
     assert later.position == 60 and not later.has_copied
     (row,) = extend(later, PARTITION, "copy", IDS, [Run(60, 5, 10)], 70, 7)
     assert row.runs == (Run(60, 5, 10),) and row.key == begun.key and row.has_copied
-    found = find_loss(begun, IDS, 80, 90, None)
-    assert found is not None and found[0] == LostOffsets(LossReason.RETENTION, 50, 80)
-    found = find_loss(begun, ("another", IDS[1]), 0, 90, None)
-    assert found is not None and found[0].reason is LossReason.RECREATION
+    ((loss, _),) = find_losses(begun, IDS, 80, 90, None)
+    assert loss == LostOffsets(LossReason.RETENTION, 50, 80)
+    ((loss, _),) = find_losses(begun, ("another", IDS[1]), 0, 90, None)
+    assert loss.reason is LossReason.RECREATION
     check_target(begun, "dr", PARTITION, (IDS[0], "another"), 0)  # nothing is there that could be gone
 
 
@@ -236,25 +236,24 @@ def test_what_is_no_row_is_named_with_its_place_and_without_its_content(key: byt
 @pytest.mark.parametrize(
     ("ids", "start", "end", "cut_at", "lost"),
     [
-        (IDS, 0, 100, None, None),
-        (IDS, 100, 150, None, None),
-        (("", ""), 0, 100, None, None),
-        (IDS, 130, 150, None, (LossReason.RETENTION, 100, 130)),
-        (IDS, 0, 60, None, (LossReason.TRUNCATION, 60, 100)),
-        (IDS, 0, 150, 80, (LossReason.TRUNCATION, 80, 100)),
-        (("another", "target-id"), 0, 150, None, (LossReason.RECREATION, 0, 100)),
-        (("another", "target-id"), 120, 150, None, (LossReason.RECREATION, 100, 100)),
+        (IDS, 0, 100, None, []),
+        (IDS, 100, 150, None, []),
+        (("", ""), 0, 100, None, []),
+        (IDS, 130, 150, None, [(LossReason.RETENTION, 100, 130)]),
+        (IDS, 0, 60, None, [(LossReason.TRUNCATION, 60, 100)]),
+        (IDS, 0, 150, 80, [(LossReason.TRUNCATION, 80, 100)]),
+        (IDS, 120, 150, 80, [(LossReason.TRUNCATION, 80, 100), (LossReason.RETENTION, 100, 120)]),
+        (("another", "target-id"), 0, 150, None, [(LossReason.RECREATION, 0, 100)]),
+        (("another", "target-id"), 0, 50, None, [(LossReason.RECREATION, 0, 100)]),
+        (("another", "target-id"), 120, 150, None, [(LossReason.RECREATION, 0, 100), (LossReason.RETENTION, 100, 120)]),
     ],
 )
 def test_what_the_source_has_lost_is_told_with_its_offsets(
-    ids: tuple[str, str], start: int, end: int, cut_at: int | None, lost: tuple[LossReason, int, int] | None
+    ids: tuple[str, str], start: int, end: int, cut_at: int | None, lost: list[tuple[LossReason, int, int]]
 ) -> None:
     (found,) = extend(None, PARTITION, "copy", IDS, [Run(0, 0, 100)], 100, 7)
-    loss = find_loss(found, ids, start, end, cut_at)
-    if lost is None:
-        assert loss is None
-    else:
-        assert loss is not None and loss[0] == lost and "orders-3" in str(loss[1])
+    losses = find_losses(found, ids, start, end, cut_at)
+    assert [loss for loss, _ in losses] == lost and all("orders-3" in str(error) for _, error in losses)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ Laws (what a difference means: difference.py):
 - A log that the link has begun to fill up to where it is to begin, and that has others' records below that, goes on nowhere:
   neither are they deleted with the filler nor copied over.
 - A name is not a topic: a log of another topic than the one that the link has begun is no copy, whatever its end is.  One
-  that is empty is begun anew.
+  that is empty is begun anew.  An offset where a log is to begin is of the source topic that had it when it was found.
 - The link's producer ids are all that it ever had; what they wrote is never called foreign.  It writes under no other id,
   whoever wrote the batch that it follows: the other one may write on, and a broker would take ours for a repeat of his.
 """
@@ -182,7 +182,10 @@ async def read_append_states(
             or log.common[0] < log.common[1]
             and (p not in unproved or share_records(originals[p], copies[p]))
         )
-        first = max(log.source_start, control.starts.get(p, 0))
+        # Where no ids tell, an empty log that was copied was made anew since.
+        is_own = begun is not None and (bool(begun.target) or not known.get(p, 0))
+        given = control.start_of(p, now.source, None if is_own else log.source_end) or 0
+        first = max(log.source_start, given)
         is_told = not at_high_watermark or p in last and is_data_of(last[p], own)  # brokers may remember later batches
         if log.target_end and p in control.begun and begun is None:
             found[p] = await made_anew(target, case, link)
@@ -197,7 +200,7 @@ async def read_append_states(
                 copied_tail,
                 control.log_starts.get(p),
                 own,
-                begun_at=_begun_at(control, p, begun, known.get(p, 0)),
+                begun_at=control.log_starts.get(p) or given if is_own else None,
                 is_unproved=is_unproved,
             )
         except Errors.OffsetNotAvailableError:
@@ -275,13 +278,3 @@ async def _bounds(
 def _target_id(ids: Mapping[str, TopicIds], partition: TopicPartition) -> uuid.UUID | None:
     known = ids.get(partition.topic, TopicIds()).target
     return uuid.UUID(known) if known else None
-
-
-def _begun_at(control: LinkControl, partition: TopicPartition, begun: TopicIds | None, copied: int) -> int | None:
-    """Where the link has begun a log of its own, as long as it is empty; None of another one.
-
-    Where no ids tell, one that was `copied` was made anew since.
-    """
-    if begun is None or copied and not begun.target:
-        return None
-    return control.log_starts.get(partition) or control.starts.get(partition, 0)

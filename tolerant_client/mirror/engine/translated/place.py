@@ -4,8 +4,8 @@ The newest committed row of the offset map is the position (target_checks.py); a
 begins where it took over.
 
 Law: a link has a position from its first look on.  It is a row of the map before anything is copied: what the source has there
-by then, and has no more, is a loss (M7).  So is what policy has accepted: the row says of which topic, and of which leader
-epoch, its position is from then on, and nobody finds the same loss again.
+by then, and has no more, is a loss (M7).  So is what policy has accepted, one loss behind the other: the row says of which
+topic, and of which leader epoch, its position is from then on, and nobody finds the same loss again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tolerant_client.mirror.engine.translated.target_checks import (
     LostOffsets,
     check_last_record,
     check_target,
-    find_adopted_loss,
-    find_loss,
+    find_adopted_losses,
+    find_losses,
     is_another,
     taken_over,
 )
@@ -98,32 +98,34 @@ class Place:
     async def _read_source(self, adopted: int) -> int:
         source, row = self._link.source, self.row
         start = (await source.list_offsets({self.partition: EARLIEST}))[self.partition]
-        least = self._link.control.value.starts.get(self.partition, 0)
+        end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
+        least = self._link.control.value.start_of(self.partition, self.ids[0], end) or 0
         self.is_begun = row is not None or adopted > 0
         if row is None and not adopted:
             return max(start, least)
-        end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
         if row is not None and not row.has_copied:
             row = row._replace(position=max(row.position, least))  # an operator may have given it a start since
         if row is None:
             self.position = adopted
-            found = find_adopted_loss(self.partition, adopted, start, end)
+            losses = find_adopted_losses(self.partition, adopted, start, end)
         else:
             self.position = row.position
             # A topic that was made anew counts its leader epochs from 0.
             self.leader_epoch = -1 if is_another(row.ids[0], self.ids[0]) else max(self.leader_epoch, row.epoch)
             cuts = await source_truncations(source, {self.partition: (row.epoch, row.position)})
-            found = find_loss(row, self.ids, start, end, cuts.get(self.partition))
-        if found is not None and not any(found[0].is_part_of(loss) for loss in self._accepted):
-            self.loss, error = found
-            raise error
+            losses = find_losses(row, self.ids, start, end, cuts.get(self.partition))
+        for loss, error in losses:
+            if not any(loss.is_part_of(accepted) for accepted in self._accepted):
+                self.loss = loss
+                raise error
         if self.position > end:
             raise Errors.OffsetNotAvailableError(f"{self}: the source has not come to offset {self.position} again")
         position = max(start, self.position)
-        if row is not None and found is not None and found[0].reason is not LossReason.RETENTION:
-            last = await read_headers(source, {self.partition: position - 1} if position > start else {})
-            self.leader_epoch = last[self.partition].partition_leader_epoch if last else -1
+        if losses:
             self.is_begun = False
+            if losses[0][0].reason is not LossReason.RETENTION:
+                last = await read_headers(source, {self.partition: position - 1} if position > start else {})
+                self.leader_epoch = last[self.partition].partition_leader_epoch if last else -1
         return position
 
     async def require_same_topics(self) -> None:

@@ -74,47 +74,52 @@ def check_last_record(row: MapRow, link: str, original: Record | None, copied: R
         )
 
 
-def find_loss(
+def find_losses(
     row: MapRow, ids: tuple[str, str], start: int, end: int, cut_at: int | None
-) -> tuple[LostOffsets, TolerantClientError] | None:
-    """What the source, whose log spans [start, end), no longer has of what was, or was to be, copied.
+) -> list[tuple[LostOffsets, TolerantClientError]]:
+    """What the source, whose log spans [start, end), no longer has of what was, or was to be, copied; one loss behind the other.
 
     `cut_at` is where the log was cut since the row was written (divergence.source_truncations).
     """
     name, position = f"{row.key.partition.topic}-{row.key.partition.partition}", row.position
+    found: list[tuple[LostOffsets, TolerantClientError]] = []
     if is_another(row.ids[0], ids[0]):
-        return LostOffsets(LossReason.RECREATION, min(start, position), position), DataLossError(
+        error = DataLossError(
             f"The source topic of {name} was deleted and created again after it was copied up to {position}; {_GO_ON}"
         )
-    if position > end or cut_at is not None:
+        found.append((LostOffsets(LossReason.RECREATION, 0, position), error))
+    elif position > end or cut_at is not None:
         cut = end if cut_at is None else cut_at
-        return LostOffsets(LossReason.TRUNCATION, cut, position), DataLossError(
+        error = DataLossError(
             f"The source log of {name} was cut at offset {cut}, but it was copied up to {position}: it has lost records"
             f" (unclean election); {_GO_ON}"
         )
-    return overtaken(row.key.partition, position, start)
+        found.append((LostOffsets(LossReason.TRUNCATION, cut, position), error))
+    return found + overtaken(row.key.partition, position, start)
 
 
-def find_adopted_loss(
+def find_adopted_losses(
     partition: TopicPartition, adopted: int, start: int, end: int
-) -> tuple[LostOffsets, TolerantClientError] | None:
-    """As find_loss, where the link has copied nothing itself: before `adopted` another mirror has copied all."""
+) -> list[tuple[LostOffsets, TolerantClientError]]:
+    """As find_losses, where the link has copied nothing itself: before `adopted` another mirror has copied all."""
     if adopted > end:
-        return LostOffsets(LossReason.TRUNCATION, end, adopted), DataLossError(
+        error = DataLossError(
             f"The source log of {partition.topic}-{partition.partition} ends at offset {end}, but up to {adopted} it was"
             f" copied when the link took over: it has lost records (unclean election), or was made anew; {_GO_ON}"
         )
+        return [(LostOffsets(LossReason.TRUNCATION, end, adopted), error)]
     return overtaken(partition, adopted, start)
 
 
-def overtaken(partition: TopicPartition, position: int, start: int) -> tuple[LostOffsets, TolerantClientError] | None:
+def overtaken(partition: TopicPartition, position: int, start: int) -> list[tuple[LostOffsets, TolerantClientError]]:
     """What retention took of a source, whose log starts at `start` now, before it was copied."""
     if position >= start:
-        return None
-    return LostOffsets(LossReason.RETENTION, position, start), DataLossError(
+        return []
+    error = DataLossError(
         f"The source of {partition.topic}-{partition.partition} no longer has offsets {position} to {start}: retention"
         f" overtook the mirror; {_GO_ON}"
     )
+    return [(LostOffsets(LossReason.RETENTION, position, start), error)]
 
 
 def taken_over(row: MapRow, position: int) -> MapRow:

@@ -19,8 +19,8 @@ from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.translated import adopted as module
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.place import Place
-from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_adopted_loss
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_adopted_losses
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.offset_map import MapRow, Run, extend
 from tolerant_client.records.record_batch import Record
 
@@ -234,6 +234,55 @@ def test_a_loss_that_policy_has_accepted_is_found_by_no_other_process(
     assert (other.ids, other.leader_epoch) == (IDS, 5)
 
 
+@pytest.mark.parametrize(
+    ("ids", "cut", "first"),
+    [
+        (("former-id", "target-id"), None, LostOffsets(LossReason.RECREATION, 0, 1_400)),
+        (IDS, 1_300, LostOffsets(LossReason.TRUNCATION, 1_300, 1_400)),
+    ],
+)
+def test_what_retention_took_behind_a_loss_that_policy_has_accepted_is_another_one(
+    world: World, monkeypatch: pytest.MonkeyPatch, ids: tuple[str, str], cut: int | None, first: LostOffsets
+) -> None:
+    """Of a topic made anew, or of a log that has grown again, nothing before 1,500 is there any more."""
+    (world.row,) = extend(None, P, "orders", ids, [Run(1_100, 1_100, 300)], 1_400, -1)
+    world.target_ends[P], world.source_start = 1_400, 1_500
+
+    async def cuts(*_: Any) -> dict[TopicPartition, int]:
+        return {} if cut is None else {P: cut}
+
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.source_truncations", cuts)
+    place = world.place()
+    for loss in (first, LostOffsets(LossReason.RETENTION, 1_400, 1_500)):
+        with pytest.raises(DataLossError):
+            world.goes_on_at(place)
+        assert place.loss == loss
+        place._accepted.add(loss)
+    assert world.goes_on_at(place) == 1_500 and not place.is_begun
+
+
+@pytest.mark.parametrize("has_row", [False, True])
+def test_retention_that_policy_has_accepted_is_found_by_no_other_process(
+    world: World, monkeypatch: pytest.MonkeyPatch, has_row: bool
+) -> None:
+    async def no_cuts(*_: Any) -> dict[TopicPartition, int]:
+        return {}
+
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.source_truncations", no_cuts)
+    world.target_ends[P], world.source_start = 1_000, 1_500
+    if has_row:
+        (world.row,) = extend(None, P, "orders", IDS, [Run(0, 0, 1_000)], 1_000, -1)
+    place = world.place()
+    with pytest.raises(DataLossError, match="no longer has offsets 1000 to 1500"):
+        world.goes_on_at(place)
+    assert place.loss is not None
+    place._accepted.add(place.loss)
+    assert world.goes_on_at(place) == 1_500 and not place.is_begun
+    (world.row,) = extend(place.row, P, "orders", place.ids, [], 1_500, place.leader_epoch)
+    other = world.place()
+    assert world.goes_on_at(other) == 1_500 and other.is_begun
+
+
 def test_another_record_where_the_source_lost_what_was_copied_is_no_election_of_the_target(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,9 +312,8 @@ def test_what_retention_takes_later_is_another_loss() -> None:
     assert accepted.is_part_of(accepted)
     assert not LostOffsets(LossReason.RETENTION, 100, 250).is_part_of(accepted)
     assert not LostOffsets(LossReason.TRUNCATION, 100, 200).is_part_of(accepted)
-    found = find_adopted_loss(P, 100, 150, 300)
-    assert found is not None and found[0] == (LossReason.RETENTION, 100, 150)
-    assert find_adopted_loss(P, 100, 50, 100) is None
+    assert [loss for loss, _ in find_adopted_losses(P, 100, 150, 300)] == [(LossReason.RETENTION, 100, 150)]
+    assert find_adopted_losses(P, 100, 50, 100) == []
 
 
 def begun_at(position: int) -> MapRow:
@@ -287,6 +335,14 @@ def test_a_link_that_has_only_begun_has_a_position_that_retention_may_overtake(w
 
 
 def test_a_start_that_an_operator_gives_holds_while_nothing_is_copied(world: World) -> None:
-    world.written = world.value = LinkControl(starts={P: 70})
+    world.written = world.value = LinkControl(starts={P: 70}, starts_of={P: TopicIds(IDS[0])})
+    assert world.goes_on_at() == 70
     world.row = begun_at(50)
     assert world.goes_on_at() == 70
+
+
+def test_a_start_that_an_operator_gave_a_former_topic_of_the_source_is_none_of_this_one(world: World) -> None:
+    world.written = world.value = LinkControl(starts={P: 70}, starts_of={P: TopicIds("former-id")})
+    assert world.goes_on_at() == 0
+    world.written = world.value = LinkControl(starts={P: 2_001})  # no ids tell, but the source ends before
+    assert world.goes_on_at() == 0

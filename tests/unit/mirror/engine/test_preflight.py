@@ -1,0 +1,49 @@
+"""Where a link begins that is given a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import EARLIEST, LATEST
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.engine.preflight import starts_at
+from tolerant_client.mirror.state.link_control import LinkControl
+
+FIRST, SECOND = (TopicPartition("orders", n) for n in range(2))
+TIME = 1_763_775_000_000
+FOUND, END = 40, 90  # where the source has the time now, and where it ends
+
+
+def started(control: LinkControl, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """What starts_at says of a source with id "s2"; `ends` are the target's."""
+
+    async def of_source(asked: Mapping[TopicPartition, int], **_: Any) -> dict[TopicPartition, int]:
+        return {p: {EARLIEST: 0, LATEST: END, TIME: FOUND}[at] for p, at in asked.items()}
+
+    async def of_target(asked: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {p: ends[p] for p in asked}
+
+    async def partitions(_: Collection[str]) -> dict[str, list[int]]:
+        return {"orders": [p.partition for p in ends]}
+
+    source: Any = SimpleNamespace(list_offsets=of_source)
+    target: Any = SimpleNamespace(list_offsets=of_target, partitions=partitions)
+    return asyncio.run(starts_at(source, target, [FIRST, SECOND], TIME, control, {"orders": "s2"}))
+
+
+def test_a_time_is_asked_for_anew_of_empty_logs_whose_source_was_made_anew() -> None:
+    given = LinkControl().with_starts({FIRST: 500, SECOND: 600}, {"orders": "s1"})
+    assert started(given, {}) == {FIRST: FOUND, SECOND: FOUND}
+    assert started(given, {FIRST: 700, SECOND: 0}) == {SECOND: FOUND}, "what was begun at a time before goes on"
+    assert started(given.with_starts({FIRST: 30, SECOND: 30}, {"orders": "s2"}), {}) == {}
+
+
+def test_a_log_that_has_records_cannot_begin_at_a_time() -> None:
+    with pytest.raises(OptionError, match="only an empty log can begin at a time .1 of 2"):
+        started(LinkControl(), {FIRST: 1, SECOND: 0})
