@@ -87,7 +87,9 @@ def _show(report: PromotionReport) -> None:
         table = Table("topic", "partition", "copied until", "left behind", title=f"link {report.link}: {report.action}")
         for p in report.partitions:
             table.add_row(
-                p.topic, str(p.partition), f"{p.copied_until:,}", "unknown" if p.lag is None else f"{p.lag:,}"
+                p.topic,
+                str(p.partition),
+                *("unknown" if offsets is None else f"{offsets:,}" for offsets in (p.copied_until, p.lag)),
             )
         print_table(table)
     if report.groups is not None:

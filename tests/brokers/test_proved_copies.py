@@ -55,7 +55,7 @@ from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import read_ledger
-from tolerant_client.mirror.state.link_control import TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import ensure_map_topic, last_rows, map_partition, map_topic
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import describe_topics
@@ -913,7 +913,7 @@ def test_a_coordinator_that_hangs_is_told_within_half_a_minute_by_name_though_th
 def test_map_topic_of_translated_offsets_is_as_durable_as_the_control(three_nodes: KafkaCluster) -> None:
     three_nodes.resume(2)
     with Cluster({"bootstrap_servers": three_nodes.bootstrap_servers}, name="target") as cluster:
-        cluster.run(ensure_map_topic, cluster, "durable")
+        cluster.run(ensure_map_topic, cluster, "durable", LinkControl())
         (spec,) = cluster.run(describe_topics, cluster, [map_topic("durable")]).values()
     limits = ("min.insync.replicas", "message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
     assert spec.replication_factor == 3 and [spec.config[name] for name in limits] == ["2", FOR_EVER, FOR_EVER]

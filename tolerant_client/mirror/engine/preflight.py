@@ -226,6 +226,7 @@ async def write_down(
     producer_id: int | None,
     starts: Mapping[TopicPartition, int],
     source_ids: Mapping[str, str],
+    map_id: str | None = None,
 ) -> str | None:
     """Has the control topic know the link, and which logs begin where; a warning where the mirror may not write there.
 
@@ -242,6 +243,7 @@ async def write_down(
             source_cluster_id=cluster_id,
             topics=grown(control, topics).to_json(),
             producer_ids=ids,
+            map_id=map_id or control.map_id or map_id,
         )
 
     try:

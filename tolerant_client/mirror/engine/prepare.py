@@ -220,6 +220,7 @@ async def prepare_link(
     )
     names = [topic.name for topic in planned.topics.copied]
     producer_id: int | None = None
+    map_id: str | None = None
     starts: dict[TopicPartition, int] = {}
     ids: dict[str, str] = {}
     if from_ms is not None:
@@ -228,7 +229,7 @@ async def prepare_link(
     if is_translated:
         control.require_not_identical(link)
         claim(names)
-        await ensure_map_topic(target, link)
+        map_id = await ensure_map_topic(target, link, control)
         if from_ms is not None:
             starts = await _translated_starts(source, target, planned, link, from_ms, control, ids)
     else:
@@ -239,7 +240,7 @@ async def prepare_link(
         producer_id = await init_producer_id(target, control.producer_name(link))
         if not goes_on:
             await _refuse_differences(source, target, planned, producer_id, Ledger(target, link), policy, control)
-    warning = await write_down(source, target, link, LinkTopics.of(topics), producer_id, starts, ids)
+    warning = await write_down(source, target, link, LinkTopics.of(topics), producer_id, starts, ids, map_id)
     made = await make_topics(target, planned)
     if not goes_on:
         made.require_all()

@@ -41,6 +41,7 @@ from tolerant_client.cluster.admin.groups import (
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.producer.transaction import DECISION_GROUPS
 from tolerant_client.mirror.follow.skipped import Left
+from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.map_topic import read_maps, require_map_topic
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS, LinkTopics, TopicFilter
@@ -372,7 +373,7 @@ async def _target_logs(
     ends = await target.list_offsets(dict.fromkeys(present, LATEST))
     if link is None:
         return {place: TargetLog(starts[place], ends[place]) for place in present}, missing
-    await require_map_topic(target, link)
+    await require_map_topic(target, link, await read_control(target, link))
     maps = await read_maps(target, link, present)  # the engine calls partitions by their names on the target
     logs = {}
     for place in present:

@@ -22,6 +22,7 @@ from tolerant_client.cluster.admin.groups import (
 )
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.map_topic import read_maps, require_map_topic
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place, Translation
 
@@ -62,7 +63,7 @@ async def translate(
     target: Cluster, link: str, offsets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, TranslatedOffset]:
     """Target offsets for offsets of the source.  Raises OptionError where the link has no map."""
-    await require_map_topic(target, link)
+    await require_map_topic(target, link, await read_control(target, link))
     maps = await read_maps(target, link, offsets)
     return {partition: _translated(partition, offset, maps.get(partition)) for partition, offset in offsets.items()}
 
@@ -71,7 +72,7 @@ async def translate_back(
     target: Cluster, link: str, offsets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, TranslatedOffset]:
     """Source offsets for offsets of the target, for the way back; `partition` is the target's here, `target` the source's."""
-    await require_map_topic(target, link)
+    await require_map_topic(target, link, await read_control(target, link))
     by_target = {found.target: found for found in (await read_maps(target, link)).values()}
     back: dict[TopicPartition, TranslatedOffset] = {}
     for partition, offset in offsets.items():

@@ -161,6 +161,7 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
         starts_of={},
         begun={},
         copied={},
+        map_id=None,
         source_cluster_id=source_cluster_id,
         topics=topics.to_json(),
     )

@@ -29,7 +29,7 @@ from tolerant_client.mirror.life.takeover import is_contradicted, read_bounds
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import half_done, read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import copied_until, last_rows
+from tolerant_client.mirror.state.map_topic import copied_until, last_rows, require_same_map
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
@@ -134,6 +134,7 @@ async def hand_back(
     known = await read_positions_of_mm2(target, source_alias)
     strange: list[str] = []
     if is_translated:
+        await require_same_map(target, link, control)
         copied = await _translated_until(target, link, partitions)
     else:
         copied, strange = await _identical_until(source, target, partitions)

@@ -23,11 +23,13 @@ from tolerant_client.cluster.admin.offsets import LedOffsets, list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.mirror.batches.divergence import first_header
-from tolerant_client.mirror.state.map_topic import copied_until, map_partition
+from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.map_topic import copied_until, lost_map, map_partition
 from tolerant_client.records.record_batch import BatchHeader
 
 MOST_AGES = 64
 _AGES_MAX_BYTES = 1 << 20
+MAP_LOST = "the offset map of the link is lost"
 
 
 @dataclass(frozen=True)
@@ -120,11 +122,11 @@ async def look(
     wanted = list(partitions)
     copied = await positions(target, link, wanted, is_translated)
     if source is None:
-        return [PartitionLag(p, copied[p]) for p in wanted]
+        return [PartitionLag(p, copied.get(p)) for p in wanted]
     end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
     stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
     start = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
-    return [PartitionLag(p, copied[p], stable[p], max(stable[p], end[p]), start[p]) for p in wanted]
+    return [PartitionLag(p, copied.get(p), stable[p], max(stable[p], end[p]), start[p]) for p in wanted]
 
 
 async def look_led(
@@ -133,10 +135,13 @@ async def look_led(
     """As look, but no partition waits for a broker of another one: also why each of the others was left out."""
     wanted = list(partitions)
     if is_translated:
+        if await lost_map(target, link, await read_control(target, link)) is not None:
+            return [], dict.fromkeys(wanted, MAP_LOST)
         maps = {p: map_partition(link, p) for p in wanted}
         away = (await list_led_offsets(target, dict.fromkeys(maps.values(), LATEST))).left_out
         left_out = {p: away[at] for p, at in maps.items() if at in away}
         copied = await copied_until(target, link, [p for p in wanted if p not in left_out])
+        left_out = {p: left_out.get(p, MAP_LOST) for p in wanted if p not in copied}  # also lost since
     else:
         copied, left_out = await list_led_offsets(target, dict.fromkeys(wanted, LATEST))
     ends, stable, unseen = await source_ends(source, copied, looks=BELIEVED_AFTER)
@@ -148,7 +153,10 @@ async def look_led(
 async def positions(
     target: Cluster, link: str, partitions: Collection[TopicPartition], is_translated: bool
 ) -> dict[TopicPartition, int]:
-    """How far each partition is copied: what the link's map says, or with identical offsets the end of the target's log."""
+    """How far each partition is copied: what the link's map says, or with identical offsets the end of the target's log.
+
+    Empty where the map is lost.
+    """
     if is_translated:
         return await copied_until(target, link, partitions)
     return await target.list_offsets(dict.fromkeys(partitions, LATEST))

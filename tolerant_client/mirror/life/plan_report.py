@@ -20,6 +20,7 @@ from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
 from tolerant_client.mirror.life.comparison import contradicted, read_both
+from tolerant_client.mirror.life.lens import MAP_LOST
 from tolerant_client.mirror.life.promotion_report import groups_json
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.ledger import Ledger
@@ -31,7 +32,7 @@ from tolerant_client.mirror.state.link_topics import (
     some,
     unread_map,
 )
-from tolerant_client.mirror.state.map_topic import has_map, map_partition, mapped_topics, read_maps
+from tolerant_client.mirror.state.map_topic import has_map, lost_map, map_partition, mapped_topics, read_maps
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -137,11 +138,14 @@ async def plan_everything(
     control = await read_control(target, link)
     mapped = await mapped_topics(target, link, control, within_s=_MAP_S)
     planned = await plan_link(source, target, chosen, control, mapped)
+    lost = await lost_map(target, link, control)
     unread = {p: mapped.unread[at] for p in planned.ends if (at := map_partition(link, p)) in mapped.unread}
+    unread |= dict.fromkeys(planned.ends if lost else (), MAP_LOST)
     ends = {p: end for p, end in planned.ends.items() if p not in unread}
     planned = replace(planned, ends=ends, waiting={**planned.waiting, **unread})
     was_begun = await has_map(target, link, control)
     refusals = [f"{UNKNOWN_ORDERS}: {HIDDEN}"] if control.is_hidden else []
+    refusals += [lost] if lost else []
     refusals += [unread_map(mapped.unread, link)] if mapped.unread else []
     view = await see_topics(source, target, chosen, control, mapped)
     refusals += gone_refusals(planned.gone, view.on_source)
@@ -161,7 +165,7 @@ async def plan_everything(
     except (OptionError, LinkPromotedError) as error:
         refusals.append(text_of(error))
     is_translated = was_begun if is_translated is None else is_translated
-    if is_translated and not was_begun:
+    if is_translated and (lost or not was_begun):
         besides = replace(besides, groups=None)  # no map says yet where their offsets are on the target
     there = await target.partitions({p.topic for p in planned.ends})
     present = {p for p in planned.ends if p.partition in there.get(p.topic, ())}

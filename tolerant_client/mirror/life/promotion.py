@@ -69,7 +69,7 @@ from tolerant_client.mirror.state.link_topics import (
     require_whole,
     unread_map,
 )
-from tolerant_client.mirror.state.map_topic import has_map, map_partition, mapped_topics
+from tolerant_client.mirror.state.map_topic import has_map, lost_map, map_partition, mapped_topics
 from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
@@ -102,7 +102,10 @@ async def promote(
     mapped = await mapped_topics(target, link, control, patience_ms=_LEADERS_MS)
     partitions, lacking = await partitions_of_link(source, target, chosen, link, control, mapped)
     carried = await find_carried(target, control.producer_ids, partitions)
-    of = PromotedLink(link, target, chosen, await has_map(target, link, control), carried, mapped)
+    lost = await lost_map(target, link, control)
+    of = PromotedLink(link, target, chosen, await has_map(target, link, control), lost, carried, mapped)
+    if lost and not control.is_promoted:
+        raise OptionError(f"{lost}. Where the source is gone, run tolerant-kafka failover")
     on_source = await _of_source(of, source, carried.partitions)
     # What the source has deleted is promoted, too, and nobody knows how much of it was left to copy.
     gone = await only_on_target(source, target, chosen, link, control, mapped)
@@ -170,7 +173,8 @@ async def failover(
     mapped = await mapped_topics(target, link, control, patience_ms=_LEADERS_MS)
     partitions = await partitions_on_target(target, chosen, link, control, mapped)
     carried = await find_carried(target, control.producer_ids, partitions)
-    of = PromotedLink(link, target, chosen, await has_map(target, link, control), carried, mapped)
+    lost = await lost_map(target, link, control)
+    of = PromotedLink(link, target, chosen, await has_map(target, link, control), lost, carried, mapped)
     there = partitions = sorted({*partitions, *carried.partitions})
     if not partitions and not control.unfenced:
         raise OptionError(f"The target has no topic of link {link}; check --target and --link")
@@ -202,7 +206,11 @@ async def failover(
             group_places=places,
             losses=await losses_of(target, link),
             is_begun=not is_dry_run and bool(blocked),
-            damaged=(*missing_topics(of, control, there), *(found.text for found in damaged.values() if found.text)),
+            damaged=(
+                *([lost] if lost else ()),
+                *missing_topics(of, control, there),
+                *(found.text for found in damaged.values() if found.text),
+            ),
         )
 
     await _require_readable(of, led)
@@ -315,7 +323,7 @@ def _to_fence(control: LinkControl, partitions: list[TopicPartition]) -> list[To
 
 async def _without_leader(of: PromotedLink, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
     """Partitions of the target that nothing can be written to now, and why; those whose map cannot, or is unread, too."""
-    maps = {p: map_partition(of.name, p) for p in partitions} if of.is_translated else {}
+    maps = {p: map_partition(of.name, p) for p in partitions} if of.is_translated and not of.lost_map else {}
     asked = dict.fromkeys([*partitions, *maps.values()], LATEST)
     if not asked:
         return {}

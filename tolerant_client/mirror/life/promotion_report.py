@@ -20,11 +20,11 @@ from tolerant_client.mirror.state.health import by_reason, few, names
 
 @dataclass(frozen=True)
 class PromotedPartition:
-    """Where the copy of a partition ends; `lag` are the source's committed offsets that are not on the target."""
+    """Where the copy of a partition ends, None where nobody knows; `lag` are the source's committed offsets that are not on the target."""
 
     topic: str
     partition: int
-    copied_until: int
+    copied_until: int | None
     lag: int | None
     last_copied_ms: int | None  # timestamp of the last record that was copied
     fence_marker: int | None = None

@@ -33,6 +33,7 @@ class PromotedLink:
     target: Cluster
     topics: LinkTopics
     is_translated: bool
+    lost_map: str | None  # why nobody knows any more what was copied with translated offsets
     carried: Carried = Carried()  # besides its topics
     mapped: MappedTopics = NO_MAP
 
@@ -81,7 +82,7 @@ async def promoted_partitions(
             PromotedPartition(
                 e.partition.topic,
                 e.partition.partition,
-                copied[e.partition],
+                e.position,
                 e.lag_offsets,
                 time_ms,
                 None if fence is None else fence.marker,

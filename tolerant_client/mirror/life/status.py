@@ -55,7 +55,7 @@ from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, link_options, unfinished
 from tolerant_client.mirror.state.link_topics import see_topics, some, unread_map, written_topics
-from tolerant_client.mirror.state.map_topic import has_map, mapped_topics
+from tolerant_client.mirror.state.map_topic import has_map, lost_map, mapped_topics
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -149,6 +149,7 @@ async def read_status(source: Cluster, target: Cluster, link: str, topics: LinkT
     present = [p for p in wanted if p.partition in view.on_target.get(p.topic, ())]
     missing = sorted(set(wanted) - set(present))
     is_translated = await has_map(target, link, control)
+    lost = await lost_map(target, link, control)
     (first, _), began = await look_led(source, target, link, present, is_translated), time.monotonic()
     await source.net.sleep(_LOOK_S)
     second, unseen = await look_led(source, target, link, present, is_translated)
@@ -176,6 +177,7 @@ async def read_status(source: Cluster, target: Cluster, link: str, topics: LinkT
         reasons.append(Reason(Health.UNKNOWN, f"{UNKNOWN_ORDERS}: {HIDDEN}"))
     if not control.is_over:
         differing = compared.differing if compared is not None else {}
+        reasons += [Reason(Health.BLOCKED, lost)] if lost else []
         reasons += [Reason(Health.BLOCKED, text) for text in differing.values()]
         reasons += _unseen_reasons(unseen)
         if view.unread:

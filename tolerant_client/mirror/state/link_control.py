@@ -52,7 +52,8 @@ class LinkControl:
     logs this link has begun, or has found to be the source's, and which topics that were.  `copied` says up to which offset the
     link had copied them when it last came to rest, or where it began them: an empty log of theirs is believed to be a copy up
     to that offset alone.  `log_starts` are where logs were to begin that were filled up to there: a log that ends no later is
-    the link's filler, and may have to be deleted still.  `is_hidden`: we may not read the control, so nothing of it is known; it is in no record.
+    the link's filler, and may have to be deleted still.  `map_id` is the topic id of the offset map that a link with translated
+    offsets has ("" from brokers that tell none), None before it has one.  `is_hidden`: we may not read the control, so nothing of it is known; it is in no record.
     """
 
     paused: frozenset[str] = frozenset()
@@ -73,6 +74,7 @@ class LinkControl:
     copied: Positions = field(default_factory=dict)
     log_starts: Positions = field(default_factory=dict)
     paused_partitions: frozenset[TopicPartition] = frozenset()
+    map_id: str | None = None
     is_hidden: bool = False
 
     @property

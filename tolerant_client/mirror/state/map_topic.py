@@ -6,6 +6,9 @@ Laws:
 - What a writer reads after InitProducerId has fenced all others is final: no older transaction of its transactional.id
   can end any more, and the markers of those that did are below the high watermark.
 - Taking rows away needs no transaction: only final rows are (Law C of offset_map.py).
+- A link has one map, whose topic id its control says (`map_id`): where that topic is gone, or another has its name, nothing tells
+  what was copied.  It is unknown then, never nothing, and no start makes the map anew.  The id is looked at after the rows were
+  read: one that was deleted does not come back.
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.asking import chunks
 from tolerant_client.cluster.admin.offsets import list_led_offsets
+from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
-from tolerant_client.errors import OptionError, text_of
+from tolerant_client.cluster.patience import BELIEVED_AFTER
+from tolerant_client.errors import OptionError, TargetDivergedError, text_of
 from tolerant_client.mirror.state.control_topic import read_control
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.offset_map import CommittedRows, MapRow, OffsetMap, RowKey
 from tolerant_client.mirror.state.plan import CLEANUP_POLICY
 from tolerant_client.mirror.state.state_topic import COMPACTED, StateTopic
@@ -35,6 +40,7 @@ from tolerant_client.records.record_batch import Record
 MAP_PARTITIONS: Final = 8
 _FIRST_LOOK: Final = 2_000  # offsets before the end, where the newest rows are looked for first
 _TOMBSTONES: Final = 1_000  # of one batch
+_LOOK_AGAIN_S: Final = 0.5
 
 
 def map_topic(link: str) -> str:
@@ -53,14 +59,51 @@ def _map_of(target: Cluster, link: str) -> StateTopic:
     return StateTopic(target, map_topic(link), COMPACTED, "the offset map", partitions=MAP_PARTITIONS, insync_of_two=1)
 
 
-async def ensure_map_topic(target: Cluster, link: str) -> None:
-    """Creates the topic where it is missing; raises OptionError for one that would lose rows or cannot hold them."""
+async def ensure_map_topic(target: Cluster, link: str, control: LinkControl) -> str:
+    """Creates the topic where a link has none yet, and returns its id, "" from brokers before 2.8.
+
+    Raises TargetDivergedError where the link's own is lost, OptionError for one that would lose rows or cannot hold them.
+    """
+    await require_same_map(target, link, control)
     await _map_of(target, link).ensure()
-    await require_map_topic(target, link)
+    await require_map_topic(target, link, control)
+    return await _map_id(target, link)
 
 
-async def require_map_topic(target: Cluster, link: str) -> None:
-    """Raises OptionError unless the link has a map on the target that can be trusted."""
+async def lost_map(target: Cluster, link: str, control: LinkControl) -> str | None:
+    """Why nothing tells any more what a link has copied with translated offsets; None where its map is there, as far as is known."""
+    if control.producer_ids or control.map_id is None:
+        return None
+    looks = 0
+    while not await _map_of(target, link).exists():  # a broker that has just started may not know it yet
+        if (looks := looks + 1) == BELIEVED_AFTER:
+            return _lost(link, "was deleted")
+        await target.net.sleep(_LOOK_AGAIN_S)
+    now = TopicIds(target=await _map_id(target, link))
+    return None if TopicIds(target=control.map_id).is_of_target(now) else _lost(link, "was deleted and made anew")
+
+
+def _lost(link: str, what: str) -> str:
+    return (
+        f"Topic {map_topic(link)} of the target, the offset map of link {link}, {what}: up to where the link has copied is"
+        " unknown, and it copies nothing twice. Mirror it under another link name to copy it anew; where no record may be"
+        " there twice, delete the topics that it has copied before"
+    )
+
+
+async def require_same_map(target: Cluster, link: str, control: LinkControl) -> None:
+    """Raises TargetDivergedError where the link's map is lost (lost_map)."""
+    if (why := await lost_map(target, link, control)) is not None:
+        raise TargetDivergedError(why)
+
+
+async def _map_id(target: Cluster, link: str) -> str:
+    return str((await topic_ids(target, [map_topic(link)])).get(map_topic(link), ""))
+
+
+async def require_map_topic(target: Cluster, link: str, control: LinkControl) -> None:
+    """Raises OptionError unless the link has a map on the target that can be trusted; TargetDivergedError where it is lost."""
+    await require_same_map(target, link, control)
     name = map_topic(link)
     found = (await describe_topics(target, [name])).get(name)
     if found is None:
@@ -77,9 +120,22 @@ async def require_map_topic(target: Cluster, link: str) -> None:
 
 
 async def read_last_rows(
+    target: Cluster, link: str, partitions: Iterable[TopicPartition], control: LinkControl
+) -> dict[TopicPartition, MapRow]:
+    """The newest committed row of each source partition that has one.  Raises TargetDivergedError where the map is lost."""
+    try:
+        rows = await _newest_rows(target, link, partitions)
+    except Errors.KafkaError:
+        await require_same_map(target, link, control)
+        raise
+    await require_same_map(target, link, control)
+    return rows
+
+
+async def _newest_rows(
     target: Cluster, link: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, MapRow]:
-    """The newest committed row of each source partition that has one; looks from the end backwards."""
+    """Looks from the end backwards."""
     topic, found = _map_of(target, link), dict[TopicPartition, MapRow]()
     for there, wanted in _by_map_partition(link, partitions).items():
         start, end = await topic.start(there.partition), await topic.end(there.partition)
@@ -102,19 +158,25 @@ async def has_map(target: Cluster, link: str, control: LinkControl) -> bool:
 
     Only a link with identical ones writes producer ids down: beside them a map is what a former link of this name left.
     """
-    return not control.producer_ids and await _map_of(target, link).exists()
+    return not control.producer_ids and (control.map_id is not None or await _map_of(target, link).exists())
 
 
 async def last_rows(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, MapRow]:
-    """As read_last_rows, also of a link that may have no map: then there are none."""
-    return await read_last_rows(target, link, partitions) if await _map_of(target, link).exists() else {}
+    """As read_last_rows, also of a link that may have no map, or another one: what the topic has that is there."""
+    return await _newest_rows(target, link, partitions) if await _map_of(target, link).exists() else {}
 
 
 async def copied_until(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The source offset before which all of each partition is on the target: copied, or there when the link took over."""
+    """The source offset before which all of each partition is on the target: copied, or there when the link took over.
+
+    Empty where the map is lost: then nobody knows it.
+    """
     wanted = list(partitions)
     rows = await last_rows(target, link, wanted)
-    adopted = (await read_control(target, link)).adopted
+    control = await read_control(target, link)
+    if await lost_map(target, link, control) is not None:
+        return {}
+    adopted = control.adopted
     return {p: max(rows[p].position if p in rows else 0, adopted.get(p, 0)) for p in wanted}
 
 
@@ -159,7 +221,7 @@ async def mapped_topics(
 
     Leaders that are missing are waited for `patience_ms`, and what is not read `within_s` seconds is left, where that is given.
     """
-    if not await has_map(target, link, control):
+    if not await has_map(target, link, control) or await lost_map(target, link, control) is not None:
         return NO_MAP
     everywhere = [TopicPartition(map_topic(link), number) for number in range(MAP_PARTITIONS)]
     ends, unread = await list_led_offsets(target, dict.fromkeys(everywhere, LATEST), patience_ms=patience_ms)

@@ -245,6 +245,7 @@ class World:
     partitions: tuple[TopicPartition, ...] = (P,)
     leaderless: tuple[TopicPartition, ...] = ()
     is_translated: bool = False
+    lost: str | None = None
     mapped: MappedTopics = MappedTopics()
     contradicted: dict[TopicPartition, str] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
@@ -337,6 +338,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     answer("read_ids", dict)
     answer("_seen_logs", lambda: found.seen)
     answer("has_map", lambda: found.is_translated)
+    answer("lost_map", lambda: found.lost)
     answer("mapped_topics", lambda: found.mapped)
     answer("contradicted", lambda: found.contradicted)
     answer("read_slices", lambda: {})
@@ -613,6 +615,19 @@ def test_topics_that_an_unread_part_of_the_map_alone_may_name_are_told_as_unknow
     report = world.failover()
     assert (report.is_done, report.exit_code) == (False, 3) and not world.control.is_fenced
     assert "topics that the clusters hide from us is unknown" in report.blockers[0]
+
+
+def test_a_link_whose_map_is_lost_is_fenced_by_a_failover_alone_which_knows_of_nothing_that_it_was_copied(
+    world: World,
+) -> None:
+    world.is_translated, world.lost = True, "the map was deleted"
+    world.ends, world.leaderless = PartitionLag(P), (map_partition("dr", P),)
+    with pytest.raises(OptionError, match="the map was deleted.* tolerant-kafka failover"):
+        world.promote()
+    assert not world.done
+    report = world.failover()
+    assert report.is_done and report.exit_code == 3 and report.damaged == ("the map was deleted",)
+    assert [p.copied_until for p in report.partitions] == [None] and world.control.is_fenced
 
 
 def test_what_a_map_names_is_read_where_it_has_a_leader(monkeypatch: pytest.MonkeyPatch) -> None:

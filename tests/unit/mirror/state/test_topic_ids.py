@@ -15,6 +15,7 @@ from kafka.protocol.metadata import MetadataRequest
 from tolerant_client.cluster.admin.topics import present_ids, topic_ids
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
+from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.link_control import TopicIds
 
 OLD, NEW = uuid.UUID(int=7), uuid.UUID(int=8)
@@ -76,7 +77,7 @@ def test_a_translated_link_waits_for_the_id_of_a_topic_that_is_said_to_be_unknow
 
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.shared_reads.topic_facts", facts)
     source: Any = Cluster({"orders": OLD}, unknown=["orders"])
-    reads = SharedReads(source, source, "link", lambda: 0.0)
+    reads = SharedReads(source, source, ControlWatch(source, "link"), lambda: 0.0)
     with pytest.raises(Errors.UnknownTopicOrPartitionError, match="the source has no topic orders"):
         asyncio.run(reads._ask("orders"))
     assert asyncio.run(reads._ask("orders")).ids == (str(OLD), str(NEW))

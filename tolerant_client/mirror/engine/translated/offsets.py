@@ -43,7 +43,7 @@ class TranslatedOffsets:
         self._reader = Reader(link, self.partitions, _accept, lambda taken: None, self._left)
         self._parts = TranslatedParts(
             transactions,
-            SharedReads(link.source, link.target, link.name, link.clock),
+            SharedReads(link.source, link.target, link.control, link.clock),
             Adopted(link.target, link.control),
             self._reader,
         )

@@ -17,7 +17,9 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.mirror.engine.preflight import copied_identically
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair
+from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.map_topic import read_last_rows
+from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import topic_facts
 
 _FACTS_LAST_S = 5.0
@@ -72,13 +74,19 @@ class SharedReads:
     the target that another link has begun with identical offsets.
     """
 
-    def __init__(self, source: Cluster, target: Cluster, link: str, clock: Callable[[], float]) -> None:
+    def __init__(self, source: Cluster, target: Cluster, control: ControlWatch, clock: Callable[[], float]) -> None:
+        link = control.link
+
+        async def last_rows(
+            target: Cluster, link: str, partitions: Collection[TopicPartition]
+        ) -> dict[TopicPartition, MapRow]:
+            return await read_last_rows(target, link, partitions, control.value)
+
         self._source = source
         self._target = target
-        self._link = link
         self._clock = clock
         self._facts: dict[str, tuple[float, Future]] = {}
-        self.last_row = _Asked(target, link, read_last_rows)
+        self.last_row = _Asked(target, link, last_rows)
         self.copied_identically = _Asked(target, link, copied_identically)
 
     async def topics(self, topic: str) -> TopicPair:
