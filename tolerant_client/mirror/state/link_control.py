@@ -66,7 +66,6 @@ class LinkControl:
     producer_ids: tuple[Whole, ...] = ()
     adopted: Positions = field(default_factory=dict)
     starts: Positions = field(default_factory=dict)
-    starts_of: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
     is_handed_back: bool = False
     unfenced: frozenset[TopicPartition] = frozenset()
@@ -76,6 +75,7 @@ class LinkControl:
     paused_partitions: frozenset[TopicPartition] = frozenset()
     map_id: str | None = None
     is_hidden: bool = False
+    starts_of: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
