@@ -120,6 +120,42 @@ def of_the_same_id(
     return {n: f"{ours}{n}".removeprefix(theirs) for n in names if other != link and f"{ours}{n}".startswith(theirs)}
 
 
+def topic_of_id(name: str, link: str, *, is_identical: bool) -> str | None:
+    """The topic of a link a partition of which has the transactional id that another link has itself.  Pure.
+
+    `name` is that of the other link's producer: what fills gaps of topic t of link a, in partition 0, is called as a link a-gap-t-0.
+    """
+    prefix = f"{link}-{'gap' if is_identical else 'copy'}-"
+    topic, _, number = name.removeprefix(prefix).rpartition("-")
+    return topic if name.startswith(prefix) and topic and number.isdecimal() else None
+
+
+def _of_shared_ids(
+    link: str, names: Collection[str], own: LinkControl, other: str, control: LinkControl, *, is_identical: bool
+) -> dict[str, str]:
+    """Of these topics of a link those that may not be copied, since another link has one of its transactional ids.
+
+    `own` and `control` are those of the two.  Pure.
+    """
+    assert control.topics
+    taken, other_is = LinkTopics.from_json(control.topics), bool(control.producer_ids)
+    ours, theirs = own.producer_name(link), control.producer_name(other)
+    twins = of_the_same_id(link, names, other, is_identical=is_identical, other_is=other_is)
+    which = {name: f"ids of topic {twin} of link {other}" for name, twin in twins.items() if taken.writes(twin)}
+    if (mine := topic_of_id(theirs, link, is_identical=is_identical)) is not None and mine in names:
+        which[mine] = f"id of link {other} itself"
+    refused = {
+        name: f"Topic {name} of link {link} has the transactional {ids}: leave it out, or copy it by a link of another name"
+        for name, ids in which.items()
+    }
+    whole = topic_of_id(ours, other, is_identical=other_is)
+    if ours == theirs or whole is not None and taken.writes(whole):
+        what = f"link {other}" if whole is None else f"topic {whole} of link {other}"
+        why = f"Link {link} has a transactional id of {what}: give it another name with --link"
+        refused = dict.fromkeys(names, why)
+    return refused
+
+
 async def look_for_others(
     target: Cluster, link: str, names: Collection[str], *, is_identical: bool, is_new: bool = False
 ) -> Others:
@@ -145,20 +181,15 @@ async def look_for_others(
         if is_identical and was_promoted and control.producer_ids and other != link:
             refused |= await _promoted_copies(target, other, control, own)
     for other, control in _others_that_live(controls, link):
-        if not control.topics or not (is_identical or control.producer_ids):
+        if not control.topics:
             continue
+        refused |= _of_shared_ids(link, names, own, other, control, is_identical=is_identical)
+        if not (is_identical or control.producer_ids):
+            continue
+        taken = LinkTopics.from_json(control.topics)
         is_same_kind = is_identical and control.producer_ids
         kind = "" if is_same_kind else _OTHER_KIND.format("translated" if is_identical else "identical")
-        taken = LinkTopics.from_json(control.topics)
         begun = {p.topic for p in control.begun}
-        for name, twin in of_the_same_id(
-            link, names, other, is_identical=is_identical, other_is=bool(control.producer_ids)
-        ).items():
-            if twin in begun or taken.writes(twin):
-                refused[name] = (
-                    f"Topic {name} of link {link} has the transactional ids of topic {twin} of link {other}: leave it out, or"
-                    " copy it by a link of another name"
-                )
         may_begin = is_identical and not (is_new and is_same_kind and link < other)
         refused |= {
             name: f"Link {other} {'copies' if name in begun else 'may copy'} into topic {name} of this target{kind}: start its"

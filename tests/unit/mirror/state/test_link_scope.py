@@ -177,6 +177,38 @@ def test_links_are_kept_apart_only_where_a_topic_of_each_has_the_same_transactio
     assert found == ({} if twin is None else {topic: twin})
 
 
+@pytest.mark.parametrize(
+    ("link", "is_identical", "other", "other_is", "generation", "refused"),
+    [
+        ("a", True, "a-gap-t-0", True, 0, {"t": "has the transactional id of link a-gap-t-0 itself"}),
+        ("a", False, "a-copy-t-0", True, 0, {"t": "has the transactional id of link a-copy-t-0 itself"}),
+        ("a", True, "a-copy-t-0", True, 0, {}),
+        ("a", True, "a-gap-t-0", True, 1, {}),  # its next life has another id
+        ("a-gap-u-12", True, "a", True, 0, {"t": "topic u of link a", "v": "topic u of link a"}),
+        ("a-copy-u-12", True, "a", False, 0, {"t": "topic u of link a", "v": "topic u of link a"}),
+        ("a-gap-w-12", True, "a", True, 0, {}),
+        ("a~1", True, "a", True, 1, {"t": "has a transactional id of link a:", "v": "of link a:"}),
+        ("a", False, "a-copy-t", False, 0, {}),
+        ("a", False, "b", False, 0, {}),
+    ],
+)
+@pytest.mark.usefixtures("keepers")
+def test_no_link_has_a_transactional_id_of_its_own_that_fills_gaps_or_copies_for_another_one(
+    link: str, is_identical: bool, other: str, other_is: bool, generation: int, refused: dict[str, str]
+) -> None:
+    control = written("u", producer_ids=(7,) if other_is else (), generation=generation)
+    keeper = Keeper((other.encode(), encode_control(control, 1)))
+    found = outcome(look_for_others(cast(Cluster, keeper), link, ["t", "v"], is_identical=is_identical)).refused
+    assert found.keys() == refused.keys() and all(refused[name] in why for name, why in found.items())
+
+
+@pytest.mark.usefixtures("keepers")
+def test_two_links_with_translated_offsets_are_kept_apart_where_their_copies_have_the_same_ids() -> None:
+    keeper = Keeper((b"a-copy-x", encode_control(written("y"), 1)))
+    found = outcome(look_for_others(cast(Cluster, keeper), "a", ["x-copy-y", "y"], is_identical=False)).refused
+    assert found.keys() == {"x-copy-y"} and "topic y of link a-copy-x" in found["x-copy-y"]
+
+
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_topic_that_a_cluster_does_not_let_us_describe_is_not_gone_but_unknown(exists: bool) -> None:
     both, one = FakeCluster("orders", "clicks", name="target"), ("orders", "clicks") if exists else ("orders",)
