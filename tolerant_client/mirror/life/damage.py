@@ -4,6 +4,8 @@ Laws:
 - The control says what the link had on the target: which logs, of topics with which ids, how far they were copied, and where
   they were to begin.  What is there now, and whose the last batches are, is held against that.
 - What others wrote last is no copy, unless the link had found it one (`copied`, `adopted`): nobody can compare it any more.
+- Who wrote last is told by data, or by the ends of the link's own gap transactions, whatever their number: it fills gaps only
+  after what it has found a copy.  Where other ends of transactions hide it, it is unknown: that is told, and nobody is accused.
 - What is damaged is copied up to where the link's own part ends.
 - Filler before a log's start is deleted behind the fence, and only where its topic is the one that the link began and the
   headers of all that goes show the link's producer ids (log_start.py, law D).
@@ -24,6 +26,7 @@ from tolerant_client.errors import text_of
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.engine.identical.difference import Logs, is_all_filler
 from tolerant_client.mirror.engine.identical.log_start import others_before
+from tolerant_client.mirror.engine.identical.open_gaps import ended_gaps
 from tolerant_client.mirror.engine.identical.other_writers import last_of_others
 from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, step_back
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
@@ -38,7 +41,8 @@ from tolerant_client.records.record_batch import BatchHeader
 class SeenLog(NamedTuple):
     """A log of the target without what a fence left there; `foreign` is the producer id of others who wrote last in it.
 
-    The link's own part ends at `own_until`.  `is_filler`: its last record is filler that can be deleted.
+    The link's own part ends at `own_until`.  `is_filler`: its last record is filler that can be deleted.  `hidden_by` is the
+    producer id of the transactions whose ends hide who wrote last.
     """
 
     start: int
@@ -46,6 +50,7 @@ class SeenLog(NamedTuple):
     own_until: int
     foreign: int | None = None
     is_filler: bool = False
+    hidden_by: int | None = None
 
 
 class Damage(NamedTuple):
@@ -78,6 +83,10 @@ def damage_of(link: str, control: LinkControl, partition: TopicPartition, now: T
     if log.foreign is not None:
         text = f"others have written to {name} on the target from offset {log.own_until} on (producer id {log.foreign})"
         return Damage(f"{text}: nothing shows that this is the source's", log.own_until)
+    if log.hidden_by is not None:
+        text = f"who wrote last in {name} on the target is not known: before offset {log.end} more ends of transactions were found"
+        text = f"{text} than are looked through (producer id {log.hidden_by}), and no coordinator says that they are the link's"
+        return Damage(text, log.own_until)
     return None
 
 
@@ -109,7 +118,7 @@ async def find_damage(
     if control.producer_ids:
         led = {p: end for p, end in copied.items() if not is_heartbeats(of.topics, p.topic)}
         ids = await read_ids(None, of.target, {p.topic for p in led})
-        for p, log in (await _seen_logs(of.target, control, led, ids)).items():
+        for p, log in (await _seen_logs(of.target, of.name, control, led, ids)).items():
             if (damage := damage_of(of.name, control, p, ids.get(p.topic, TopicIds()), log)) is not None:
                 damaged[p] = damage
     return dict(sorted(damaged.items()))
@@ -123,7 +132,7 @@ def missing_topics(of: PromotedLink, control: LinkControl, there: Iterable[Topic
 
 
 async def _seen_logs(
-    target: Cluster, control: LinkControl, ends: Mapping[TopicPartition, int], ids: Mapping[str, TopicIds]
+    target: Cluster, link: str, control: LinkControl, ends: Mapping[TopicPartition, int], ids: Mapping[str, TopicIds]
 ) -> dict[TopicPartition, SeenLog]:
     own = frozenset(control.producer_ids)
     starts = await target.list_offsets(dict.fromkeys(ends, EARLIEST))
@@ -133,6 +142,9 @@ async def _seen_logs(
     last = {p: header for p, header in last.items() if header.next_offset == ends[p]}
     known = {p: end for p, end in control.copied.items() if control.has_begun(p, ids)}
     others = await last_of_others(target, logs, last, own, known)
+    hidden = {p: header for p, header in others.items() if header.is_control}
+    gaps = await ended_gaps(target, link, hidden)
+    others = {p: header for p, header in others.items() if p not in hidden}
     least = {p: log.written_from for p, log in logs.items()}
     ours = await step_back(target, others, least, lambda header: header.producer_id not in own, MOST_STEPS_BACK)
     begin = {p: end for p, end in ends.items() if p in last and end <= control.log_starts.get(p, 0)}
@@ -150,6 +162,7 @@ async def _seen_logs(
             and is_all_filler(ends_with.get(p))
             and (fact := facts.get(p.topic)) is not None
             and fact.can_delete_records,
+            hidden[p].producer_id if p in hidden and p not in gaps else None,
         )
         for p, log in logs.items()
     }

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 from kafka.structs import TopicPartition
 
+from support.one_log import OneLog
+from tolerant_client.cluster.admin.transactions import CoordinatorView
+from tolerant_client.mirror.engine.identical import open_gaps
+from tolerant_client.mirror.engine.identical.gap_producer import gap_transactional_id
+from tolerant_client.mirror.life import damage
 from tolerant_client.mirror.life.damage import SeenLog, damage_of
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.records.record_batch import Record, encode_batch
 
 P = TopicPartition("orders", 0)
 IDS = TopicIds("", "target-id")
@@ -24,6 +34,13 @@ STARTS = LinkControl(producer_ids=(7,), begun=CONTROL.begun, log_starts={P: 500}
         (STARTS, IDS, SeenLog(0, 100, 100, is_filler=True), "to begin at offset 500, and ends at 100", 0),
         (STARTS, IDS, SeenLog(100, 100, 100), "nothing of orders-0 was copied", 0),
         (STARTS, IDS, SeenLog(0, 500, 500, is_filler=True), "nothing of orders-0 was copied", 0),
+        (
+            CONTROL,
+            IDS,
+            SeenLog(0, 1700, 1700, hidden_by=10),
+            "who wrote last in orders-0 on the target is not known",
+            1700,
+        ),
     ],
 )
 def test_what_is_no_copy_is_named_and_no_record_of_others_counts(
@@ -56,3 +73,51 @@ def test_a_topic_of_the_targets_own_is_no_damage_and_nothing_of_it_is_copied() -
     assert found is not None and (found.text, found.copied_until) == ("", 0)
     found = damage_of("dr", CONTROL, local, IDS, SeenLog(0, 30, 10, foreign=-1))  # a link that remembers no beginnings
     assert found is not None and "from offset 10 on" in found.text
+
+
+GAPS_ID, OTHER_ID = 10, 11
+
+
+def batch(offset: int, producer_id: int, **options: Any) -> bytes:
+    records = [Record(0, 1, None, b"kept")]
+    return encode_batch(
+        records, base_offset=offset, producer_id=producer_id, producer_epoch=0, base_sequence=0, **options
+    )
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["none", "one after the link"])
+@pytest.mark.parametrize("gaps_id", [GAPS_ID, OTHER_ID, None], ids=["the link's", "another's", "not told"])
+def test_any_number_of_ends_of_the_links_gaps_is_no_writing_of_others(
+    monkeypatch: pytest.MonkeyPatch, gaps_id: int | None, others: int
+) -> None:
+    """A partition in which small transactions are aborted steadily ends so; its coordinator tells whose the producer id is."""
+
+    async def told(target: Any, by_node: Mapping[int, Any]) -> Any:
+        names = [name for at in by_node.values() for name in at]
+        assert names == [gap_transactional_id("dr", P)]
+        return {
+            name: Exception() if gaps_id is None else CoordinatorView(name, "", 0, 0, frozenset(), gaps_id)
+            for name in names
+        }
+
+    async def coordinators(target: Any, kind: Any, names: Any) -> Any:
+        return dict.fromkeys(names, 1)
+
+    async def nothing(*_: Any) -> dict[str, Any]:
+        return {}
+
+    monkeypatch.setattr(damage, "topic_facts", nothing)
+    monkeypatch.setattr(open_gaps, "can_list_transactions", lambda target: True)
+    monkeypatch.setattr(open_gaps, "find_coordinators", coordinators)
+    monkeypatch.setattr(open_gaps, "_views", told)
+
+    def seen(markers: int) -> SeenLog:
+        data = [batch(0, 7), *(batch(1, 9) for _ in range(others))]
+        ends = [batch(at, GAPS_ID, is_control=True) for at in range(len(data), len(data) + markers)]
+        log: Any = OneLog([*data, *ends])
+        found = asyncio.run(damage._seen_logs(log, "dr", CONTROL, {P: log.end}, {"orders": IDS}))
+        return found[P]._replace(end=0)
+
+    assert seen(20) == (SeenLog(0, 0, 1, foreign=9) if others else SeenLog(0, 0, 21))
+    hidden_by = None if gaps_id == GAPS_ID else GAPS_ID
+    assert seen(1100) == SeenLog(0, 0, 1100 + 1 + others, hidden_by=hidden_by)

@@ -121,20 +121,31 @@ async def _described(target: Cluster, names: Iterable[str]) -> tuple[list[str], 
 
 
 async def ended_gap(target: Cluster, link: str, partition: TopicPartition, marker: BatchHeader | None) -> bool:
-    """Whether a batch is the marker of a gap transaction of the link, as its coordinator says; False where it does not tell.
+    """Whether a batch is the marker of a gap transaction of the link (ended_gaps)."""
+    return marker is not None and bool(await ended_gaps(target, link, {partition: marker}))
 
-    It writes it into whatever has the topic's name by then.
+
+async def ended_gaps(target: Cluster, link: str, batches: Mapping[TopicPartition, BatchHeader]) -> set[TopicPartition]:
+    """The partitions whose batch is the marker of a gap transaction of the link, as the coordinators say.
+
+    None of those whose coordinator does not tell.  It writes a marker into whatever has the topic's name by then.
     """
-    if marker is None or not marker.is_control or not can_list_transactions(target):
-        return False
-    name = gap_transactional_id(link, partition)
+    names = {gap_transactional_id(link, p): p for p, header in batches.items() if header.is_control}
+    if not names or not can_list_transactions(target):
+        return set()
+    by_node: dict[int, list[str]] = {}
     try:
-        node = (await find_coordinators(target, TRANSACTION, [name])).get(name)
-        told = await _views(target, {node: [name]}) if isinstance(node, int) else {}
+        for name, node in (await find_coordinators(target, TRANSACTION, names)).items():
+            if isinstance(node, int):
+                by_node.setdefault(node, []).append(name)
+        told = await _views(target, by_node)
     except Errors.KafkaError:
-        return False
-    view = told.get(name)
-    return isinstance(view, CoordinatorView) and view.producer_id == marker.producer_id
+        return set()
+    return {
+        names[name]
+        for name, view in told.items()
+        if isinstance(view, CoordinatorView) and view.producer_id == batches[names[name]].producer_id
+    }
 
 
 async def _views(target: Cluster, by_node: Mapping[int, Collection[str]]) -> dict[str, CoordinatorView | Exception]:
