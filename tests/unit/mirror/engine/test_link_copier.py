@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import kafka.errors as Errors
 import pytest
@@ -19,7 +19,7 @@ from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import LinkPromotedError
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import GapFill
-from tolerant_client.mirror.engine.identical import sync_loop
+from tolerant_client.mirror.engine.identical import begun, sync_loop
 from tolerant_client.mirror.engine.identical.offsets import IdenticalOffsets, identical_offsets
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.link_copier import LinkCopier
@@ -339,3 +339,28 @@ def test_a_promotion_is_told_at_once_of_a_lease_though_the_target_says_nothing(
         assert (await copying)[FIRST].error is not None
 
     copier.link.source.run(run)
+
+
+@pytest.mark.parametrize("is_granted_anew", [False, True])
+def test_how_far_was_copied_is_written_under_the_claim_that_is_released_then(
+    copier: LinkCopier, monkeypatch: pytest.MonkeyPatch, is_granted_anew: bool
+) -> None:
+    """Frozen before it is written, a process has no claim any more: another one may have copied another topic since."""
+    flow, claims = flow_of(copier), cast(Any, copier.claims)
+    left: list[TopicPartition] = []
+    written: list[LinkControl] = []
+    copy = placed(copier, FIRST, 300)
+    copy.rested()
+
+    async def update(target: Any, link: str, change: Any) -> None:
+        assert not left and flow.is_leaving(FIRST)
+        if is_granted_anew:
+            claims.term = lambda partition: TERM + 1
+        written.append(change(LinkControl()))
+
+    monkeypatch.setattr(begun, "update_control", update)
+    monkeypatch.setattr(claims, "leave", left.extend)
+    assert flow.copied([FIRST], 0) == {FIRST: 300}
+    asyncio.run(flow.give_back([FIRST]))
+    assert written == [LinkControl() if is_granted_anew else LinkControl(copied={FIRST: 300})]
+    assert left == [FIRST] and not flow.is_leaving(FIRST)

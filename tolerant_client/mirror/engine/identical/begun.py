@@ -1,13 +1,19 @@
 """What the control must know of a link before its engine appends: which logs it begins, how far it has copied them, and every
 producer id that it has.
+
+Laws:
+A. What is written of a log was derived from what was read of it: where the control says by now that another one is begun, or is
+   to begin elsewhere, than it said then, nothing is written of that partition.  A process that slept knows an older topic.
+B. It is written under the claim under which the log was read, which is asked when the record is made; each time that another
+   writer comes before, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TypeVar
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -21,24 +27,54 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import ControlWatch, update_control
 from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
 
+T = TypeVar("T")
+
 _CONTROL = (TopicPartition(CONTROL_TOPIC, 0),)
 
 
-class _Unwritten(NamedTuple):
-    """What the control does not say yet, as copied_so_far takes it."""
+@dataclass(eq=False)
+class _Change:
+    """What the control does not say yet, and what it said when that was `known`; `refused` is not written of it (laws A and B)."""
 
-    begun: dict[TopicPartition, TopicIds]
-    copied: dict[TopicPartition, int]
-    log_starts: dict[TopicPartition, int]
+    known: LinkControl
+    begun: Mapping[TopicPartition, TopicIds]
+    copied: Positions
+    log_starts: Positions
+    refused: Collection[TopicPartition] = ()
+
+    @property
+    def partitions(self) -> set[TopicPartition]:
+        return {*self.begun, *self.copied, *self.log_starts}
+
+    def is_outdated(self, now: LinkControl, partition: TopicPartition) -> bool:
+        """Whether somebody has begun another log of a partition since, or has it begin elsewhere."""
+        was = self.known.begun.get(partition)
+        start_was = self.known.log_starts.get(partition)
+        return now.begun.get(partition) not in (was, self.begun.get(partition, was)) or (
+            partition in self.log_starts
+            and now.log_starts.get(partition) not in (start_was, self.log_starts[partition])
+        )
+
+    def applied(self, now: LinkControl) -> LinkControl:
+        """What holds with it, but for what is refused."""
+
+        def kept(said: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
+            return {p: value for p, value in said.items() if p not in self.refused}
+
+        return copied_so_far(now, kept(self.begun), kept(self.copied), kept(self.log_starts))
 
 
 class Begun:
-    """Writes to the control of `control.link`; on the event loop of `target`."""
+    """Writes to the control of `control.link`; on the event loop of `target`.
 
-    def __init__(self, target: Cluster, control: ControlWatch) -> None:
+    `is_ours` says whether a partition is held under the claim under which its log was read.
+    """
+
+    def __init__(self, target: Cluster, control: ControlWatch, is_ours: Callable[[TopicPartition], bool]) -> None:
         self._target = target
         self._control = control
-        self._unwritten = _Unwritten({}, {}, {})
+        self._is_ours = is_ours
+        self._unwritten: list[_Change] = []
         self._locks = PartitionLocks()
 
     async def write(
@@ -46,38 +82,50 @@ class Begun:
         partitions: Mapping[TopicPartition, TopicIds],
         copied: Positions = MappingProxyType({}),
         log_starts: Positions = MappingProxyType({}),
-    ) -> None:
+        *,
+        known: LinkControl,
+    ) -> Collection[TopicPartition]:
         """Returns once the control says that the link has begun these logs, of these topics, and copied them up to there.
 
-        Those of `log_starts` are to be filled up to there.
+        Those of `log_starts` are to be filled up to there; `known` is what the control said before the logs were looked at.
+        Returned are those of which nothing was written, since others may have begun them meanwhile: they are to be read again.
         Without the right to write there nothing is remembered: a start has warned of it, and a log that is emptied is not
-        believed later.  Raises KafkaError.
+        believed later.  Raises KafkaError, and then nothing of it is written later either.
         """
-        known, unwritten = self._control.value, self._unwritten
-        new = unwritten.begun  # what is known of a former log goes with it (copied_so_far), even where it is the same
-        new.update({p: ids for p, ids in partitions.items() if known.begun.get(p) != ids})
-        unwritten.copied.update({p: at for p, at in copied.items() if p in new or known.copied.get(p) != at})
-        unwritten.log_starts.update(
-            {p: at for p, at in log_starts.items() if p in new or known.log_starts.get(p) != at}
+        new = {p: ids for p, ids in partitions.items() if known.begun.get(p) != ids}
+        # What is known of a former log goes with it (copied_so_far), even where it is the same.
+        change = _Change(
+            known,
+            new,
+            {p: at for p, at in copied.items() if p in new or known.copied.get(p) != at},
+            {p: at for p, at in log_starts.items() if p in new or known.log_starts.get(p) != at},
         )
-        if any(unwritten):
+        if not change.partitions:
+            return ()
+        self._unwritten.append(change)
+        try:
             async with self._locks.held(_CONTROL):  # what is begun at the same time is one record
-                await self._write_all()
+                if change in self._unwritten:
+                    await self._write_all()
+        finally:
+            if change in self._unwritten:
+                self._unwritten.remove(change)
+        return change.refused
 
     async def _write_all(self) -> None:
-        unwritten, self._unwritten = self._unwritten, _Unwritten({}, {}, {})
-        if not any(unwritten):
-            return
+        changes = list(self._unwritten)
+
+        def changed(now: LinkControl) -> LinkControl:
+            for change in changes:
+                change.refused = {p for p in change.partitions if not self._is_ours(p) or change.is_outdated(now, p)}
+                now = change.applied(now)
+            return now
+
         try:
-            await update_control(self._target, self._control.link, lambda now: copied_so_far(now, *unwritten))
+            await update_control(self._target, self._control.link, changed)
         except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError, OptionError):
             pass
-        except Errors.KafkaError:
-            (begun, copied, log_starts), later = unwritten, self._unwritten
-            self._unwritten = _Unwritten(
-                {**begun, **later.begun}, {**copied, **later.copied}, {**log_starts, **later.log_starts}
-            )
-            raise
+        self._unwritten = [change for change in self._unwritten if change not in changes]
 
     async def identified(self, state: AppendState) -> AppendState:
         """A state with a producer id that the target does not know yet; from now on one of the link's.  Raises KafkaError."""

@@ -141,6 +141,11 @@ class Flow:
         """Whether a partition may be appended to from the place that was read (claims.py, laws E and H)."""
         return copy.term is not None and self.claims.term(copy.partition) == copy.term
 
+    def is_ours(self, partition: TopicPartition) -> bool:
+        """The same of a partition, also of one that was given up and of which something is in flight."""
+        copy = self.partitions.get(partition) or self._leaving.get(partition)
+        return copy is not None and self.is_claimed(copy)
+
     def claims_changed(self) -> None:
         """Takes what has lapsed out of the flow, and has the places read of what was granted."""
         for lapsed in [c for c in self.partitions.values() if c.phase is Phase.COPYING and not self.is_claimed(c)]:
@@ -157,8 +162,7 @@ class Flow:
 
     def require_ours(self, partition: TopicPartition) -> None:
         """As require_writable, as far as is known without asking: what lasts calls it before each of its requests."""
-        copy = self.partitions.get(partition) or self._leaving.get(partition)
-        if copy is None or not self.is_claimed(copy):
+        if not self.is_ours(partition):
             raise Errors.NotLeaderForPartitionError(NO_CLAIM)
         self.control.value.require_not_promoted(self.link.name)
         if self.control.value.pauses(partition):

@@ -14,6 +14,7 @@ from tolerant_client.mirror.engine.identical.flow import Flow
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.engine.limits import PAUSE_S
+from tolerant_client.mirror.engine.strategy import NO_CLAIM
 
 
 class LossHandler:
@@ -53,13 +54,17 @@ class LossHandler:
         """True once a loss is in the ledger, if the partition is still ours then."""
         flow = self._flow
         try:
+            if not flow.is_ours(copy.partition):
+                raise Errors.NotLeaderForPartitionError(NO_CLAIM)
             await flow.link.ledger.write([loss.row])
             if loss.row.reason == LossReason.RECREATION:  # from now on the link goes on with the new topic
                 ids = await read_ids(flow.source, flow.target, {copy.partition.topic})
                 if copy.partition.topic not in ids:
                     raise Errors.UnknownTopicOrPartitionError(f"topic {copy.partition.topic} of one of the clusters")
                 copied = {copy.partition: loss.state.log_end}
-                await self._begun.write({copy.partition: ids[copy.partition.topic]}, copied)
+                begun = {copy.partition: ids[copy.partition.topic]}
+                if await self._begun.write(begun, copied, known=flow.control.value):
+                    raise Errors.NotLeaderForPartitionError(NO_CLAIM)
         except KafkaError as error:
             copy.trouble(f"the ledger could not be written: {type(error).__name__}: {error}", flow.clock())
             return False

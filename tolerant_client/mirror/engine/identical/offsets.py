@@ -22,6 +22,7 @@ from tolerant_client.mirror.engine.identical.partition import Phase
 from tolerant_client.mirror.engine.identical.resting import RestingLogs
 from tolerant_client.mirror.engine.identical.sync_loop import SyncLoop
 from tolerant_client.mirror.engine.strategy import CopiedLink, Strategy
+from tolerant_client.mirror.state.link_control import LinkControl
 
 _RESTS_S = 10.0  # since the last append, before it is written down how far a partition was copied
 _REMEMBER_S = 60.0  # between two such records
@@ -38,7 +39,7 @@ class IdenticalOffsets(Flow):
 
     def __init__(self, link: CopiedLink, producer_id: int) -> None:
         super().__init__(link, lambda: self.sync_loop.run())
-        self._begun = Begun(link.target, link.control)
+        self._begun = Begun(link.target, link.control, self.is_ours)
         losses = LossHandler(self, self._begun)
         facts = TargetFacts(link.source, link.target, link.policy, link.clock)
         self.sync_loop = SyncLoop(self, producer_id, facts, self._begun, losses)
@@ -52,10 +53,18 @@ class IdenticalOffsets(Flow):
 
     async def give_back(self, partitions: Collection[TopicPartition]) -> None:
         """Releases partitions, and has the control say how far those were copied that rest."""
-        ends = self.copied(partitions, 0)
+        ends, known = self.copied(partitions, 0), self.control.value
+        resting = self.copies(ends)
+        for copy in resting:
+            copy.in_flight += 1  # its claim is held until that is written (begun.py)
         for partition in partitions:
             self.release(partition)
-        await self._remember(ends)
+        try:
+            await self._remember(ends, known)
+        finally:
+            for copy in resting:
+                copy.in_flight -= 1
+                self.settled(copy)
 
     def lose_patience(self, partition: TopicPartition) -> None:
         """Stops a partition that had nothing but trouble, or heard nothing, for as long as the patience lasts."""
@@ -80,17 +89,17 @@ class IdenticalOffsets(Flow):
             self.tasks.spawn(self._keep_id)
         if now > self._next_remembered:
             self._next_remembered = now + _REMEMBER_S
-            self.tasks.spawn(self._remember, self.copied(self.partitions, _RESTS_S))
+            self.tasks.spawn(self._remember, self.copied(self.partitions, _RESTS_S), self.control.value)
 
     def copied(self, partitions: Iterable[TopicPartition], after_s: float) -> dict[TopicPartition, int]:
         """How far those were copied that are claimed and have rested so long."""
         now = self.clock()
         return {c.partition: c.acked for c in self.copies(partitions) if c.rests(after_s, now) and self.is_claimed(c)}
 
-    async def _remember(self, ends: Mapping[TopicPartition, int]) -> None:
+    async def _remember(self, ends: Mapping[TopicPartition, int], known: LinkControl) -> None:
         """Has the control say how far was copied: the log may be empty, and its producer forgotten, by the next read."""
         try:
-            await self._begun.write({}, ends)
+            await self._begun.write({}, ends, known=known)
         except KafkaError:
             pass  # the next time it rests
 

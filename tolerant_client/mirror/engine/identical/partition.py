@@ -293,7 +293,7 @@ class PartitionCopy(CopiedPartition):
         if isinstance(error, TolerantClientError):
             self.doubt(error, now)
         else:
-            self.doubt(TolerantClientError(f"{self}: {finding}; check the mirror's ACLs, or set gap.fill=records"), now)
+            self.doubt(TolerantClientError(f"{self}: {finding}; {_remedy(error)}"), now)
 
     def lost(self, header: BatchHeader, reason: str, now: float) -> None:
         """Takes it that the answer for a batch in flight will not come."""
@@ -427,3 +427,13 @@ class PartitionCopy(CopiedPartition):
         elif log_end < self.acked:
             self._first_log_end -= self.acked - log_end  # what an election or a deletion took back is copied again
         self.position = self.acked = log_end
+
+
+def _remedy(error: Errors.KafkaError) -> str:
+    """What an operator can do where a target refuses what fills a gap, or comes before a log's start."""
+    if isinstance(error, Errors.InvalidTimestampError):
+        return (
+            "the time of that is this machine's: set its clock right, which tolerant-kafka doctor compares with the brokers', or"
+            " raise message.timestamp.after.max.ms (clock ahead) or message.timestamp.before.max.ms of the target's topic"
+        )
+    return "check the mirror's ACLs, or set gap.fill=records"

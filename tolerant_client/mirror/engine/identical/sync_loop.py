@@ -218,10 +218,11 @@ class SyncLoop:
         control = self._control.value
         if any(p in control.begun and not control.begun[p].is_of_target(ids[p.topic]) for p in due):
             control = await self._control.refresh()  # another process of the run may have begun the new log
+        remembered = control
         # Another process of the run may have copied further since.
-        known = {p: max(c.acked, control.copied.get(p, 0)) for p, c in copies.items() if c.is_placed}
+        copied_to = {p: max(c.acked, control.copied.get(p, 0)) for p, c in copies.items() if c.is_placed}
         filled = {p: c.log_start for p, c in copies.items() if c.log_start}
-        control = replace(control, copied={**control.copied, **known}, log_starts={**control.log_starts, **filled})
+        control = replace(control, copied={**control.copied, **copied_to}, log_starts={**control.log_starts, **filled})
         places = await read_append_states(
             self._source, self._target, due, self._producer_id, self._ledger, copied, control, ids
         )
@@ -233,10 +234,12 @@ class SyncLoop:
         rows = partial(self._ledger.rows, refresh=True)
         places |= await probe_logs(self._source, self._target, unprobed, control.adopted, rows)
         starts = {p: found.start for p, found in places.items() if isinstance(found, LogStart)}
-        await self._begun.write(
+        refused = await self._begun.write(
             {p: ids[p.topic] for p, found in places.items() if isinstance(found, (AppendState, LogStart))},
             log_starts=starts,
+            known=remembered,
         )
+        places = {p: found for p, found in places.items() if p not in refused}
         for partition, found in places.items():
             if isinstance(found, AppendState) and found.producer_id == NO_PRODUCER:
                 places[partition] = await self._begun.identified(found)

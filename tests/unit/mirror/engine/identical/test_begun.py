@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
@@ -32,9 +33,12 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Any:
     return watch
 
 
-def write(watch: Any, *args: Any, **named: Any) -> LinkControl:
+def write(
+    watch: Any, *args: Any, known: LinkControl = KNOWN, ours: Collection[TopicPartition] = (FIRST, SECOND), **named: Any
+) -> LinkControl:
+    """What the control says after it; of what is not `ours` by then nothing was written, and it is told."""
     nobody: Any = None
-    asyncio.run(Begun(nobody, watch).write(*args, **named))
+    watch.refused = asyncio.run(Begun(nobody, watch, lambda p: p in ours).write(*args, known=known, **named))
     return watch.value  # type: ignore[no-any-return]
 
 
@@ -46,3 +50,53 @@ def test_a_log_made_anew_begins_and_was_copied_where_the_former_one_did_and_was(
 def test_what_the_control_says_already_is_not_written_again(watch: Any) -> None:
     assert write(watch, {FIRST: FORMER}, {FIRST: 70, SECOND: 90}, log_starts={FIRST: 70}) == KNOWN
     assert watch.updates == 0
+
+
+@pytest.mark.parametrize("known", [LinkControl(), KNOWN], ids=["first start", "later"])
+def test_a_process_that_slept_writes_nothing_of_a_log_that_another_has_begun_since(
+    watch: Any, known: LinkControl
+) -> None:
+    """Frozen before it wrote which topic it begins, or how far it copied: the topic is another one, and another copies it."""
+    newer = watch.value = LinkControl(begun={FIRST: ANEW}, copied={FIRST: 40}, log_starts={FIRST: 20})
+    old = TopicIds("s", "mine")
+    assert write(watch, {FIRST: old}, {FIRST: 70}, log_starts={FIRST: 30}, known=known) == newer
+    assert set(watch.refused) == {FIRST}
+    if known is KNOWN:
+        assert write(watch, {}, {FIRST: 100}, known=known) == newer and set(watch.refused) == {FIRST}
+
+
+def test_what_another_process_has_begun_alike_is_no_other(watch: Any) -> None:
+    control = write(watch, {FIRST: FORMER}, {FIRST: 80}, known=LinkControl())
+    assert control == replace(KNOWN, copied={FIRST: 80, SECOND: 90}) and not watch.refused
+
+
+def test_a_log_start_that_another_process_has_written_since_stays(watch: Any) -> None:
+    newer = watch.value = replace(KNOWN, log_starts={FIRST: 90})
+    assert write(watch, {FIRST: FORMER}, log_starts={FIRST: 80}, known=KNOWN) == newer and set(watch.refused) == {FIRST}
+
+
+def test_nothing_is_written_of_a_partition_whose_claim_is_over_and_the_others_are(watch: Any) -> None:
+    """Also where no ids tell that the topic is another one: brokers before 2.8."""
+    control = write(watch, {}, {FIRST: 71, SECOND: 91}, ours=[SECOND])
+    assert control == replace(KNOWN, copied={FIRST: 70, SECOND: 91}) and set(watch.refused) == {FIRST}
+
+
+def test_what_could_not_be_written_does_not_come_later_with_something_else(
+    watch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody: Any = None
+    begun = Begun(nobody, watch, lambda p: True)
+    update = module.update_control
+
+    async def fail(*_: Any) -> Any:
+        raise Errors.NotEnoughReplicasError
+
+    async def course() -> None:
+        monkeypatch.setattr(module, "update_control", fail)
+        with pytest.raises(Errors.NotEnoughReplicasError):
+            await begun.write({}, {FIRST: 71}, known=KNOWN)
+        monkeypatch.setattr(module, "update_control", update)
+        await begun.write({SECOND: ANEW}, known=KNOWN)
+
+    asyncio.run(course())
+    assert watch.value.copied == {FIRST: 70}

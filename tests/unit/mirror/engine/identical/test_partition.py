@@ -262,6 +262,16 @@ def test_law_f_gap_that_could_not_be_filled_is_trouble_and_a_refusal_is_a_doubt(
     assert copy.phase is Phase.STOPPED
 
 
+def test_a_refused_time_of_filler_is_told_as_this_machines_clock() -> None:
+    """It has nothing to do with rights, and before a log's start `gap.fill` changes nothing."""
+    copy = copying()
+    for _ in range(BELIEVED_AFTER):
+        copy.not_filled(Gap(0, 40), Errors.InvalidTimestampError(), 1.0)
+        if copy.phase is Phase.DRAINING:
+            copy.resume(AppendState(100, PRODUCER, 0, 0), RULES, 1.0)
+    assert "set its clock right" in str(copy.error) and "ACLs" not in str(copy.error)
+
+
 def test_paused_partition_takes_no_part_and_goes_on_once_resumed() -> None:
     copy = copying()
     copy.pause(TargetDivergedError("foreign"), 31.0)
