@@ -6,8 +6,10 @@ Laws:
 - One fetch a node is in flight.  It leaves when the last buffered answer is
   begun, and asks for what follows that answer: memory holds two answers a node,
   each of `fetch_max_bytes` at most.  An answer is used only if the position has
-  come to its first offset, so a seek in between costs a fetch and nothing else: what ends where the log ends
-  is followed by none, since that one would wait at the broker, and whatever else is asked of the node after it.
+  come to its first offset, so a seek in between costs a fetch and nothing else.
+- What may rightly wait at the broker is not sent ahead, since whatever else is asked of the node waits after it: while records
+  of a node are buffered, it is asked only if it responds at once, as far as is known.  A reader of committed records is given
+  none from the last stable offset on, and nobody knows how many bytes of a log are left to make up `fetch_min_bytes`.
 - A fill gives an iterator records of as many partitions as poll() would; a fetch
   that follows what this fill has handed out waits for the next one.
 - An OffsetOutOfRange is believed only when `out_of_range` has looked (incident 2),
@@ -25,7 +27,7 @@ from typing import Any
 
 import kafka.errors as Errors
 import pyarrow as pa
-from kafka.protocol.consumer import FetchRequest
+from kafka.protocol.consumer import FetchRequest, IsolationLevel
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from tolerant_client.stock.consumer_records import PartitionRecords
@@ -51,6 +53,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         super().__init__(client, subscriptions, **configs)
         self._doubts = Doubts(self)
         self._corrupt: dict[TopicPartition, tuple[int, int]] = {}  # offset, and how often it was found so
+        self._readable_ends: dict[TopicPartition, int] = {}  # where each log ended for us, when it was last read
         self._taking = threading.Lock()
         self._is_fetch_due = False  # asked for on the event loop, not begun yet
         self._handed_out: set[TopicPartition] = set()  # to an iterator, which moves the position record by record
@@ -211,27 +214,31 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
 
     def _to_fetch(self) -> Iterator[tuple[Any, TopicPartition, int, int]]:
         """(node id, partition, offset, epoch of the record before it) for every fetch that may leave now."""
-        wanted = [(tp, self._subscriptions.position(tp)) for tp in self._fetchable_partitions()]
-        for tp, position in wanted:
-            if position is not None and (node_id := self._node_to_ask(tp)) is not None:
-                yield node_id, tp, position.offset, position.leader_epoch
-        part = self._next_partition_records
-        if part and (end := part.end) is not None:
-            tp = part.topic_partition
-            if self._is_fetchable_ahead(tp, part.fetch_offset, end[0]):
-                if (node_id := self._node_to_ask(tp)) is not None:
-                    yield node_id, tp, *end
+        positions = [(tp, self._subscriptions.position(tp)) for tp in self._fetchable_partitions()]
+        wanted = [(tp, position.offset, position.leader_epoch) for tp, position in positions if position is not None]
+        busy = None
+        if part := self._next_partition_records:
+            busy = self._node_to_ask(part.topic_partition)
+            if part.end is not None and self._is_fetchable_ahead(part.topic_partition, part.fetch_offset, part.end[0]):
+                wanted.append((part.topic_partition, *part.end))
+        if busy is not None and any(self._is_there(tp, at) and self._node_to_ask(tp) == busy for tp, at, _ in wanted):
+            busy = None  # it responds at once
+        for tp, offset, epoch in wanted:
+            if (node_id := self._node_to_ask(tp)) is not None and node_id != busy:
+                yield node_id, tp, offset, epoch
 
     def _is_fetchable_ahead(self, tp: TopicPartition, from_offset: int, end_offset: int) -> bool:
-        if tp in self._doubts or not self._subscriptions.is_fetchable(tp):
+        if tp in self._doubts or not self._subscriptions.is_fetchable(tp) or not self._is_there(tp, end_offset):
             return False
         if any(fetch.topic_partition == tp for fetch in self._completed_fetches.copy()):
             return False
         position = self._subscriptions.position(tp)
-        log_end = self._subscriptions.assignment[tp].highwater
-        if log_end is not None and end_offset >= log_end:
-            return False
         return position is not None and from_offset <= position.offset <= end_offset
+
+    def _is_there(self, tp: TopicPartition, offset: int) -> bool:
+        """Whether the broker responds to a fetch of that offset at once, as far as is known."""
+        end = self._readable_ends.get(tp)
+        return self.config["fetch_min_bytes"] <= 1 and (end is None or offset < end)
 
     def _node_to_ask(self, tp: TopicPartition) -> Any:
         """The node to fetch a partition from, None while there is none or it cannot be asked now."""
@@ -297,9 +304,15 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
             if not self._doubts.is_believed(completed_fetch) and self._is_refused_here(tp, offset):
                 self._doubts.look_into(completed_fetch)
                 return None
+        if completed_fetch.partition_data.error_code == Errors.NoError.errno:
+            self._readable_ends[completed_fetch.topic_partition] = self._readable_end(completed_fetch.partition_data)
         if completed_fetch.partition_data.records is None:  # the protocol allows it, kafka-python does not
             completed_fetch.partition_data.records = b""
         return super()._parse_fetched_data(completed_fetch)
+
+    def _readable_end(self, data: Any) -> int:
+        is_stable_known = self._isolation_level == IsolationLevel.READ_COMMITTED and data.last_stable_offset >= 0
+        return int(data.last_stable_offset if is_stable_known else data.high_watermark)
 
     def _is_refused_here(self, tp: TopicPartition, offset: int) -> bool:
         """True for a refusal by the leader, at the position of now; kafka-python handles the others itself."""

@@ -84,21 +84,25 @@ def batch(first: int, count: int = 30, epoch: int = 5) -> bytes:
 
 def answer(tp: TopicPartition, offset: int, data: bytes, error_code: int = 0) -> CompletedFetch:
     part = SimpleNamespace(
-        error_code=error_code, high_watermark=1_000, records=memoryview(data), aborted_transactions=None,
+        error_code=error_code, high_watermark=1_000, last_stable_offset=500, records=memoryview(data), aborted_transactions=None,
         diverging_epoch=None, preferred_read_replica=-1, current_leader=None,
     )  # fmt: skip
     return CompletedFetch(tp, offset, 12, part, None)
 
 
-@pytest.fixture
-def fetcher() -> TolerantFetcher:
+def make(**options: Any) -> TolerantFetcher:
     manager = Manager()
     client = SimpleNamespace(_manager=manager, throttle_delay=lambda node_id: 0)
     subscriptions = SubscriptionState()
     subscriptions.assign_from_user([A, B])
     for tp in (A, B):
         subscriptions.seek(tp, OffsetAndMetadata(0, "", -1))
-    return TolerantFetcher(client, subscriptions)
+    return TolerantFetcher(client, subscriptions, **options)
+
+
+@pytest.fixture
+def fetcher() -> TolerantFetcher:
+    return make()
 
 
 def asked(fetcher: TolerantFetcher) -> dict[TopicPartition, tuple[int, int, int]]:
@@ -137,6 +141,38 @@ def test_nothing_is_fetched_ahead_at_the_end_of_a_log_where_it_would_wait_before
     assert A not in asked(fetcher)
     fetcher.fetched_records()
     assert asked(fetcher)[A][0] == 1_000
+
+
+@pytest.mark.parametrize(
+    ("options", "start"), [({"isolation_level": "read_committed"}, 470), ({"fetch_min_bytes": 2}, 0)], ids=str
+)
+def test_what_may_wait_at_the_broker_is_not_sent_ahead(options: dict[str, Any], start: int) -> None:
+    """From the last stable offset on nothing is given out, and nobody knows how many bytes follow."""
+    fetcher = make(**options)
+    fetcher._completed_fetches.extend([answer(B, 500, b""), answer(A, start, batch(start))])
+    fetcher._subscriptions.seek(B, OffsetAndMetadata(500, "", -1))
+    fetcher._subscriptions.seek(A, OffsetAndMetadata(start, "", -1))
+    fetcher.fetched_records(max_records=10)
+    assert asked(fetcher) == {}
+    fetcher.fetched_records()
+    assert set(asked(fetcher)) == {A, B}
+
+
+def test_an_idle_partition_is_not_asked_for_while_records_of_its_node_are_at_hand(fetcher: TolerantFetcher) -> None:
+    fetcher._manager.cluster.leader_for_partition = {A: 1, B: 1}.get
+    fetcher._subscriptions.seek(B, OffsetAndMetadata(1_000, "", -1))
+    fetcher._completed_fetches.extend([answer(B, 1_000, b""), answer(A, 970, batch(970))])
+    fetcher._subscriptions.seek(A, OffsetAndMetadata(970, "", -1))
+    fetcher.fetched_records(max_records=10)
+    assert asked(fetcher) == {}
+    fetcher._manager.cluster.leader_for_partition = {A: 1, B: 2}.get
+    assert set(asked(fetcher)) == {B}  # of another node, where nothing of A's can wait after it
+    fetcher._manager.cluster.leader_for_partition = {A: 1, B: 1}.get
+    fetcher._subscriptions.seek(B, OffsetAndMetadata(999, "", -1))
+    assert set(asked(fetcher)) == {B}  # there is something to respond with
+    fetcher._subscriptions.seek(B, OffsetAndMetadata(1_000, "", -1))
+    fetcher.fetched_records()
+    assert set(asked(fetcher)) == {A, B}
 
 
 def test_nothing_is_fetched_ahead_of_a_paused_or_moved_position_or_of_an_old_format(fetcher: TolerantFetcher) -> None:
