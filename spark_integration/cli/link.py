@@ -17,6 +17,7 @@ from spark_integration.cli.options import WhichLink, client_properties
 from spark_integration.option_values import whole_number
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.naming import name_link
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_topics import written_topics
@@ -50,7 +51,10 @@ class GivenLink:
         """With all topics that the link has written down, whatever was given; raises OptionError where nobody says them."""
 
         async def ask(target: Cluster) -> LinkTopics:
-            return written_topics(await read_control(target, self.link), self.link, self.topics)
+            control = await read_control(target, self.link)
+            if self.topics is None:
+                await require_not_forgotten(target, self.link, control)
+            return written_topics(control, self.link, self.topics)
 
         return replace(self, topics=self.run_on_target(ask))
 

@@ -14,6 +14,7 @@ from spark_integration.cli.link import GivenLink, given_link
 from spark_integration.cli.options import DryRun, Json, OnTarget
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.state.control_topic import read_control, read_controls, update_control
 from tolerant_client.mirror.state.link_control import NO_LIMIT, WHOLE_LINK, LinkControl, paused, resumed
 from tolerant_client.mirror.state.link_topics import some
@@ -153,6 +154,7 @@ def _change(
 
     async def ask(target: Cluster) -> tuple[LinkControl, LinkControl]:
         before = await read_control(target, given.link)
+        await require_not_forgotten(target, given.link, before)
         require_known(given.link, (await read_controls(target)).links)
         before.require_not_promoted(given.link)
         return before, change(before) if dry_run else await update_control(target, given.link, change)

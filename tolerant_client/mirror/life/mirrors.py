@@ -14,8 +14,10 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC, LEASE_MS, ClaimsLog, Run, Waiting
 from tolerant_client.mirror.state.claims_topic import read_claims
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.health import Health, Reason, utc
 from tolerant_client.mirror.state.link_control import LinkControl
 
@@ -56,6 +58,27 @@ async def seen_mirrors(target: Cluster, link: str, before: ClaimsLog | None, beg
             return found
         await target.net.sleep(_LOOK_AGAIN_S)
     return None
+
+
+def forgotten(link: str, mirrors: Iterable[Run] | None) -> str | None:
+    """What is to be said of a link of which the control says nothing, though a mirror of it runs; None where none does.  Pure."""
+    run = next((run for run in mirrors or () if run.is_alive), None)
+    if run is None:
+        return None
+    return (
+        f"A mirror of link {link} runs on {run.host} (process {run.pid}), and {CONTROL_TOPIC} of the target says nothing of the link"
+        " (any more): the topic was deleted since it started, or it may not write there, so what it copies and what was ordered"
+        " is unknown, and it is told nothing. Stop that mirror, and start it again with Create, Read and Write on that topic;"
+        " where its source is gone, give tolerant-kafka failover --topics"
+    )
+
+
+async def require_not_forgotten(target: Cluster, link: str, control: LinkControl) -> None:
+    """Raises OptionError where the control of a link says nothing, though a mirror of it was seen to run; takes some seconds then."""
+    if control.topics is None and not control.is_hidden:
+        claims, looked = await look_at_claims(target), time.monotonic()
+        if (why := forgotten(link, await seen_mirrors(target, link, claims, looked))) is not None:
+            raise OptionError(why)
 
 
 def standing(

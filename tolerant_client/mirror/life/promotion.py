@@ -44,6 +44,7 @@ from tolerant_client.mirror.life.comparison import compare_ends
 from tolerant_client.mirror.life.damage import Damage, delete_filler, find_damage, missing_topics
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans, positions_of
+from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_texts, named
 from tolerant_client.mirror.life.promotion_report import (
     PromotionReport,
@@ -95,7 +96,7 @@ async def promote(
     after `deadline_s`, nothing has been written.  Raises OptionError, for `topics` too that are not those of the link, and for
     partitions of the target without a leader; TolerantClientError where a cluster goes away behind that; KafkaError.
     """
-    control = await _control(target, link)
+    control = await _control(target, link, topics)
     if control.is_fenced:
         return promoted_before("promote", link, is_dry_run)
     chosen = await require_whole(source, target, control, link, topics)
@@ -166,7 +167,7 @@ async def failover(
     Partitions without a leader hold up no others: they are left, and the report is not done.  `topics` are promote's.
     Raises OptionError, TolerantClientError where the target goes away on the way, and KafkaError.
     """
-    control = await _control(target, link)
+    control = await _control(target, link, topics)
     if control.is_fenced:
         return promoted_before("failover", link, is_dry_run)
     chosen = await require_whole(None, target, control, link, topics)
@@ -229,8 +230,10 @@ async def failover(
 # -- steps --------------------------------------------------------------------
 
 
-async def _control(target: Cluster, link: str) -> LinkControl:
+async def _control(target: Cluster, link: str, topics: LinkTopics | None) -> LinkControl:
     control = await read_control(target, link)
+    if topics is None:
+        await require_not_forgotten(target, link, control)
     if control.is_handed_back:
         raise OptionError(
             f"Link {link} was handed back to MirrorMaker 2 and writes nothing: stop MirrorMaker 2, and the target is yours"

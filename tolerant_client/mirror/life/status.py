@@ -35,6 +35,7 @@ from tolerant_client.mirror.life.mirrors import (
     look_at_claims,
     mirror_json,
     mirror_reasons,
+    require_not_forgotten,
     seen_mirrors,
     standing,
     untold_reasons,
@@ -140,6 +141,8 @@ async def read_status(source: Cluster, target: Cluster, link: str, topics: LinkT
     """
     claims, looked = await look_at_claims(target), time.monotonic()
     control = await read_control(target, link)
+    if topics is None:
+        await require_not_forgotten(target, link, control)
     chosen = topics or written_topics(control, link, None)
     mapped = await mapped_topics(target, link, control, within_s=BOUND_S)
     view = await see_topics(source, target, chosen, control, mapped)

@@ -10,7 +10,8 @@ from unittest.mock import AsyncMock, Mock, patch
 import pytest
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.life import listing
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.life import listing, mirrors
 from tolerant_client.mirror.life.listing import listed
 from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.control_record import Controls, Unreadable
@@ -106,3 +107,16 @@ def test_a_mirror_that_runs_without_a_control_is_a_link_that_nobody_knows_more_o
         found["dr"].startswith("its control is gone, stop its mirror and start it again; runs on m1")
         and len(found) == 1
     )
+
+
+@pytest.mark.parametrize("control", [LinkControl(), LinkControl(is_hidden=True), DR])
+def test_a_command_that_finds_no_control_of_a_link_that_runs_says_that_it_runs(control: LinkControl) -> None:
+    """As the list does: the claims name the mirror."""
+    seen = AsyncMock(return_value=[run("dr", is_ended=True), run("dr", is_alive=True, pid=6)])
+    with patch.multiple(mirrors, look_at_claims=AsyncMock(), seen_mirrors=seen):
+        if control == LinkControl():
+            with pytest.raises(OptionError, match=r"runs on m1 \(process 6\).* Stop that mirror, and start it again"):
+                asyncio.run(mirrors.require_not_forgotten(Mock(spec=Cluster), "dr", control))
+            seen.return_value = [run("dr", is_ended=True)]
+        asyncio.run(mirrors.require_not_forgotten(Mock(spec=Cluster), "dr", control))
+    assert mirrors.forgotten("dr", None) is None
