@@ -117,7 +117,7 @@ class LinkWatch:
         self._control_at = self._ledger_at = float("-inf")
         self._former_losses: list[LedgerRow] | None = None
         self._problem = "it was not asked"  # why the last look has not seen all
-        self.losses: list[LedgerRow] = []  # ledger rows of the link since the start
+        self.losses: list[LedgerRow] = []  # ledger rows of the link since the start, or behind which it went on
 
     @property
     def state(self) -> LinkState:
@@ -208,7 +208,7 @@ class LinkWatch:
 
     @property
     def _owes_losses(self) -> bool:
-        return self.state.report.losses > len(self.losses)
+        return sum(self.state.report.losses.values()) > len(self.losses)
 
     # -- looking --------------------------------------------------------------
 
@@ -341,9 +341,17 @@ class LinkWatch:
         self._last = {**self._last, **target_ends}
 
     def _since_the_start(self, rows: Iterable[LedgerRow]) -> list[LedgerRow]:
-        """The first look may be late, and clocks may differ: either of the two tells."""
-        former = self._former_losses
-        return [row for row in rows if row.time_ms >= self.state.started_ms or former is not None and row not in former]
+        """The first look may be late, and clocks may differ: either of the two tells.
+
+        A mirror that was killed behind a row has gone on behind nothing: who does tells it, too.
+        """
+        former, found = self._former_losses, list(rows)
+        new = [row for row in found if row.time_ms >= self.state.started_ms or former is not None and row not in former]
+        told = {(row.topic, row.partition) for row in new}
+        for partition, count in self.state.report.losses.items():
+            if partition not in told:
+                new += [row for row in found if (row.topic, row.partition) == partition][-count:]
+        return new
 
     def _cannot_look(self, error: Exception) -> None:
         blind = f"{type(error).__name__}: {sentence(error)}"

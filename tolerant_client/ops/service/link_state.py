@@ -35,7 +35,8 @@ OTHERS = "(others)"  # no topic can be called so
 class TaskReport:
     """What tasks have done; their commit messages carry it to the driver, a file carries it to the mirror's process.
 
-    `troubles` are places that were read again from the target's log, `losses` ledger rows, `filled` offsets in gaps; of
+    `troubles` are places that were read again from the target's log, `losses` ledger rows behind which a partition goes on,
+    `filled` offsets in gaps; of
     the last two those of micro-batches: what happens while Spark plans the next one is not among them.
     `acked` says by partition how far it is copied, in source offsets.  `latencies` is a histogram over
     LATENCY_BOUNDS_MS.  `paused` is what an operator has paused, `blocked` what needs a person and why, `waiting` what does
@@ -48,7 +49,7 @@ class TaskReport:
     records: int = 0
     bytes: int = 0
     troubles: int = 0
-    losses: int = 0
+    losses: Mapping[TopicPartition, int] = field(default_factory=dict)
     filled: int = 0
     paused: Mapping[TopicPartition, str] = field(default_factory=dict)
     blocked: Mapping[TopicPartition, str] = field(default_factory=dict)
@@ -85,7 +86,7 @@ class TaskReport:
             self.records + sum(task.records for task in tasks),
             self.bytes + sum(task.bytes for task in tasks),
             self.troubles + sum(task.troubles for task in tasks),
-            self.losses + sum(task.losses for task in tasks),
+            dict(sum((Counter(task.losses) for task in tasks), Counter(self.losses))),
             self.filled + sum(task.filled for task in tasks),
             {p: reason for task in tasks for p, reason in task.paused.items()},
             {p: reason for task in tasks for p, reason in task.blocked.items()},

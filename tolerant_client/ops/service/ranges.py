@@ -227,7 +227,7 @@ class RangesCopier:
         paused = {p: why for p, done in copied.items() if (why := done.paused_by) is not None}
         report = TaskReport(
             troubles=sum(done.troubles for done in copied.values()),
-            losses=sum(done.losses for done in copied.values()),
+            losses={p: done.losses for p, done in copied.items() if done.losses},
             filled=sum(done.filled for done in copied.values()),
             paused={p: sentence(why) for p, why in paused.items()},
             blocked={p: sentence(why) for p, why in {**blocked, **stopped_now}.items()},

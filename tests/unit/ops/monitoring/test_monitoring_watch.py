@@ -337,6 +337,18 @@ def test_a_loss_that_was_found_before_the_first_look_is_one_of_this_mirror(watch
     assert watch.losses == [early]
 
 
+def test_a_loss_that_a_killed_mirror_has_written_down_is_told_by_the_one_that_goes_on_behind_it(watch: Watch) -> None:
+    other = loss(1, 9)._replace(partition=1)
+    watch.clusters.rows = [loss(1, 1), killed := loss(1, 5), other]
+    watch.after(0)
+    watch.tell(report(1, 8, losses={FIRST: 1}))
+    watch.end()
+    assert watch.losses == [killed]
+    watch.clusters.rows = [loss(1, 1), killed, new := loss(watch.state.started_ms + 1, 5)]
+    watch.end()
+    assert watch.losses == [new], "its own rows are all that is told of a partition that has some"
+
+
 # -- its life -----------------------------------------------------------------
 
 
@@ -402,7 +414,7 @@ def test_losses_that_tasks_found_and_the_ledger_did_not_tell_are_an_error(monkey
     clusters = Clusters()
     with pytest.raises(TolerantClientError, match="did not tell what its ledger says was lost: away"):
         with living(monkeypatch, clusters) as watch:
-            watch.tell(report(1, 8, losses=1))
+            watch.tell(report(1, 8, losses={FIRST: 1}))
             clusters.ends["target"] = ClusterUnreachableError("away")
 
 

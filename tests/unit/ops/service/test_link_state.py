@@ -28,7 +28,7 @@ reports = st.builds(
     st.integers(0, 10**9),
     st.integers(0, 10**9),
     st.integers(0, 9),
-    st.integers(0, 9),
+    st.dictionaries(partitions, st.integers(1, 9), max_size=3),
     st.integers(0, 9),
     st.dictionaries(partitions, st.text(), max_size=3),
     st.dictionaries(partitions, st.text(), max_size=3),
@@ -61,7 +61,7 @@ def test_report_is_the_same_after_its_way_through_a_file(report: TaskReport) -> 
 def test_micro_batches_add_up_however_tasks_are_dealt_to_them(tasks: list[TaskReport], cut: int) -> None:
     at_once = TaskReport().plus(tasks, 9)
     one_by_one = TaskReport().plus(tasks[:cut], 8).plus(tasks[cut:], 9)
-    for name in ("records", "bytes", "troubles", "filled", "latencies", "acked", "copied"):
+    for name in ("records", "bytes", "troubles", "losses", "filled", "latencies", "acked", "copied"):
         assert getattr(one_by_one, name) == getattr(at_once, name), name
     assert sum(one_by_one.recoveries.values()) == sum(sum(task.recoveries.values()) for task in tasks)
 

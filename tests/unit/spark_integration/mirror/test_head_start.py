@@ -83,8 +83,8 @@ def test_an_error_is_left_to_spark_s_tasks(
 def test_what_spark_s_tasks_do_is_told_with_what_was_done_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    here = TaskReport(acked={P: 10, Q: 0}, records=10, losses=1, paused={Q: "by an operator"})
+    here = TaskReport(acked={P: 10, Q: 0}, records=10, losses={P: 1}, paused={Q: "by an operator"})
     found = copied(monkeypatch, tmp_path, CopiedRanges(here))
-    told = found.with_later(TaskReport(time_ms=5, acked={P: 15}, records=5, losses=2))
-    assert (told.time_ms, told.records, told.losses) == (5, 15, 3)
+    told = found.with_later(TaskReport(time_ms=5, acked={P: 15}, records=5, losses={P: 2, Q: 1}))
+    assert (told.time_ms, told.records, told.losses) == (5, 15, {P: 3, Q: 1})
     assert told.acked == {P: 15, Q: 0} and not told.paused, "what stands still now is what the last micro-batch says"
