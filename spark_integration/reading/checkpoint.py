@@ -3,7 +3,7 @@
 A checkpoint has a file offsets/N for each planned micro-batch N and commits/N for each that was done.  offsets/N holds
 where batch N ends: `v1`, a line of metadata, and a line for each source in the query's order; `v2` writes the source's
 name and a colon before it (OffsetSeqLog.scala of Spark).  A Kafka source's line is `{"topic":{"0":23}}`, which is what
-startingOffsets takes; ours has the topics' ids beside it (offsets.py), which are left out.
+startingOffsets takes; ours has the topics' ids and where the query began beside it (offsets.py), which are left out.
 
 Laws:
 - The last committed batch is what counts: starting there repeats a batch that was planned and not committed, and
@@ -146,9 +146,8 @@ def _kafka_offsets(line: str | None) -> str | None:
         and all(number.isdecimal() and type(offset) is int for number, offset in partitions.items())
         for partitions in topics.values()
     )
-    if not is_kafka or not topics:
-        return None
-    return json.dumps({topic: numbers for topic, numbers in topics.items() if ":" not in topic}, separators=(",", ":"))
+    offsets = {topic: numbers for topic, numbers in topics.items() if ":" not in topic} if is_kafka else {}
+    return json.dumps(offsets, separators=(",", ":")) if offsets else None
 
 
 def _is_json(text: str) -> bool:

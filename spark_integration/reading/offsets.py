@@ -27,8 +27,10 @@ EARLIEST_LOCAL: Final = -4  # the first offset that is not in remote storage onl
 LAST_STABLE: Final = "the last stable offset, where a transaction that is open begins (tolerant-kafka doctor names it),"
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
+_BEGAN: Final = "began at:"  # no topic's name has a space or a colon
 
 NestedOffsets = dict[str, dict[str, int]]  # {"topic": {"0": 23}}
+NOT_BEGUN: Final[NestedOffsets] = {"not begun": {}}  # the start of a stream that has no offsets yet; nobody logs it
 
 
 @dataclass(frozen=True)
@@ -108,13 +110,29 @@ def nested_offsets(
 
 def topic_ids(nested: NestedOffsets) -> dict[str, str]:
     """The ids that nested_offsets was given."""
-    named = (name.partition(":") for name, partitions in nested.items() if not partitions)
+    named = (
+        name.partition(":") for name, partitions in nested.items() if not partitions and not name.startswith(_BEGAN)
+    )
     return {topic: topic_id for topic, _, topic_id in named if topic and topic_id}
 
 
 def cluster_of(nested: NestedOffsets) -> str | None:
     """The id of the cluster that the topic ids are of; None where they do not say it, or where there are none."""
     return next((name[1:] for name in nested if name.startswith(":")), None)
+
+
+def first_end(end: NestedOffsets, start: NestedOffsets) -> NestedOffsets:
+    """The end of a stream's first micro-batch, which says where that began: in a name without partitions, as topic ids."""
+    return end | {_BEGAN + json.dumps(start, separators=(",", ":")): {}}
+
+
+def began_at(end: NestedOffsets) -> NestedOffsets | None:
+    """The start that first_end was given; None where an offset says none."""
+    named = next((name for name in end if name.startswith(_BEGAN)), None)
+    if named is None:
+        return None
+    start: NestedOffsets = json.loads(named[len(_BEGAN) :])
+    return start
 
 
 def flat_offsets(nested: NestedOffsets) -> dict[TopicPartition, int]:

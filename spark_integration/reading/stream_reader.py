@@ -6,8 +6,11 @@ source goes on where the other one stopped.  Beside that it has the topics' ids,
 "topic:ID": {}, and their cluster's, ":ID": {}, which Spark's own source passes over.
 
 Laws:
-- Where a query starts is settled by its first batch, which Spark runs and logs
-  even where there is nothing to read; a restart before that settles it anew.
+- Where a query began is settled once, and is part of its first micro-batch: the end of that one, which Spark logs
+  before it plans, even where there is nothing to read, names it ("began at:JSON": {}).  For a Python source Spark keeps
+  no start, it asks initialOffset for each use, also in a restart before that micro-batch is committed: so that says
+  only that the query has not begun.  A first micro-batch that an earlier version or Spark's own source has planned
+  names no start, and begins where the options say now.
 - Micro-batches end where Spark's own source would end them (admission.py).
 - What is read decides what is committed to a group, never the other way round.
 - Offsets count for the topic that they were taken of: one that was created again
@@ -41,7 +44,16 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark_integration.reading.admission import Admission, check_end
-from spark_integration.reading.offsets import NestedOffsets, cluster_of, flat_offsets, nested_offsets, topic_ids
+from spark_integration.reading.offsets import (
+    NOT_BEGUN,
+    NestedOffsets,
+    began_at,
+    cluster_of,
+    first_end,
+    flat_offsets,
+    nested_offsets,
+    topic_ids,
+)
 from spark_integration.reading.options import ReadOptions
 from spark_integration.reading.reader import RangePartition, read_range
 from spark_integration.reading.resolve import (
@@ -85,14 +97,15 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limits.min_offsets is None else ReadMinRows(limits.min_offsets)
 
     def initialOffset(self) -> NestedOffsets:
-        cluster = self._connected()
-        offsets = cluster.run(initial_offsets, cluster, self.options)
-        return nested_offsets(offsets, cluster.topic_ids, cluster.run(cluster.cluster_id))
+        return NOT_BEGUN
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._is_available_now = True
 
     def latestOffset(self, start: NestedOffsets, limit: ReadLimit) -> NestedOffsets:
+        is_first = start == NOT_BEGUN
+        if is_first:
+            start = self._begin()
         self.commit(start)
         cluster, given = self._connected(), flat_offsets(start)
         if self._available_now is not None:
@@ -111,6 +124,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = cluster.run(earliest_offsets, cluster, new) if new else {}
             end = self._admission.end(given, latest, first, time.monotonic() * 1000)
         found = nested_offsets(end, ids, cluster.run(cluster.cluster_id))
+        if is_first:
+            return first_end(found, start)
         # Ids that the checkpoint does not have yet are a batch of their own, without rows: from it on they are compared.
         is_known = not anew and topic_ids(found).items() <= known.items()
         return start if is_known and end == given else found
@@ -119,6 +134,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return nested_offsets(self._latest) if self._latest else None
 
     def partitions(self, start: NestedOffsets, end: NestedOffsets) -> Sequence[InputPartition]:
+        if start == NOT_BEGUN:
+            began = began_at(end)
+            start = self._begin() if began is None else began
         cluster = self._connected()
         until = flat_offsets(end)
         # The end may be of a former run, or of what Trigger.AvailableNow saw first.
@@ -154,6 +172,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if self._cluster is not None:
             self._cluster.close()
+
+    def _begin(self) -> NestedOffsets:
+        """Where the options say that a new query begins, now."""
+        cluster = self._connected()
+        offsets = cluster.run(initial_offsets, cluster, self.options)
+        return nested_offsets(offsets, cluster.topic_ids, cluster.run(cluster.cluster_id))
 
     def _known_ids(self, offset: NestedOffsets) -> dict[str, str]:
         """The topic ids of an offset that count here: those of another cluster say nothing of this one's topics."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parity.batch_scenarios import at, offsets, times
-from parity.streams import Append, Cut, Delete, Drain, Go, Grow, Make, Start, Stop, StreamScenario
+from parity.streams import Append, Cut, Delete, Drain, Fail, Go, Grow, Make, Start, Stop, StreamScenario
 from parity.topics import STEPS
 
 FROM_START = {"startingOffsets": "earliest"}
@@ -129,6 +129,23 @@ RESTARTS = (
     ),
 )  # fmt: skip
 
+FIRST_FAILS = (
+    StreamScenario("the first batch from latest fails, records arrive", {"subscribe": "@a"}, (
+        *FIRST, Fail(), *MORE, Go(), Append("@a", 0, 13, 20), Go(),
+    ), TWO),
+    StreamScenario("the first batch fails, the topic grows", OWN, (
+        *FIRST, Fail(), Grow("@a", 3), Append("@a", 2, 0, 3), Go(), Go(),
+    ), TWO),
+    StreamScenario("the first batch from given offsets fails, the topic grows", {
+        "subscribe": "@a", "startingOffsets": offsets("@a", 2, -2),
+    }, (*FIRST, Fail(), Grow("@a", 3), Append("@a", 2, 0, 3), *MORE, Go(), Go()), TWO),
+    StreamScenario("the first batch fails, a topic is added", OWN, (
+        *FIRST, Fail(), Make("@b"), Append("@b", 0, 0, 4), Go({"subscribe": "@a,@b"}), Go({"subscribe": "@a,@b"}),
+    ), TWO),
+    StreamScenario("the first batch fails, the log is cut", OWN, (*FIRST, Fail(), Cut("@a", 0, 7), Go()), TWO,
+                   fails="KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE"),
+)  # fmt: skip
+
 LOSSES = (
     StreamScenario("the log's start passes the position", OWN, (*FIRST, Go(), *MORE, Cut("@a", 1, 15), Go()), TWO,
                    fails="KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE"),
@@ -212,5 +229,5 @@ ERRORS = (
     fails("offsets that are no JSON in a stream", "startingOffsets", startingOffsets="[1]"),
 )  # fmt: skip
 
-CORE = (*LIMITS[:3], *LOSSES)
-TABLE = (*STARTS, *LIMITS, *RESTARTS, *LOSSES, *ERRORS)
+CORE = (*LIMITS[:3], *FIRST_FAILS[:3], *LOSSES)
+TABLE = (*STARTS, *LIMITS, *RESTARTS, *FIRST_FAILS, *LOSSES, *ERRORS)

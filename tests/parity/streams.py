@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+from pyspark.errors import StreamingQueryException
+
 from parity.scenario import JVM, OURS, QUICK, Failed, failure, sorted_rows, unlike_failures
 from parity.topics import Filler
 from spark_integration.progress import offsets_behind_latest
@@ -61,6 +64,11 @@ class Go:
 
 
 @dataclass(frozen=True)
+class Fail:
+    """A run whose first micro-batch is planned and read, and fails before it is committed."""
+
+
+@dataclass(frozen=True)
 class Start:
     """Starts the query with a processing time trigger; Drain and Stop are its later steps."""
 
@@ -77,7 +85,7 @@ class Stop:
     pass
 
 
-Step = Append | Grow | Make | Delete | Cut | Go | Start | Drain | Stop
+Step = Append | Grow | Make | Delete | Cut | Go | Fail | Start | Drain | Stop
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,7 @@ class Query:
         self.run = Run()
         self._rows: dict[int, Any] = {}
         self._query: Any = None
+        self._fails = False
 
     def start(self, more: Mapping[str, str], **trigger: Any) -> None:
         frame = self.spark.readStream.format(self.source).options(**self.options).options(**more).load()
@@ -120,6 +129,8 @@ class Query:
         def take(batch: Any, number: int) -> None:
             try:
                 self._rows[number] = sorted_rows(batch)
+                if self._fails:
+                    raise RuntimeError("as it should")
             except Exception as error:
                 # What Spark makes of it is a sentence about foreachBatch.
                 self.run.failed = failure(error)
@@ -132,6 +143,15 @@ class Query:
         self.start(step.options, **{step.trigger: True})
         assert self._query.awaitTermination(TIMEOUT_S), f"{self.source}: the query did not end"
         self._note()
+
+    def fail(self) -> None:
+        self._fails = True
+        with pytest.raises(StreamingQueryException, match="as it should"):
+            self.go(Go())
+        self._fails, self._query, self.run.failed = False, None, None
+        for number, rows in self._rows.items():
+            self.run.batches.append({"batchId": number, "rows": rows, "startOffset": None, "endOffset": "failed"})
+        self._rows.clear()
 
     def drain(self) -> None:
         self._query.processAllAvailable()
@@ -158,7 +178,9 @@ class Query:
                             name: _partitions(source.get(name)) for name in ("startOffset", "endOffset", "latestOffset")
                         },
                         # A Python source has no place for metrics: they are made of the offsets.
-                        "metrics": source.get("metrics") if self.source == JVM else offsets_behind_latest(source),
+                        "metrics": (source.get("metrics") or {})
+                        if self.source == JVM
+                        else offsets_behind_latest(source),
                     }
                 )
 
@@ -213,6 +235,8 @@ def _act(query: Query, step: Step, named: Callable[[str], str]) -> None:
         match step:
             case Go(options, trigger):
                 query.go(Go({name: named(value) for name, value in options.items()}, trigger))
+            case Fail():
+                query.fail()
             case Start(options):
                 query.start({name: named(value) for name, value in options.items()}, processingTime="100 milliseconds")
             case Drain():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from kafka.structs import TopicPartition
 
 from spark_integration.reading.checkpoint import parse_offset_log, read_checkpoint, starting_offsets
+from spark_integration.reading.offsets import first_end, nested_offsets
 from tolerant_client.errors import OptionError
 
 V1 = 'v1\n{"batchWatermarkMs":0,"conf":{"a":"b:c"}}\n{"t":{"0":5,"1":-1}}\n-\n{"u":{"0":7}}\n42'
@@ -35,6 +38,15 @@ def test_the_only_kafka_source_needs_no_name() -> None:
     assert starting_offsets(parse_offset_log(V1, "f"), "2", "f") == ("2", '{"u":{"0":7}}')
 
 
+def test_what_is_beside_the_offsets_is_left_out() -> None:
+    end = first_end(
+        nested_offsets({TopicPartition("t", 0): 5}, {"t": "mZ0x-_"}, "MkU3"),
+        nested_offsets({TopicPartition("t", 0): 2}, {"t": "mZ0x-_"}, "MkU3"),
+    )
+    for text in (f"v1\n{{}}\n{json.dumps(end)}", f"v2\n{{}}\n0:{json.dumps(end)}"):
+        assert starting_offsets(parse_offset_log(text, "f"), None, "f") == ("0", '{"t":{"0":5}}')
+
+
 @pytest.mark.parametrize(
     ("text", "source", "reason"),
     [
@@ -44,6 +56,7 @@ def test_the_only_kafka_source_needs_no_name() -> None:
         (V1, "3", "source 3 is no Kafka source"),
         ("v1\n{}\n42", None, "no Kafka source that has begun, among 1 sources"),
         ("v1\n{}\n{}", None, "no Kafka source that has begun"),
+        ('v1\n{}\n{"began at:{}":{}}', None, "no Kafka source that has begun"),
         ('v1\n{}\n{"t":{"0":true}}', None, "no Kafka source that has begun"),
         ('v1\n{}\n{"t":{"x":1}}', None, "no Kafka source that has begun"),
         ('v1\n{}\n{"t":5}', None, "no Kafka source that has begun"),

@@ -15,8 +15,10 @@ from spark_integration.reading.offsets import (
     Everywhere,
     OffsetRange,
     SpecificOffsets,
+    began_at,
     check_same_partitions,
     cluster_of,
+    first_end,
     flat_offsets,
     nested_offsets,
     parse_assignment,
@@ -105,6 +107,15 @@ def test_topic_ids_say_which_cluster_they_are_of() -> None:
     assert (flat_offsets(nested), topic_ids(nested), cluster_of(nested)) == ({A0: 1}, {"a": "mZ0x-_"}, "MkU3")
     assert cluster_of(nested_offsets({A0: 1}, {"a": "mZ0x-_"})) is None
     assert nested_offsets({A0: 1}, {}, "MkU3") == {"a": {"0": 1}}
+
+
+def test_the_end_of_a_first_batch_says_where_that_began() -> None:
+    start = nested_offsets({A0: 1}, {"a": "mZ0x-_"}, "MkU3")
+    end = nested_offsets({A0: 5}, {"a": "mZ0x-_"}, "MkU3")
+    first = json.loads(json.dumps(first_end(end, start)))
+    assert {name: numbers for name, numbers in first.items() if numbers} == {"a": {"0": 5}}
+    assert (flat_offsets(first), topic_ids(first), cluster_of(first)) == ({A0: 5}, {"a": "mZ0x-_"}, "MkU3")
+    assert (began_at(first), began_at(end)) == (start, None)
 
 
 def test_nested_offsets_are_in_order_and_come_back() -> None:

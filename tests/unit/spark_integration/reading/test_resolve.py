@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.reading.offsets import EARLIEST, LATEST, OffsetRange
+from spark_integration.reading.offsets import OffsetRange
 from spark_integration.reading.options import ReadOptions, parse_read_options
 from spark_integration.reading.resolve import (
     find_partitions,
@@ -18,47 +18,10 @@ from spark_integration.reading.resolve import (
     micro_batch_ranges,
     resolve_ranges,
 )
+from support.log_ends import Logs
 from tolerant_client.errors import DataLossError, OptionError
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
-
-
-class Logs:
-    """A cluster that is nothing but first and end offsets, and a time for each offset: its own number."""
-
-    bootstrap_servers = ("nowhere:1",)
-    topic_ids: Mapping[str, str] = {}
-
-    def __init__(
-        self, logs: Mapping[TopicPartition, tuple[int, int]], *, lies: Iterable[dict[TopicPartition, int]] = ()
-    ) -> None:
-        self.logs = dict(logs)
-        self.lies = list(lies)  # what the first questions for the latest offsets are answered
-        self.asked: list[dict[TopicPartition, int]] = []
-        self.isolation_levels: set[int] = set()
-        self.net = self
-
-    async def sleep(self, seconds: float) -> None: ...
-
-    async def partitions(self, topics: Iterable[str] | None = None) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for partition in self.logs:
-            if topics is None or partition.topic in topics:
-                found.setdefault(partition.topic, []).append(partition.partition)
-        return found
-
-    async def list_offsets(
-        self, timestamps: Mapping[TopicPartition, int], *, isolation_level: int = 0
-    ) -> dict[TopicPartition, int]:
-        self.asked.append(dict(timestamps))
-        self.isolation_levels.add(isolation_level)
-        if self.lies and LATEST in timestamps.values():
-            return self.lies.pop(0)
-        return {partition: self._offset(*self.logs[partition], time) for partition, time in timestamps.items()}
-
-    def _offset(self, first: int, end: int, time: int) -> int:
-        named = {EARLIEST: first, LATEST: end}
-        return named[time] if time in named else max(first, time) if time < end else -1
 
 
 def options(is_stream: bool = False, **given: str) -> ReadOptions:
