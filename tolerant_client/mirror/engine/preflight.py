@@ -10,7 +10,7 @@ starts beside it, and the error says how it is cleared (repair.py).  One that do
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -258,10 +258,11 @@ async def write_down(
     starts: Mapping[TopicPartition, int],
     source_ids: Mapping[str, str],
     map_id: str | None = None,
+    forget: Callable[[LinkControl], LinkControl] = lambda now: now,
 ) -> str | None:
     """Has the control topic know the link, and which logs begin where; a warning where the mirror may not write there.
 
-    Nothing is written twice.
+    Nothing is written twice; `forget` takes away what is of no use any more.
     """
     cluster_id = await source.cluster_id()
 
@@ -270,7 +271,7 @@ async def write_down(
         if producer_id is not None and producer_id not in ids:
             ids = (*ids, producer_id)
         return replace(
-            control.with_starts(starts, source_ids),
+            forget(control).with_starts(starts, source_ids),
             source_cluster_id=cluster_id,
             topics=grown(control, topics).to_json(),
             producer_ids=ids,

@@ -53,7 +53,7 @@ class PlannedLink:
 
     `waiting` says why partitions have no end: they have no leader, or their topic is refused.  `described` are the chosen
     topics as the source and the target have them now.  `gone` are topics that the link knows and the target has, and the source
-    does not (any more), with their partitions there.
+    does not (any more), with their partitions there; `deleted` are those that it began, and neither has.
     """
 
     topics: TopicsPlan
@@ -61,6 +61,7 @@ class PlannedLink:
     waiting: Mapping[TopicPartition, str] = field(default_factory=dict)
     described: tuple[Mapping[str, TopicSpec], Mapping[str, TopicSpec]] = ({}, {})
     gone: Mapping[str, list[int]] = field(default_factory=dict)
+    deleted: frozenset[str] = frozenset()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -129,7 +130,9 @@ async def plan_link(
     known = known_topics(topics, control, view.on_source)
     gone = {name: numbers for name, numbers in view.gone.items() if name in known}
     waiting = {**leaderless, **refused, **view.hidden}
-    return PlannedLink(plan, ends, waiting, (wanted.topics, present.topics), gone)
+    begun = {p.topic for p in control.begun if topics.writes(p.topic)}  # each was asked for by its name
+    deleted = frozenset(begun - view.on_source.keys() - view.on_target.keys() - hidden.keys())
+    return PlannedLink(plan, ends, waiting, (wanted.topics, present.topics), gone, deleted)
 
 
 async def make_topics(target: Cluster, planned: PlannedLink) -> PlannedLink:
@@ -240,7 +243,17 @@ async def prepare_link(
         producer_id = await init_producer_id(target, control.producer_name(link))
         if not goes_on:
             await _refuse_differences(source, target, planned, producer_id, Ledger(target, link), policy, control)
-    warning = await write_down(source, target, link, LinkTopics.of(topics), producer_id, starts, ids, map_id)
+    warning = await write_down(
+        source,
+        target,
+        link,
+        LinkTopics.of(topics),
+        producer_id,
+        starts,
+        ids,
+        map_id,
+        lambda now: now.without(planned.deleted, control),
+    )
     made = await make_topics(target, planned)
     if not goes_on:
         made.require_all()

@@ -30,7 +30,7 @@ from tolerant_client.mirror.state.control_record import (
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.state_topic import COMPACTED, StateTopic
 from tolerant_client.records import codecs
-from tolerant_client.records.record_batch import Record
+from tolerant_client.records.record_batch import Record, encode_batch
 
 HIDDEN = f"we may not read topic {CONTROL_TOPIC} of the target: grant us Describe and Read on it"
 UNKNOWN_ORDERS = "whether an operator has paused, limited or promoted the link is unknown"
@@ -188,7 +188,20 @@ def half_done(what: str) -> Iterator[None]:
 
 async def write_record(topic: StateTopic, link: str, value: bytes | None) -> int:
     """Appends a record of a link to the control topic, and returns its offset; written twice, it says the same."""
-    return await topic.cluster.insist("writing the link's control", lambda: topic.put(link.encode(), value))
+    try:
+        return await topic.cluster.insist("writing the link's control", lambda: topic.put(link.encode(), value))
+    except Errors.MessageSizeTooLargeError as error:
+        size = len(encode_batch([Record(0, 0, link.encode(), value)], codec=topic.codec))
+        raise Errors.MessageSizeTooLargeError(
+            f"{topic.name} of the {topic.cluster.name} takes no record of {size:,} bytes, and what is remembered of link {link} is"
+            f" that large: raise max.message.bytes of that topic to {_enough(size)} (kafka-configs.sh --alter --entity-type topics"
+            f" --entity-name {topic.name} --add-config max.message.bytes={_enough(size)}), or copy its topics by several links"
+        ) from error
+
+
+def _enough(size: int) -> int:
+    """A max.message.bytes that holds for long."""
+    return 1 << (4 * size).bit_length()
 
 
 def _readable(link: str, wanted: LinkControl, knew: int) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kafka.structs import TopicPartition
 
@@ -21,6 +21,7 @@ WHOLE_LINK = ""
 NO_LIMIT = 0
 
 Positions = Mapping[TopicPartition, int]
+_T = TypeVar("_T")
 
 
 class TopicIds(NamedTuple):
@@ -101,6 +102,25 @@ class LinkControl:
         """With more logs that are to begin at an offset of the source's topics that have these ids."""
         of = {p: TopicIds(source_ids[p.topic]) for p in starts if p.topic in source_ids}
         return replace(self, starts={**self.starts, **starts}, starts_of={**self.starts_of, **of})
+
+    def without(self, topics: Collection[str], known: LinkControl) -> LinkControl:
+        """Without what it remembers of logs of these topics, as `known` has them; one that was begun since stays, and one without ids."""
+        gone = {p for p, ids in known.begun.items() if p.topic in topics and all(ids) and self.begun.get(p) == ids}
+        if not gone:
+            return self
+
+        def kept(of: Mapping[TopicPartition, _T]) -> dict[TopicPartition, _T]:
+            return {p: value for p, value in of.items() if p not in gone}
+
+        return replace(
+            self,
+            begun=kept(self.begun),
+            copied=kept(self.copied),
+            adopted=kept(self.adopted),
+            starts=kept(self.starts),
+            starts_of=kept(self.starts_of),
+            log_starts=kept(self.log_starts),
+        )
 
     def pauses(self, partition: TopicPartition) -> bool:
         return WHOLE_LINK in self.paused or partition.topic in self.paused or partition in self.paused_partitions

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import kafka.errors as Errors
 import pytest
 from kafka.future import Future
 from kafka.net.selector import NetworkSelector
@@ -47,6 +48,7 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import Record
 
 P = TopicPartition("orders", 3)
+Q, OLD = TopicPartition("orders", 4), TopicPartition("old", 0)
 ORDERS = LinkTopics.of("orders").to_json()
 FULL = LinkControl(
     frozenset({"orders", "clicks-3"}),
@@ -197,6 +199,8 @@ def test_a_promotion_that_was_not_finished_is_told_as_one_and_not_as_done() -> N
 class ControlTopic:
     """The control topic, in memory; `before_append` runs between a writer's look and its record."""
 
+    name, codec = "target", 0
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[Record] = []
         self.before_append: list[Callable[[], Awaitable[object]]] = []
@@ -285,6 +289,38 @@ def test_what_could_not_be_read_again_is_not_written(monkeypatch: pytest.MonkeyP
         assert len(topic.log) == 1 and await topic.read() == LinkControl(topics=ORDERS)
 
     asyncio.run(run())
+
+
+def test_a_record_that_the_topic_does_not_take_is_told_with_its_size_and_what_to_raise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = ControlTopic(monkeypatch)
+    topic.name, topic.codec = "tolerant-mirror-control", 0
+
+    async def refuse() -> None:
+        raise Errors.MessageSizeTooLargeError("appending to tolerant-mirror-control-0")
+
+    topic.before_append.append(refuse)
+    with pytest.raises(
+        Errors.MessageSizeTooLargeError,
+        match=r"takes no record of 1,\d* bytes.*message.bytes=(4096|8192)\).* several links",
+    ):
+        asyncio.run(topic.change(topics=ORDERS, paused=frozenset({"x" * 500})))
+
+
+def test_what_a_link_remembers_of_topics_that_are_gone_goes_unless_they_were_begun_anew() -> None:
+    known = LinkControl(
+        begun={P: TopicIds("s", "t"), Q: TopicIds("s", "t"), OLD: TopicIds()},
+        copied=dict.fromkeys((P, Q, OLD), 7),
+        starts={P: 3},
+        starts_of={P: TopicIds("s")},
+        log_starts={P: 3},
+        adopted={P: 3},
+    )
+    now = replace(known, begun={**known.begun, Q: TopicIds("s", "u")})
+    left = now.without({P.topic, OLD.topic}, known)
+    assert left == LinkControl(begun={Q: TopicIds("s", "u"), OLD: TopicIds()}, copied={Q: 7, OLD: 7})
+    assert now.without({"clicks"}, known) is now
 
 
 def said(offset: int, knew: int | None, time_ms: int = 5, **changes: Any) -> Record:
