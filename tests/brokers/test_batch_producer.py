@@ -17,7 +17,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.batch_producer import BatchProducer, Refused
 from tolerant_client.cluster.producer.sender import ProducerSettings
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
-from tolerant_client.errors import OptionError, RecordRefusedError, RecordTooLargeError
+from tolerant_client.errors import OptionError, RecordRefusedError, RecordTooLargeError, TolerantClientError
 from tolerant_client.records.batch_encoding import EncodedBatch
 from tolerant_client.testing import KafkaCluster
 from tolerant_client.tracker.events import Completed
@@ -192,24 +192,44 @@ def test_a_record_that_brokers_would_close_the_connection_for_is_not_sent(
     assert producer.bytes_in_flight == 0
 
 
+def delete_topic(servers: str, name: str) -> None:
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    try:
+        admin.delete_topics([name])
+        while name in admin.list_topics():
+            time.sleep(0.05)
+    finally:
+        admin.close()
+
+
 def test_a_topic_that_is_created_again_between_two_tasks_is_written_on(
     producer_of: Callable[..., BatchProducer], servers: str, topic: str
 ) -> None:
     name = topic + "-again"
     producer = producer_of()
-    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    try:
-        for count in (100, 50):
-            create_topic(servers, name, 1)
-            producer.cluster.run(producer.start)
-            enqueue(producer, name, [b"x"] * count)
-            flush(producer)
-            assert len(read(servers, name)) == count
-            admin.delete_topics([name])
-            while name in admin.list_topics():
-                time.sleep(0.05)
-    finally:
-        admin.close()
+    for count in (100, 50):
+        create_topic(servers, name, 1)
+        producer.cluster.run(producer.start)
+        enqueue(producer, name, [b"x"] * count)
+        flush(producer)
+        assert len(read(servers, name)) == count
+        delete_topic(servers, name)
+
+
+def test_a_topic_that_is_created_again_within_a_task_has_lost_what_was_acknowledged(
+    producer_of: Callable[..., BatchProducer], servers: str, topic: str
+) -> None:
+    """The log itself says so: of what it was given before it has nothing."""
+    name = topic + "-again"
+    producer = producer_of()
+    create_topic(servers, name, 1)
+    enqueue(producer, name, [b"x"] * 100)
+    flush(producer)
+    delete_topic(servers, name)
+    create_topic(servers, name, 1)
+    enqueue(producer, name, [b"y"] * 50)
+    with pytest.raises(TolerantClientError, match=f"{name}-0 lost records that had been acknowledged"):
+        flush(producer)
 
 
 def test_what_is_enqueued_is_not_sent_after_a_stop(

@@ -160,6 +160,17 @@ def test_every_record_is_written_once_and_in_order_with_one_fault_again_and_agai
     assert values(kafka_cluster.bootstrap_servers, topic) == written()
 
 
+def test_one_lost_response_and_the_next_one_under_its_id_do_not_accuse_the_log(
+    fault_proxy: Proxies, kafka_cluster: KafkaCluster
+) -> None:
+    create_topic(kafka_cluster.bootstrap_servers, "sink-paired", PARTITIONS)
+    lost = Drop(api="Produce", after=4, count=1)
+    proxy = fault_proxy([lost, RewriteCorrelationId(-1, api="Produce", after=4, count=1, lasts=True)])
+    produce(proxy.bootstrap_servers, "sink-paired")
+    assert proxy.injected_total >= 3
+    assert values(kafka_cluster.bootstrap_servers, "sink-paired") == written()
+
+
 def test_a_broker_that_never_answers_becomes_an_error_that_names_the_partition(
     fault_proxy: Proxies, kafka_cluster: KafkaCluster
 ) -> None:

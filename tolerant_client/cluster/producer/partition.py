@@ -14,8 +14,8 @@ C. After a refusal nothing is sent until all in flight is settled; then the
 D. A batch gets another sequence only when one before it is known to be in no
    log, and so it is in none itself.
 E. What would end the partition, or give a record up, is believed when it was
-   answered three times in a row; a base offset that contradicts A ends it at
-   once.  That a batch of several records should be split is believed at once.
+   answered three times in a row; a base offset that contradicts A is a question
+   (law G).  That a batch of several records should be split is believed at once.
 F. A broker that starts again remembers only the last batch of a producer, so it
    refuses the first one that is not proven as out of order where later ones
    were appended, too.  After that refusal the others that were sent go alone,
@@ -24,6 +24,14 @@ F. A broker that starts again remembers only the last batch of a producer, so it
    sequence knows the producer and takes no other one (B), and the base offset is
    compared as ever (E).  Nothing of another transaction can vouch for a batch:
    each has an epoch of its own, in which no sequence comes twice.
+G. An offset that was told may be that of another batch in flight: after a lost
+   response the next one, under the lost one's id, fits.  It proves what A says,
+   but lies too high, and then true offsets contradict it.  So a contradiction
+   accuses nobody: nothing that comes after it is believed until the log was read
+   for the last ones that were acknowledged, as many as may have got another's
+   response.  What takes records back (an election, a topic made anew) takes the
+   newest first, so a log that holds these holds all before them, and the rest
+   goes again; one without them has lost records.
 
 Wire facts: ProducerStateManager.java, writeSnapshot (one batch of each producer),
 and ProducerAppendInfo.java, checkSequence; F was seen on Kafka 4.2 after kill -9
@@ -34,8 +42,10 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -46,6 +56,7 @@ from tolerant_client.records.record_batch import restamp
 
 LOST = -2  # no answer: a code that no broker has
 
+MAX_IN_FLIGHT = 5  # batches of an idempotent producer that a broker remembers
 KNOWN_FOR = 60.0  # seconds after an answer: brokers forget producers one partition at a time
 _OUT_OF_ORDER = Errors.OutOfOrderSequenceNumberError.errno
 _BACKOFF = Backoff()
@@ -86,6 +97,27 @@ class ProducerBatch:
     is_appended: bool = False
 
 
+class Told(NamedTuple):
+    """A batch that was acknowledged; `base_offset` is what was told of it, and may be that of a later one."""
+
+    sequence: int
+    record_count: int
+    base_offset: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.record_count
+
+
+class Sought(NamedTuple):
+    """Batches that a log is to be read for, by producer id, epoch and base sequence, and where they can lie in it."""
+
+    producer: tuple[int, int]
+    sequences: tuple[int, ...]
+    from_offset: int
+    to_offset: int
+
+
 class Verdict(enum.Enum):
     """What the caller has to do once everything in flight is settled."""
 
@@ -93,7 +125,7 @@ class Verdict(enum.Enum):
     AGAIN = "is sent again, at `retry_at`"
     RECORDS = "the first batch was refused for its records: split or give up"
     FAILED = "the first batch cannot be written"
-    DIVERGED = "the log does not hold what was acknowledged"
+    CONTRADICTED = "waits until the log was read for `sought`, and `found` was called"
 
 
 class ProducerPartition:
@@ -114,7 +146,9 @@ class ProducerPartition:
         self._known_until = float("-inf")  # to the leader, as this producer
         self._is_draining = False
         self._doubts = 0
-        self._end = -1  # after the last record whose offset was told
+        # Each has got the response of one that was in flight with it, so the first offset is above none of the last five.
+        self._told: deque[Told] = deque(maxlen=2 * MAX_IN_FLIGHT - 1)
+        self.sought: Sought | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -128,7 +162,8 @@ class ProducerPartition:
 
     def forget(self) -> None:
         """Expects nothing of the log from here on: what was appended is settled, and the topic may be another."""
-        self._end, self._known_until = -1, float("-inf")
+        self._told.clear()
+        self._known_until = float("-inf")
 
     def add(self, batch: ProducerBatch) -> None:
         """Queues a batch behind the others."""
@@ -136,7 +171,8 @@ class ProducerPartition:
 
     def may_send(self, now: float) -> bool:
         """Whether a batch may be sent now."""
-        if not self._waiting or self._is_draining or not self.is_enrolled or now < self.retry_at:
+        is_held = self._is_draining or self.sought is not None or not self.is_enrolled
+        if not self._waiting or is_held or now < self.retry_at:
             return False
         is_one_by_one = now >= self._known_until and self._producer[0] >= 0
         return len(self._window) < (1 if is_one_by_one else self._max_in_flight)
@@ -158,6 +194,10 @@ class ProducerPartition:
 
     def appended(self, batch: ProducerBatch, base_offset: int, now: float) -> tuple[list[ProducerBatch], Verdict]:
         """Takes the answer that `batch` was appended (or had been before); the batches that are now proven."""
+        least = self._least_offset(batch)
+        if not batch.is_appended and self._is_in_question(base_offset, least):
+            self._is_draining = True
+            return [], self.failed(batch, LOST, now)
         self.in_flight -= 1
         proven: list[ProducerBatch] = []
         if not batch.is_appended:
@@ -167,17 +207,36 @@ class ProducerPartition:
             else:
                 while proven[-1:] != [batch]:
                     proven.append(self._window.popleft())
-            least = self._end + sum(b.record_count for b in proven[:-1])
-            if base_offset >= 0:
-                if self._producer[0] >= 0 and base_offset < least:
-                    return proven, Verdict.DIVERGED
-                self._end = base_offset + batch.record_count
+                self._told.append(Told(batch.sequence, batch.record_count, max(base_offset, least)))
             for each in proven:
                 each.is_appended = True
             self._doubts = self._passed_over = 0
             if not self._is_draining:
                 self._known_until = now + KNOWN_FOR
         return proven, self._settle(now)
+
+    def _least_offset(self, batch: ProducerBatch) -> int:
+        """Where a batch in flight lies at least, by law A."""
+        before = takewhile(lambda each: each is not batch, self._window)
+        return (self._told[-1].next_offset if self._told else 0) + sum(each.record_count for each in before)
+
+    def _is_in_question(self, base_offset: int, least: int) -> bool:
+        """Law G: whether an offset contradicts what was told before, or comes after one that does."""
+        if self.sought is None and 0 <= base_offset < least and self._told and self._producer[0] >= 0:
+            sequences = tuple(told.sequence for told in self._told)[-MAX_IN_FLIGHT:]
+            self.sought = Sought(self._producer, sequences, self._told[0].base_offset, self._told[-1].base_offset)
+        return self.sought is not None
+
+    def found(self, base_offsets: Mapping[int, int]) -> None:
+        """Takes it that the log holds the batches that were sought, and where, by base sequence."""
+        told = [
+            each._replace(base_offset=base_offsets[each.sequence])
+            for each in self._told
+            if each.sequence in base_offsets
+        ]
+        self._told.clear()
+        self._told.extend(told)
+        self.sought = None
 
     def failed(self, batch: ProducerBatch, code: int, now: float) -> Verdict:
         """Takes an error code, or LOST where no answer came."""
@@ -193,7 +252,7 @@ class ProducerPartition:
         self.retry_at = now + self._pause()
 
     def _settle(self, now: float) -> Verdict:
-        """Laws C, E and F, once nothing is in flight any more."""
+        """Laws C and E to G, once nothing is in flight any more."""
         if self.in_flight or not self._window:
             if not self.in_flight:
                 self._is_draining = False
@@ -203,6 +262,12 @@ class ProducerPartition:
         self._waiting.extendleft(reversed(self._window))
         self._window.clear()
         self._is_draining, self._known_until = False, float("-inf")
+        if self.sought is not None:
+            self._passed_over = 0
+            self.last_code = LOST
+            self._doubts += 1
+            self.retry_at = now + self._pause()
+            return Verdict.CONTRADICTED
         self._passed_over = self._next_passed_over(code)
         if not has_passed or code != _OUT_OF_ORDER:  # else only the search of law F goes on
             self._doubts = self._doubts + 1 if code == self.last_code else 1

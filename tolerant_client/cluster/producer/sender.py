@@ -2,12 +2,13 @@
 
 Laws:
 - A request takes one batch of every partition that has one (a broker accepts no more).
-- What an answer means is `partition.py`'s; what becomes of a batch that is refused for its records is the owner's.
+- What an answer means is `producer/partition.py`'s; what becomes of a batch that is refused for its records is the owner's.
 - The first error ends the sending, and is raised by every later call.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +21,19 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.produce import ProducedPartition
-from tolerant_client.cluster.producer.partition import LOST, ProducerBatch, ProducerPartition, Verdict
+from tolerant_client.cluster.producer.acknowledged import find_acknowledged
+from tolerant_client.cluster.producer.partition import (
+    LOST,
+    MAX_IN_FLIGHT,
+    ProducerBatch,
+    ProducerPartition,
+    Verdict,
+)
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import (
     DeliveryTimeoutError,
     OutcomeUnknownError,
     ProducerFencedError,
-    TolerantClientError,
     UnsupportedSourceError,
 )
 
@@ -109,7 +116,11 @@ class Sender:
         """Queues a batch; `dispatch` sends it."""
         state = self._partitions.get(partition)
         if state is None:
-            window = min(self._settings.max_in_flight, 5) if self.producer_id >= 0 else self._settings.max_in_flight
+            window = (
+                min(self._settings.max_in_flight, MAX_IN_FLIGHT)
+                if self.producer_id >= 0
+                else self._settings.max_in_flight
+            )
             state = self._partitions[partition] = ProducerPartition(
                 partition, self.producer_id, self.producer_epoch, window
             )
@@ -280,13 +291,8 @@ class Sender:
 
     def _trouble(self, state: ProducerPartition, verdict: Verdict, now: float) -> None:
         name = f"{state.partition.topic}-{state.partition.partition}"
-        if verdict is Verdict.DIVERGED:
-            self.fail(
-                TolerantClientError(
-                    f"{name} lost records that had been acknowledged (a topic that was created again, or an unclean"
-                    " election): what this producer wrote is not complete"
-                )
-            )
+        if verdict is Verdict.CONTRADICTED:
+            self._cluster.net.call_soon(functools.partial(self._ask_log, state))
             return
         batch = state.first
         assert batch is not None
@@ -312,6 +318,22 @@ class Sender:
             if code == _UNKNOWN_TOPIC or Errors.for_code(code).invalid_metadata:
                 self._cluster.manager.cluster.request_update()
             self._arm(state.retry_at)
+
+    async def _ask_log(self, state: ProducerPartition) -> None:
+        """Asks what contradicts what (law G); what is not proven goes again, within its time."""
+        assert state.sought is not None
+        try:
+            state.found(
+                await find_acknowledged(
+                    self._cluster, state.partition, state.sought, self._settings.delivery_timeout_ms
+                )
+            )
+        except Exception as error:
+            self.fail(error)
+            return
+        self._ready[state.partition] = state
+        self._trouble(state, Verdict.AGAIN, time.monotonic())
+        self._after_answer()
 
     def _timed_out(self, state: ProducerPartition, batch: ProducerBatch, reason: str) -> None:
         name = f"{state.partition.topic}-{state.partition.partition}"

@@ -16,6 +16,7 @@ from tolerant_client.cluster.producer.partition import (
     LOST,
     ProducerBatch,
     ProducerPartition,
+    Sought,
     Verdict,
 )
 from tolerant_client.records.record_batch import Record, encode_batch, read_header
@@ -159,10 +160,47 @@ def test_a_refused_batch_that_a_later_one_proves_was_refused_by_mistake() -> Non
 
 
 def test_an_offset_that_contradicts_the_proof_is_no_proof() -> None:
-    """A topic that was created again knows no producer, and takes whatever comes first."""
+    """Law G.  A topic that was created again knows no producer, and takes whatever comes first."""
     state, (first, second) = known(2)
     state.failed(first, NOT_LEADER, 0.0)
-    assert state.appended(second, 0, 0.0)[1] is Verdict.DIVERGED
+    assert state.appended(second, 0, 0.0) == ([], Verdict.CONTRADICTED)
+    assert state.sought == Sought((PID, EPOCH), (0,), 0, 0)
+    assert not state.may_send(1e9)
+
+
+def test_a_later_response_under_the_id_of_a_lost_one_is_found_out_and_nothing_is_sent_but_what_has_no_proof() -> None:
+    """Law G: the second batch gets the third one's response, and the third one's own offset is below what was told."""
+    state, (second, third, fourth) = known(3)
+    assert state.appended(second, 4, 0.0) == ([second], Verdict.NOTHING)
+    assert state.failed(third, LOST, 0.0) is Verdict.NOTHING
+    assert state.failed(fourth, LOST, 0.0) is Verdict.AGAIN
+    assert send_all(state) == [third]
+    assert state.appended(third, 4, 0.0) == ([], Verdict.CONTRADICTED)
+    assert state.sought == Sought((PID, EPOCH), (0, 2), 0, 4)
+    state.found({0: 0, 2: 2})
+    now = state.retry_at
+    assert send_all(state, now) == [third]
+    assert state.appended(third, 4, now) == ([third], Verdict.NOTHING)
+    assert send_all(state, now) == [fourth]
+    assert state.appended(fourth, 6, 0.0)[0] == [fourth] and state.is_idle
+
+
+def test_nothing_is_believed_between_a_contradiction_and_what_the_log_says() -> None:
+    """Law G: a topic that was made anew grows, so that a later offset contradicts nothing."""
+    state, (second, third, fourth) = known(3)
+    assert state.appended(second, 0, 0.0) == ([], Verdict.NOTHING)
+    assert state.appended(third, 1_000, 0.0) == ([], Verdict.NOTHING)
+    assert state.failed(fourth, TOO_LARGE, 0.0) is Verdict.CONTRADICTED
+    assert state.sought == Sought((PID, EPOCH), (0,), 0, 0) and state.first is second
+
+
+def test_what_is_sought_begins_where_a_batch_before_lies_that_may_have_got_the_response_of_the_first_of_it() -> None:
+    """Law G: each of five in flight may have got the last one's response."""
+    state = partition(14)
+    for base_offset in range(100, 230, 10):
+        state.appended(state.send(), base_offset, 0.0)
+    assert state.appended(state.send(), 215, 0.0)[1] is Verdict.CONTRADICTED
+    assert state.sought == Sought((PID, EPOCH), (16, 18, 20, 22, 24), 140, 220)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +315,7 @@ def test_a_later_batch_at_an_offset_that_contradicts_the_proof_is_no_proof_after
     """The topic was created again meanwhile: it takes any sequence."""
     state, sent = out_of_order(3)
     assert send_all(state, state.retry_at) == sent[2:]
-    assert state.appended(sent[2], 0, 1.0)[1] is Verdict.DIVERGED
+    assert state.appended(sent[2], 0, 1.0)[1] is Verdict.CONTRADICTED
 
 
 def test_after_a_restart_batches_are_in_flight_together_again() -> None:
@@ -320,10 +358,11 @@ def test_nothing_is_sent_before_the_partition_is_in_its_transaction() -> None:
 
 
 class Broker:
-    """A log that knows the last five batches of a producer, and after a restart the last one."""
+    """A log that knows the last five batches of a producer, and after a restart the last one; others write there, too."""
 
     def __init__(self) -> None:
         self.log: list[bytes] = []
+        self.offsets: dict[int, int] = {}  # by sequence
         self.end = 0
         self._recent: deque[tuple[int, int, int]] = deque(maxlen=5)  # sequence, count, base offset
 
@@ -341,47 +380,81 @@ class Broker:
         self._recent.append((header.base_sequence, header.record_count, self.end))
         self.log.append(bytes(data[61:]))
         offset, self.end = self.end, self.end + header.record_count
+        self.offsets[header.base_sequence] = offset
         return 0, offset
 
+    def find(self, sought: Sought) -> dict[int, int] | None:
+        there = {sequence: self.offsets.get(sequence, -1) for sequence in sought.sequences}
+        is_there = all(sought.from_offset <= offset <= sought.to_offset for offset in there.values())
+        return there if is_there else None
 
-@given(st.integers(0, 2**32), st.integers(1, 40), st.floats(0, 0.6))
+
+@given(st.integers(0, 2**32), st.integers(1, 40), st.floats(0, 0.6), st.booleans())
 def test_whatever_is_lost_or_refused_every_batch_is_appended_once_and_in_order(
-    seed: int, count: int, rate: float
+    seed: int, count: int, rate: float, is_made_anew: bool
 ) -> None:
+    """Or the log was made anew, with acknowledged batches in it, and that is found out by the next response that says so."""
     dice, broker, state, now = random.Random(seed), Broker(), partition(), 0.0
     batches = [batch(number, dice.randint(1, 3)) for number in range(count)]
     waiting = list(batches)
     wire: list[ProducerBatch] = []  # requests on their way; a broker takes one after the other
     settled: list[ProducerBatch] = []
+    lost_with = -1  # batches that were acknowledged when their log was made anew
     is_going = False
     for _ in range(20_000):
         if waiting and dice.random() < 0.5:
             state.add(waiting.pop(0))
         while state.may_send(now):
             wire.append(state.send())
+        if is_made_anew and lost_with < 0 and len(settled) > count // 2 and broker.end > 30:
+            broker, lost_with = Broker(), len(settled)
+        verdicts: list[Verdict] = []
         if wire:
             sent = wire.pop(0)
+            broker.end += dice.choice((0, 0, 0, 1, 7)) if lost_with < 0 else 0
             fault = dice.random() < rate
-            kind = dice.choice(["never arrives", "answer lost", "refused", "false code", "restart"])
+            kind = dice.choice(
+                ["never arrives", "answer lost", "refused", "false code", "restart", "the next one's", "swapped"]
+            )
             code, offset = (
                 (LOST, -1) if fault and kind in ("never arrives", "refused") else broker.append(bytes(sent.data))
             )
-            if fault:
-                code = NOT_LEADER if kind in ("refused", "false code") else LOST
+            answers = [(sent, code, offset)]
+            if fault and kind in ("the next one's", "swapped"):
+                if wire:
+                    after = wire.pop(0)
+                    swapped = (code, offset) if kind == "swapped" else (LOST, -1)
+                    answers = [(sent, *broker.append(bytes(after.data))), (after, *swapped)]
+            elif fault:
+                answers = [(sent, NOT_LEADER if kind in ("refused", "false code") else LOST, -1)]
             is_going = is_going or (fault and kind == "restart")
             if is_going:  # what is on its way is appended, and no response comes
-                code = LOST
+                answers = [(each, LOST, -1) for each, *_ in answers]
                 if not wire:
                     broker.restart()
                     is_going = False
-            if code == 0:
-                proven, verdict = state.appended(sent, offset, now)
-                settled += proven
-            else:
-                verdict = state.failed(sent, code, now)
-            assert verdict in (Verdict.NOTHING, Verdict.AGAIN)
+            for each, code, offset in answers:
+                if code == 0:
+                    proven, verdict = state.appended(each, offset, now)
+                    settled += proven
+                else:
+                    verdict = state.failed(each, code, now)
+                verdicts.append(verdict)
+            if Verdict.CONTRADICTED in verdicts:
+                assert state.sought is not None
+                there = broker.find(state.sought)
+                if there is None:
+                    assert lost_with >= 0
+                    return
+                state.found(there)
+            if lost_with >= 0 and Verdict.FAILED in verdicts:
+                return
+            assert {*verdicts} <= {Verdict.NOTHING, Verdict.AGAIN, Verdict.CONTRADICTED}
         elif not waiting and state.is_idle:
             break
         now += 0.01
     assert settled == batches
-    assert broker.log == [bytes(b.data[61:]) for b in batches]
+    if lost_with < 0 or lost_with == len(batches):
+        assert lost_with >= 0 or broker.log == [bytes(b.data[61:]) for b in batches]
+    else:
+        assert not broker.log, "what was appended after it was made anew told that"

@@ -189,6 +189,18 @@ def test_law_c_answer_at_another_offset_is_not_taken_for_an_append() -> None:
     assert copy.acked == 100
 
 
+def test_law_c_a_later_response_under_the_id_of_a_lost_one_acknowledges_nothing() -> None:
+    copy = copying()
+    first, second = send(copy, 100), send(copy, 110)
+    answer(copy, first, base_offset=second.base_offset)
+    assert (copy.phase, copy.acked, copy.misplaced) == (Phase.DRAINING, 100, None)
+    copy.in_flight -= 1
+    copy.lost(second, "lost", 1.0)
+    assert copy.is_drained
+    copy.resume(AppendState(120, PRODUCER, 0, 120), RULES, 2.0)
+    assert (copy.phase, copy.acked) == (Phase.COPYING, 120)
+
+
 def test_law_c_good_answer_while_draining_does_not_move_the_position() -> None:
     copy = copying()
     first, second = send(copy, 100), send(copy, 110)
@@ -558,7 +570,7 @@ def test_any_answers_in_any_order_leave_the_acknowledged_offset_true(data: st.Da
     copy = copying(until=None)
     log_end, in_flight = 100, []
     for _ in range(data.draw(st.integers(1, 40))):
-        step = data.draw(st.sampled_from(["send", "answer", "lose", "refuse"]))
+        step = data.draw(st.sampled_from(["send", "answer", "lose", "refuse", "another's"]))
         if step == "send" and copy.phase is Phase.COPYING:
             header = send(copy, copy.position, data.draw(st.integers(1, 9)))
             is_next = header.base_offset == log_end
@@ -569,6 +581,8 @@ def test_any_answers_in_any_order_leave_the_acknowledged_offset_true(data: st.Da
             if step == "lose":
                 copy.in_flight -= 1
                 copy.lost(header, "lost", 1.0)
+            elif step == "another's" and in_flight:
+                answer(copy, header, base_offset=data.draw(st.sampled_from(in_flight))[0].base_offset)
             elif step == "refuse" or not is_there:
                 answer(copy, header, 45, -1)
             else:

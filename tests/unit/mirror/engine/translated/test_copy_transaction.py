@@ -1,4 +1,4 @@
-"""What is said of transactions that the target does not allow."""
+"""What is said of transactions that the target does not allow, and what of responses that are another batch's."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from typing import Any
 
 import kafka.errors as Errors
 import pytest
+from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import OptionError
+from tolerant_client.cluster.produce import ProducedPartition
+from tolerant_client.errors import OffsetMapError, OptionError
+from tolerant_client.mirror.batches.merge import DenseBatch
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction
+from tolerant_client.records.record_batch import Record, encode_batch, read_header
+
+P = TopicPartition("orders", 0)
 
 
 async def refuse(
@@ -31,3 +37,26 @@ def test_a_mirror_whose_transactions_are_too_long_for_the_brokers_is_told_no_opt
     ) as raised:
         asyncio.run(copying.renew())
     assert "kafka.transaction.timeout.ms" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("of_the_second", "raised"),
+    [
+        (Future().failure(Errors.RequestTimedOutError("lost")), Errors.RequestTimedOutError),
+        (Future().success([ProducedPartition(P, 0, 100)]), OffsetMapError),
+    ],
+    ids=["lost", "the first one's"],
+)
+def test_a_batch_that_gets_the_response_of_the_next_one_ends_its_transaction(
+    of_the_second: Future, raised: type[Exception]
+) -> None:
+    """So no row of the map has an offset that is another batch's."""
+    responses = iter([Future().success([ProducedPartition(P, 0, 102)]), of_the_second])
+    target: Any = SimpleNamespace(produce=lambda *_, **__: next(responses))
+    copying = CopyTransaction(target, "tolerant-mirror-a-copy-orders-0", P, P, 60_000)
+    copying._start_over()
+    for source in (0, 2):
+        batch = memoryview(bytearray(encode_batch([Record(0, 1, None, b"x")] * 2)))
+        copying.send(1, DenseBatch(read_header(batch), batch, ((source, 2),)), 0)
+    with pytest.raises(raised):
+        asyncio.run(copying.settle(0))
