@@ -43,10 +43,12 @@ from kafka.producer import kafka as producer
 from kafka.producer.transaction_manager import EndTxnHandler as EndTxnHandler
 from kafka.producer.transaction_manager import FindCoordinatorHandler as FindCoordinatorHandler
 from kafka.producer.transaction_manager import InitProducerIdHandler as InitProducerIdHandler
-from kafka.producer.transaction_manager import TransactionalRequestResult, TxnRequestHandler
+from kafka.producer.transaction_manager import Priority as Priority
+from kafka.producer.transaction_manager import TransactionalRequestResult
 from kafka.producer.transaction_manager import TransactionManager as TransactionManager
 from kafka.producer.transaction_manager import TransactionState as TransactionState
 from kafka.producer.transaction_manager import TxnOffsetCommitHandler as TxnOffsetCommitHandler
+from kafka.producer.transaction_manager import TxnRequestHandler as TxnRequestHandler
 from kafka.protocol.data_container import DataContainer
 from kafka.record.abc import ABCRecord as ABCRecord
 from kafka.record.memory_records import MemoryRecords
@@ -212,7 +214,7 @@ USES: Final = (
          "lookup_coordinator_for_request", "reset_producer_id", "send_offsets_to_transaction"),
         _TRANSACTIONS, "overridden: what became of a transaction, and a fence before the next one"),
     Use(TransactionManager,
-        ("ERROR_CLASS_ABORTABLE", "ERROR_CLASS_FATAL", "_current_state", "_last_acked_offset", "_lock", "_metadata",
+        ("ERROR_CLASS_ABORTABLE", "ERROR_CLASS_FATAL", "_api_version", "_current_state", "_last_acked_offset", "_lock", "_metadata",
          "_pending_requests", "_pending_txn_offset_commits", "_sequence_numbers", "_supports_epoch_bump",
          "_transition_to", "coordinator", "has_fatal_error", "is_transactional", "retry", "transaction_timeout_ms",
          "transactional_id", "transition_to_abortable_error", "transition_to_fatal_error"),
@@ -220,9 +222,10 @@ USES: Final = (
     Use(TransactionState, ("BUMPING_PRODUCER_EPOCH", "IN_TRANSACTION"), _TRANSACTIONS, "a fence bumps the epoch"),
     Use(ClusterMetadata, ("_manager",), _TRANSACTIONS, "the way to the connection manager"),
     Use(TxnRequestHandler,
-        ("coordinator_type", "fail", "fatal_error", "is_retry", "on_complete", "request", "result", "set_retry",
-         "transaction_manager", "transactional_id"),
-        _TRANSACTIONS, "how one request ends is decided here"),
+        ("__init__", "_result", "coordinator_type", "fail", "fatal_error", "handle_response", "is_retry", "on_complete",
+         "priority", "producer_id", "request", "result", "set_retry", "transaction_manager", "transactional_id"),
+        _TRANSACTIONS, "how one request ends is decided here; one of ours asks who owns the transactional.id"),
+    Use(Priority, ("INIT_PRODUCER_ID",), _TRANSACTIONS, "when ours leaves"),
     Use(FindCoordinatorHandler, ("_coord_key", "_coord_type"), _TRANSACTIONS, "which coordinator is looked up"),
     Use(TxnOffsetCommitHandler, ("consumer_group_id", "offsets"), _TRANSACTIONS, "what a lost copy would commit"),
     Use(TransactionalRequestResult, ("done", "is_done", "wait"), _TRANSACTIONS, "what a call waits for"),

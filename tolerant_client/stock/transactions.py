@@ -9,6 +9,10 @@ Laws:
   and the broker refuses whoever else has taken over the transactional.id.  Older brokers cannot, and are not asked.
 - A commit is reported done when a broker said so.  Where one copy of its EndTxn was lost and another is refused, it
   may or may not be committed: TransactionOutcomeUnknownError.
+- A refused epoch does not say that somebody has taken over: a broker raises it, too, when it aborts a transaction for its age.
+  InitProducerId tells these apart (KIP-890, transaction.version 2), but aborts what a new owner has begun.  So an abort that
+  is refused for its epoch first asks for the state of the transaction, which changes nothing, and for the next epoch only if
+  it was aborted.
 - A transaction with a failed record can only be aborted.  kafka-python commits it where the record timed out, and
   where a broker lost track of the sequence it drops the transaction and calls the commit a success.
 - Offsets are sent one call after the other: a call waits until the one before it is done, and the same call again,
@@ -30,6 +34,7 @@ import time
 from typing import Any
 
 import kafka.errors as Errors
+from kafka.protocol.admin import DescribeTransactionsRequest
 from kafka.protocol.metadata import CoordinatorType
 
 from tolerant_client.errors import ConnectionLostError, TransactionOutcomeUnknownError
@@ -39,14 +44,18 @@ from tolerant_client.stock.stock_names import (
     EndTxnHandler,
     FindCoordinatorHandler,
     InitProducerIdHandler,
+    Priority,
     TransactionManager,
     TransactionState,
     TxnOffsetCommitHandler,
+    TxnRequestHandler,
 )
 
 _LOOK_EVERY = 0.2  # seconds
 _LAST_LOOK = 0.25  # seconds, for a call whose time is over, and whose error shall say why
 _MAX_BLOCK_MS = 60_000  # kafka-python's default
+_TELLS_AGE_FROM_OWNER = (4, 0)  # KIP-890; before, whose transaction was aborted for its age gets no other epoch
+_ABORTED = ("PrepareAbort", "CompleteAbort")
 _WATCHED = {CoordinatorType.TRANSACTION: TRANSACTIONS_TOPIC, CoordinatorType.GROUP: OFFSETS_TOPIC}
 
 
@@ -171,12 +180,27 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
                 self._is_copy_left = False
                 self._raise_epoch()
 
-    def _raise_epoch(self) -> None:
+    def ask_for_owner(self, abort: Any) -> bool:
+        """Whether it is asked why an abort is refused for its epoch; that ends the abort, then."""
+        is_told: bool = self._api_version >= _TELLS_AGE_FROM_OWNER
+        if is_told:
+            self._enqueue_request(_OwnerHandler(self, abort.result))
+        return is_told
+
+    def abort_by_epoch(self, result: Any) -> None:
+        """Ends a transaction that the broker has aborted; `result` is done when the next epoch is given, or refused."""
+        with self._lock:
+            super()._complete_transaction()
+            self._is_copy_left = False
+            self._raise_epoch(result)
+
+    def _raise_epoch(self, result: Any = None) -> None:
         """The first half of bump_producer_id_and_epoch, between two transactions."""
         self._transition_to(TransactionState.BUMPING_PRODUCER_EPOCH)
         self._sequence_numbers.clear()
         self._last_acked_offset.clear()
         request = InitProducerIdHandler(self, self.transaction_timeout_ms, is_epoch_bump=True)
+        request._result = result or request.result
         self._fence = _WatchedResult(request.result, self, "new epoch of the producer")
         self._enqueue_request(request)
 
@@ -262,6 +286,31 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
                 raise error
 
 
+class _OwnerHandler(TxnRequestHandler):  # type: ignore[misc]  # kafka-python is untyped
+    """Asks the coordinator whether it has aborted our transaction, or somebody owns the transactional.id (KIP-664)."""
+
+    def __init__(self, owner: TolerantTransactionManager, result: Any) -> None:
+        super().__init__(owner, result=result)
+        self.request = DescribeTransactionsRequest(transactional_ids=[owner.transactional_id])
+
+    @property
+    def priority(self) -> Any:
+        """As of what follows it."""
+        return Priority.INIT_PRODUCER_ID
+
+    def handle_response(self, response: Any) -> None:
+        """Goes on to the next epoch, or ends the producer."""
+        (found,) = response.transaction_states
+        error = Errors.for_code(found.error_code)
+        if issubclass(error, Errors.RetriableError):
+            self.transaction_manager._lookup_coordinator(CoordinatorType.TRANSACTION, self.transactional_id)
+            self.transaction_manager.retry(self)
+        elif error is Errors.NoError and found.transaction_state in _ABORTED and found.producer_id == self.producer_id:
+            self.transaction_manager.abort_by_epoch(self.result)
+        else:
+            self.fatal_error(Errors.ProducerFencedError())
+
+
 class _Ending:
     """What one request of kafka-python does about its end, in place of its handler's own methods."""
 
@@ -279,7 +328,7 @@ class _Ending:
             if _ends_stocks_producer(outcome):
                 self._handler.transaction_manager.is_bounded = True
             # Of a lookup nothing can be left, an InitProducerId cannot be fenced by another one.
-            is_harmless = isinstance(self._handler, (FindCoordinatorHandler, InitProducerIdHandler))
+            is_harmless = isinstance(self._handler, (FindCoordinatorHandler, InitProducerIdHandler, _OwnerHandler))
             if not is_harmless and not isinstance(outcome, Errors.NodeNotReadyError):
                 self._is_copy_left = True
                 self._handler.transaction_manager.leave_copy(self._handler)
@@ -291,8 +340,12 @@ class _Ending:
         type(self._handler).on_complete(self._handler, correlation_id, outcome)
 
     def fatal_error(self, error: Exception) -> None:
-        """Ends the producer."""
-        type(self._handler).fatal_error(self._handler, self._meaning(error))
+        """Ends the producer; but an abort that is refused for its epoch asks why."""
+        handler = self._handler
+        is_refused = isinstance(handler, EndTxnHandler) and isinstance(error, Errors.ProducerFencedError)
+        if is_refused and not handler.request.committed and handler.transaction_manager.ask_for_owner(handler):
+            return
+        type(handler).fatal_error(handler, self._meaning(error))
 
     def fail(self, error: Exception) -> None:
         """Ends this request: the producer has ended."""

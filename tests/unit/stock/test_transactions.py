@@ -261,6 +261,65 @@ def test_a_transaction_with_a_failed_record_is_aborted_never_committed(error: Ex
     assert isinstance(sent(transactions).handler, InitProducerIdHandler)
 
 
+def refused_for_its_epoch(version: tuple[int, int] = (4, 2)) -> tuple[Any, Any]:
+    """An abort whose EndTxn is refused."""
+    transactions = in_transaction(make())
+    transactions._api_version = version
+    aborted = transactions.begin_abort()
+    sent(transactions).answer(SimpleNamespace(error_code=FENCED))
+    return transactions, aborted
+
+
+def described(state: str, error_code: int = 0) -> Any:
+    found = SimpleNamespace(error_code=error_code, transaction_state=state, producer_id=7, producer_epoch=4)
+    return SimpleNamespace(transaction_states=[found])
+
+
+def test_the_abort_of_a_transaction_that_timed_out_takes_the_next_epoch() -> None:
+    transactions, aborted = refused_for_its_epoch()
+    asked = sent(transactions)
+    assert asked.request.transactional_ids == ["x"]
+    asked.answer(described("", error_code=16))  # NotCoordinator
+    transactions.next_request_handler(False)  # the lookup
+    sent(transactions).answer(described("CompleteAbort"))
+    fence = sent(transactions)
+    assert (fence.request.producer_id, fence.request.producer_epoch) == (7, 3)
+    assert not aborted.is_done
+    fence.answer(SimpleNamespace(error_code=0, producer_id=7, producer_epoch=4))
+    assert aborted.wait() is True
+    transactions.begin_transaction()
+    assert transactions.producer_id_and_epoch.epoch == 4
+    assert not transactions._transaction_started
+    assert pending(transactions) == []
+
+
+@pytest.mark.parametrize("state", ["Ongoing", "Empty", "CompleteCommit"])
+def test_a_producer_that_was_taken_over_leaves_the_new_owner_alone(state: str) -> None:
+    """InitProducerId would abort the transaction that the new owner has begun."""
+    transactions, aborted = refused_for_its_epoch()
+    sent(transactions).answer(described(state))
+    with pytest.raises(Errors.ProducerFencedError):
+        aborted.wait()
+    assert transactions.has_fatal_error()
+    assert pending(transactions) == []
+
+
+def test_a_next_epoch_that_is_refused_ends_the_producer() -> None:
+    transactions, aborted = refused_for_its_epoch()
+    sent(transactions).answer(described("CompleteAbort"))
+    sent(transactions).answer(SimpleNamespace(error_code=FENCED))
+    with pytest.raises(Errors.ProducerFencedError):
+        aborted.wait()
+    assert transactions.has_fatal_error()
+
+
+def test_brokers_that_give_no_next_epoch_after_a_timeout_are_not_asked_for_it() -> None:
+    transactions, aborted = refused_for_its_epoch((3, 9))
+    with pytest.raises(Errors.ProducerFencedError):
+        aborted.wait()
+    assert pending(transactions) == []
+
+
 # -- when a call ends --------------------------------------------------------------
 
 
