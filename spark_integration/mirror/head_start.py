@@ -65,7 +65,20 @@ class HeadStart(threading.Thread):
             self._planner.stop()
             close_workers()
 
-    def with_later(self, report: TaskReport) -> TaskReport:
-        """What was done here and then by Spark's tasks."""
-        here = self._report.read()
-        return replace(here.plus([report], report.time_ms), latest=report.latest) if report.time_ms else here
+    def told(self, spark: TaskReport | None) -> TaskReport:
+        """What was done here and then by Spark's tasks: None before their query has started.
+
+        Until they have told of a micro-batch, what stands still is what was found here; what waits their planner knows better.
+        """
+        if spark is None:
+            return self._report.read()
+        here = self._report.done.read()
+        if spark.time_ms:
+            return replace(here.plus([spark], spark.time_ms), latest=spark.latest)
+        return replace(
+            here,
+            paused={**here.paused, **spark.paused},
+            blocked={**here.blocked, **spark.blocked},
+            waiting=spark.waiting,
+            made_again={**here.made_again, **spark.made_again},
+        )

@@ -43,6 +43,7 @@ _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryE
 # What a session raises whose JVM has ended, or does not start.
 SPARK_GONE = (Py4JError, PySparkRuntimeError, ConnectionError)
 _ALONE_S = 2.0  # a copy up to the ends of its start has so long before Spark is started, too
+_END_S = 2.0
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
@@ -54,7 +55,7 @@ def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
 
 
 def spark_session(
-    tasks: int, *properties: Mapping[str, str], meanwhile: Callable[[], None] = lambda: None
+    tasks: int, *properties: Mapping[str, str], meanwhile: Callable[[], object] = lambda: None
 ) -> SparkSession:
     """The session of spark-submit, or else a local one with a thread for each task; it will hold these client properties.
 
@@ -162,14 +163,16 @@ def _run(
     claim: RunClaim,
 ) -> bool:
     report, head_start = RunReport(folder), HeadStart(settings, link.producer_id, folder / "head-start")
-
-    def look() -> None:
-        tell(now := head_start.with_later(report.read()))
-        claim.tell(now)
-        claim.require_held()
-
     session: SparkSession | None = None
+    query: StreamingQuery | None = None
     is_stopped = False
+
+    def look() -> TaskReport:
+        told = head_start.told(None if query is None else report.read())
+        claim.tell(told)
+        claim.require_held()
+        return told
+
     try:
         if not _is_submitted():
             head_start.start()
@@ -182,7 +185,7 @@ def _run(
         query = start(settings, link, session, folder)
         try:
             while not query.awaitTermination(1):
-                look()
+                tell(look())
                 if is_stopping():
                     is_stopped = True
                     claim.end()  # before Spark kills the Python workers, which have claims to release
@@ -192,7 +195,9 @@ def _run(
         return not is_stopped
     finally:
         claim.end()  # before Spark takes its seconds
-        tell(head_start.with_later(report.read()))
+        if head_start.is_alive():
+            head_start.join(_END_S)  # it has released what it held, and tells what it did
+        tell(head_start.told(None if query is None else report.read()))
         if session is not None:
             with contextlib.suppress(*SPARK_GONE):  # there is nothing left to stop, and why that is was raised
                 session.stop()

@@ -82,3 +82,7 @@ class Progress(NamedTuple):
     def stopped_by(self) -> TolerantClientError | None:
         """What ended the copying of the partition; None while it goes on, or waits."""
         return None if self.is_paused else self.error
+
+    def done_only(self) -> Progress:
+        """What was done, and nothing of how the partition stands."""
+        return self._replace(is_paused=False, error=None, is_placed=False, wait=None)

@@ -121,15 +121,16 @@ class LinkCopier:
                 strategy.release(partition)
             raise
         waits = self.waiting()
-        # What was handed over is its next owner's to tell of.
-        copies = {p: copy for p, copy in copies.items() if not copy.is_released or copy.is_placed and copy.has_reached}
+        own = {p for p, copy in copies.items() if not copy.is_released or copy.is_placed and copy.has_reached}
         if not lease_ms:
-            await strategy.give_back(copies)
+            await strategy.give_back(own)
         else:
-            for partition in [p for p, copy in copies.items() if copy.is_stopped]:
+            for partition in [p for p in own if copies[p].is_stopped]:
                 strategy.release(partition)  # its error is told at once: what its course waits for may last
         await self.claims.released()
-        return {p: _progress(copy, *before[p], waits.get(p)) for p, copy in copies.items()}
+        progress = {p: _progress(copy, *before[p], waits.get(p)) for p, copy in copies.items()}
+        # Of what was handed over its next owner tells how it stands; what was done for it here is told here.
+        return {p: done if p in own else done.done_only() for p, done in progress.items()}
 
     async def _settled(self, copies: Collection[CopiedPartition], hold_until: float) -> None:
         """Waits until all have reached their offset, stopped or are paused, and the hold is over."""

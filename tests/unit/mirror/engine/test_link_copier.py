@@ -16,7 +16,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
-from tolerant_client.errors import LinkPromotedError
+from tolerant_client.errors import DataLossError, LinkPromotedError
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.engine.identical import begun, sync_loop
@@ -285,7 +285,8 @@ def test_a_translated_partition_that_another_task_asks_for_in_the_middle_of_a_ca
         assert not copying.is_done, "of many that ask each gets something done"
         now.append(101.0)
         copier._claims_changed()
-        assert await copying == {}
+        done = (await copying)[FIRST]
+        assert not done.is_placed and done.error is None, "how it stands is for its next owner to tell"
         assert claims.left == [copier.strategy.claim_of(FIRST)] and not copier.strategy.partitions
 
     copier.link.source.run(run)
@@ -364,3 +365,21 @@ def test_how_far_was_copied_is_written_under_the_claim_that_is_released_then(
     asyncio.run(flow.give_back([FIRST]))
     assert written == [LinkControl() if is_granted_anew else LinkControl(copied={FIRST: 300})]
     assert left == [FIRST] and not flow.is_leaving(FIRST)
+
+
+def test_losses_of_a_partition_that_was_handed_over_are_told_by_who_wrote_them(
+    translated: tuple[LinkCopier, list[float]],
+) -> None:
+    copier, now = translated
+
+    async def run() -> None:
+        copying = copier.link.source.net.call_soon_with_future(lambda: copier.copy_each({FIRST: 500}))
+        await copier.link.source.net.sleep(0.05)
+        copy = copier.strategy.partitions[FIRST]
+        copy.losses, copy.error = 1, DataLossError("it went on")
+        copier.strategy.release(FIRST)
+        copier.link.tasks.notify()
+        assert (await copying)[FIRST].done_only() == (await copying)[FIRST]
+        assert (await copying)[FIRST].losses == 1
+
+    copier.link.source.run(run)

@@ -12,6 +12,7 @@ from kafka.structs import TopicPartition
 from spark_integration.mirror import head_start
 from spark_integration.mirror.head_start import HeadStart
 from tolerant_client.errors import DataLossError, RecoveryExhaustedError
+from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorSettings
 from tolerant_client.ops.service.ranges import CopiedRanges, RangesCopier, RangesPlanner
@@ -48,7 +49,7 @@ def copied(
 
 def test_a_copy_up_to_all_its_ends_is_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = copied(monkeypatch, tmp_path, CopiedRanges(TaskReport(acked={P: 12, Q: 0}, records=12)))
-    assert found.is_complete and found.with_later(TaskReport()).records == 12
+    assert found.is_complete and found.told(None).records == 12
 
 
 @pytest.mark.parametrize(
@@ -83,8 +84,18 @@ def test_an_error_is_left_to_spark_s_tasks(
 def test_what_spark_s_tasks_do_is_told_with_what_was_done_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    here = TaskReport(acked={P: 10, Q: 0}, records=10, losses={P: 1}, paused={Q: "by an operator"})
+    here = TaskReport(
+        acked={P: 10, Q: 0},
+        records=10,
+        losses={P: 1},
+        paused={Q: "by an operator"},
+        waiting={P: Waiting("no leader", 1)},
+    )
     found = copied(monkeypatch, tmp_path, CopiedRanges(here))
-    told = found.with_later(TaskReport(time_ms=5, acked={P: 15}, records=5, losses={P: 2, Q: 1}))
-    assert (told.time_ms, told.records, told.losses) == (5, 15, {P: 3, Q: 1})
+    assert found.told(None).waiting == here.waiting
+    started = found.told(TaskReport(blocked={P: "refused"}))
+    assert (started.records, started.paused, started.blocked) == (10, here.paused, {P: "refused"})
+    assert not started.waiting, "the planner of Spark's query asks anew what has no leader"
+    told = found.told(TaskReport(time_ms=5, acked={P: 15}, records=5, losses={P: 2}))
+    assert (told.time_ms, told.records, told.losses) == (5, 15, {P: 3})
     assert told.acked == {P: 15, Q: 0} and not told.paused, "what stands still now is what the last micro-batch says"
