@@ -217,7 +217,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         positions = [(tp, self._subscriptions.position(tp)) for tp in self._fetchable_partitions()]
         wanted = [(tp, position.offset, position.leader_epoch) for tp, position in positions if position is not None]
         busy = None
-        if part := self._next_partition_records:
+        if (part := self._next_partition_records) and self._subscriptions.is_fetchable(part.topic_partition):
             busy = self._node_to_ask(part.topic_partition)
             if part.end is not None and self._is_fetchable_ahead(part.topic_partition, part.fetch_offset, part.end[0]):
                 wanted.append((part.topic_partition, *part.end))
@@ -230,6 +230,8 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
     def _is_fetchable_ahead(self, tp: TopicPartition, from_offset: int, end_offset: int) -> bool:
         if tp in self._doubts or not self._subscriptions.is_fetchable(tp) or not self._is_there(tp, end_offset):
             return False
+        if self.config["fetch_min_bytes"] > 1:
+            return False  # nobody knows how many bytes follow
         if any(fetch.topic_partition == tp for fetch in self._completed_fetches.copy()):
             return False
         position = self._subscriptions.position(tp)
@@ -238,7 +240,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
     def _is_there(self, tp: TopicPartition, offset: int) -> bool:
         """Whether the broker responds to a fetch of that offset at once, as far as is known."""
         end = self._readable_ends.get(tp)
-        return self.config["fetch_min_bytes"] <= 1 and (end is None or offset < end)
+        return end is None or offset < end
 
     def _node_to_ask(self, tp: TopicPartition) -> Any:
         """The node to fetch a partition from, None while there is none or it cannot be asked now."""

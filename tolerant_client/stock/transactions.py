@@ -305,10 +305,14 @@ class _OwnerHandler(TxnRequestHandler):  # type: ignore[misc]  # kafka-python is
         if issubclass(error, Errors.RetriableError):
             self.transaction_manager._lookup_coordinator(CoordinatorType.TRANSACTION, self.transactional_id)
             self.transaction_manager.retry(self)
-        elif error is Errors.NoError and found.transaction_state in _ABORTED and found.producer_id == self.producer_id:
+        elif error is Errors.NoError and found.transaction_state in _ABORTED and self._is_next_of_ours(found):
             self.transaction_manager.abort_by_epoch(self.result)
         else:
             self.fatal_error(Errors.ProducerFencedError())
+
+    def _is_next_of_ours(self, found: Any) -> bool:
+        """Whether the coordinator has raised the epoch once, as an abort for its age does: a new owner raises it, too."""
+        return bool((found.producer_id, found.producer_epoch) == (self.producer_id, self.producer_epoch + 1))
 
 
 class _Ending:

@@ -270,8 +270,8 @@ def refused_for_its_epoch(version: tuple[int, int] = (4, 2)) -> tuple[Any, Any]:
     return transactions, aborted
 
 
-def described(state: str, error_code: int = 0) -> Any:
-    found = SimpleNamespace(error_code=error_code, transaction_state=state, producer_id=7, producer_epoch=4)
+def described(state: str, error_code: int = 0, epoch: int = 4) -> Any:
+    found = SimpleNamespace(error_code=error_code, transaction_state=state, producer_id=7, producer_epoch=epoch)
     return SimpleNamespace(transaction_states=[found])
 
 
@@ -293,11 +293,13 @@ def test_the_abort_of_a_transaction_that_timed_out_takes_the_next_epoch() -> Non
     assert pending(transactions) == []
 
 
-@pytest.mark.parametrize("state", ["Ongoing", "Empty", "CompleteCommit"])
-def test_a_producer_that_was_taken_over_leaves_the_new_owner_alone(state: str) -> None:
-    """InitProducerId would abort the transaction that the new owner has begun."""
+@pytest.mark.parametrize(
+    ("state", "epoch"), [("Ongoing", 4), ("Empty", 4), ("CompleteCommit", 4), ("CompleteAbort", 5)]
+)
+def test_a_producer_that_was_taken_over_leaves_the_new_owner_alone(state: str, epoch: int) -> None:
+    """InitProducerId would abort the transaction that the new owner has begun, or begins after one that it has aborted."""
     transactions, aborted = refused_for_its_epoch()
-    sent(transactions).answer(described(state))
+    sent(transactions).answer(described(state, epoch=epoch))
     with pytest.raises(Errors.ProducerFencedError):
         aborted.wait()
     assert transactions.has_fatal_error()
