@@ -20,7 +20,7 @@ from spark_integration.cli.options import GivenTopics, Json, Offsets, OffsetsKin
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
-from tolerant_client.mirror.life.lens import look
+from tolerant_client.mirror.life.lens import MAP_LOST, look, positions_of
 from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, names_of
@@ -252,7 +252,12 @@ def _tell_interruption(settings: MirrorSettings, ends: Mapping[TopicPartition, i
         tell_failure(error)
         echo("tolerant-kafka: interrupted: how far the target is it does not tell; start the mirror again", err=True)
         return
-    left = [(f"{e}", at, ends[e.partition]) for e in found if (at := e.position or 0) < ends[e.partition]]
+    known = positions_of(found)
+    if len(known) < len(found):
+        text = f"{MAP_LOST}, and no start goes on without it; tolerant-kafka status says what to do"
+        echo(f"tolerant-kafka: interrupted: how far the target is is unknown: {text}", err=True)
+        return
+    left = [(f"{p.topic}-{p.partition}", at, ends[p]) for p, at in known.items() if at < ends[p]]
     for name, copied, end in left[:_SHOWN]:
         echo(f"tolerant-kafka: interrupted: {name} is copied up to offset {copied:,} of {end:,}", err=True)
     if len(left) > _SHOWN:

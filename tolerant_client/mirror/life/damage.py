@@ -6,7 +6,7 @@ Laws:
 - What others wrote last is no copy, unless the link had found it one (`copied`, `adopted`): nobody can compare it any more.
 - Who wrote last is told by data, or by the ends of the link's own gap transactions, whatever their number: it fills gaps only
   after what it has found a copy.  Where other ends of transactions hide it, it is unknown: that is told, and nobody is accused.
-- What is damaged is copied up to where the link's own part ends.
+- What is damaged is copied up to where the link's own part ends, and so is what is unknown: nothing counts that nobody vouches for.
 - Filler before a log's start is deleted behind the fence, and only where its topic is the one that the link began and the
   headers of all that goes show the link's producer ids (log_start.py, law D).
 """
@@ -78,7 +78,9 @@ def damage_of(link: str, control: LinkControl, partition: TopicPartition, now: T
     if copied is not None and log.end < copied:
         text = f"the target's log of {name} ends at offset {log.end}, and link {link} had copied it up to {copied}"
         return Damage(f"{text}: it has lost records (unclean election)", min(log.own_until, log.end))
-    if log.foreign is not None and begun is None and copied is None and not log.own_until:
+    # Where a control remembers no beginnings, what is hidden may still be the link's.
+    is_others = log.foreign is not None or log.hidden_by is not None and bool(control.begun)
+    if is_others and begun is None and copied is None and not log.own_until:
         return Damage("", 0)  # a topic of the target's own, that matches
     if log.foreign is not None:
         text = f"others have written to {name} on the target from offset {log.own_until} on (producer id {log.foreign})"
@@ -144,7 +146,7 @@ async def _seen_logs(
     others = await last_of_others(target, logs, last, own, known)
     hidden = {p: header for p, header in others.items() if header.is_control}
     gaps = await ended_gaps(target, link, hidden)
-    others = {p: header for p, header in others.items() if p not in hidden}
+    others = {p: header for p, header in others.items() if p not in gaps}
     least = {p: log.written_from for p, log in logs.items()}
     ours = await step_back(target, others, least, lambda header: header.producer_id not in own, MOST_STEPS_BACK)
     begin = {p: end for p, end in ends.items() if p in last and end <= control.log_starts.get(p, 0)}
@@ -157,12 +159,12 @@ async def _seen_logs(
             _own_until(ours[p], own, min(known.get(p, 0), log.target_end), log.adopted)
             if p in ours
             else log.target_end,
-            others[p].producer_id if p in others else None,
+            others[p].producer_id if p in others and p not in hidden else None,
             p in begin
             and is_all_filler(ends_with.get(p))
             and (fact := facts.get(p.topic)) is not None
             and fact.can_delete_records,
-            hidden[p].producer_id if p in hidden and p not in gaps else None,
+            others[p].producer_id if p in others and p in hidden else None,
         )
         for p, log in logs.items()
     }

@@ -11,6 +11,7 @@ Laws:
 - From then on there is no way back: whatever dies or is refused on the way says so, and the same command again goes on.
   Groups that cannot be moved are left, and told.  That it is fenced is written down when the report is complete; after that
   it is not fenced again.
+- What was lost between a promotion that was interrupted and its end is no reason to stop any more, and is told all the same.
 - Where the source is gone applications wait for every partition that can be had: failover fences those that have a leader,
   writes down which have none, and the same command again fences these alone.  A partition of the map that cannot be read is
   written down with them: topics that it alone names are unknown until then.
@@ -148,6 +149,7 @@ async def promote(
             (*warnings, *map(str, await find_held(source, open_spans(ends)))),
             moved,
             losses=await losses_of(target, link),
+            damaged=_map_damage(of),
         )
         if will_do:
             await update_control(target, link, lambda now: replace(now, is_fenced=True, unfenced=frozenset()))
@@ -208,7 +210,7 @@ async def failover(
             losses=await losses_of(target, link),
             is_begun=not is_dry_run and bool(blocked),
             damaged=(
-                *([lost] if lost else ()),
+                *_map_damage(of),
                 *missing_topics(of, control, there),
                 *(found.text for found in damaged.values() if found.text),
             ),
@@ -239,6 +241,14 @@ async def _control(target: Cluster, link: str, topics: LinkTopics | None) -> Lin
             f"Link {link} was handed back to MirrorMaker 2 and writes nothing: stop MirrorMaker 2, and the target is yours"
         )
     return control
+
+
+def _map_damage(of: PromotedLink) -> tuple[str, ...]:
+    """That the map is lost, and what of a fence that leaves out."""
+    if of.lost_map is None:
+        return ()
+    text = "Topics that it alone named are not fenced: a process of the link may still write there"
+    return (f"{of.lost_map}. {text}",)
 
 
 def _as_damaged(ends: Iterable[PartitionLag], damaged: Mapping[TopicPartition, Damage]) -> list[PartitionLag]:

@@ -351,8 +351,13 @@ def ledger_findings(link: str, rows: Iterable[LedgerRow]) -> Iterator[Told]:
 
 
 @check("control", cluster="link")
-def control_findings(link: str, control: LinkControl, options: LinkOptions = LinkOptions()) -> Iterator[Told]:
-    """What an operator has told the link to leave."""
+def control_findings(
+    link: str, control: LinkControl, options: LinkOptions = LinkOptions(), lost_map: str | None = None
+) -> Iterator[Told]:
+    """What an operator has told the link to leave, and why it cannot copy: `lost_map` says that its offset map is lost."""
+    if lost_map is not None and not control.is_over:
+        evidence, _, remedy = lost_map.partition(". ")
+        yield Told(Severity.ERROR, f"link {link}", evidence, remedy)
     resume = f"tolerant-kafka resume {options.of_target}"
     if control.is_promoted:
         yield Told(

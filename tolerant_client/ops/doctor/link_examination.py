@@ -20,6 +20,7 @@ from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.map_topic import lost_map
 from tolerant_client.mirror.state.plan import TopicSpec, plan_topics, select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, group_filter
 from tolerant_client.mirror.state.topics import describe_topics, fit_topics
@@ -224,7 +225,8 @@ class _Link:
         checkup.add(ledger_findings(link, ledger or ()))
         control = checkup.ask("control", target.raw, read_control, target.raw, link)
         if control is not None:
-            checkup.add(control_findings(link, control, self._subject.options))
+            lost = checkup.ask("control", target.raw, lost_map, target.raw, link, control)
+            checkup.add(control_findings(link, control, self._subject.options, lost))
         self._examine_backlog(before, ledger or (), control)
 
     def _examine_rights(self) -> None:

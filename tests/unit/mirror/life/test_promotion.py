@@ -626,8 +626,21 @@ def test_a_link_whose_map_is_lost_is_fenced_by_a_failover_alone_which_knows_of_n
         world.promote()
     assert not world.done
     report = world.failover()
-    assert report.is_done and report.exit_code == 3 and report.damaged == ("the map was deleted",)
+    assert report.is_done and report.exit_code == 3 and report.damaged == (MAP_IS_LOST,)
     assert [p.copied_until for p in report.partitions] == [None] and world.control.is_fenced
+
+
+MAP_IS_LOST = (
+    "the map was deleted. Topics that it alone named are not fenced: a process of the link may still write there"
+)
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True])
+def test_a_promotion_whose_map_was_lost_after_it_was_begun_goes_on_and_tells_it(world: World, is_dry_run: bool) -> None:
+    world.control = replace(world.control, is_promoted=True)
+    world.is_translated, world.lost, world.ends = True, "the map was deleted", PartitionLag(P, None, 90, 90, 0)
+    report = world.promote(groups=None, is_dry_run=is_dry_run)
+    assert report.is_done is not is_dry_run and report.exit_code == 3 and report.damaged == (MAP_IS_LOST,)
 
 
 def test_what_a_map_names_is_read_where_it_has_a_leader(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import kafka.errors as Errors
 import pytest
@@ -259,6 +260,34 @@ def test_promoted_link_stands_by_intention() -> None:
 )
 def test_control_of_the_link(control: LinkControl, expected: list[Severity]) -> None:
     assert severities(control_findings("l", control)) == expected
+
+
+LOST = "Topic tolerant-mirror-offsets-dr was deleted: unknown. Mirror it under another link name; or not"
+
+
+def test_a_lost_map_is_an_error_as_long_as_the_link_copies() -> None:
+    (found,) = control_findings("dr", LinkControl(), lost_map=LOST)
+    assert (found.severity, found.remedy) == (ERROR, "Mirror it under another link name; or not")
+    assert found.evidence == "Topic tolerant-mirror-offsets-dr was deleted: unknown"
+    assert severities(control_findings("dr", LinkControl(is_promoted=True), lost_map=LOST)) == [WARNING]
+
+
+def test_the_map_of_the_link_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    control, found = LinkControl(map_id="an-id"), list[Finding]()
+
+    def ask(check: str, cluster: Any, function: Any, *args: Any) -> Any:
+        answers = {"read_control": lambda: control, "lost_map": lambda: LOST if args[1:] == ("dr", control) else None}
+        return answers.get(function.__name__, lambda: None)()
+
+    checkup = SimpleNamespace(ask=ask, add=found.extend)
+    one: Any = SimpleNamespace(facts=ClusterFacts("target", "", None, None, {}, {}), raw=None, quorum=None)
+    for name in ("_examine_rights", "_examine_topics", "_examine_backlog"):
+        monkeypatch.setattr(link_examination._Link, name, lambda *_: None)
+    subject = link_examination.Subject({}, link="dr")
+    link_examination._Link(subject, one, one, {}, cast(Checkup, checkup)).examine({})
+    assert [f.evidence for f in found if f.check == "control"] == [
+        "Topic tolerant-mirror-offsets-dr was deleted: unknown"
+    ]
 
 
 def test_commands_about_the_link_are_whole(tmp_path: Path) -> None:

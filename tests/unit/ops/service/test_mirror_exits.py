@@ -93,7 +93,7 @@ def run(monkeypatch: pytest.MonkeyPatch, prepared: list[str]) -> Callable[..., A
         outcome: Any,
         *options: str,
         number: int = 0,
-        copied: tuple[int, int] = (10, 4),
+        copied: tuple[int | None, int | None] = (10, 4),
         away: Exception | None = None,
         goals: Mapping[TopicPartition, int] = {},
         held: Sequence[Held] = (),
@@ -165,6 +165,17 @@ def test_a_copy_that_is_interrupted_because_its_target_is_away_was_interrupted_a
     assert done.stderr.splitlines() == [
         "tolerant-kafka: The target is away",
         "tolerant-kafka: interrupted: how far the target is it does not tell; start the mirror again",
+    ]
+
+
+def test_a_copy_that_is_interrupted_and_has_lost_its_map_says_that_nobody_knows_how_far_it_is(
+    run: Callable[..., Any],
+) -> None:
+    done = run(False, "--once", "--offsets", "translated", number=signal.SIGTERM, copied=(None, None))
+    assert done.exit_code == 143
+    assert done.stderr.splitlines() == [
+        "tolerant-kafka: interrupted: how far the target is is unknown: the offset map of the link is lost, and no start"
+        " goes on without it; tolerant-kafka status says what to do"
     ]
 
 
