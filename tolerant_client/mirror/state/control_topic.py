@@ -57,6 +57,7 @@ class ControlWatch:
         self._target = target
         self._clock = clock
         self.position = 0
+        self._topic_id = ""
         self.newest: Record | None = None  # the record that counts
         self._hidden_until = float("-inf")
         self._reading: Future | None = None
@@ -108,8 +109,8 @@ class ControlWatch:
 
     async def _follow(self, topic: StateTopic) -> None:
         end = await topic.end()
-        if end < self.position:
-            self.position, self.newest = 0, None  # made anew
+        if end < self.position or topic.id != self._topic_id:
+            self.position, self.newest, self._topic_id = 0, None, topic.id  # made anew
         if end > self.position:
             newest = newest_of(self.link, await topic.records(self.position, end), self.newest)
             if newest is not None and newest is not self.newest:

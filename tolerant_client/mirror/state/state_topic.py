@@ -57,6 +57,11 @@ class StateTopic:
         """Asked each time, since of a topic that was deleted nobody knows the end."""
         return self.name in await self.cluster.partitions([self.name])
 
+    @property
+    def id(self) -> str:
+        """The id of the topic that `exists` has seen; "" before Kafka 2.8."""
+        return self.cluster.topic_ids.get(self.name, "")
+
     async def ensure(self) -> None:
         """Makes it where it is not there; one that is stays as it is.  Raises OptionError."""
         if await self.exists():

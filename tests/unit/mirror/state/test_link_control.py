@@ -199,7 +199,7 @@ def test_a_promotion_that_was_not_finished_is_told_as_one_and_not_as_done() -> N
 class ControlTopic:
     """The control topic, in memory; `before_append` runs between a writer's look and its record."""
 
-    name, codec = "target", 0
+    name, id, codec = "target", "t", 0
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[Record] = []
@@ -546,6 +546,17 @@ def test_only_the_newest_record_of_a_link_counts_so_that_rubbish_is_cleared_by_t
         look(watch)
     log.append(Record(4, 1, b"dr", encode_control(FULL, 1)))
     assert look(watch) == look(ControlWatch(target, "dr")) == FULL
+
+
+def test_a_control_topic_that_was_made_anew_is_read_from_its_first_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = ControlTopic(monkeypatch)
+    watch = ControlWatch(cast(Cluster, topic), "dr")
+    topic.log = [Record(0, 1, b"dr", encode_control(LinkControl(bytes_per_s=5), 1))]
+    assert asyncio.run(watch.refresh()).bytes_per_s == 5
+    topic.log, topic.id = [Record(0, 1, b"dr", encode_control(LinkControl(bytes_per_s=7), 1))], "anew"
+    assert asyncio.run(watch.refresh()).bytes_per_s == 7
+    topic.log, topic.id = [Record(0, 1, b"other", encode_control(LinkControl(), 1))], "once more"
+    assert asyncio.run(watch.refresh()).bytes_per_s == 7, "what it said last still holds"
 
 
 def test_what_counts_before_rubbish_is_what_a_repair_writes_once_more() -> None:

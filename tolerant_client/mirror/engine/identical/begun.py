@@ -4,14 +4,15 @@ producer id that it has.
 Laws:
 A. What is written of a log was derived from what was read of it: where the control says by now that another one is begun, or is
    to begin elsewhere, than it said then, nothing is written of that partition.  A process that slept knows an older topic.
+   Where it says nothing any more (its topic was deleted) nobody has begun another one: it is said again.
 B. It is written under the claim under which the log was read, which is asked when the record is made; each time that another
    writer comes before, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -23,31 +24,38 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.engine.partition_locks import PartitionLocks
+from tolerant_client.mirror.engine.strategy import NO_CLAIM
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import ControlWatch, update_control
 from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
 
 T = TypeVar("T")
 
+_OUTDATED = "another process has begun it since its place was read"
+
 _CONTROL = (TopicPartition(CONTROL_TOPIC, 0),)
 
 
 @dataclass(eq=False)
 class _Change:
-    """What the control does not say yet, and what it said when that was `known`; `refused` is not written of it (laws A and B)."""
+    """What the control is to say of `partitions`, and what it said when that was `known`.
+
+    `refused` says of which of them nothing is written, and why (laws A and B).
+    """
 
     known: LinkControl
     begun: Mapping[TopicPartition, TopicIds]
     copied: Positions
     log_starts: Positions
-    refused: Collection[TopicPartition] = ()
-
-    @property
-    def partitions(self) -> set[TopicPartition]:
-        return {*self.begun, *self.copied, *self.log_starts}
+    partitions: set[TopicPartition]
+    refused: dict[TopicPartition, str] = field(default_factory=dict)
 
     def is_outdated(self, now: LinkControl, partition: TopicPartition) -> bool:
         """Whether somebody has begun another log of a partition since, or has it begin elsewhere."""
+        if now.generation > self.known.generation:
+            return True
+        if partition in self.begun and partition not in now.begun and partition not in now.log_starts:
+            return False
         was = self.known.begun.get(partition)
         start_was = self.known.log_starts.get(partition)
         return now.begun.get(partition) not in (was, self.begun.get(partition, was)) or (
@@ -59,7 +67,7 @@ class _Change:
         """What holds with it, but for what is refused."""
 
         def kept(said: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
-            return {p: value for p, value in said.items() if p not in self.refused}
+            return {p: value for p, value in said.items() if p in self.partitions and p not in self.refused}
 
         return copied_so_far(now, kept(self.begun), kept(self.copied), kept(self.log_starts))
 
@@ -84,29 +92,29 @@ class Begun:
         log_starts: Positions = MappingProxyType({}),
         *,
         known: LinkControl,
-    ) -> Collection[TopicPartition]:
+    ) -> Mapping[TopicPartition, str]:
         """Returns once the control says that the link has begun these logs, of these topics, and copied them up to there.
 
         Those of `log_starts` are to be filled up to there; `known` is what the control said before the logs were looked at.
-        Returned are those of which nothing was written, since others may have begun them meanwhile: they are to be read again.
+        Returned is why nothing was written of some: others may have begun them meanwhile, or the record would be too large.
+        They are to be read again.
         Without the right to write there nothing is remembered: a start has warned of it, and a log that is emptied is not
         believed later.  Raises KafkaError, and then nothing of it is written later either.
         """
-        new = {p: ids for p, ids in partitions.items() if known.begun.get(p) != ids}
+        new = {p for p, ids in partitions.items() if known.begun.get(p) != ids}
         # What is known of a former log goes with it (copied_so_far), even where it is the same.
-        change = _Change(
-            known,
-            new,
-            {p: at for p, at in copied.items() if p in new or known.copied.get(p) != at},
-            {p: at for p, at in log_starts.items() if p in new or known.log_starts.get(p) != at},
-        )
+        copied = {p: at for p, at in copied.items() if p in new or known.copied.get(p) != at}
+        log_starts = {p: at for p, at in log_starts.items() if p in new or known.log_starts.get(p) != at}
+        change = _Change(known, partitions, copied, log_starts, {*new, *copied, *log_starts})
         if not change.partitions:
-            return ()
+            return {}
         self._unwritten.append(change)
         try:
             async with self._locks.held(_CONTROL):  # what is begun at the same time is one record
                 if change in self._unwritten:
                     await self._write_all()
+        except Errors.MessageSizeTooLargeError as error:
+            return dict.fromkeys(change.partitions, unwritable(error))
         finally:
             if change in self._unwritten:
                 self._unwritten.remove(change)
@@ -117,7 +125,8 @@ class Begun:
 
         def changed(now: LinkControl) -> LinkControl:
             for change in changes:
-                change.refused = {p for p in change.partitions if not self._is_ours(p) or change.is_outdated(now, p)}
+                change.refused = {p: _OUTDATED for p in change.partitions if change.is_outdated(now, p)}
+                change.refused |= {p: NO_CLAIM for p in change.partitions if not self._is_ours(p)}
                 now = change.applied(now)
             return now
 
@@ -134,6 +143,11 @@ class Begun:
             self._target, self._control.link, lambda now: replace(now, producer_ids=(fresh, *now.producer_ids))
         )
         return state._replace(producer_id=fresh)
+
+
+def unwritable(error: Errors.MessageSizeTooLargeError) -> str:
+    """What is told of a partition of which the control has to say more than a record can."""
+    return f"the control could not be written: {type(error).__name__}: {error}"
 
 
 def copied_so_far(

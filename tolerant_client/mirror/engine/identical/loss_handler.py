@@ -63,8 +63,9 @@ class LossHandler:
                     raise Errors.UnknownTopicOrPartitionError(f"topic {copy.partition.topic} of one of the clusters")
                 copied = {copy.partition: loss.state.log_end}
                 begun = {copy.partition: ids[copy.partition.topic]}
-                if await self._begun.write(begun, copied, known=flow.control.value):
-                    raise Errors.NotLeaderForPartitionError(NO_CLAIM)
+                if why := await self._begun.write(begun, copied, known=flow.control.value):
+                    copy.trouble(why[copy.partition], flow.clock())
+                    return False
         except KafkaError as error:
             copy.trouble(f"the ledger could not be written: {type(error).__name__}: {error}", flow.clock())
             return False

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+import kafka.errors as Errors
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
@@ -18,7 +19,7 @@ from tolerant_client.errors import LinkPromotedError, OptionError, TargetDiverge
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER, AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import Loss
-from tolerant_client.mirror.engine.identical.begun import Begun
+from tolerant_client.mirror.engine.identical.begun import Begun, unwritable
 from tolerant_client.mirror.engine.identical.facts import TargetFacts
 from tolerant_client.mirror.engine.identical.flow import Flow, refresh_quietly
 from tolerant_client.mirror.engine.identical.given_times import rewritten_offsets, times_rewritten
@@ -234,20 +235,31 @@ class SyncLoop:
         rows = partial(self._ledger.rows, refresh=True)
         places |= await probe_logs(self._source, self._target, unprobed, control.adopted, rows)
         starts = {p: found.start for p, found in places.items() if isinstance(found, LogStart)}
-        refused = await self._begun.write(
-            {p: ids[p.topic] for p, found in places.items() if isinstance(found, (AppendState, LogStart))},
-            log_starts=starts,
-            known=remembered,
+        unwritten = dict(
+            await self._begun.write(
+                {p: ids[p.topic] for p, found in places.items() if isinstance(found, (AppendState, LogStart))},
+                log_starts=starts,
+                known=remembered,
+            )
         )
-        places = {p: found for p, found in places.items() if p not in refused}
-        for partition, found in places.items():
-            if isinstance(found, AppendState) and found.producer_id == NO_PRODUCER:
-                places[partition] = await self._begun.identified(found)
-            elif isinstance(found, Loss) and found.state.producer_id == NO_PRODUCER:
-                places[partition] = found._replace(state=await self._begun.identified(found.state))
-            elif isinstance(found, AppendState) and copies[partition].retimed:
-                places[partition] = await self._with_times_read(copies[partition], found)
-        return {p: places.get(p) for p in due}
+        for partition in [p for p in places if p not in unwritten]:
+            try:
+                places[partition] = await self._identified(copies[partition], places[partition])
+            except Errors.MessageSizeTooLargeError as error:
+                unwritten[partition] = unwritable(error)
+        for partition, why in unwritten.items():
+            self._flow.not_read([partition], why)
+        return {p: places.get(p) for p in due if p not in unwritten}
+
+    async def _identified(self, copy: PartitionCopy, found: Found) -> Found:
+        """The place of a partition, to be appended at by a producer id of the link's."""
+        if isinstance(found, AppendState) and found.producer_id == NO_PRODUCER:
+            return await self._begun.identified(found)
+        if isinstance(found, Loss) and found.state.producer_id == NO_PRODUCER:
+            return found._replace(state=await self._begun.identified(found.state))
+        if isinstance(found, AppendState) and copy.retimed:
+            return await self._with_times_read(copy, found)
+        return found
 
     async def _with_times_read(self, copy: PartitionCopy, state: AppendState) -> AppendState | TargetDivergedError:
         """The place of a partition, unless the log shows that the target's brokers gave records times of their own."""

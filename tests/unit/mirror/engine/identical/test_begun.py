@@ -75,6 +75,35 @@ def test_a_log_start_that_another_process_has_written_since_stays(watch: Any) ->
     assert write(watch, {FIRST: FORMER}, log_starts={FIRST: 80}, known=KNOWN) == newer and set(watch.refused) == {FIRST}
 
 
+@pytest.mark.parametrize("ids", [ANEW, FORMER], ids=["made anew", "the same, or brokers before 2.8"])
+def test_where_the_control_says_nothing_any_more_nobody_has_begun_another_log(watch: Any, ids: TopicIds) -> None:
+    """Its topic was deleted under the mirror, and what was known is never heard again; nothing is said of what is not begun."""
+    watch.value = LinkControl()
+    control = write(watch, {FIRST: ids, SECOND: FORMER}, {FIRST: 90}, log_starts={FIRST: 80})
+    assert control == LinkControl(begun={FIRST: ids}, copied={FIRST: 90}, log_starts={FIRST: 80}) and not watch.refused
+    watch.value = LinkControl()
+    assert write(watch, {}, {FIRST: 100}) == LinkControl() and set(watch.refused) == {FIRST}
+
+
+def test_a_process_of_a_former_life_begins_nothing_in_the_next(watch: Any) -> None:
+    later = watch.value = LinkControl(generation=1)
+    assert write(watch, {FIRST: ANEW}) == later and set(watch.refused) == {FIRST}
+
+
+def test_a_record_that_would_be_too_large_is_told_of_those_alone_that_need_one(
+    watch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any) -> Any:
+        raise Errors.MessageSizeTooLargeError("raise max.message.bytes")
+
+    monkeypatch.setattr(module, "update_control", refuse)
+    assert write(watch, {FIRST: ANEW, SECOND: FORMER}) == KNOWN
+    assert watch.refused == {
+        FIRST: "the control could not be written: MessageSizeTooLargeError: [Error 10] MessageSizeTooLargeError:"
+        " raise max.message.bytes"
+    }
+
+
 def test_nothing_is_written_of_a_partition_whose_claim_is_over_and_the_others_are(watch: Any) -> None:
     """Also where no ids tell that the topic is another one: brokers before 2.8."""
     control = write(watch, {}, {FIRST: 71, SECOND: 91}, ours=[SECOND])
