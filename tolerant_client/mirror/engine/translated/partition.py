@@ -47,7 +47,7 @@ from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransa
 from tolerant_client.mirror.engine.translated.fetched_queue import FetchedQueue, newest_epoch
 from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
-from tolerant_client.mirror.engine.translated.target_checks import LostOffsets
+from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, is_another
 from tolerant_client.mirror.state.claims import claimed_part
 from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import extend
@@ -93,6 +93,7 @@ class TranslatedPartition(CopiedPartition):
         self._progressed_at = link.clock()
         self._stands_since: float | None = None  # there is something to copy, or trouble
         self._is_taken_over = False
+        self._source_id = ""  # of the topic of which `acked` is an offset
         self._term: int | None = None  # of the claim under which the position was read
 
     # -- what the copier asks and tells ---------------------------------------
@@ -239,6 +240,9 @@ class TranslatedPartition(CopiedPartition):
         except Errors.OffsetNotAvailableError:
             self._advance(self.place.position)
             raise
+        if is_another(self._source_id, self.place.ids[0]):
+            self.acked = min(self.acked, position)  # what is written of this topic begins where it resumes
+        self._source_id = self.place.ids[0]
         self._advance(position)
         if not self.place.is_begun:
             await self._write_position()
@@ -385,7 +389,7 @@ class TranslatedPartition(CopiedPartition):
         elif policy is LossPolicy.PAUSE:
             self.paused = error
             if self.place.row is not None:
-                self._advance(self.place.row.position)
+                self._advance(self.place.position)
             self._link.tasks.notify()
             until = self._link.clock() + PAUSE_S
             while not self.is_over and (left := until - self._link.clock()) > 0:

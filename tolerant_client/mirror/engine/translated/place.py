@@ -29,6 +29,7 @@ from tolerant_client.mirror.engine.translated.target_checks import (
     find_adopted_losses,
     find_losses,
     is_another,
+    never_copied,
     taken_over,
 )
 from tolerant_client.mirror.state.offset_map import MapRow
@@ -108,6 +109,9 @@ class Place:
         if row is None:
             self.position = adopted
             losses = find_adopted_losses(self.partition, adopted, start, end)
+        elif not row.has_copied and not adopted and is_another(row.ids[0], self.ids[0]):
+            self.position = max(start, least)  # where the former topic was to begin says nothing of this one
+            losses = [never_copied(self.partition)]
         else:
             self.position = row.position
             # A topic that was made anew counts its leader epochs from 0.

@@ -98,6 +98,15 @@ def find_losses(
     return found + overtaken(row.key.partition, position, start)
 
 
+def never_copied(partition: TopicPartition) -> tuple[LostOffsets, TolerantClientError]:
+    """The loss of a topic that was made anew before the link had copied anything of it: no offset of the new one is lost."""
+    error = DataLossError(
+        f"The source topic of {partition.topic}-{partition.partition} was deleted and created again before anything of it was"
+        f" copied, and what it had is not known; {_GO_ON}"
+    )
+    return LostOffsets(LossReason.RECREATION, 0, 0), error
+
+
 def find_adopted_losses(
     partition: TopicPartition, adopted: int, start: int, end: int
 ) -> list[tuple[LostOffsets, TolerantClientError]]:

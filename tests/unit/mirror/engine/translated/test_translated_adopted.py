@@ -62,6 +62,9 @@ class World:
     async def rows(self, *, refresh: bool) -> dict[TopicPartition, list[LedgerRow]]:
         return self.losses
 
+    async def write(self, _: Any) -> None:
+        """Writes to the ledger."""
+
     def adopted(self) -> Adopted:
         return Adopted(None, self)  # type: ignore[arg-type]
 
@@ -139,6 +142,29 @@ def test_a_source_that_was_made_anew_is_no_election_of_the_target_and_counts_its
     with pytest.raises(DataLossError, match="deleted and created again"):
         world.goes_on_at(place)
     assert place.leader_epoch == -1
+
+
+@pytest.mark.parametrize(("start", "given", "at"), [(0, None, 0), (0, 40, 40), (60, 40, 60)])
+def test_a_source_that_was_made_anew_before_anything_was_copied_is_told_and_copied_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch, start: int, given: int | None, at: int
+) -> None:
+    """Where the former topic was to begin, and how far the link had looked there, says nothing of the new one."""
+    world.written = world.value = LinkControl(starts={P: 500}, starts_of={P: TopicIds("former-id")})
+    if given is not None:
+        world.written = world.value = LinkControl().with_starts({P: given}, {P.topic: IDS[0]})
+    (world.row,) = extend(None, P, "orders", ("former-id", "target-id"), (), 500, -1)
+    world.source_start = start
+    place = world.place()
+    with pytest.raises(DataLossError, match="again before anything of it was copied") as caught:
+        world.goes_on_at(place)
+    loss = place.loss
+    assert loss is not None and loss.from_offset == loss.until_offset
+
+    async def accept() -> None:
+        await place.accept(loss, caught.value)
+
+    world.net.run(accept)
+    assert world.goes_on_at(place) == at and not place.is_begun, "its row names the new topic"
 
 
 def test_what_was_taken_over_and_is_there_stays_adopted(world: World) -> None:

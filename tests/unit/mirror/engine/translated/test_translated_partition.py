@@ -1,0 +1,60 @@
+"""Where a partition with translated offsets resumes, and how far it says that it has copied."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
+
+
+@pytest.mark.parametrize(
+    ("now", "acked"), [("anew", 0), ("former", 500), ("", 500)], ids=["another", "the same", "no ids"]
+)
+def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was_made_anew(
+    now: str, acked: int
+) -> None:
+    """What is written names the new topic: a process that is killed then would resume there."""
+    copy: Any = TranslatedPartition.__new__(TranslatedPartition)
+    written = []
+
+    async def done(*_: Any) -> Any:
+        return None
+
+    async def refresh() -> Any:
+        return SimpleNamespace(require_not_promoted=lambda _: None, pauses=lambda _: False)
+
+    async def read(_: int) -> int:
+        return 0
+
+    async def write_position() -> None:
+        written.append(copy.acked)
+
+    copy.__dict__.update(
+        partition=None,
+        acked=500,
+        until=None,
+        hold_until=0.0,
+        _source_id="former",
+        _stands_since=1.0,
+        _progressed_at=0.0,
+        _claim=None,
+        _link=SimpleNamespace(
+            claims=SimpleNamespace(term=lambda _: 1),
+            control=SimpleNamespace(refresh=refresh),
+            name="dr",
+        ),
+        _parts=SimpleNamespace(reads=SimpleNamespace(copied_identically=done)),
+        _producer=SimpleNamespace(take_over=done, producer_id=7),
+        _rules=SimpleNamespace(_replace=lambda **_: None),
+        _troubles=SimpleNamespace(reasons=()),
+        place=SimpleNamespace(read=read, ids=(now, "t"), is_begun=False, max_batch_bytes=1),
+        set_paused=lambda _: None,
+        read_on=lambda: None,
+        _write_position=write_position,
+    )
+    asyncio.run(copy._take_over())
+    assert written == [acked] and copy.position == 0
