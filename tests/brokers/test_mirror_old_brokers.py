@@ -26,6 +26,7 @@ from tolerant_client.mirror.batches.gaps import FILLER
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.engine.witnesses import UNSEEN_S
 from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.testing import KafkaCluster
@@ -301,7 +302,8 @@ def test_compacted_logs_keep_their_offsets(
 
 
 def make_anew(broker: ZooKeeperKafka, topic: str) -> None:
-    """Deletes a topic and fills it with more and other records than it had, in about a second."""
+    """Deletes a topic and fills it with more and other records than it had, no sooner than a mirror believes in (UNSEEN_S)."""
+    time.sleep(UNSEEN_S)
     admin = kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     admin.delete_topics([topic])
     for _ in range(200):

@@ -26,7 +26,7 @@ from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.mirror.batches.divergence import first_header, read_headers
 from tolerant_client.records.record_batch import BatchHeader
 
-UNSEEN_S = 0.2
+UNSEEN_S = 0.1  # 0.15 s were measured, on an idle machine
 UNSHOWN_S = 1.0
 
 _PARTITIONS = 200  # of a request
