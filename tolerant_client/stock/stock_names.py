@@ -223,7 +223,7 @@ USES: Final = (
     Use(ClusterMetadata, ("_manager",), _TRANSACTIONS, "the way to the connection manager"),
     Use(TxnRequestHandler,
         ("__init__", "_result", "coordinator_type", "fail", "fatal_error", "handle_response", "is_retry", "on_complete",
-         "priority", "producer_id", "request", "result", "set_retry", "transaction_manager", "transactional_id"),
+         "priority", "producer_epoch", "producer_id", "request", "result", "set_retry", "transaction_manager", "transactional_id"),
         _TRANSACTIONS, "how one request ends is decided here; one of ours asks who owns the transactional.id"),
     Use(Priority, ("INIT_PRODUCER_ID",), _TRANSACTIONS, "when ours leaves"),
     Use(FindCoordinatorHandler, ("_coord_key", "_coord_type"), _TRANSACTIONS, "which coordinator is looked up"),
