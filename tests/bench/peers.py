@@ -166,7 +166,9 @@ class Pair:
             command = [sys.executable, script, self.source, self.target, topic, str(tail_s), gap_fill]
         elif name == "spark":
             command = [sys.executable, "-m", "spark_integration.cli.app", "mirror", "--source", self.source]
-            command += ["--target", self.target, "--topics", topic, "--json", *([] if tail_s else ["--once"])]
+            # The link of engine.py: the claims refuse two links onto one topic.
+            command += ["--link", "bench", "--target", self.target, "--topics", topic, "--json"]
+            command += [] if tail_s else ["--once"]
         else:
             raise BenchError(f"There is no peer {name!r}: choose from {', '.join(NAMES)}")
         return Launch(name, command, topic, poll_s=0.01, ends_itself=not tail_s, is_ours=True)
