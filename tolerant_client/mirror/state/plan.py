@@ -201,7 +201,7 @@ def _as_created(wanted: TopicSpec, target_brokers: int, creation: TopicCreation,
     }
     most = target_brokers if replicas < 0 else replicas
     if int(config.get("min.insync.replicas", "1")) > most:
-        config["min.insync.replicas"] = str(most)  # more than there are would refuse every append
+        config["min.insync.replicas"] = str(most)  # brokers before 3.7 refuse all where it is more than there are
     config[TIMESTAMP_TYPE] = "CreateTime"  # the source's append times are copied as such
     # The source has taken the records already, long ago perhaps.  A 4.x broker refuses what is an hour ahead (KIP-1030).
     config[TIMESTAMP_BEFORE] = config[TIMESTAMP_AFTER] = str(_LONG_MAX)

@@ -68,7 +68,13 @@ class Checkup:
     @property
     def is_examined(self) -> bool:
         """Whether every cluster has answered."""
-        return {cluster["name"] for cluster in self.clusters if cluster["is_examined"]} == set(self.names)
+        return not self.unexamined
+
+    @property
+    def unexamined(self) -> list[str]:
+        """The clusters that have not answered."""
+        examined = {cluster["name"] for cluster in self.clusters if cluster["is_examined"]}
+        return [name for name in self.names if name not in examined]
 
     @property
     def exit_code(self) -> int:

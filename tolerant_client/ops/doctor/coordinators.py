@@ -38,7 +38,7 @@ def coordinator_findings(facts: ClusterFacts, topic: str, names: Collection[str]
     min_isr = facts.min_isr(topic)
     leaderless = [p for p in found.partitions if p.leader < 0]
     silent = [p for p in found.partitions if p.leader in facts.silent]
-    below = [p for p in found.partitions if p.leader >= 0 and min_isr is not None and len(p.isr) < min_isr]
+    below = [p for p in found.partitions if facts.is_below_min_isr(p)]
     short = [p for p in found.partitions if p.leader >= 0 and len(p.isr) < len(p.replicas) and p not in below]
     kind = _WHO[topic]
     for partitions, problem in (

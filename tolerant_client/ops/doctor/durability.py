@@ -23,7 +23,7 @@ def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterato
     judged = [facts.topics[name] for name in (*sorted(topics), *INTERNAL_TOPICS) if name in facts.topics]
     judged = [topic for topic in judged if topic.partitions]
     factor = {topic.name: topic.replication_factor for topic in judged}
-    min_isr = {name: least for name in factor if (least := facts.min_isr(name)) is not None}
+    min_isr = {name: least for name in factor if (least := facts.needed_isr(name, factor[name])) is not None}
 
     if brokers == 1:
         yield Told(
@@ -58,10 +58,12 @@ def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterato
     rigid = [name for name in min_isr if min_isr[name] == factor[name] > 1]
     if rigid:
         name = rigid[0]
+        told = facts.min_isr(name)
+        how, of = ("equals", "") if told == factor[name] else ("is above", f"{told} of ")
         yield _finding(
             rigid, Severity.WARNING,
-            f"min.insync.replicas equals the replication factor ({name}: {factor[name]}): while any one broker restarts,"
-            " writes with acks=all are refused",
+            f"min.insync.replicas {how} the replication factor ({name}: {of}{factor[name]}): while any one broker"
+            " restarts, writes with acks=all are refused",
             f"{_set(facts, rigid, f'min.insync.replicas={factor[name] - 1}')}  # or {_REASSIGN}",
         )  # fmt: skip
     unclean = [name for name in factor if facts.config(name, UNCLEAN) == "true"]

@@ -16,6 +16,7 @@ INTERNAL_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
 
 MIN_ISR = "min.insync.replicas"
 UNCLEAN = "unclean.leader.election.enable"
+_ASKS_FOR_NO_MORE_THAN_THERE_ARE = (3, 7)
 ADMIN_PROPERTIES = "admin.properties"  # of somebody who may; only the operator knows the file
 _ADMIN_CONFIG = frozenset({"kafka-leader-election.sh"})  # call it otherwise than all others
 
@@ -141,6 +142,19 @@ class ClusterFacts:
         """min.insync.replicas in force; None where the brokers do not tell."""
         value = self.config(topic, MIN_ISR)
         return None if value is None else int(value)
+
+    def needed_isr(self, topic: str, replicas: int) -> int | None:
+        """How many replicas must be in sync for acks=all, of a partition with so many; None where the brokers do not tell.
+
+        Brokers since 3.7 ask for no more than the partition has (Partition.scala, effectiveMinIsr; KAFKA-15583).
+        """
+        least = self.min_isr(topic)
+        return least if least is None or self.version < _ASKS_FOR_NO_MORE_THAN_THERE_ARE else min(least, replicas)
+
+    def is_below_min_isr(self, partition: Partition) -> bool:
+        """Whether the leader refuses writes with acks=all."""
+        needed = self.needed_isr(partition.topic, len(partition.replicas))
+        return partition.leader >= 0 and needed is not None and len(partition.isr) < needed
 
     def broker_setting(self, name: str) -> str | None:
         """A broker setting; of the lowest node id that told it."""

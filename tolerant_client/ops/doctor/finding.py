@@ -3,6 +3,8 @@
 Laws:
 - A finding names a thing, shows evidence that was read from a broker (never a
   guess), and gives a remedy; many things of one kind are one finding.
+- What brokers do with a setting is judged by their version.
+- What one cluster does not tell is no finding about the other one.
 - A check that could not be made is a finding, too.
 - A report does not grow with the cluster (bounded).
 """

@@ -151,9 +151,12 @@ class _Examination:
         topics = self._subject.topics
         shown = [name for name, topic in first.facts.topics.items() if not topic.is_internal and not topic.error_code]
         is_target = first.raw.name == "target"
+        names = filter(topics.has_source, shown) if is_target else map(topics.to_target, shown)
         try:
-            chosen = select_topics(topics, dict.fromkeys(shown if is_target else map(topics.to_target, shown)))
+            chosen = select_topics(topics, dict.fromkeys(names))
         except OptionError as error:
+            if is_target and "source" in self._configs:
+                return {}  # what the source has nobody tells
             severity = Severity.INFO if topics.filter == TopicFilter() else Severity.ERROR
             remedy = "Correct --topics, or allow our principal to describe the topics: others are not shown to it"
             self._checkup.add(

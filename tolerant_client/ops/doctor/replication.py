@@ -75,7 +75,7 @@ def _topic_findings(facts: ClusterFacts, topic: Topic) -> Iterator[Told]:
     leaderless = [p for p in topic.partitions if p.leader < 0]
     silent = [p for p in topic.partitions if p.leader in facts.silent]
     led = [p for p in topic.partitions if p.leader >= 0]
-    below = [p for p in led if min_isr is not None and len(p.isr) < min_isr]
+    below = [p for p in led if facts.is_below_min_isr(p)]
     short = [p for p in led if len(p.isr) < len(p.replicas) and p not in below]
     at_least = [p for p in short if min_isr is not None and len(p.isr) == min_isr]
     if leaderless:

@@ -66,4 +66,7 @@ def print_report(checkup: Checkup, seconds: float, console: Console, *, is_brief
     made = sum(run.outcome == "made" for run in checkup.runs)
     verdict = _OUTCOMES[checkup.exit_code].upper() if checkup.exit_code else "healthy"
     found = ", ".join(counted(counts[severity], noun) for severity, noun in _NOUNS.items())
-    console.print(Text(f"{verdict}: {found}; {made} of {len(checkup.runs)} checks made in {seconds:.1f} s"))
+    runs = f"{made} of {len(checkup.runs)} checks"
+    if away := checkup.unexamined:  # of whose checks nobody has tried most
+        verdict, runs = f"{verdict} the {' and the '.join(away)}", counted(made, "check")
+    console.print(Text(f"{verdict}: {found}; {runs} made in {seconds:.1f} s"))

@@ -94,6 +94,33 @@ def test_partition_is_judged_by_leader_and_in_sync_replicas(
         assert words in one.evidence.replace("; partition 1:", ";") and "1 of 2 partitions (1)" in one.evidence
 
 
+@pytest.mark.parametrize(("version", "is_refused"), [((3, 6), True), ((3, 7), False), ((4, 2), False)])
+@pytest.mark.parametrize("name", ["orders", OFFSETS_TOPIC])
+def test_brokers_since_3_7_ask_for_no_more_in_sync_replicas_than_a_partition_has(
+    version: tuple[int, ...], is_refused: bool, name: str
+) -> None:
+    """Partition.scala, effectiveMinIsr (KAFKA-15583): acks=all is taken by all replicas that there are."""
+    alone = cluster(topic(name, (1, (1,), (1,))), configs={name: {"min.insync.replicas": "2"}}, version=version)
+    found = [
+        *partition_findings(alone),
+        *durability_findings(alone, ["orders"]),
+        *coordinator_findings(alone, OFFSETS_TOPIC, []),
+    ]
+    refused = [f for f in found if f.severity is ERROR and f.thing.startswith((f"topic {name}", f"{name} part"))]
+    assert bool([f for f in refused if "min.insync.replicas" in f.evidence]) is is_refused
+    two = cluster(topic("orders", (1, (1, 2), (1,))), configs={"orders": {"min.insync.replicas": "3"}}, version=version)
+    (below,) = [f for f in partition_findings(two) if f.severity is ERROR]  # its other replica is away: refused by all
+    assert "fewer in-sync replicas than min.insync.replicas=3" in below.evidence
+
+
+def test_more_in_sync_replicas_than_there_are_let_no_broker_restart_since_3_7() -> None:
+    facts = cluster(
+        topic("orders", (1, (1, 2), (1, 2))), configs={"orders": {"min.insync.replicas": "3"}}, version=(4, 2)
+    )
+    (one,) = durability_findings(facts, ["orders"])
+    assert one.severity is WARNING and "is above the replication factor (orders: 3 of 2): while any one" in one.evidence
+
+
 def test_many_partitions_of_a_topic_are_one_finding_and_brokers_that_are_away_are_named() -> None:
     lost = topic("orders", *[(-1, (3,), (3,))] * 40)
     found = list(partition_findings(cluster(lost, nodes=(1, 2))))

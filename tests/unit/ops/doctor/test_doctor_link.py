@@ -34,7 +34,8 @@ from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.ledger import UNREADABLE
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.plan import TopicSpec
-from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.replication_policy import IdentityReplicationPolicy, TopicNames
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.ops.doctor import link_examination
 from tolerant_client.ops.doctor.checkup import Checkup, not_made
 from tolerant_client.ops.doctor.connectivity import (
@@ -45,7 +46,7 @@ from tolerant_client.ops.doctor.connectivity import (
     same_cluster_findings,
     version_findings,
 )
-from tolerant_client.ops.doctor.facts import Broker, ClusterFacts
+from tolerant_client.ops.doctor.facts import Broker, ClusterFacts, Topic
 from tolerant_client.ops.doctor.finding import CHECKS, Finding, Severity, duration, exit_code, size, some
 from tolerant_client.ops.doctor.link_checks import (
     Backlog,
@@ -557,6 +558,23 @@ def test_fault_of_the_doctor_is_a_finding_and_no_health(monkeypatch: pytest.Monk
     assert checkup.exit_code == 2
 
 
+@pytest.mark.parametrize("names", [["heartbeats", "orders"], ["heartbeats"], []])
+def test_a_source_that_is_away_is_no_error_of_the_target(names: list[str]) -> None:
+    """Whose topics, on a way back or of others, may have names that no copy of this link has."""
+    policy = IdentityReplicationPolicy(source_alias="A")
+    topics = LinkTopics(TopicFilter(("orders",)), names=TopicNames(policy, "A"), target_alias="B")
+    subject = link_examination.Subject(
+        dict.fromkeys(("source", "target"), {"bootstrap.servers": "127.0.0.1:1"}), topics
+    )
+    checkup = Checkup()
+    examination = link_examination._Examination(subject, dict.fromkeys(subject.clusters, {}), checkup)
+    shown = {name: Topic(name) for name in names}
+    found: Any = SimpleNamespace(facts=replace(facts(), topics=shown), raw=SimpleNamespace(name="target"))
+    examination._found["target"] = found
+    assert examination._choose_topics() == ({"orders": "orders"} if "orders" in names else {})
+    assert checkup.findings == []
+
+
 def test_wrong_properties_are_refused_before_anything_is_looked_at() -> None:
     with pytest.raises(OptionError, match="security.protocol"):
         link_examination.examine(
@@ -613,6 +631,9 @@ def test_report_has_its_schema_and_shows_names_as_they_are() -> None:
     text = io.StringIO()
     print_report(checkup, 1.5, Console(file=text, width=160))
     assert "[bold]topic" in text.getvalue() and "ERRORS: 1 error, 0 warnings, 1 note; 1 of 1 checks" in text.getvalue()
+    checkup.names = ("source", "target")
+    print_report(checkup, 1.5, Console(file=text, width=160))
+    assert "NOT-EXAMINED the target: 1 error, 0 warnings, 1 note; 1 check made" in text.getvalue()
     brief = io.StringIO()
     print_report(checkup, 1.5, Console(file=brief, width=160), is_brief=True)
     assert "info" not in brief.getvalue()
