@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,14 +19,13 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.life.naming import FORMER_DEFAULT
 from tolerant_client.mirror.state.topic_filter import LinkTopics
-from tolerant_client.ops.doctor.checkup import Checkup
 from tolerant_client.ops.doctor.finding import ERRORS, HEALTHY, NOT_EXAMINED, WARNINGS
 from tolerant_client.ops.doctor.link_checks import LinkOptions
 from tolerant_client.ops.doctor.link_examination import Subject, examine
 from tolerant_client.ops.doctor.report import as_json, print_report
 from tolerant_client.ops.doctor.rights import CHECKPOINTS, HEARTBEATS, Duty
 from tolerant_client.ops.mm2.flows import Flow, read_flows
-from tolerant_client.ops.printing import echo, echo_each, echo_json
+from tolerant_client.ops.printing import echo, echo_each, echo_json, working
 
 _PATIENCE_MS = 5_000  # with clusters that are asked for their link before they are examined
 _WORST_FIRST = (NOT_EXAMINED, ERRORS, WARNINGS, HEALTHY)
@@ -94,7 +92,8 @@ def doctor(
     for subject in subjects:
         subject = replace(subject, seconds=seconds, groups=tuple(group), transactional_ids=tuple(transactional_id))
         began = time.monotonic()
-        checkup = _examine(subject)
+        with working("examining"):
+            checkup = examine(subject)
         took = time.monotonic() - began
         codes.add(checkup.exit_code)
         if not in_json:
@@ -135,13 +134,6 @@ def link_options(given: Mapping[str, tuple[str | None, Path | None]], link: str)
         return " ".join([*words, f"--link {shlex.quote(link)}"])
 
     return LinkOptions(of("target"), of("source", "target"))
-
-
-def _examine(subject: Subject) -> Checkup:
-    if not sys.stderr.isatty():
-        return examine(subject)
-    with Console(stderr=True).status("examining"):
-        return examine(subject)
 
 
 def flow_subjects(path: Path) -> list[Subject]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from spark_integration.cli.options import Json, WhichLink, client_properties, servers_option
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.listing import list_links as links_of
-from tolerant_client.ops.printing import echo, echo_json
+from tolerant_client.ops.printing import echo, echo_json, working
 from tolerant_client.security.kafka_config import kafka_python_config
 
 
@@ -18,7 +18,8 @@ def list_links(
 ) -> None:
     """List the links that copy, or have copied, to a cluster: their sources and topics, and whether a mirror of each runs."""
     with Cluster(kafka_python_config(client_properties(target, which.target_properties)), name="target") as cluster:
-        links = cluster.run(links_of, cluster)
+        with working("looking for mirrors that run"):
+            links = cluster.run(links_of, cluster)
     if as_json:
         echo_json({"links": [link.to_json() for link in links]})
         return

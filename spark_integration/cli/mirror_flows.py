@@ -45,7 +45,7 @@ def show(flows: Flows, as_json: bool) -> None:
     for row in rows:
         table = Table("", "", title=f"flow {row.pop('flow')}", show_header=False)
         for name, value in row.items():
-            table.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))
+            table.add_row(name, ", ".join(value) if isinstance(value, list) else "no limit" if value is None else value)
         print_table(table)
     if flows.heartbeats_only:
         echo(f"Heartbeats only: {', '.join(map(str, flows.heartbeats_only))}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import rich.table
@@ -49,6 +50,12 @@ def echo_json(document: object) -> None:
 def asked(question: object) -> bool:
     """Whether the question, on standard error, is answered with yes; raises typer.Abort where it is interrupted."""
     return typer.confirm(printable(question), err=True)
+
+
+def working(what: str) -> AbstractContextManager[object]:
+    """Shows on standard error, if it is a terminal, that something is being done."""
+    console = Console(stderr=True)
+    return console.status(cell(what)) if console.is_terminal else nullcontext()
 
 
 def print_table(table: rich.table.Table) -> None:

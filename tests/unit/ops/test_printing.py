@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ from tolerant_client.ops.doctor.checkup import Checkup
 from tolerant_client.ops.doctor.finding import Finding, Severity
 from tolerant_client.ops.doctor.report import print_report
 from tolerant_client.ops.monitoring.bars import LinkBars
-from tolerant_client.ops.printing import Table, cell, print_table, printable
+from tolerant_client.ops.printing import Table, cell, print_table, printable, working
 from tolerant_client.ops.service.link_events import EventPrinter, LinkEvent
 
 COMMANDS = Path(promote.__file__).parent
@@ -92,6 +93,7 @@ def test_a_dry_run_shows_the_patterns_as_they_are_written(tmp_path: Path) -> Non
     )
     result = CliRunner().invoke(app, ["mirror", "--config", str(file), "--dry-run"])
     assert result.exit_code == 0 and "orders[a-z]+, a[/]b.*" in result.stdout
+    assert re.search(r"bytes/s at most +. no limit", result.stdout)
 
 
 def test_an_event_of_a_link_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,3 +189,13 @@ def test_what_the_output_has_no_sign_for_is_printed_as_an_escape(encoding: str) 
     command = [sys.executable, "-m", "spark_integration.cli.app", "mirror", "-h"]
     done = subprocess.run(command, env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"") and b"--topics" in done.stdout
+
+
+def test_what_takes_seconds_is_shown_while_it_does_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_terminal in (False, True):
+        shown = io.StringIO()
+        monkeypatch.setattr(shown, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        monkeypatch.setattr("sys.stderr", shown)
+        with working("looking"):
+            pass
+        assert ("looking" in shown.getvalue()) is is_terminal

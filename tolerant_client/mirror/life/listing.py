@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from msgspec.structs import asdict
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.life.mirrors import look_at_claims, mirror_json
+from tolerant_client.mirror.life.mirrors import LOOK_AGAIN_S, look_at_claims, mirror_json
 from tolerant_client.mirror.state.claims import RENEW_MS, Run
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import read_controls
@@ -132,12 +133,15 @@ def listed(controls: Controls, runs: Iterable[Run] | None, mapped: Collection[st
 
 
 async def list_links(target: Cluster) -> list[ListedLink]:
-    """The links of a target; takes some seconds, in which each mirror that runs says so.  Raises KafkaError."""
-    before = await look_at_claims(target)
+    """The links of a target; takes the seconds in which each mirror that runs says so.  Raises KafkaError."""
+    before, began = await look_at_claims(target), time.monotonic()
     controls = await read_controls(target)
     mapped = [link for link, control in controls.links.items() if await has_map(target, link, control)]
     if before is None:
         return listed(controls, None, mapped)
-    await target.net.sleep(_LOOK_S)
-    now = await look_at_claims(target)
-    return listed(controls, None if now is None else now.runs(before), mapped)
+    while (now := await look_at_claims(target)) is not None:
+        runs = now.runs(before)
+        if time.monotonic() - began >= _LOOK_S or all(run.is_alive or run.is_ended for run in runs):
+            return listed(controls, runs, mapped)
+        await target.net.sleep(LOOK_AGAIN_S)
+    return listed(controls, None, mapped)

@@ -23,7 +23,7 @@ from tolerant_client.mirror.state.link_control import LinkControl
 
 _T = TypeVar("_T")
 BOUND_S = 10.0  # for each question that a broker which hangs could hold up
-_LOOK_AGAIN_S = 1.0
+LOOK_AGAIN_S = 1.0
 
 
 async def within_bound(cluster: Cluster, function: Callable[..., Awaitable[_T]], *args: Any) -> _T | None:
@@ -56,7 +56,7 @@ async def seen_mirrors(target: Cluster, link: str, before: ClaimsLog | None, beg
         is_told = any(run.is_alive for run in found) or all(run.is_ended for run in found)
         if is_told or time.monotonic() - began >= LEASE_MS / 1000:
             return found
-        await target.net.sleep(_LOOK_AGAIN_S)
+        await target.net.sleep(LOOK_AGAIN_S)
     return None
 
 

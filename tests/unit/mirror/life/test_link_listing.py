@@ -68,6 +68,33 @@ def test_which_offsets_a_link_has_is_what_its_target_has() -> None:
 
 
 @pytest.mark.parametrize(
+    ("looks", "sleeps"),
+    [
+        ([[]], 0),
+        ([[run("dr", is_ended=True)]], 0),
+        ([[run("dr")], [run("dr", is_alive=True), run("tr", is_ended=True, pid=6)]], 1),
+        ([[run("dr")]] * 9, 4),  # one that was killed: as long as a mirror that runs may be silent
+    ],
+)
+def test_a_list_waits_only_for_mirrors_that_may_run(looks: list[list[Run]], sleeps: int) -> None:
+    now = [0.0]
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    target = Mock(spec=Cluster, net=Mock(sleep=AsyncMock(side_effect=sleep)))
+    claims = [Mock(runs=Mock(return_value=runs)) for runs in looks]
+    with patch.multiple(
+        listing,
+        look_at_claims=AsyncMock(side_effect=[Mock(), *claims]),
+        read_controls=AsyncMock(return_value=Controls({})),
+        time=Mock(monotonic=lambda: now[0]),
+    ):
+        asyncio.run(listing.list_links(target))
+    assert target.net.sleep.await_count == sleeps
+
+
+@pytest.mark.parametrize(
     ("runs", "said"),
     [
         (None, "whether a mirror runs is unknown"),

@@ -685,7 +685,7 @@ def test_the_doctor_examines_the_link_that_other_commands_mean(
         return Checkup()
 
     monkeypatch.setattr(doctor_module, "unnamed_link", name)
-    monkeypatch.setattr(doctor_module, "_examine", examine)
+    monkeypatch.setattr(doctor_module, "examine", examine)
     CliRunner().invoke(app, ["doctor", "--source", "a:1", "--target", "b:1", "--json", *given])
     assert [(subject.link, subject.options.of_target) for subject in examined] == [
         (link, f"--target b:1 --link {link}")

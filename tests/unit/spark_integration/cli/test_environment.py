@@ -48,7 +48,7 @@ def nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "Cluster", ask)
     monkeypatch.setattr(
         doctor,
-        "_examine",
+        "examine",
         lambda subject: ask({"bootstrap_servers": [c["bootstrap.servers"] for c in subject.clusters.values()]}),
     )
     monkeypatch.setattr(mirror, "mirror_flows", lambda config, *_, **__: ask({"bootstrap_servers": ["a file's"]}))
