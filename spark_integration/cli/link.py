@@ -105,7 +105,8 @@ def given_link(
     if which.flow is not None:
         raise OptionError("--flow goes with --config")
     if which.target is None:
-        raise OptionError("Give --target: HOST:PORT[,HOST:PORT...], or --config with a MirrorMaker 2 file")
+        missing = "--source and --target" if needs_source and which.source is None else "--target"
+        raise OptionError(f"Give {missing}: HOST:PORT[,HOST:PORT...], or --config with a MirrorMaker 2 file")
     given = GivenLink(
         which.link or "",
         client_properties(which.target, which.target_properties),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from kafka.structs import TopicPartition
@@ -16,8 +17,11 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
-from tolerant_client.ops.printing import Table, echo_json, print_table
+from tolerant_client.ops.printing import Table, echo, echo_json, print_table
 from tolerant_client.security.kafka_config import kafka_python_config
+
+if TYPE_CHECKING:
+    from tolerant_client.mirror.follow.translate import TranslatedOffset
 
 _Which = Annotated[WhichLink, ("target", "link", "config", "flow", "source_properties", "target_properties")]
 
@@ -80,7 +84,19 @@ def translate(
             move = partial(translation.commit_group, is_forced=force, is_dry_run=dry_run)
             committed = there.run(move, there, group, found.values())
     _print_translations(found, committed, as_json, names, back, "would commit" if dry_run else "committed")
+    if commit and not any(one.is_written for one in committed):
+        would = "would be" if dry_run else "was"
+        why = _why_nothing(found.values(), given.link)
+        echo(f"tolerant-kafka: nothing {would} committed for group {group}: {why}", err=True)
     raise typer.Exit(0 if all(one.is_exact for one in found.values()) else 1)
+
+
+def _why_nothing(found: Collection[TranslatedOffset], link: str) -> str:
+    if all(one.found is None for one in found):
+        return f"link {link} has mirrored no partition that it has offsets of"
+    if not any(one.is_known for one in found):
+        return "nobody can translate its offsets"
+    return "on the target it stands there already, or further on (--force moves it back)"
 
 
 async def _names(target: Cluster, given: GivenLink) -> TopicNames | None:

@@ -30,6 +30,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_integration.mirror import mirror_job
 from tolerant_client.errors import LinkPromotedError, TolerantClientError
 from tolerant_client.mirror.engine.prepare import PreparedLink
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.ops.service.clusters import connected
 from tolerant_client.ops.service.duties import Duty, DutyThread, lanes
 from tolerant_client.ops.service.link_events import LinkEvent, Tell, sentence, tell_duty
@@ -354,7 +355,7 @@ def _started(link: PreparedLink) -> str:
     topics = {partition.topic for partition in link.ends}
     created = f", {len(link.created)} of them created" if link.created else ""
     warnings = "".join(f"; warning: {warning}" for warning in link.warnings)
-    return f"copying {len(topics)} topics with {len(link.ends)} partitions{created}{warnings}"
+    return f"copying {counted(len(topics), 'topic')} with {counted(len(link.ends), 'partition')}{created}{warnings}"
 
 
 def _is_active(query: StreamingQuery) -> bool:

@@ -90,7 +90,7 @@ def test_two_directions_in_one_process_and_a_clean_stop(clusters: tuple[str, str
     links = (settings(one, two, "service-east", "one-two"), settings(two, one, "service-west", "two-one"))
     with Service(tmp_path, *links) as service:
         for link in ("one-two", "two-one"):
-            assert service.event("started", link).startswith("copying 1 topics with 2 partitions")
+            assert service.event("started", link).startswith("copying 1 topic with 2 partitions")
         copied = [RECORDS // PARTITIONS] * PARTITIONS
         wait_for(lambda: ends(two, "service-east") == copied and ends(one, "service-west") == copied)
         assert service.stop() < STOPPED_S

@@ -345,7 +345,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         cached error when the node refused our credentials.
         """
         if node_id is None:
-            raise Errors.NodeNotReadyError("No node_id provided")
+            raise Errors.NodeNotReadyError("no broker can be connected to at the moment")
         self.maybe_raise_auth_failure(node_id)
         if self.connection_delay(node_id) > 0:
             raise Errors.NodeNotReadyError(node_id)

@@ -369,7 +369,8 @@ def _encode(rows: _Rows, gaps: Sequence[Gap], codec: int, max_batch_bytes: int) 
             if len(data) > max_batch_bytes:
                 raise OversizedRecordError(
                     f"the record at offset {base_offset} takes a batch of {len(data)} bytes, the target's"
-                    f" max.message.bytes is {max_batch_bytes}; raise it, or let the mirror leave such records out",
+                    f" max.message.bytes is {max_batch_bytes}; raise it, or let the mirror leave such records out"
+                    " (--on-oversized continue; in a file tolerant.on.oversized = continue)",
                     base_offset,
                     len(data),
                     max_batch_bytes,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS, LinkTopics, TopicCreation, TopicFilter
 
 TIMESTAMP_TYPE = "message.timestamp.type"
@@ -102,7 +103,7 @@ def select_topics(topics: LinkTopics | str, available: Mapping[str, object]) -> 
     if not selected and not topics.waits_for_topics:
         others = [original for original in offered.values() if not original.startswith(OWN_TOPICS)]
         near = difflib.get_close_matches(", ".join(topics.filter.include), others, n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; the source has {len(others)} topics"
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; the source has {counted(len(others), 'topic')}"
         raise OptionError(f"No topic of the source matches '{topics.filter}'{hint}")
     return selected
 

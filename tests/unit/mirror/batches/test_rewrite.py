@@ -257,7 +257,9 @@ def test_a_record_that_does_not_fit_is_named_and_what_lies_before_it_can_be_had(
     values = [b"small", b"x" * 5000, b"small"]
     batches = batches_of(encode_batch([Record(0, T0, None, value) for value in values], base_offset=40))
     arguments: dict[str, Any] = dict(fill_holes=True, is_compacted=False, max_batch_bytes=1000)
-    with pytest.raises(OversizedRecordError, match=r"offset 41 takes a batch of 50\d\d bytes, .* is 1000") as caught:
+    with pytest.raises(
+        OversizedRecordError, match=r"offset 41 takes a batch of 50\d\d bytes, .* is 1000.*\(--on-oversized continue;"
+    ) as caught:
         rewrite(batches, 40, **arguments)
     error = pickle.loads(pickle.dumps(caught.value))
     assert (error.offset, error.limit, str(error)) == (41, 1000, str(caught.value))

@@ -20,16 +20,20 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from kafka.structs import TopicPartition
 from typer.testing import CliRunner
 
-from spark_integration.cli import take_over
+from spark_integration.cli import take_over, translate
 from spark_integration.cli.app import app
 from spark_integration.cli.exits import exit_code
 from spark_integration.cli.link import GivenLink, confirm, time_ms
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.follow import translate as follow
+from tolerant_client.mirror.follow.translate import GroupCommit, TranslatedOffset
 from tolerant_client.mirror.life.listing import ListedLink
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.offset_map import Place, Translation
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 BOTH = ("--source", "127.0.0.1:1", "--target", "127.0.0.1:2")
@@ -384,6 +388,44 @@ def refused(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
     return str(done.exception.args[0])
 
 
+@pytest.mark.parametrize(
+    ("place", "before", "said"),
+    [
+        (None, 0, "nothing was committed for group billing: link dr has mirrored no partition that it has offsets of"),
+        (Place.RECORD, 0, ""),
+        (
+            Place.RECORD,
+            9,
+            "nothing was committed for group billing: on the target it stands there already, or further on (--force moves it back)",
+        ),
+        (Place.BEFORE_TAKEOVER, 0, "nothing was committed for group billing: nobody can translate its offsets"),
+    ],
+)
+def test_a_commit_that_committed_nothing_says_so(
+    monkeypatch: pytest.MonkeyPatch, place: Place | None, before: int, said: str
+) -> None:
+    orders = TopicPartition("orders", 0)
+    found = None if place is None else Translation(5, 5, place, 9)
+    one = TranslatedOffset(orders, 5, orders, found)
+
+    async def translate_group(*_: object) -> dict[TopicPartition, TranslatedOffset]:
+        return {orders: one}
+
+    async def commit_group(*_: object, **__: object) -> list[GroupCommit]:
+        return [GroupCommit(orders, 5, before, before < 5)] if one.is_known else []
+
+    async def no_names(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(follow, "translate_group", translate_group)
+    monkeypatch.setattr(follow, "commit_group", commit_group)
+    monkeypatch.setattr(translate, "_names", no_names)
+    words = ["translate", *BOTH, "--link", "dr", "--group", "billing", "--commit"]
+    done = CliRunner().invoke(app, words)
+    assert done.stderr == (f"tolerant-kafka: {said}\n" if said else "") and done.exit_code == (not one.is_exact)
+    assert "nothing would be committed" in CliRunner().invoke(app, [*words, "--dry-run"]).stderr or not said
+
+
 HERE = ("mirror", *BOTH, "--tasks", "0")
 
 
@@ -395,6 +437,8 @@ HERE = ("mirror", *BOTH, "--tasks", "0")
         ((*HERE, "--topics", "orders", "--from", "yesterday"), "--from"),
         ((*HERE, "--topics", "orders", "--metrics", "nowhere"), "--metrics"),
         (("status", *BOTH[2:]), "Give --source, too"),
+        (("status", "--link", "dr"), "Give --source and --target"),
+        (("pause", "--link", "dr"), "Give --target"),
         (("status", *BOTH, "--topics", "("), "is not a regular expression"),
         (("plan", *BOTH[2:]), "Give --source, too"),
         (("promote", *BOTH[2:]), "Give --source, too"),
