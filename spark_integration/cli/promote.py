@@ -11,7 +11,7 @@ from spark_integration.cli.link import confirm, end_with, given_link
 from spark_integration.cli.options import LONGEST_S, DryRun, Groups, Json, WhichLink, Yes
 from tolerant_client.mirror.life import promotion
 from tolerant_client.mirror.life.promotion_report import PromotionReport
-from tolerant_client.mirror.state.health import few
+from tolerant_client.mirror.state.health import counted, few
 from tolerant_client.ops.printing import Table, echo, echo_each, print_table
 
 _OfTarget = Annotated[WhichLink, ("target", "link", "topics", "config", "flow", "target_properties")]
@@ -93,7 +93,9 @@ def _show(report: PromotionReport) -> None:
             )
         print_table(table)
     if report.groups is not None:
-        echo(f"groups: {len(report.groups.moved)} offsets moved, {report.groups.unchanged} stood right already")
+        echo(
+            f"groups: {counted(len(report.groups.moved), 'offset')} moved, {report.groups.unchanged} stood right already"
+        )
         for position in report.groups.behind:
             echo(f"behind: {position.group} has read more than was copied of {position.partition.topic}")
         for left in report.groups.left:

@@ -15,6 +15,7 @@ from spark_integration.cli.link import given_link
 from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.verify.outcome import Difference, Outcome
 from tolerant_client.mirror.verify.report import PartitionReport, VerifyReport
 from tolerant_client.mirror.verify.verification import Verification, compare_here
@@ -164,11 +165,13 @@ def verdict(report: VerifyReport) -> str:
         compared += f" ({math.floor(1000 * report.compared / report.held) / 10:g} %)"
     words = {
         Outcome.IDENTICAL: "identical",
-        Outcome.EXPLAINED: f"identical except {report.explained:,} offsets that the ledger explains",
+        Outcome.EXPLAINED: f"identical except {counted(report.explained, 'offset')} that the ledger explains",
         Outcome.NOT_COMPARED: "NOT COMPARED to the end" if report.compared else "NOTHING COMPARED",
         Outcome.DIFFERENT: "DIFFERENT",
     }
     if report.outcome is not Outcome.EXPLAINED and report.explained:
-        compared += f", {report.explained:,} offsets are explained by the ledger"
-    behind = f", the target is {report.lag:,} offsets behind" if report.lag else ""
-    return f"{words[report.outcome]}: {compared}, {report.records:,} records, in {report.seconds:.1f} s{behind}"
+        compared += f", {counted(report.explained, 'offset')} explained by the ledger"
+    behind = f", the target is {counted(report.lag, 'offset')} behind" if report.lag else ""
+    return (
+        f"{words[report.outcome]}: {compared}, {counted(report.records, 'record')}, in {report.seconds:.1f} s{behind}"
+    )

@@ -223,7 +223,7 @@ def _existing_warnings(wanted: TopicSpec, present: TopicSpec) -> Iterator[str]:
     name = wanted.name
     if present.partitions < wanted.partitions:
         yield (
-            f"topic {name} has {present.partitions} partitions on the target and {wanted.partitions} on the source: the"
+            f"topic {name} has {counted(present.partitions, 'partition')} on the target and {wanted.partitions} on the source: the"
             f" target's gets the missing ones"
         )
     if wanted.effective and present.is_compacted and not wanted.is_compacted:

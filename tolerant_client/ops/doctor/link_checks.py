@@ -55,7 +55,7 @@ def topic_findings(source: Mapping[str, TopicSpec], target: Mapping[str, TopicSp
             yield Told(
                 Severity.INFO,
                 f"topic {name}",
-                f"it has {present.partitions} partitions on the target and {wanted.partitions} on the source: the others stay"
+                f"it has {counted(present.partitions, 'partition')} on the target and {wanted.partitions} on the source: the others stay"
                 " empty, and a producer that moves to the target puts keys into other partitions",
                 "Give both the same number, if keys matter",
             )
@@ -338,7 +338,7 @@ def ledger_findings(link: str, rows: Iterable[LedgerRow]) -> Iterator[Told]:
         yield Told(
             Severity.WARNING,
             f"topic {topic}",
-            f"{offsets} offsets are not on the target ({reason}), written down at {newest[topic, reason]} ms",
+            f"{counted(offsets, 'offset')} not on the target ({reason}), written down at {newest[topic, reason]} ms",
             "Read the ledger (tolerant-mirror-ledger) for the ranges; what is lost on the source stays lost",
         )
     if unreadable:

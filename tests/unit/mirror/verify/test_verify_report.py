@@ -208,10 +208,10 @@ def test_nothing_compared_is_not_identical() -> None:
 def test_verdict_says_the_share_and_what_the_ledger_explains() -> None:
     behind = report((0, 3000, 0, 2999), done(0, 2999), allow_behind=True)
     assert verdict(whole(behind)) == (
-        "identical: 2,999 of 3,000 offsets of the source compared (99.9 %), 2,999 records, in 1.0 s, the target is 1 offsets behind"
+        "identical: 2,999 of 3,000 offsets of the source compared (99.9 %), 2,999 records, in 1.0 s, the target is 1 offset behind"
     )
     explained = report((0, 40, 0, 40), done(0, 40, left_out=1))
-    assert verdict(whole(explained)).startswith("identical except 1 offsets that the ledger explains: 40 of 40")
+    assert verdict(whole(explained)).startswith("identical except 1 offset that the ledger explains: 40 of 40")
     emptied = report((0, 40, 40, 40))
     assert verdict(whole(emptied)).startswith("NOTHING COMPARED: 0 of 40 offsets")
     short = report((0, 40, 5, 40), done(5, 40))

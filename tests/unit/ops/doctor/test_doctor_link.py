@@ -339,7 +339,7 @@ def test_ledger_counts_offsets_by_topic_and_reason_of_its_link_only() -> None:
         row._replace(link="other"),
     ]
     found = [f.evidence.partition(",")[0] for f in ledger_findings("l", rows)]
-    assert found == ["1 offsets are not on the target (oversized)", "40 offsets are not on the target (retention)"]
+    assert found == ["1 offset not on the target (oversized)", "40 offsets not on the target (retention)"]
     assert severities(ledger_findings("l", [row._replace(link="", reason=UNREADABLE)])) == [WARNING]
 
 
