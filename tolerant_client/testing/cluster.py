@@ -30,6 +30,7 @@ _OLDEST = (3, 3)
 _STOP_TIMEOUT_S = 30.0
 # Code that is optimised later never pays in a process that lives for seconds, nor do several threads that collect.
 _SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_formats: dict[str, dict[str, bytes]] = {}  # version -> what its tool wrote: file name -> content
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _OURS = frozenset(
     {
@@ -370,20 +371,25 @@ class KafkaCluster:
         }
 
     def _format(self) -> None:
-        """Write the configurations and format the folders that are new, all nodes at once."""
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        tool = [*self._command, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c"]
-        tool[1:1] = _SHORT_LIVED
-        running = []
+        """Write the configurations and format the folders that are new: the first of a version by Kafka's own tool.
+
+        That is a JVM each time; all folders of a version get the same files but for the ids of cluster and node.
+        """
+        cluster_id = _new_id()
         for node in self._nodes.values():
             node.write_properties(self._properties(node))
-            if not (node.data_dir / "meta.properties").exists():
-                log = node.folder / "format.log"
-                running.append((node, log, node.spawn([*tool, str(node.properties_file)], log)))
-        codes = [(node, log, process.wait()) for node, log, process in running]
-        for node, log, code in codes:
-            if code != 0:
-                raise ClusterStartError(f"The folder of node {node.node_id} cannot be formatted:\n{log_tail(log)}")
+            if not node.is_formatted:
+                if self.version not in _formats:
+                    _formats[self.version] = self._format_by_tool(node, cluster_id)
+                node.format(_formats[self.version], {"cluster.id": cluster_id, "directory.id": _new_id()})
+
+    def _format_by_tool(self, node: Node, cluster_id: str) -> dict[str, bytes]:
+        """The files that Kafka's tool has written into the folder, by name."""
+        tool = [self._command[0], *_SHORT_LIVED, *self._command[1:], "kafka.tools.StorageTool", "format"]
+        log = node.folder / "format.log"
+        if node.spawn([*tool, f"--cluster-id={cluster_id}", "-c", str(node.properties_file)], log).wait() != 0:
+            raise ClusterStartError(f"The folder of node {node.node_id} cannot be formatted:\n{log_tail(log)}")
+        return {file.name: file.read_bytes() for file in node.data_dir.iterdir() if file.is_file()}
 
     def _launch(self, node: Node) -> None:
         flags = [
@@ -417,6 +423,11 @@ class KafkaCluster:
         return ClusterStartError(
             f"Node {node.node_id} of Kafka {self.version} {what}; its log ends with:\n{log_tail(node.log_file)}"
         )
+
+
+def _new_id() -> str:
+    """A random Kafka Uuid as text; one that begins with a dash would be read as an option."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
 
 
 def _addresses(ports: Mapping[str, int]) -> str:

@@ -15,11 +15,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 from tolerant_client.testing.artifacts import ClusterStartError
 
 HOST = "127.0.0.1"
 _LOG_TAIL_LINES = 15
+_META = "meta.properties"
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _handed_out: set[int] = set()
 
@@ -100,18 +102,23 @@ class Node:
         """The process id of a broker that runs."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
+    @property
+    def is_formatted(self) -> bool:
+        return (self.data_dir / _META).exists()
+
     def write_properties(self, properties: Mapping[str, str]) -> None:
-        # Only here, so that a program that installs tolerant-client without the extra can import this package.
-        try:
-            import javaproperties
-        except ImportError as error:
-            raise ClusterStartError(
-                "A cluster for tests needs the package javaproperties: in a checkout, pip install '.[testing]'"
-            ) from error
         self.folder.mkdir(parents=True, exist_ok=True)
         self.properties_file.touch(mode=0o600)  # logins of listeners may stand in it
-        with open(self.properties_file, "w", encoding="latin-1") as out:
-            javaproperties.dump(dict(properties), out, timestamp=False)
+        self.properties_file.write_bytes(_dumped(properties))
+
+    def format(self, files: Mapping[str, bytes], ids: Mapping[str, str]) -> None:
+        """Write the files of a formatted data folder, with this node's ids where `files` have some."""
+        self.data_dir.mkdir(exist_ok=True)
+        for name, content in files.items():
+            (self.data_dir / name).write_bytes(content)
+        meta = _javaproperties().loads(files[_META])
+        mine = {**ids, "node.id": str(self.node_id)}
+        (self.data_dir / _META).write_bytes(_dumped({key: mine.get(key, value) for key, value in meta.items()}))
 
     def spawn(self, command: Sequence[str], log_file: Path | None = None) -> subprocess.Popen[bytes]:
         """Start `command` with its output appended to a file, in a session of its own.
@@ -167,6 +174,22 @@ class Node:
                 return _brokers_of(_receive(connection, size))
         except (OSError, struct.error):
             return frozenset()
+
+
+def _javaproperties() -> ModuleType:
+    """The package, imported here alone: a program that installs tolerant-client without the extra can import this one."""
+    try:
+        import javaproperties
+    except ImportError as error:
+        raise ClusterStartError(
+            "A cluster for tests needs the package javaproperties: in a checkout, pip install '.[testing]'"
+        ) from error
+    return javaproperties
+
+
+def _dumped(properties: Mapping[str, str]) -> bytes:
+    text: str = _javaproperties().dumps(dict(properties), timestamp=False)
+    return text.encode("latin-1")
 
 
 def log_tail(file: Path) -> str:
