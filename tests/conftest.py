@@ -24,7 +24,8 @@ from tolerant_client.testing.artifacts import ClusterStartError, spark_kafka_jar
 
 TESTS = Path(__file__).parent
 # The files that take minutes come first, so that no process is left with one when the others have nothing more to do.
-LONGEST_FIRST = ("spark", "parity", "brokers", "faults", "matrix", "fuzz")
+ONE_SESSION = ("spark", "parity")  # Spark takes half a minute of CPU until its first queries are quick
+LONGEST_FIRST = (*ONE_SESSION, "jobs", "brokers", "faults", "matrix", "fuzz")
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 if LONG:
@@ -46,6 +47,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _place_of(item: pytest.Item) -> int:
     folder = item.path.relative_to(TESTS).parts[0]
     return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = nodeid.split("/")[1]
+            return "one session" if folder in ONE_SESSION else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

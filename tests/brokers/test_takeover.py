@@ -1,6 +1,6 @@
 """There and back between MirrorMaker 2 and this mirror, twice, on real brokers; MirrorMaker 2 is what it leaves behind.
 
-tests/spark/test_from_mirrormaker_2.py does it once with the real one.
+tests/jobs/test_from_mirrormaker_2.py does it once with the real one.
 """
 
 from __future__ import annotations
