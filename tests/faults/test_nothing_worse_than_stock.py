@@ -1,6 +1,6 @@
 """Nothing may be slower, or fail more often, than without us: stock kafka-python and ours through the same faults.
 
-Each fault strikes one connection, once or for good, on real brokers; new connections are fine.  Stock and ours run
+Each fault strikes once, twice or for good, on real brokers; new connections are fine.  Stock and ours run
 the same program one after the other.  Ours has to lose and raise nothing that stock does not, and its longest
 stall may be SLACK longer: a trial, and the noise of the machine.
 """
@@ -46,6 +46,10 @@ ONCE: dict[str, Callable[[str], Fault]] = {
     "bad length": lambda api: BadLength(api=api, after=3, count=1),
     "reset": lambda api: Reset(api=api, after=3, count=1),
 }
+TWICE: dict[str, Callable[[str], Fault]] = {  # the second id is that of the request which the first one lost
+    "ids -3, every other one": lambda api: RewriteCorrelationId(-3, api=api, after=3, every=2, count=2),
+    "ids -2, one after the other": lambda api: RewriteCorrelationId(-2, api=api, after=3, count=2),
+}
 FOR_GOOD: dict[str, Callable[[str], Fault]] = {
     **{
         f"ids {shift:+d} for good": lambda api, shift=shift: RewriteCorrelationId(
@@ -56,7 +60,7 @@ FOR_GOOD: dict[str, Callable[[str], Fault]] = {
     "no answer for good": lambda api: Drop(api=api, after=3, count=1, lasts=True),
     "truncated for good": lambda api: Truncate(api=api, after=3, count=1, lasts=True),
 }
-FAULTS = {**ONCE, **FOR_GOOD}
+FAULTS = {**ONCE, **TWICE, **FOR_GOOD}
 
 
 @pytest.fixture

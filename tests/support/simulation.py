@@ -216,7 +216,10 @@ class Simulation:
         self.exchanged: tuple[int, memoryview] | None = None  # waits for the next answer, to exchange their ids
         self.spoiled_from = NEVER  # when a lasting fault's first answer arrives
         self.lost_ids: set[int] = set()
-        self.is_disproved = False  # an answer came whose loss was told
+        self.arrived = memoryview(b"")
+        self.is_disproved = (
+            False  # an answer came whose loss was told, while nothing waited that it may be the answer to
+        )
         self.is_lasting_since = NEVER  # when the first of them arrived, and was waited for
         self.patience = 0.0
         self.is_out_of_patience = False  # what the tracker does now it does as a trial's time is over
@@ -491,7 +494,10 @@ class Simulation:
         if self.is_told:
             print(f"{self.now - 100:9.4f}  answer {correlation_id}")
         is_waited_for = len(self.tracker) > 0
-        if (sent_before := self.asked.pop(correlation_id, None)) is not None:
+        self.arrived = body
+        if (sent_before := self.asked.get(correlation_id)) is not None:
+            if body == PROBE_BODY:
+                del self.asked[correlation_id]  # else it is another one's, under its id
             for entry in self.entries[sent_before:]:
                 if entry.sent_at >= 0:
                     self.deadline_of[entry.request.token] += self.now - max(entry.sent_at, self.arrived_at)
@@ -534,7 +540,7 @@ class Simulation:
                     self.write(event.request)  # type: ignore[attr-defined]
             elif kind is Orphan:
                 self.happened[f"orphan:{event.cause}"] += 1  # type: ignore[attr-defined]
-                self.is_disproved |= event.correlation_id in self.lost_ids
+                self.late(event.correlation_id, events)  # type: ignore[attr-defined]
             elif kind is Lost:
                 self.lost_ids.add(event.correlation_id)
             elif kind is Retired:
@@ -546,6 +552,18 @@ class Simulation:
                 is_retired = True
         if is_retired and not self.is_over:
             self.close()
+
+    def late(self, correlation_id: int, events: list[Event]) -> None:
+        """J: the first answer under a lost id disproves a probe where it is neither a probe's nor another's that waits."""
+        is_first = correlation_id in self.lost_ids
+        self.lost_ids.discard(correlation_id)
+        if not is_first or self.arrived == PROBE_BODY:
+            return
+        for event in events:
+            if type(event) is Completed and correlation_id in event.request.lost_ids:
+                self.lost_ids.add(event.request.correlation_id)  # the repeat's own comes as well, if it was no wrong id
+                return
+        self.is_disproved |= not any(entry.is_unanswered for entry in self.tracker)
 
     def close(self) -> None:
         self.is_over = True

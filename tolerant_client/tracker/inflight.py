@@ -10,7 +10,8 @@ E. Nothing is sent again after its deadline, more often than the policy allows, 
 F. An answer out of step puts the stream on trial.  Nothing is believed, lost or sent again until the answer to a
    probe shows that the stream is in step; a second one that fits nothing, or no proof in time, ends the connection.
 G. Silence and a probe's answer alone settle only reads and what is sent again, here or by its owner.  An answer
-   after its loss was proved disproves all probes: none is sent any more.
+   after its loss was proved disproves all probes: none is sent any more.  Where it fits another that waits it may be that
+   one's, under a wrong id: only once each of these has an answer of its own.
 H. Brokers answer in the order of requests: an answer that also fits an older request without one, or a later one that
    has one, is believed for neither, for their ids may be exchanged.  What the decoder of a probe without an answer takes
    is the probe's, under whatever id it comes.
@@ -26,7 +27,8 @@ What a request carries beside its state (lifecycle.py), and why it is none:
 - `lost_ids`: those it was sent under before.  They bound its repeats (E), and the response to one may still come (T4).
 - `is_proved_silent`: a probe sent after it has its response (G).  In flight or doubted, its ways on are the same.
 - `sent_at`, `first_sent_at`, `deadline`, `expected`: times, by which silence is measured (T5); `history`: for messages.
-What the tracker has beside them is of the connection: whether it is retired, disproved (G), on trial (F), and its probe.
+What the tracker has beside them is of the connection: whether it is retired, disproved or about to be (G), on trial (F),
+and its probe.
 
 It reads no clock, opens no socket and writes no log: every method takes `now`
 (monotonic seconds) and returns the events that the binding has to act upon.
@@ -52,7 +54,7 @@ class InFlightRequests:
 
     `first_id` is where correlation ids start (a random number); `question` is a request that this broker answers at
     once, that changes nothing, and whose answer no other request takes for its own; None while no such request is known:
-    then nothing is probed, and the first answer out of turn, or that fits nothing, ends the connection.
+    then nothing is probed, and an answer out of turn (but for `reorder_grace_ms`), or that fits nothing, ends the connection.
     """
 
     def __init__(self, policy: RecoveryPolicy, first_id: int, question: Request | None = None) -> None:
@@ -62,6 +64,7 @@ class InFlightRequests:
         self.silence = Silence(policy)
         self.is_retired = False
         self.is_disproved = False  # an answer came whose loss a probe had proved: this peer does not keep its order
+        self._claimants: list[InFlightRequest] = []  # whose answer the last late one may have been
         self._budget = Budget(policy)
         self._repeats = Repeats(policy)
         self._requests = SendingOrder()
@@ -148,6 +151,10 @@ class InFlightRequests:
     def _complete(self, entry: InFlightRequest, response: Any, now: float) -> None:
         del self._requests[entry.correlation_id]
         entry.move(Input.ANSWERED)
+        if entry in self._claimants:
+            self._claimants.remove(entry)
+            if not self._claimants:
+                self._disprove()
         self._events.append(Completed(entry.api, entry.correlation_id, entry, response, now - entry.first_sent_at))
 
     def _answered(self, entry: InFlightRequest, response: Any, body: memoryview, now: float) -> None:
@@ -251,28 +258,41 @@ class InFlightRequests:
         elif self.oldest is not None and not self._requests.is_setting_up:
             self._put_on_trial(now, 0.0)
         if cause == "late":
-            self._disprove()
-            self._complete_late(correlation_id, body, now)
+            self._late(correlation_id, body, now)
 
-    def _complete_late(self, correlation_id: int, body: memoryview, now: float) -> None:
+    def _late(self, correlation_id: int, body: memoryview, now: float) -> None:
+        """Law G: a peer that answers late answers the repeat, and all that waits, as well: else it was a wrong id."""
+        if self._requests.is_of_a_probe(body):
+            return
+        repeat = next((r for r in self if correlation_id in r.lost_ids and r.is_open), None)
+        if repeat is not None and self._trial is None:
+            self._complete_late(repeat, body, now)
+            if not repeat.is_open:
+                return  # the second answer to it will show it
+        if self.is_retired:
+            return
+        self._claimants = [r for r in self if r.is_open and r.reads(body)]
+        if not self._claimants:
+            self._disprove()
+        elif self._trial is not None:
+            self._retire("a late answer came out of step, and fits another one")
+
+    def _complete_late(self, entry: InFlightRequest, body: memoryview, now: float) -> None:
         """Completes a request by the response to its first sending; its repeat is waited for no more.
 
         Not where another one waits that it fits (law H), nor one that yields to newer ones: its repeat may outdate
         the first (another epoch or member id fences it), or run after a newer one (such a peer keeps no order).
         """
-        entry = next((r for r in self if correlation_id in r.lost_ids and r.is_open), None)
-        if entry is None or self.is_retired or self._requests.is_of_a_probe(body):
-            return
         is_its_own = all(r.response is not None for r in self._requests.takers(body, entry)) and entry.reads(body)
         if self._requests.came_out_of_turn(entry, body):
             self._retire(f"a late answer to {entry.api} came out of turn, and fits another one")
         elif is_its_own and not entry.request.yields_to_newer:
-            self.ids.replace(entry.correlation_id, entry.sent_at)
+            self.ids.lose(entry.correlation_id, entry.sent_at)
             self._hold(entry, entry.request.decode_response(body))
             self._release(now)
 
     def _disprove(self) -> None:
-        """Law G: from now on silence ends at the deadline, and the first answer out of step ends the connection."""
+        """Law G: from now on silence ends at the deadline, and an answer out of step ends the connection."""
         self.is_disproved, self.question = True, None
         if self._trial is not None:
             self._retire("its answers do not come in the order of its requests")
@@ -295,7 +315,7 @@ class InFlightRequests:
 
     def _put_on_trial(self, now: float, grace: float, has_misfit: bool = False, is_meant: bool = False) -> None:
         """Nothing is believed until a probe, sent after `grace` seconds, is answered."""
-        if self.question is None:
+        if self.question is None and grace == 0.0:
             return self._retire("an answer came out of turn")
         if self._trial is None:
             self._trial = Trial(now, now + grace, grace + self.silence.patience(self._requests.expected))
@@ -306,7 +326,8 @@ class InFlightRequests:
             self._ask("an answer came out of step", now)
 
     def _ask(self, reason: str, now: float) -> None:
-        assert self.question is not None  # else nothing is probed: callers have seen to it
+        if self.question is None:
+            return self._retire("an answer came out of turn")
         if self._trial is not None:
             self._trial.asks_at = NEVER
         self._drop_probe()
@@ -384,6 +405,8 @@ class InFlightRequests:
     def _lose(self, entry: InFlightRequest, reason: str, now: float) -> None:
         """T3: settles a lost request as its API allows."""
         self._events.append(Lost(entry.api, entry.correlation_id, reason))
+        if entry in self._claimants:
+            self._claimants = []  # the answer that it has none of came under another id
         self.ids.lose(entry.correlation_id, entry.sent_at)
         entry.history.append(reason)
         if self._repeats.allow(entry, now):

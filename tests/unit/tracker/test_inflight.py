@@ -556,10 +556,14 @@ def test_batch_that_a_gateway_is_slow_with_is_handed_up_once_and_no_other_is() -
     events = store.expired(1.1)
     resend(store, events, 1.1)
     store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101)
-    send(store, RepeatedAbove(apis.PRODUCE, resend_safe=False), now=1.2)
+    next_one = send(store, RepeatedAbove(apis.PRODUCE, resend_safe=False), now=1.2)
     assert [(e.kind, e.cause) for e in store.response(slow.correlation_id, OK, 1.5)] == [("orphan", "late")]
+    assert not store.is_disproved  # it may be the next one's, under a wrong id
+    assert store.expired(2.9) == []
+    assert kinds(store.response(next_one.correlation_id, OK, 3.0)) == ["completed"]
     assert store.is_disproved
-    assert store.expired(31.0) == []
+    send(store, RepeatedAbove(apis.PRODUCE, resend_safe=False), now=3.0)
+    assert store.expired(32.9) == []
 
 
 def test_commit_that_a_newer_one_replaces_waits_for_its_answer_in_silence() -> None:
@@ -608,6 +612,51 @@ def test_late_answer_disproves_the_probes_and_silence_ends_at_the_deadline() -> 
     assert kinds(store.response(entry.correlation_id, OK, 32.9)) == ["completed"]
     send(store, FakeRequest(apis.LIST_OFFSETS), now=33.0)
     assert of(Retired, store.expired(63.0))[0].is_timeout
+
+
+def given_up(store: InFlightRequests, request: FakeRequest, now: float) -> tuple[InFlightRequest, int]:
+    """One that is sent again after silence, and its first id."""
+    entry = send(store, request, now=now)
+    first_id = entry.correlation_id
+    events = store.expired(now + 1.1)
+    resend(store, events, now + 1.1)
+    resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, now + 1.101), now + 1.101)
+    return entry, first_id
+
+
+def test_answer_under_the_id_of_one_that_was_lost_is_asked_for_where_it_fits_one_that_waits() -> None:
+    """Ids are 3 too small, twice: the second one is that of the first request, which was lost and answered since."""
+    store = tracker()
+    lost, first_id = given_up(store, FakeRequest(apis.LIST_OFFSETS), 0.0)
+    assert kinds(store.response(lost.correlation_id, OK, 1.2)) == ["completed"]
+    entry = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.3)
+    assert [(e.kind, e.cause) for e in store.response(first_id, OK, 1.31)] == [("orphan", "late")]
+    assert not store.is_disproved
+    wakeup = store.next_wakeup(1.31)
+    assert wakeup is not None and wakeup < 7.0
+    resend(store, events := store.expired(wakeup), wakeup)
+    resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, wakeup), wakeup)
+    assert kinds(store.response(entry.correlation_id, OK, wakeup)) == ["completed"]
+    assert not store.is_disproved
+
+
+def test_repeat_that_is_answered_under_its_first_id_alone_disproves_nothing() -> None:
+    """Ids are 2 too small, twice in a row: the repeat's answer comes under the id that was lost."""
+    store = tracker()
+    lost, first_id = given_up(store, FakeRequest(apis.LIST_OFFSETS), 0.0)
+    assert kinds(store.response(first_id, OK, 1.2)) == ["orphan", "completed"]
+    assert not store.is_disproved
+    assert kinds(store.response(lost.correlation_id, OK, 1.3)) == ["orphan"]
+    assert store.is_disproved  # it is answered twice: such a peer only takes its time
+
+
+def test_answer_of_a_probe_under_a_lost_id_disproves_nothing() -> None:
+    store = tracker()
+    lost, first_id = given_up(store, FakeRequest(apis.LIST_OFFSETS), 0.0)
+    resend(store, events := store.expired(4.0), 4.0)
+    assert of(Probe, events)
+    assert [(e.kind, e.cause) for e in store.response(first_id, PROBE_ANSWER, 4.1)] == [("orphan", "late")]
+    assert not store.is_disproved and lost.is_unanswered
 
 
 def test_late_answer_that_does_not_decode_leaves_its_repeat_in_flight() -> None:
@@ -671,6 +720,16 @@ def test_late_answer_that_its_repeat_may_have_outdated_completes_nothing() -> No
     assert kinds(store.response(first_id, memoryview(b"epoch 5"), 2.0)) == ["orphan"]
     events = store.response(slow.correlation_id, memoryview(b"epoch 6"), 2.1)
     assert [e.response for e in of(Completed, events)] == [b"epoch 6"]
+
+
+def test_answers_that_change_places_are_waited_for_where_nothing_is_probed() -> None:
+    store = disproved()
+    a, b = send(store, now=3.0), send(store, FakeRequest(apis.LIST_OFFSETS), now=3.0)
+    assert store.response(b.correlation_id, OK, 3.1) == []
+    assert kinds(store.response(a.correlation_id, OK, 3.104)) == ["reordered", "completed", "completed"]
+    a, b = send(store, now=4.0), send(store, FakeRequest(apis.LIST_OFFSETS), now=4.0)
+    assert store.response(b.correlation_id, OK, 4.1) == []
+    assert kinds(store.expired(4.105)) == ["retired"]
 
 
 def test_first_answer_out_of_step_ends_a_connection_whose_probes_prove_nothing() -> None:
@@ -1150,10 +1209,12 @@ def test_odd_response_out_of_its_turn_ends_a_connection_where_nothing_is_probed(
 def test_odd_response_that_may_be_that_of_a_request_given_up_ends_the_connection() -> None:
     """A stream of a gateway that is shifted for good: what came is the answer to the repeat before."""
     store = tracker()
-    slow = send(store, FakeRequest(apis.LIST_OFFSETS))
-    first_id = slow.correlation_id
-    given_up_by_a_probe(store, 1.1)
-    assert kinds(store.response(first_id, OK, 2.0)) == ["orphan", "completed"]
+    _, awaited_id = given_up(store, FakeRequest(apis.LIST_OFFSETS), 0.0)
+    other, other_id = given_up(store, FakeRequest(apis.FIND_COORDINATOR), 1.2)
+    assert kinds(store.response(other_id, OK, 2.5)) == ["orphan", "completed"]
+    assert kinds(store.response(awaited_id, OK, 2.6)) == ["orphan", "completed"]
+    assert kinds(store.response(other.correlation_id, OK, 2.7)) == ["orphan"]
+    assert store.is_disproved
     entry = send(store, FakeRequest(apis.LIST_OFFSETS), now=3.0)
     assert kinds(store.response(entry.correlation_id, ODD, 3.1)) == ["retired"]
 
