@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -34,6 +35,7 @@ def failback(
     Compares both logs of every partition.  Where the target's log is the beginning of the source's, the link back resumes
     at its end and copies only the difference.  Where the target has records that were never copied, the command names them
     and changes nothing, unless --discard-diverged gives them up; it deletes only topics that a link took from there.
+    The link's own former copy of heartbeats is always made anew.
     Afterwards start the mirror of the link back like any other.
     Exit codes: 0 ready, 3 something is in the way, nothing was written.
     """
@@ -48,10 +50,15 @@ def failback(
                 origin, there, given.link, chosen, discards=discard_diverged, is_dry_run=dry_run
             )
         )
-    end_with(report, as_json, _show)
+    start = (
+        "start its mirror with these clusters and --link " + given.link
+        if given.flow is None
+        else f"start the service with {which.config}: it is the flow {given.flow}"
+    )
+    end_with(report, as_json, partial(_show, start=start))
 
 
-def _show(report: FailbackReport) -> None:
+def _show(report: FailbackReport, start: str) -> None:
     table = Table(
         "topic", "partition", "same until", "to copy", "only on the target", title=f"link {report.link}: failback"
     )
@@ -62,8 +69,9 @@ def _show(report: FailbackReport) -> None:
     print_table(table)
     echo_each("in the way", report.blockers)
     for name in report.deleted_topics:
-        echo(f"tolerant-kafka: topic {name} was deleted on the target", err=True)
+        what = "would be" if report.is_dry_run else "was"
+        echo(f"tolerant-kafka: topic {name} {what} deleted on the target, and is copied anew", err=True)
     if report.is_done:
-        echo(f"Link {report.link} is ready: start its mirror with these clusters and --link {report.link}")
+        echo(f"Link {report.link} is ready: {start}")
     else:
         echo(f"Nothing was written{'' if report.blockers else '; link ' + report.link + ' could be prepared so'}")

@@ -32,7 +32,14 @@ def plan(which: WhichLink, offsets: Offsets = None, as_json: Json = False) -> No
 
     found = given.run(
         lambda origin, there: plan_everything(
-            origin, there, given.link, given.link_topics, besides, is_translated=is_translated, policy=policy
+            origin,
+            there,
+            given.link,
+            given.link_topics,
+            besides,
+            of_file=given.flow is not None,
+            is_translated=is_translated,
+            policy=policy,
         )
     )
     end_with(found, as_json, _show)

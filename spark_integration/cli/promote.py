@@ -7,11 +7,16 @@ from typing import Annotated
 import typer
 
 from spark_integration.cli.exits import told_if_interrupted
-from spark_integration.cli.link import confirm, end_with, given_link
+from spark_integration.cli.link import GivenLink, confirm, end_with, given_link
 from spark_integration.cli.options import LONGEST_S, DryRun, Groups, Json, WhichLink, Yes
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import ClusterUnreachableError, text_of
 from tolerant_client.mirror.life import promotion
 from tolerant_client.mirror.life.promotion_report import PromotionReport
+from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import counted, few
+from tolerant_client.mirror.state.link_control import link_options
+from tolerant_client.mirror.state.link_topics import BesideFile, beside_file
 from tolerant_client.ops.printing import Table, echo, echo_each, print_table
 
 _OfTarget = Annotated[WhichLink, ("target", "link", "topics", "config", "flow", "target_properties")]
@@ -35,7 +40,8 @@ def promote(
     A link is promoted as a whole.  The command waits until nothing is left to copy, all that was copied is the source's, no
     transaction is open and nobody writes.  Then it fences every process of the link, moves the groups a last time, and
     reports where every partition stands and which groups were moved or left.  Only failback leads back: each partition of
-    the target has gained a marker.  Exit codes: 0 promoted; 3 something is in the way (nothing was written), or was left.
+    the target has gained a marker.  What another link, or somebody else, has written is left as it is, and named.
+    Exit codes: 0 promoted; 3 something is in the way (nothing was written), or was left.
     """
     given = given_link(which, groups, needs_source=True)
 
@@ -45,14 +51,30 @@ def promote(
 
     whole = given.whole()
     confirm(
-        f"Promote link {given.link}: its mirror stops for good, and failback alone leads back", is_sure=yes or dry_run
+        f"{_told_beside(given)}Promote link {given.link}: its mirror stops for good, and failback alone leads back",
+        is_sure=yes or dry_run,
     )
-    with told_if_interrupted(_PROMOTION, dry_run):
-        report = whole.run(
-            lambda origin, there: promotion.promote(
-                origin, there, given.link, given.topics, given.groups, deadline_s=wait, is_dry_run=dry_run, tell=tell
-            )
+
+    async def ask(origin: Cluster, there: Cluster) -> PromotionReport:
+        try:
+            await origin.connect()
+        except ClusterUnreachableError as error:
+            gone = f"where the source is gone for good, tolerant-kafka failover {link_options(given.link, there)} does without"
+            raise ClusterUnreachableError(f"{text_of(error)}; {gone}") from error
+        return await promotion.promote(
+            origin,
+            there,
+            given.link,
+            given.topics,
+            given.groups,
+            of_file=given.flow is not None,
+            deadline_s=wait,
+            is_dry_run=dry_run,
+            tell=tell,
         )
+
+    with told_if_interrupted(_PROMOTION, dry_run):
+        report = whole.run(ask)
     end_with(report, as_json, _show)
 
 
@@ -67,19 +89,32 @@ def failover(
 
     Fences every process of the link, wherever it is.  The report says how far every partition was copied and where every
     group stands.  Partitions without a leader hold up no others: they are named, and the same command fences them when
-    they have one.  Exit codes: 0 promoted; 3 all but what is named, or the target has lost what was copied.
+    they have one.  What another link, or somebody else, has written is left as it is, and named.
+    Exit codes: 0 promoted; 3 all but what is named, or the target has lost what was copied.
     """
     given = given_link(which, groups)
 
     confirm(
-        f"Fail link {given.link} over: what is not copied stays behind, and failback alone leads back",
+        f"{_told_beside(given)}Fail link {given.link} over: what is not copied stays behind, and failback alone leads back",
         is_sure=yes or dry_run,
     )
     with told_if_interrupted(_PROMOTION, dry_run):
         report = given.run_on_target(
-            lambda there: promotion.failover(there, given.link, given.topics, given.groups, is_dry_run=dry_run)
+            lambda there: promotion.failover(
+                there, given.link, given.topics, given.groups, of_file=given.flow is not None, is_dry_run=dry_run
+            )
         )
     end_with(report, as_json, _show)
+
+
+def _told_beside(given: GivenLink) -> str:
+    """What the question says first of a link that has more than its file names."""
+
+    async def ask(there: Cluster) -> BesideFile:
+        return await beside_file(None, there, await read_control(there, given.link), given.link, given.topics)
+
+    kept = given.run_on_target(ask).kept if given.flow is not None else ()
+    return "".join(f"{text[0].upper()}{text[1:]}. " for text in kept)
 
 
 def _show(report: PromotionReport) -> None:
@@ -110,6 +145,7 @@ def _show(report: PromotionReport) -> None:
     echo_each("loss", report.losses)
     echo_each("damaged", few(report.damaged))
     echo_each("warning", report.warnings)
+    echo_each("not promoted", report.not_promoted)
     echo_each("in the way", report.blockers)
     if report.is_done:
         echo(f"Link {report.link} is promoted: nothing of it writes to the target any more")

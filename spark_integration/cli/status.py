@@ -12,7 +12,11 @@ from tolerant_client.ops.printing import Table, echo, echo_each, print_table
 def status(which: WhichLink, as_json: Json = False) -> None:
     """Show the state of a link: lag in offsets, seconds and bytes; what is paused, lost or wrong. Exit code 3: needs attention."""
     given = given_link(which, needs_source=True).known()
-    found = given.run(lambda source, target: read_status(source, target, given.link, given.link_topics))
+    found = given.run(
+        lambda source, target: read_status(
+            source, target, given.link, given.link_topics, of_file=given.flow is not None
+        )
+    )
     end_with(found, as_json, _show)
 
 
@@ -44,5 +48,6 @@ def _show(found: LinkStatus) -> None:
         if run.is_alive:
             echo(f"mirror: on {run.host}, process {run.pid}, since {utc(run.since_ms)}")
     echo_each("loss", found.losses)
+    echo_each("note", found.notes)
     for reason in found.reasons:
         echo(f"tolerant-kafka: {reason.health}: {reason.text}", err=True)

@@ -96,10 +96,14 @@ def require_same_source(control: LinkControl, link: str, cluster_id: str | None)
 
 
 class Others(NamedTuple):
-    """By topic why a link may not copy into it beside other links, and warnings of records that were left out."""
+    """By topic why a link may not copy into it beside other links, and warnings of records that were left out.
+
+    Of those that are refused the `taken` are theirs already: begun, promoted, or under the transactional ids that they use.
+    """
 
     refused: Mapping[str, str] = {}
     warnings: tuple[str, ...] = ()
+    taken: frozenset[str] = frozenset()
 
     def require_none(self) -> None:
         """Raises OptionError for the first topic that is refused."""
@@ -174,28 +178,33 @@ async def look_for_others(
     except OptionError as error:
         return Others(dict.fromkeys(names, text_of(error)))
     refused: dict[str, str] = {}
+    taken: set[str] = set()
     own = controls.links.get(link, LinkControl())
     ours = {p.topic for p in own.begun}
     for other, control in controls.links.items():
         was_promoted = control.is_promoted and not control.is_handed_back
         if is_identical and was_promoted and control.producer_ids and other != link:
             refused |= await _promoted_copies(target, other, control, own)
+    taken |= refused.keys()
     for other, control in _others_that_live(controls, link):
         if not control.topics:
             continue
-        refused |= _of_shared_ids(link, names, own, other, control, is_identical=is_identical)
+        shared = _of_shared_ids(link, names, own, other, control, is_identical=is_identical)
+        taken |= shared.keys()
+        refused |= shared
         if not (is_identical or control.producer_ids):
             continue
-        taken = LinkTopics.from_json(control.topics)
+        theirs = LinkTopics.from_json(control.topics)
         is_same_kind = is_identical and control.producer_ids
         kind = "" if is_same_kind else _OTHER_KIND.format("translated" if is_identical else "identical")
-        begun = {p.topic for p in control.begun}
+        begun = {p.topic for p in control.begun}.intersection(names)
+        taken |= begun
         may_begin = is_identical and not (is_new and is_same_kind and link < other)
         refused |= {
-            name: f"Link {other} {'copies' if name in begun else 'may copy'} into topic {name} of this target{kind}: start its"
-            f" mirror with --link {other}, promote link {other}, or leave its topics out"
+            name: f"Link {other} {'copies' if name in begun else 'may copy'} into topic {name} of this target{kind}: go on with"
+            f" that link (a mirror with --link {other}; the flow A->B of a file is link A-B), or leave the topic out of this one"
             for name in sorted(names)
-            if name in begun or may_begin and name not in ours and taken.writes(name)
+            if name in begun or may_begin and name not in ours and theirs.writes(name)
         }
     return Others(
         refused,
@@ -204,6 +213,7 @@ async def look_for_others(
             " it"
             for record in controls.unreadable
         ),
+        frozenset(taken),
     )
 
 
@@ -239,7 +249,7 @@ async def copied_identically(
         return {}
     return {
         p: f"{p.topic}-{p.partition} of the target was copied by link {other} with identical offsets, and what is written with"
-        f" identical offsets is written by nobody else: promote link {other}, or leave the topic out of one of the two"
+        " identical offsets is written by nobody else: leave the topic out of one of the two"
         for other, control in _others_that_live(controls, link)
         for p in control.begun.keys() & set(partitions)
     }

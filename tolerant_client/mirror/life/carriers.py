@@ -26,10 +26,15 @@ _BACK = 8  # batches from the end of a log: the last ones may fill gaps, under o
 
 
 class Carried(NamedTuple):
-    """Partitions that carry records of the link, and why that is not known of others."""
+    """Partitions that carry records of the link, and why that is not known of others.
+
+    The last records of `foreign` are of others; what wrote last in `hidden` is only shown to have been transactional.
+    """
 
     partitions: frozenset[TopicPartition] = frozenset()
     unknown: Mapping[TopicPartition, str] = {}
+    foreign: frozenset[TopicPartition] = frozenset()
+    hidden: frozenset[TopicPartition] = frozenset()
 
 
 async def find_carried(target: Cluster, producer_ids: Collection[int], known: Collection[TopicPartition]) -> Carried:
@@ -54,6 +59,7 @@ async def find_carried(target: Cluster, producer_ids: Collection[int], known: Co
         except Errors.AuthorizationError:
             pass  # one topic that we may not read hides the others: the logs are read one by one
     left = {p: ends.offsets[p] - 1 for p, start in starts.offsets.items() if p not in found and ends.offsets[p] > start}
+    written, foreign = frozenset(left), set[TopicPartition]()
     for _ in range(_BACK):
         if not left:
             break
@@ -63,6 +69,7 @@ async def find_carried(target: Cluster, producer_ids: Collection[int], known: Co
             unknown.update(dict.fromkeys(left, f"its last batches cannot be read: {text_of(error)}"))
             break
         found |= {p for p, header in headers.items() if header.producer_id in ids}
+        foreign |= {p for p, h in headers.items() if p not in found and not (h.is_control or h.is_transactional)}
         unknown.update({p: "its last batch could not be read" for p in left.keys() - headers.keys()})
         left = {
             p: header.base_offset - 1
@@ -71,4 +78,9 @@ async def find_carried(target: Cluster, producer_ids: Collection[int], known: Co
             and (header.is_control or header.is_transactional)
             and header.base_offset > starts.offsets[p]
         }
-    return Carried(frozenset(found), {p: why for p, why in sorted(unknown.items()) if p not in found})
+    return Carried(
+        frozenset(found),
+        {p: why for p, why in sorted(unknown.items()) if p not in found},
+        frozenset(foreign),
+        written - found - foreign - unknown.keys(),
+    )

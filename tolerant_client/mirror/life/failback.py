@@ -10,7 +10,10 @@ Laws:
 - What is adopted is proved: records that both logs still have are equal, or the source still has the batch before the
   target's end and the forward link wrote it there.  Where retention has taken what could prove it, the end of a log proves
   nothing, and nothing is adopted: an end that is wrong by one record is a record lost, and nobody would ever see it.
-- Nothing is deleted that a forward link did not take from this very target: an equal name is no proof.
+- Nothing is deleted that a forward link did not take from this very target, or that is not this link's own former copy without
+  a record of others behind it: an equal name is no proof.
+- Heartbeats are no data: the link's own former copy of them, which ends with the fence of its promotion, is made anew, and
+  stops nothing.
 - One record of the control is all that is written.  Killed before it, nothing was done but topics deleted, which are copied
   anew; run again, it finds the same.
 """
@@ -33,10 +36,11 @@ from tolerant_client.mirror.batches.divergence import (
     read_slices,
 )
 from tolerant_client.mirror.batches.gaps import is_filler
+from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.engine.preflight import refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.state.control_topic import half_done, read_control, read_controls, update_control
 from tolerant_client.mirror.state.link_control import LinkControl, Positions
-from tolerant_client.mirror.state.link_topics import see_topics
+from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics
 from tolerant_client.mirror.state.map_topic import map_topic
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -77,7 +81,10 @@ class SharedLog:
 
 @dataclass(frozen=True)
 class FailbackReport:
-    """What a link back finds, and what was done for it: `is_done` once it can be started."""
+    """What a link back finds, and what was done for it: `is_done` once it can be started.
+
+    The `deleted_topics` of a dry run are those that would be.
+    """
 
     link: str
     is_dry_run: bool
@@ -105,7 +112,14 @@ def blockers(partitions: Collection[SharedLog], *, discards: bool) -> tuple[str,
         )
     if discards:
         return tuple(found)
-    if diverged := [p for p in partitions if p.is_diverged]:
+    if bare := [p for p in partitions if p.is_diverged and p.is_proved and p.is_counted and not p.lost_records]:
+        first = bare[0]
+        found.append(
+            f"{len(bare)} partitions of the target end with what holds no record, as the fence of a promotion does, and the source"
+            f" may have records at these offsets: {first.topic}-{first.partition} from offset {first.shared_until} to"
+            f" {first.target_end}. Nothing is lost by --discard-diverged: these topics are deleted on the target and copied anew"
+        )
+    if diverged := [p for p in partitions if p.is_diverged and p not in bare]:
         first = diverged[0]
         unseen = sum(not p.is_proved for p in diverged)
         doubt = f" (of {unseen} of them the source has deleted all that could show whether it was)" if unseen else ""
@@ -132,10 +146,10 @@ def lost_records(partitions: Iterable[SharedLog]) -> str:
     return f"{'' if all(p.is_counted for p in every) else 'at least '}{sum(p.lost_records for p in every):,}"
 
 
-def strangers(doomed: Iterable[str], forward: Iterable[LinkControl]) -> tuple[str, ...]:
-    """Why topics (the forward links' targets' names) must not be deleted: none of these links has taken them.  Pure."""
+def strangers(doomed: Mapping[str, str], forward: Iterable[LinkControl]) -> tuple[str, ...]:
+    """Why topics must not be deleted: none of these links has taken them.  `doomed` has their names on the source, too.  Pure."""
     taken = [LinkTopics.from_json(control.topics) for control in forward if control.topics]
-    foreign = [name for name in doomed if not any(topics.writes(name) for topics in taken)]
+    foreign = [name for name, there in doomed.items() if not any(topics.writes(there) for topics in taken)]
     if not foreign:
         return ()
     return (
@@ -203,31 +217,50 @@ async def failback(
         raise OptionError(unseen)  # the forward link must be known to be promoted
     forward = await _forward_links(source, target)
     await _refuse_translated(source, names, forward)
-    if is_live(await read_control(target, link)):
+    former = await read_control(target, link)
+    if is_live(former):
         raise OptionError(
             f"Link {link} copies into this target already and was not promoted: its mirror needs no failback to go on;"
             " for another link give --link"
         )
     copied_by = {producer_id for control in forward.values() for producer_id in control.producer_ids}
+    own = await _own_copies(target, former, await shared_partitions(source, target, names))
     logs = []
-    for partition in await shared_partitions(source, target, names):
+    for partition in await shared_partitions(source, target, [n for n in names if not is_heartbeats(chosen, n)]):
         logs.append(await _with_losses(target, await compare_logs(source, target, partition, copied_by)))
     found = blockers(logs, discards=discards)
-    doomed: tuple[str, ...] = ()
+    doomed = {name for name in own if is_heartbeats(chosen, name)}
     if discards:
-        doomed = tuple(sorted({p.topic for p in logs if p.is_diverged or not p.is_proved}))
-        found = (*found, *strangers([source.wire_topic(name) for name in doomed], forward.values()))
+        given_up = {p.topic for p in logs if p.is_diverged or not p.is_proved}
+        keeps = {p.topic for p in logs if p.lost_records or not (p.is_counted and p.is_proved)}
+        asked = {name: source.wire_topic(name) for name in sorted(given_up) if name in keeps or name not in own}
+        found = (*found, *strangers(asked, forward.values()))
+        doomed |= given_up
     if found or is_dry_run:
-        return FailbackReport(link, is_dry_run, False, tuple(logs), (), found)
+        return FailbackReport(link, is_dry_run, False, tuple(logs), () if found else tuple(sorted(doomed)), found)
     adopted = {
         TopicPartition(p.topic, p.partition): p.shared_until for p in logs if p.topic not in doomed and p.shared_until
     }
     cluster_id = await source.cluster_id()
     with half_done("failing back"):
         if doomed:
-            await delete_topics(target, doomed)
+            await delete_topics(target, sorted(doomed))
         await update_control(target, link, lambda now: begun(now, cluster_id, chosen, adopted))
-    return FailbackReport(link, False, True, tuple(logs), doomed)
+    return FailbackReport(link, False, True, tuple(logs), tuple(sorted(doomed)))
+
+
+async def _own_copies(target: Cluster, former: LinkControl, partitions: Iterable[TopicPartition]) -> set[str]:
+    """Topics whose logs on the target this link has written in its former life, every partition of what it has there.
+
+    The control says so, or the last batches: the fence of a promotion is the link's.
+    """
+    wanted = list(partitions)
+    ids = await read_ids(None, target, {p.topic for p in wanted})
+    unsaid = [p for p in wanted if not former.has_begun(p, ids)]
+    ends = await target.list_offsets(dict.fromkeys(unsaid, LATEST))
+    last = await read_headers(target, {p: end - 1 for p, end in ends.items() if end})
+    others = {p.topic for p in unsaid if p not in last or last[p].producer_id not in former.producer_ids}
+    return {p.topic for p in wanted} - others
 
 
 async def _forward_links(source: Cluster, target: Cluster) -> dict[str, LinkControl]:

@@ -28,6 +28,7 @@ from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import (
     NOT_ON_SOURCE,
     PARTITION_NOT_ON_SOURCE,
+    beside_file,
     see_topics,
     some,
     unread_map,
@@ -127,10 +128,12 @@ async def plan_everything(
     topics: LinkTopics | str,
     besides: Besides = Besides(),
     *,
+    of_file: bool = False,
     is_translated: bool | None = None,
     policy: MirrorPolicy = MirrorPolicy(),
 ) -> LinkPlan:
     """The plan of a link; writes nothing.  Whether its offsets are translated is asked of the target where it is not said.
+    What the link has besides topics `of_file` is warned of.
 
     Raises OptionError where nothing matches or both are one cluster, ClusterUnreachableError, UnsupportedSourceError.
     """
@@ -150,6 +153,9 @@ async def plan_everything(
     view = await see_topics(source, target, chosen, control, mapped)
     refusals += gone_refusals(planned.gone, view.on_source)
     warnings = [*planned.warnings, *gone_warnings(view.gone.keys() - planned.gone.keys())]
+    warnings += (
+        await beside_file(None, target, control, link, chosen if of_file and not control.is_over else None)
+    ).kept
     warnings += made_again_warnings((topic.name for topic in planned.topics.create), control)
     try:
         control.require_not_promoted(link)

@@ -5,7 +5,9 @@ promoted, fence whatever process of it there is (fence.py), see how far the copy
 down that it is fenced.
 Laws:
 - What is promoted is all that the link's mirror has written down that it copies, also what the source has deleted, and besides
-  what carries its records, as the target's logs say: a process of it could still write there.
+  what carries its records, as the target's logs say: a process of it could still write there.  What a file has no more is of the
+  link until then: it is told before, and not waited for; what a file has and the link has not is in the way of a promotion.
+- What the link's topics match and is not the link's own is left as it is, and named (owners.py).
 - Until the link is written down as promoted nothing is written, and whatever can be found to be in the way is found by then;
   the groups are rehearsed, too.
 - From then on there is no way back: whatever dies or is refused on the way says so, and the same command again goes on.
@@ -40,12 +42,13 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
 from tolerant_client.mirror.batches.divergence import require_readable
 from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
 from tolerant_client.mirror.follow.skipped import Left
-from tolerant_client.mirror.life.carriers import find_carried
+from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.comparison import compare_ends
 from tolerant_client.mirror.life.damage import Damage, delete_filler, find_damage, missing_topics
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans, positions_of
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
+from tolerant_client.mirror.life.owners import Owners, find_evidence
 from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_texts, named
 from tolerant_client.mirror.life.promotion_report import (
     PromotionReport,
@@ -64,14 +67,14 @@ from tolerant_client.mirror.state.control_topic import half_done, read_control, 
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.link_topics import (
-    is_heartbeats,
+    beside_file,
     only_on_target,
     partitions_of_link,
     partitions_on_target,
     require_whole,
     unread_map,
 )
-from tolerant_client.mirror.state.map_topic import has_map, lost_map, map_partition, mapped_topics
+from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition, mapped_topics
 from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
@@ -86,6 +89,7 @@ async def promote(
     topics: LinkTopics | None = None,
     groups: TopicFilter | None = None,
     *,
+    of_file: bool = False,
     deadline_s: float = 60.0,
     is_dry_run: bool = False,
     tell: Callable[[str], None] = lambda text: None,
@@ -93,52 +97,67 @@ async def promote(
     """Promotes a link whose source is there, once all of it is copied; `groups` are moved a last time.
 
     The producers on the source must have been stopped; the mirror still runs.  All that the link copies is promoted, as it
-    has written down; `topics` count where it has not.  `tell` gets what is waited for.  Where something is in the way
-    after `deadline_s`, nothing has been written.  Raises OptionError, for `topics` too that are not those of the link, and for
-    partitions of the target without a leader; TolerantClientError where a cluster goes away behind that; KafkaError.
+    has written down; `topics` count where it has not, and those `of_file` say what is waited for.  `tell` gets that.  Where
+    something is in the way after `deadline_s`, nothing has been written.  Raises OptionError, for other `topics` too that are
+    not those of the link, and for partitions of the target without a leader; TolerantClientError where a cluster goes away
+    behind that; KafkaError.
     """
     control = await _control(target, link, topics)
     if control.is_fenced:
         return promoted_before("promote", link, is_dry_run)
-    chosen = await require_whole(source, target, control, link, topics)
+    chosen = await require_whole(source, target, control, link, topics, of_file=of_file)
+    beside = await beside_file(source, target, control, link, topics if of_file else None)
     mapped = await mapped_topics(target, link, control, patience_ms=_LEADERS_MS)
     partitions, lacking = await partitions_of_link(source, target, chosen, link, control, mapped)
-    carried = await find_carried(target, control.producer_ids, partitions)
-    lost = await lost_map(target, link, control)
-    of = PromotedLink(link, target, chosen, await has_map(target, link, control), lost, carried, mapped)
-    if lost and not control.is_promoted:
-        raise OptionError(f"{lost}. Where the source is gone, run tolerant-kafka failover")
-    on_source = await _of_source(of, source, carried.partitions)
     # What the source has deleted is promoted, too, and nobody knows how much of it was left to copy.
     gone = await only_on_target(source, target, chosen, link, control, mapped)
-    on_target = sorted({*gone, *(carried.partitions - set(on_source))})
-    partitions = _to_fence(control, sorted({*partitions, *carried.partitions, *gone}))
-    if leaderless := (await _without_leader(of, partitions)):
+    matching = {*partitions, *lacking, *gone}
+    of = await _promoted(target, link, control, chosen, mapped, matching, topics if of_file else None)
+    if of.lost_map and not control.is_promoted:
+        raise OptionError(f"{of.lost_map}. Where the source is gone, run tolerant-kafka failover")
+    on_source = await _of_source(of, source, of.carried.partitions)
+    on_target = sorted({*gone, *(of.carried.partitions - set(on_source))})
+    partitions = _to_fence(control, sorted({*partitions, *of.carried.partitions, *gone}))
+    of_links = of.owners(control, partitions).of_links
+    if leaderless := (await _without_leader(of, [p for p in partitions if p not in of_links])):
         raise OptionError(_not_to_be_fenced(leaderless))
     if groups is not None and not is_dry_run:
-        for left in (await _move_groups(of, source, groups, is_dry_run=True)).left:
+        for left in (await _move_groups(of, source, groups, of_links, is_dry_run=True)).left:
             if left.is_failure:
                 tell(f"left will be {left}")
     if control.is_promoted:  # what was begun before has no way back
         found: list[str] = []
         warnings = [f"{named(lacking)}: on the source alone, and so not promoted"] if lacking else []
-        ends = await look(source, target, link, [p for p in partitions if p not in on_target], of.is_translated)
+        warnings += beside.not_begun
+        there = [p for p in partitions if p not in on_target and p not in of_links]
+        ends = await look(source, target, link, there, of.is_translated)
     else:
         ends, found = await _wait(of, source, on_source, 0.0 if is_dry_run else deadline_s, tell)
+        found += [f"{text}; start the mirror with it, or take that out of the file" for text in beside.not_begun]
         warnings = []
-    ends = [*ends, *await look(None, target, link, _to_fence(control, on_target), of.is_translated)]
-    warnings += [*carried_warnings(carried, gone), *gone_warnings(gone)]
+    alone = [p for p in _to_fence(control, on_target) if p not in of_links]
+    ends = [*ends, *await look(None, target, link, alone, of.is_translated)]
+    warnings += [
+        *beside.kept,
+        *carried_warnings(of.carried, gone),
+        *gone_warnings(p for p in gone if p not in of_links),
+    ]
     await losses_of(target, link)  # what may not be read is refused before anything is written
     fences: dict[TopicPartition, Fenced] = {}
+    partitions = sorted({*partitions, *(e.partition for e in ends)})  # a mirror that runs may have made more
+    owners = of.owners(await read_control(target, link), partitions)
     will_do = not is_dry_run and not found
     if will_do:
-        await _require_readable(of, [e.partition for e in ends])
+        await _require_readable(of, owners.own)
         await _require_rights(of)
     with half_done("the promotion") if will_do else nullcontext():
         if will_do:
-            fences = await _fence(of, [e.partition for e in ends])
+            fences, owners = await _fence(of, partitions)
             ends = _as_fenced(await _look_again(of, source, ends), fences)
-        moved = None if groups is None else await _move_groups(of, source, groups, is_dry_run=not will_do)
+        ends = [e for e in ends if e.partition not in owners.left]
+        moved = None
+        if groups is not None:
+            moved = await _move_groups(of, source, groups, owners.left, is_dry_run=not will_do)
         report = PromotionReport(
             "promote",
             link,
@@ -150,6 +169,7 @@ async def promote(
             moved,
             losses=await losses_of(target, link),
             damaged=_map_damage(of),
+            not_promoted=owners.texts(link),
         )
         if will_do:
             await update_control(target, link, lambda now: replace(now, is_fenced=True, unfenced=frozenset()))
@@ -162,50 +182,52 @@ async def failover(
     topics: LinkTopics | None = None,
     groups: TopicFilter | None = None,
     *,
+    of_file: bool = False,
     is_dry_run: bool = False,
 ) -> PromotionReport:
     """Promotes a link whose source is gone, with what the target has; the mirror may run or not.
 
-    Partitions without a leader hold up no others: they are left, and the report is not done.  `topics` are promote's.
+    Partitions without a leader hold up no others: they are left, and the report is not done.  `topics` and `of_file` are promote's.
     Raises OptionError, TolerantClientError where the target goes away on the way, and KafkaError.
     """
     control = await _control(target, link, topics)
     if control.is_fenced:
         return promoted_before("failover", link, is_dry_run)
-    chosen = await require_whole(None, target, control, link, topics)
+    chosen = await require_whole(None, target, control, link, topics, of_file=of_file)
+    beside = await beside_file(None, target, control, link, topics if of_file else None)
     mapped = await mapped_topics(target, link, control, patience_ms=_LEADERS_MS)
     partitions = await partitions_on_target(target, chosen, link, control, mapped)
-    carried = await find_carried(target, control.producer_ids, partitions)
-    lost = await lost_map(target, link, control)
-    of = PromotedLink(link, target, chosen, await has_map(target, link, control), lost, carried, mapped)
-    there = partitions = sorted({*partitions, *carried.partitions})
+    of = await _promoted(target, link, control, chosen, mapped, partitions)
+    there = partitions = sorted({*partitions, *of.carried.partitions})
     if not partitions and not control.unfenced:
         raise OptionError(f"The target has no topic of link {link}; check --target and --link")
     partitions = [p for p in partitions if {p, map_partition(link, p)} & control.unfenced or not control.unfenced]
-    leaderless = await _without_leader(of, partitions)
+    first = of.owners(control, partitions)
+    leaderless = await _without_leader(of, [p for p in partitions if p not in first.left])
     led = [p for p in partitions if p not in leaderless]
     blocked = [_not_to_be_fenced(leaderless)] if leaderless else []
     blocked += [unread_map(mapped.unread, link)] if mapped.unread else []
     if blocked and not led:
         raise OptionError("; ".join(blocked))
 
-    async def seen(fences: Mapping[TopicPartition, Fenced]) -> PromotionReport:
-        ends = _as_fenced(await look(None, target, link, led, of.is_translated), fences)
+    async def seen(owners: Owners, fences: Mapping[TopicPartition, Fenced]) -> PromotionReport:
+        shown = [p for p in led if p not in owners.left]
+        ends = _as_fenced(await look(None, target, link, shown, of.is_translated), fences)
         control = await read_control(target, link)  # a mirror that runs writes there until it is fenced
         damaged = await find_damage(of, control, there, positions_of(ends))
         if fences:
             damaged = await delete_filler(target, control, damaged)
         ends = _as_damaged(ends, damaged)
-        shown = await promoted_partitions(of, ends, fences)
+        rows = await promoted_partitions(of, ends, fences)
         places, unread = await group_places(of, groups or TopicFilter(), positions_of(ends))
         return PromotionReport(
             "failover",
             link,
             is_dry_run,
             not is_dry_run and not blocked,
-            shown,
+            rows,
             tuple(blocked),
-            (*carried_warnings(carried), *failover_warnings(shown), *unread),
+            (*beside.kept, *carried_warnings(of.carried), *failover_warnings(rows), *unread),
             group_places=places,
             losses=await losses_of(target, link),
             is_begun=not is_dry_run and bool(blocked),
@@ -214,16 +236,18 @@ async def failover(
                 *missing_topics(of, control, there),
                 *(found.text for found in damaged.values() if found.text),
             ),
+            not_promoted=(*owners.texts(link), *beside.not_begun),
         )
 
-    await _require_readable(of, led)
+    await _require_readable(of, first.own.difference(leaderless))
     if not is_dry_run:
         await _require_rights(of)
-    report = await seen({})  # what may not be read is refused before anything is written
+    report = await seen(first, {})  # what may not be read is refused before anything is written
     if is_dry_run:
         return report
     with half_done("the promotion"):
-        report = await seen(await _fence(of, led) if led else {})
+        fences, owners = await _fence(of, led)
+        report = await seen(owners, fences)
         left = frozenset({*leaderless, *mapped.unread})
         await update_control(target, link, lambda now: replace(now, is_fenced=not left, unfenced=left))
     return report
@@ -241,6 +265,26 @@ async def _control(target: Cluster, link: str, topics: LinkTopics | None) -> Lin
             f"Link {link} was handed back to MirrorMaker 2 and writes nothing: stop MirrorMaker 2, and the target is yours"
         )
     return control
+
+
+async def _promoted(
+    target: Cluster,
+    link: str,
+    control: LinkControl,
+    topics: LinkTopics,
+    mapped: MappedTopics,
+    partitions: Collection[TopicPartition],
+    of_file: LinkTopics | None = None,
+) -> PromotedLink:
+    """The link, with what tells whose these partitions are, which its topics match."""
+    is_translated = await has_map(target, link, control)
+    evidence = await find_evidence(target, link, control, partitions, mapped.names, is_translated=is_translated)
+    found = evidence.logs
+    beyond = Carried(
+        found.partitions.difference(partitions), {p: w for p, w in found.unknown.items() if p not in partitions}
+    )
+    lost = await lost_map(target, link, control)
+    return PromotedLink(link, target, topics, is_translated, lost, beyond, mapped, evidence, of_file)
 
 
 def _map_damage(of: PromotedLink) -> tuple[str, ...]:
@@ -283,9 +327,11 @@ async def _wait(
     while True:
         control = await read_control(of.target, of.name)
         partitions, lacking = await partitions_of_link(source, of.target, of.topics, of.name, control, of.mapped)
-        ends = await look(source, of.target, of.name, sorted({*partitions, *besides}), of.is_translated)
-        # Heartbeats never end; they say nothing that is to be kept.
-        kept = [e for e in ends if not is_heartbeats(of.topics, e.partition.topic)]
+        of_links = of.owners(control, {*partitions, *lacking}).of_links
+        wanted = sorted({*partitions, *besides} - of_links.keys())
+        lacking = [p for p in lacking if p not in of_links and of.waits_for(p.topic)]
+        ends = await look(source, of.target, of.name, wanted, of.is_translated)
+        kept = [e for e in ends if of.waits_for(e.partition.topic)]
         there, ledger = [e.partition for e in kept], Ledger(of.target, of.name)
         compared = await compare_ends(source, of.target, there, ledger, control, of.is_translated)
         found = blockers(kept, before or {}, control, compared, await find_held(source, open_spans(kept)), *options)
@@ -312,12 +358,17 @@ async def _look_again(of: PromotedLink, source: Cluster, ends: Iterable[Partitio
     return found + await look(None, of.target, of.name, gone, of.is_translated)
 
 
-async def _move_groups(of: PromotedLink, source: Cluster, groups: TopicFilter, *, is_dry_run: bool) -> GroupsReport:
+async def _move_groups(
+    of: PromotedLink, source: Cluster, groups: TopicFilter, without: Collection[TopicPartition], *, is_dry_run: bool
+) -> GroupsReport:
     """A round of group offsets.  What no repeat cures is left: a link that is fenced is promoted, whatever its groups do."""
     name = of.name if of.is_translated else None
     try:
-        positions = await read_positions(source, of.target, of.topics, groups, link=name)
-        return await sync_groups(of.target, positions, is_dry_run=is_dry_run)
+        positions = await read_positions(source, of.target, of.topics, groups, link=name, leave_out=without)
+        report = await sync_groups(of.target, positions, is_dry_run=is_dry_run)
+        return replace(
+            report, left=tuple(left for left in report.left if left.reason != "stopped")
+        )  # told as not promoted
     except ClusterUnreachableError:
         raise
     except Exception as error:
@@ -374,12 +425,17 @@ async def _require_readable(of: PromotedLink, partitions: Collection[TopicPartit
         ) from error
 
 
-async def _fence(of: PromotedLink, partitions: list[TopicPartition]) -> dict[TopicPartition, Fenced]:
+async def _fence(
+    of: PromotedLink, partitions: Collection[TopicPartition]
+) -> tuple[dict[TopicPartition, Fenced], Owners]:
+    """Fences what of these partitions is the link's own once it is written down as promoted: from then on it begins nothing."""
     control = await update_control(of.target, of.name, lambda now: replace(now, is_promoted=True))
+    owners = of.owners(control, partitions)
+    own = sorted(owners.own)
     if of.is_translated:
-        await fence_translated(of.target, of.name, partitions)
-        return {}
-    return await fence_identical(of.target, of.name, control, partitions)
+        await fence_translated(of.target, of.name, own)
+        return {}, owners
+    return await fence_identical(of.target, of.name, control, own) if own else {}, owners
 
 
 def _as_fenced(ends: Iterable[PartitionLag], fences: Mapping[TopicPartition, Fenced]) -> list[PartitionLag]:

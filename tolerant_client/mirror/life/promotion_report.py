@@ -48,7 +48,7 @@ class PromotionReport:
     """What promotion or failover has done, or would do; `is_done` once nothing of the link can write any more.
 
     `is_begun`: nothing of it can write to `partitions` any more, but to those that the blockers name.  `damaged` says what
-    the target has lost of what was copied, one sentence each.
+    the target has lost of what was copied, `not_promoted` what was asked for and is not the link's, one sentence each.
     """
 
     action: str
@@ -63,6 +63,7 @@ class PromotionReport:
     losses: tuple[LedgerRow, ...] = ()
     is_begun: bool = False
     damaged: tuple[str, ...] = ()
+    not_promoted: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -71,7 +72,7 @@ class PromotionReport:
             bool(self.groups.behind) or any(left.is_failure for left in self.groups.left)
         )
         lags = any(p.lag for p in self.partitions if not p.is_heartbeats)
-        return 3 if self.blockers or self.damaged or are_groups_left or lags else 0
+        return 3 if self.blockers or self.damaged or self.not_promoted or are_groups_left or lags else 0
 
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)
@@ -139,7 +140,7 @@ def failover_warnings(partitions: Iterable[PromotedPartition]) -> tuple[str, ...
     times = [p.last_copied_ms for p in partitions if p.last_copied_ms is not None]
     newest = f"; the newest record that was copied is of {_text_of(max(times))}" if times else ""
     return (
-        f"what the source had beyond the offsets above is not known{newest}: when it comes back, failback names what is there only",
+        f"what the source had beyond the offsets above is not known{newest}; when the source is back, tolerant-kafka failback names the records that only it has",
         "transactions that were open on the source when it went are not on the target, none of their records",
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import kafka.errors as Errors
@@ -18,8 +18,10 @@ from tolerant_client.mirror.follow.groups import OWN_GROUPS
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.lens import PartitionLag, positions_of
+from tolerant_client.mirror.life.owners import Evidence, Owners, find_owners
 from tolerant_client.mirror.life.promotion_report import GroupPlace, PromotedPartition
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, read_ledger
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import is_heartbeats
 from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -27,7 +29,7 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 @dataclass(frozen=True)
 class PromotedLink:
-    """What is promoted."""
+    """What is promoted; `of_file` are the topics of a file that its mirror runs with, where one is given."""
 
     name: str
     target: Cluster
@@ -36,6 +38,16 @@ class PromotedLink:
     lost_map: str | None  # why nobody knows any more what was copied with translated offsets
     carried: Carried = Carried()  # besides its topics
     mapped: MappedTopics = NO_MAP
+    evidence: Evidence = Evidence()
+    of_file: LinkTopics | None = None
+
+    def owners(self, control: LinkControl, partitions: Collection[TopicPartition]) -> Owners:
+        """Whose partitions are, of its topics or carried besides, as its control says it now."""
+        return find_owners(control, partitions, self.evidence, is_translated=self.is_translated)
+
+    def waits_for(self, topic: str) -> bool:
+        """Whether all of a topic of the target is to be copied: heartbeats never end, and what a file has no more nobody copies."""
+        return not is_heartbeats(self.topics, topic) and (self.of_file is None or self.of_file.writes(topic))
 
 
 async def group_places(

@@ -55,7 +55,7 @@ from tolerant_client.mirror.state.health import (
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, link_options, unfinished
-from tolerant_client.mirror.state.link_topics import see_topics, some, unread_map, written_topics
+from tolerant_client.mirror.state.link_topics import beside_file, see_topics, some, unread_map, written_topics
 from tolerant_client.mirror.state.map_topic import has_map, lost_map, mapped_topics
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.state.plan import select_topics
@@ -101,6 +101,7 @@ class LinkStatus:
     open_transactions: tuple[Held, ...] = ()
     is_handed_back: bool = False
     mirrors: tuple[Run, ...] = ()  # that were seen in the last hour, the newest at the end
+    notes: tuple[str, ...] = ()  # what a promotion will do that may surprise
 
     @property
     def health(self) -> Health:
@@ -133,8 +134,12 @@ class LinkStatus:
         }
 
 
-async def read_status(source: Cluster, target: Cluster, link: str, topics: LinkTopics | None = None) -> LinkStatus:
+async def read_status(
+    source: Cluster, target: Cluster, link: str, topics: LinkTopics | None = None, *, of_file: bool = False
+) -> LinkStatus:
     """The status of a link; `topics` are what it has written down of itself where they are not given.
+
+    What it has besides topics `of_file` is noted.
 
     A broker that does not respond holds it up for some seconds, and its partitions are told as unknown.
     Raises OptionError where nobody says what it copies, and KafkaError.
@@ -212,6 +217,7 @@ async def read_status(source: Cluster, target: Cluster, link: str, topics: LinkT
         () if control.is_over else tuple(held),
         control.is_handed_back,
         tuple(mirrors or ()),
+        () if control.is_over else (await beside_file(None, target, control, link, topics if of_file else None)).kept,
     )
 
 

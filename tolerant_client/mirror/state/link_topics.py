@@ -90,12 +90,69 @@ def differing_topics(
     return sorted(found | {name for name in on_target if written.writes(name) != given.writes(name)})
 
 
+class BesideFile(NamedTuple):
+    """How the topics of a file differ from those that its link has written down, a sentence each.
+
+    `kept` is what the link has copied and the file has no more: it is the link's until that is promoted.  `not_begun` is what
+    the file has and the link does not copy.
+    """
+
+    kept: tuple[str, ...] = ()
+    not_begun: tuple[str, ...] = ()
+
+
+async def beside_file(
+    source: Cluster | None, target: Cluster, control: LinkControl, link: str, of_file: LinkTopics | None
+) -> BesideFile:
+    """What is to be said of a file that was changed since the mirror was started with it; nothing without one.
+
+    Without a source only what the target has is known.
+    """
+    if of_file is None or control.topics is None:
+        return BesideFile()
+    written = LinkTopics.from_json(control.topics)
+    on_target = list(await target.partitions())
+    wanted = set(on_target)
+    if source is not None:
+        on_source = [source.wire_topic(name) for name in await source.partitions()]
+        wanted = {of_file.to_target(name) for name in on_source if of_file.takes(name)}
+    begun = {p.topic for p in control.begun}  # where the control remembers it
+
+    def only_of(topics: LinkTopics, other: LinkTopics, names: Iterable[str]) -> str:
+        return some(
+            name
+            for name in sorted(names)
+            if topics.writes(name) and not other.writes(name) and not is_heartbeats(topics, name)
+        )
+
+    kept = only_of(written, of_file, (begun or set(on_target)).intersection(on_target))
+    not_begun = only_of(of_file, written, wanted)
+    return BesideFile(
+        (
+            f"link {link} has copied more than the file names (any more): {kept}. That is the link's until the link is promoted,"
+            " and is promoted with it, as far as it was copied; a mirror with this file copies no more of it",
+        )
+        if kept
+        else (),
+        (f"the file names {not_begun}, and no mirror of link {link} was started with that",) if not_begun else (),
+    )
+
+
 async def require_whole(
-    source: Cluster | None, target: Cluster, control: LinkControl, link: str, given: LinkTopics | None
+    source: Cluster | None,
+    target: Cluster,
+    control: LinkControl,
+    link: str,
+    given: LinkTopics | None,
+    *,
+    of_file: bool = False,
 ) -> LinkTopics:
-    """All that a link copies; raises OptionError where `given` takes something else, or another live link the same."""
+    """All that a link copies; raises OptionError where `given` takes something else, or another live link the same.
+
+    What is given `of_file` may differ: a file may have been changed since (beside_file says how).
+    """
     written = written_topics(control, link, given)
-    if given is None:
+    if given is None or of_file and control.topics is not None:
         return written
     on_target = list(await target.partitions())
     if control.topics is None:
@@ -105,8 +162,7 @@ async def require_whole(
     if found := differing_topics(written, given, on_source, on_target):
         raise OptionError(
             f"Link {link} copies {written}, as its mirror has written down, and that is not what is asked for: they"
-            f" differ in {some(found)}. A link is promoted as a whole: leave --topics out; where a file says what is copied,"
-            " start its mirror with it first, or give --source, --target and --link instead of --config"
+            f" differ in {some(found)}. A link is promoted as a whole: leave --topics out"
         )
     return written
 

@@ -127,6 +127,11 @@ class TopicNames(msgspec.Struct, frozen=True):
     policy: DefaultReplicationPolicy | IdentityReplicationPolicy
     source_alias: str
 
+    @property
+    def keeps(self) -> bool:
+        """Whether every topic but heartbeats keeps its name."""
+        return isinstance(self.policy, IdentityReplicationPolicy)
+
     def to_target(self, topic: str) -> str:
         """What a topic of the source is called on the target."""
         return self.policy.remote_topic(self.source_alias, topic)

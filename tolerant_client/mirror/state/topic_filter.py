@@ -139,8 +139,12 @@ class LinkTopics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return " and ".join(map(str, (self.filter, *self.also)))
 
     def joined(self, former: LinkTopics) -> LinkTopics:
-        """These topics and all that the link took before; raises OptionError where they followed other rules for names."""
-        if (self.names, self.target_alias) != (former.names, former.target_alias):
+        """These topics and all that the link took before; raises OptionError where they followed other rules for names.
+
+        A file whose topics keep their names goes on with a link that was begun without one.
+        """
+        goes_on = former.names is None and self.names is not None and self.names.keeps
+        if (self.names, self.target_alias) != (former.names, former.target_alias) and not goes_on:
             begun = (
                 "with --source, --target and --topics"
                 if former.names is None

@@ -12,7 +12,7 @@ from tolerant_client.cluster.cluster import EARLIEST
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.life import failback
 from tolerant_client.mirror.life.failback import SharedLog, blockers, compare_logs, strangers
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import Record
 
@@ -126,9 +126,32 @@ def test_that_nobody_can_see_any_more_whether_records_were_copied_is_said() -> N
     assert "deleted all that could show" in blockers([found], discards=False)[0]
 
 
+def test_the_marker_of_a_fence_is_no_lost_record_but_the_source_has_no_room_for_it() -> None:
+    (text,) = blockers([SharedLog("orders", 0, 90, 91, 95)], discards=False)
+    assert "orders-0 from offset 90 to 91. Nothing is lost by --discard-diverged" in text and "Read what" not in text
+    assert blockers([SharedLog("orders", 0, 90, 91, 95)], discards=True) == ()
+
+
+def test_the_links_own_former_copies_are_known_by_its_control_or_by_its_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read_ids(*_: Any) -> dict[str, TopicIds]:
+        return {name: TopicIds("", "now") for name in ("begun", "anew", "fenced", "theirs")}
+
+    async def read_headers(_: Any, wanted: Any) -> Any:
+        return {p: SimpleNamespace(producer_id=OURS if p.topic == "fenced" else 9) for p in wanted}
+
+    monkeypatch.setattr(failback, "read_ids", read_ids)
+    monkeypatch.setattr(failback, "read_headers", read_headers)
+    former = LinkControl(
+        producer_ids=(OURS,),
+        begun={TopicPartition("begun", 0): TopicIds("", "now"), TopicPartition("anew", 0): TopicIds("", "old")},
+    )
+    wanted = [TopicPartition(name, 0) for name in ("begun", "anew", "fenced", "theirs")]
+    assert drive(failback._own_copies(Log(0, 10), former, wanted)) == {"begun", "fenced"}  # type: ignore[arg-type]
+
+
 def test_only_what_a_link_took_from_there_is_deleted() -> None:
     forward = [LinkControl(topics=LinkTopics.of("orders|clicks").to_json()), LinkControl()]
-    assert strangers(["orders", "clicks"], forward) == ()
-    (text,) = strangers(["orders", "users"], forward)
-    assert "topic users would be deleted" in text and "(1 topics)" in text
-    assert strangers(["orders"], []) != ()
+    assert strangers({"orders": "orders", "clicks": "clicks"}, forward) == ()
+    (text,) = strangers({"orders": "orders", "A.users": "users"}, forward)
+    assert "topic A.users would be deleted" in text and "(1 topics)" in text
+    assert strangers({"orders": "orders"}, []) != ()

@@ -23,10 +23,11 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError, UnsupportedSourceError
 from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life import damage as damage_module
-from tolerant_client.mirror.life import fence, promotion, promotion_view
+from tolerant_client.mirror.life import fence, owners, promotion, promotion_view
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.damage import SeenLog
@@ -251,6 +252,7 @@ class World:
     done: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     carried: Carried = Carried()
+    others: Others = Others()
     seen: dict[TopicPartition, SeenLog] = field(default_factory=dict)
     on_target: tuple[str, ...] = ("orders",)
     looks: int = 0
@@ -330,7 +332,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         async def tell(*_: Any, **__: Any) -> Any:
             return value()
 
-        for module in (promotion, promotion_view, damage_module):
+        for module in (promotion, promotion_view, damage_module, owners):
             if name in vars(module):
                 monkeypatch.setattr(module, name, tell)
 
@@ -349,6 +351,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     answer("compare_ends", lambda: found.compared)
     answer("find_held", list)
     answer("find_carried", lambda: found.carried)
+    answer("look_for_others", lambda: found.others)
     answer("read_headers", dict)
     monkeypatch.setattr(promotion, "require_readable", readable)
     monkeypatch.setattr(promotion, "update_control", update)
@@ -456,6 +459,78 @@ def test_a_failover_names_a_topic_of_identical_offsets_that_the_target_has_no_mo
     assert len(report.damaged) == damaged and report.exit_code == 3 * damaged
 
 
+Q = TopicPartition("orders", 1)
+ANOTHERS = Others({"clicks": "Link x copies into topic clicks"}, taken=frozenset(("clicks",)))
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True])
+def test_what_another_link_has_is_neither_fenced_nor_waited_for_nor_shown_but_named(
+    world: World, is_dry_run: bool
+) -> None:
+    """Its mirror was refused that topic, and copies the others; a dry run says the same."""
+    theirs = TopicPartition("clicks", 0)
+    world.control = LinkControl(
+        producer_ids=(7,), topics=LinkTopics.of("orders|clicks").to_json(), begun={P: TopicIds()}
+    )
+    world.partitions, world.lacking, world.others = (P, theirs), (TopicPartition("clicks", 1),), ANOTHERS
+    for action, given in ((world.promote, {}), (world.failover, {"topics": None})):
+        report = action(is_dry_run=is_dry_run, **given)
+        assert report.is_done is not is_dry_run and report.exit_code == 3 and not report.blockers
+        assert [(p.topic, p.partition) for p in report.partitions] == [P]
+        (text,) = report.not_promoted
+        assert text.startswith("clicks-0 on the target: not link dr's, and nothing was written there: Link x copies")
+        assert ("fence" in world.done) is not is_dry_run and not any("," in done for done in world.done)
+        world.done.clear()
+        world.control = replace(world.control, is_promoted=False, is_fenced=False)
+
+
+def test_what_the_mirror_has_begun_by_the_time_it_is_stopped_is_fenced(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wrote that down between our first look and our own record of the control."""
+    first = world.control = replace(world.control, begun={P: TopicIds()})
+    world.partitions = (P, Q)
+    assert world.failover().is_done and "fence" in world.done
+
+    async def read_before(*_: Any) -> LinkControl:
+        return first
+
+    monkeypatch.setattr(promotion, "read_control", read_before)
+    world.control = replace(first, begun={P: TopicIds(), Q: TopicIds()})
+    world.done.clear()
+    assert world.failover().exit_code == 0 and world.done == ["promoted", "fence 0,1", "fenced"]
+
+
+def test_a_file_that_has_fewer_topics_than_its_link_is_no_reason_to_refuse(world: World) -> None:
+    """Nobody copies `clicks` any more: it is not waited for; what is left behind is told."""
+    lost = TopicPartition("clicks", 0)
+    world.control = LinkControl(
+        producer_ids=(7,),
+        topics=LinkTopics.of("orders|clicks").to_json(),
+        begun={P: TopicIds(), lost: TopicIds()},
+    )
+    world.partitions, world.on_target, world.later = (P, lost), ("orders", "clicks"), []
+    with pytest.raises(OptionError, match="differ in clicks.* leave --topics out"):
+        world.promote(topics=ORDERS)
+    report = world.promote(topics=ORDERS, of_file=True)
+    assert report.is_done and "fence 0,0" in world.done
+    assert "link dr has copied more than the file names (any more): clicks. That is the link's" in report.warnings[0]
+
+
+def test_a_file_that_has_more_topics_than_its_link_is_in_the_way_until_a_mirror_was_started_with_it(
+    world: World,
+) -> None:
+    world.control = LinkControl(producer_ids=(7,), topics=LinkTopics.of("clicks").to_json())
+    report = world.promote(topics=LinkTopics.of("orders|clicks"), of_file=True)
+    assert not report.is_done and report.blockers == (
+        "the file names orders, and no mirror of link dr was started with that; start the mirror with it, or take that out of"
+        " the file",
+    )
+    report = world.failover(topics=LinkTopics.of("orders|clicks"), of_file=True)
+    assert report.is_done and report.exit_code == 3
+    assert report.not_promoted == ("the file names orders, and no mirror of link dr was started with that",)
+
+
 def test_what_the_source_has_deleted_is_fenced_by_a_promotion_too(world: World) -> None:
     gone = TopicPartition("gone", 0)
     world.carried = Carried(frozenset((gone,)))
@@ -544,9 +619,6 @@ def test_a_link_that_was_handed_back_is_not_promoted(world: World) -> None:
         with pytest.raises(OptionError, match="stop MirrorMaker 2"):
             action()
     assert world.done == []
-
-
-Q = TopicPartition("orders", 1)
 
 
 def test_a_partition_without_a_leader_is_in_the_way_before_anything_is_written(world: World) -> None:

@@ -460,6 +460,32 @@ def test_each_topic_that_another_link_writes_or_may_is_refused_alone_and_says_wh
 
 
 @pytest.mark.usefixtures("keepers")
+def test_of_what_is_refused_that_is_told_which_another_link_has_already_and_no_promotion_is_asked_for() -> None:
+    begun = {TopicPartition("orders", 0): TopicIds("s", "t")}
+    keeper = Keeper((b"eu", encode_control(written("orders|later", producer_ids=(7,), begun=begun), 1)))
+    found = outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders", "later", "mine"], is_identical=True))
+    assert found.refused.keys() == {"orders", "later"} and found.taken == {"orders"}
+    assert (
+        "go on with that link (a mirror with --link eu; the flow A->B of a file is link A-B)" in found.refused["orders"]
+    )
+    assert "promote" not in found.refused["orders"]
+
+
+def test_a_file_whose_topics_keep_their_names_goes_on_with_a_link_that_was_begun_without_one() -> None:
+    identity, renamed = (
+        LinkTopics(TopicFilter(("orders",)), TopicNames(policy, "A"), "B")
+        for policy in (IdentityReplicationPolicy(), DefaultReplicationPolicy())
+    )
+    plain = written("orders|audit")
+    both = grown(plain, identity)
+    assert both.names == identity.names and both.takes("audit") and both.to_target("audit") == "audit"
+    with pytest.raises(OptionError, match="other rules for what its topics are called"):
+        grown(plain, renamed)
+    with pytest.raises(OptionError, match="with --config and the file that began it"):
+        grown(written(identity), LinkTopics.of("orders"))
+
+
+@pytest.mark.usefixtures("keepers")
 def test_a_log_that_another_link_has_begun_identically_is_its_own_until_that_is_promoted() -> None:
     wanted = [TopicPartition("orders", n) for n in range(3)]
     begun = {p: TopicIds("s", "t") for p in (*wanted[:2], TopicPartition("clicks", 0))}

@@ -1,0 +1,111 @@
+"""Whose partitions of a target are: a promotion writes to what is the link's own, and to nothing else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.offsets import LedOffsets
+from tolerant_client.cluster.cluster import EARLIEST, Cluster
+from tolerant_client.mirror.engine.preflight import Others
+from tolerant_client.mirror.life import carriers
+from tolerant_client.mirror.life.carriers import Carried, find_carried
+from tolerant_client.mirror.life.owners import Evidence, Owners, find_owners
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+
+P, ELSE = TopicPartition("orders", 0), TopicPartition("clicks", 0)
+NOW = {"orders": TopicIds("", "now"), "clicks": TopicIds("", "now")}
+ALONE = frozenset((P,))
+BEGUN = LinkControl(producer_ids=(7,), begun={ELSE: NOW["clicks"]})  # remembers what it has begun: not P
+OF_01 = LinkControl(producer_ids=(7,))  # remembers nothing
+THEIRS, MATCHED = Others({"orders": "link X copies"}, taken=frozenset(("orders",))), Others({"orders": "X may copy"})
+
+
+def owners(control: LinkControl, logs: Carried = Carried(), others: Others = Others(), **how: Any) -> Owners:
+    how.setdefault("is_translated", False)
+    return find_owners(control, [P], Evidence(logs, others, NOW, how.pop("mapped", ())), **how)
+
+
+@pytest.mark.parametrize("others", [Others(), THEIRS])
+def test_what_the_link_has_begun_or_its_log_shows_it_has_written_is_its_own_whatever_others_say(others: Others) -> None:
+    for control, logs in (
+        (LinkControl(begun={P: TopicIds("s", "now")}), Carried()),
+        (LinkControl(begun={P: TopicIds()}), Carried(foreign=ALONE)),  # by brokers without ids
+        (LinkControl(adopted={P: 5}), Carried(foreign=ALONE)),  # failback
+        (BEGUN, Carried(ALONE)),
+        (OF_01, Carried(ALONE)),
+    ):
+        assert owners(control, logs, others) == Owners(ALONE)
+
+
+@pytest.mark.parametrize(
+    ("control", "logs"), [(BEGUN, Carried()), (BEGUN, Carried(foreign=ALONE)), (OF_01, Carried(hidden=ALONE))]
+)
+def test_what_another_link_has_begun_is_left_to_it(control: LinkControl, logs: Carried) -> None:
+    found = owners(control, logs, THEIRS)
+    assert not found.own and found.left == {P: "link X copies"}
+    assert found.texts("dr") == ("orders-0 on the target: not link dr's, and nothing was written there: link X copies",)
+
+
+def test_what_another_link_may_begin_proves_nothing_against_a_control_that_remembers_no_beginnings() -> None:
+    assert owners(OF_01, others=MATCHED).own == ALONE
+    assert not owners(BEGUN, others=MATCHED).own
+
+
+def test_what_others_wrote_and_the_link_never_began_is_left_to_them() -> None:
+    assert owners(BEGUN, Carried(foreign=ALONE)).of_strangers.keys() == ALONE
+    assert owners(OF_01, Carried(foreign=ALONE)).of_strangers.keys() == ALONE
+    assert owners(BEGUN, Carried(hidden=ALONE)).of_strangers.keys() == ALONE
+    assert owners(OF_01, Carried(hidden=ALONE)).own == ALONE, "ends of transactions may hide what it has copied"
+
+
+def test_an_empty_log_that_the_link_never_began_needs_no_fence() -> None:
+    assert owners(BEGUN) == Owners()
+    assert owners(OF_01).own == ALONE, "a process of version 0.1 would not say that it begins it"
+    assert owners(BEGUN, Carried(unknown={P: "no leader"})).own == ALONE
+
+
+def test_nothing_of_the_link_is_in_a_topic_that_was_made_anew_on_the_target() -> None:
+    control = LinkControl(begun={P: TopicIds("s", "former")}, copied={P: 9})
+    assert owners(control, Carried(foreign=ALONE)) == owners(control) == Owners()
+
+
+def test_a_translated_link_leaves_another_links_topic_unless_its_map_names_it() -> None:
+    assert owners(LinkControl(), is_translated=True).own == ALONE
+    assert owners(LinkControl(), others=THEIRS, is_translated=True).of_links.keys() == ALONE
+    assert owners(LinkControl(), others=THEIRS, is_translated=True, mapped=["orders"]).own == ALONE
+
+
+def test_the_last_batches_tell_whose_a_log_is_unless_ends_of_transactions_hide_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An own one, an application's, one of markers down to its start, and an empty one."""
+    logs = [[(1, False), (7, False)], [(7, False), (1, False)], [(9, True), (9, True)], []]
+    at = [TopicPartition("t", n) for n in range(4)]
+
+    async def led(_: Any, wanted: Any) -> LedOffsets:
+        return LedOffsets({p: 0 if when == EARLIEST else len(logs[p.partition]) for p, when in wanted.items()}, {})
+
+    async def headers(_: Any, wanted: Any) -> Any:
+        return {
+            p: SimpleNamespace(
+                producer_id=logs[p.partition][offset][0],
+                is_control=logs[p.partition][offset][1],
+                is_transactional=False,
+                base_offset=offset,
+            )
+            for p, offset in wanted.items()
+        }
+
+    async def partitions() -> dict[str, list[int]]:
+        return {"t": [0, 1, 2, 3]}
+
+    monkeypatch.setattr(carriers, "list_led_offsets", led)
+    monkeypatch.setattr(carriers, "read_headers", headers)
+    monkeypatch.setattr(carriers, "can_describe_producers", lambda _: False)
+    with pytest.raises(StopIteration) as found:
+        find_carried(cast(Cluster, SimpleNamespace(partitions=partitions)), (7,), ()).send(None)
+    assert found.value.value == Carried(frozenset(at[:1]), foreign=frozenset(at[1:2]), hidden=frozenset(at[2:3]))

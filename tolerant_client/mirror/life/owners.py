@@ -1,0 +1,121 @@
+"""Whose the partitions of a target are that a link's topics match: a promotion writes to what is the link's own, and to nothing else.
+
+Laws (one writer for each partition, to the last record):
+- A link has what its control says that it has begun, as long as that is the same topic, and what the logs show it has written,
+  whatever anybody else says.  A start is told by the same facts where it may copy (look_for_others).
+- What another link has, and what only others have written to, is theirs: a fence there would stop them for good.  It is named,
+  and not promoted.
+- What the link has not begun has no process that could still write there: each says so in the control before its first record,
+  and finds the promotion then.  So an empty log needs no fence.
+- A control that remembers no beginnings (of version 0.1, or of a mirror that may not write there) proves nothing by that: all is
+  the link's that is not shown to be another's.
+- A fence of translated offsets leaves nothing in any log; what is another link's is left all the same: both may have one
+  transactional id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import EARLIEST, Cluster
+from tolerant_client.mirror.batches.divergence import read_headers
+from tolerant_client.mirror.engine.identical.resume_point import read_ids
+from tolerant_client.mirror.engine.preflight import Others, look_for_others
+from tolerant_client.mirror.life.carriers import Carried, find_carried
+from tolerant_client.mirror.state.health import by_reason, names
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+
+_OTHERS_WROTE = "its last records are of others, and nothing shows that the link has copied it"
+
+
+class Owners(NamedTuple):
+    """Which partitions are the link's `own`, whatever their state; why others are another link's, or of `strangers`."""
+
+    own: frozenset[TopicPartition] = frozenset()
+    of_links: Mapping[TopicPartition, str] = {}
+    of_strangers: Mapping[TopicPartition, str] = {}
+
+    @property
+    def left(self) -> Mapping[TopicPartition, str]:
+        """What a promotion leaves as it is."""
+        return {**self.of_links, **self.of_strangers}
+
+    def texts(self, link: str) -> tuple[str, ...]:
+        """That, a sentence for each reason."""
+        return tuple(
+            f"{names(sorted(members))} on the target: not link {link}'s, and nothing was written there: {why}"
+            for why, members in by_reason(self.left).items()
+        )
+
+
+class Evidence(NamedTuple):
+    """What tells whose a partition is, besides the link's control; `mapped` are topics that its offset map names."""
+
+    logs: Carried = Carried()
+    others: Others = Others()
+    ids: Mapping[str, TopicIds] = {}
+    mapped: Collection[str] = ()
+
+
+async def find_evidence(
+    target: Cluster,
+    link: str,
+    control: LinkControl,
+    partitions: Iterable[TopicPartition],
+    mapped: Collection[str],
+    *,
+    is_translated: bool,
+) -> Evidence:
+    """Of these partitions, which the link's topics match.  Raises KafkaError."""
+    wanted = list(partitions)
+    topics = {p.topic for p in wanted}
+    ids = {} if is_translated else await read_ids(None, target, topics)
+    claimed = [p for p in wanted if _is_claimed(control, p, ids)]
+    logs = await find_carried(target, control.producer_ids, claimed)
+    if not control.begun and (behind := logs.foreign.intersection(wanted)):  # others may have written behind its copy
+        first = await read_headers(target, await target.list_offsets(dict.fromkeys(behind, EARLIEST)))
+        copied = {p for p, header in first.items() if header.producer_id in control.producer_ids}
+        logs = logs._replace(partitions=logs.partitions | copied, foreign=logs.foreign - copied)
+    unclaimed = topics - {p.topic for p in claimed}
+    others = await look_for_others(target, link, unclaimed, is_identical=not is_translated) if unclaimed else Others()
+    return Evidence(logs, others, ids, mapped)
+
+
+def find_owners(
+    control: LinkControl, partitions: Iterable[TopicPartition], evidence: Evidence, *, is_translated: bool
+) -> Owners:
+    """Whose these partitions are, as the link's control says it now; what is nobody's is in none of the three.  Pure."""
+    logs, others, ids, mapped = evidence
+    remembers = bool(control.begun)
+    refused = others.refused if remembers else {name: others.refused[name] for name in others.taken}
+    own: set[TopicPartition] = set()
+    of_links: dict[TopicPartition, str] = {}
+    of_strangers: dict[TopicPartition, str] = {}
+    for p in partitions:
+        if is_translated:
+            is_theirs = p.topic in refused and p.topic not in mapped
+            if is_theirs:
+                of_links[p] = refused[p.topic]
+            else:
+                own.add(p)
+        elif _is_claimed(control, p, ids) or p in logs.partitions:
+            own.add(p)
+        elif p in control.begun:
+            continue  # its topic was deleted: nothing of the link is there any more
+        elif p.topic in refused:
+            of_links[p] = refused[p.topic]
+        elif p in logs.foreign or remembers and p in logs.hidden:
+            of_strangers[p] = _OTHERS_WROTE
+        elif p in logs.unknown or not remembers:
+            own.add(p)
+    return Owners(frozenset(own), of_links, of_strangers)
+
+
+def _is_claimed(control: LinkControl, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
+    """Whether the control says that the link has this log, and not another one of that name.  Pure."""
+    if partition in control.begun:
+        return control.has_begun(partition, ids)
+    return partition in control.adopted or partition in control.copied or partition in control.log_starts
