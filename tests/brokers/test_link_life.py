@@ -488,6 +488,29 @@ def test_another_link_over_a_promoted_copy_is_sent_to_failback_and_never_told_to
     assert compare(source, target, "life-owned").identical
 
 
+def test_a_promotion_leaves_the_copy_of_another_link_and_the_targets_own_topic_alone(source: str, target: str) -> None:
+    """Its own topics match both; its mirror was refused them, and has copied the third."""
+    for topic in ("owner-theirs", "owner-ours"):
+        create_topic(source, topic, 1)
+        append_records(source, topic, 50)
+    create_topic(target, "owner-apps", 1)
+    append_records(target, "owner-apps", 30)
+    mirror(source, target, "owner-theirs", "owner-x")
+    mirror(source, target, "owner-ours", "owner-l")
+    control_of(target, "owner-l", topics=LinkTopics.of("owner-.*").to_json())
+    rehearsed = run(source, target, promote, "owner-l", is_dry_run=True)
+    assert rehearsed.exit_code == 3 and not rehearsed.blockers
+    done = fail_over(target, "owner-l")
+    assert done.is_done and done.exit_code == 3 and [p.topic for p in done.partitions] == ["owner-ours"]
+    for report in (rehearsed, done):
+        assert any("owner-theirs-0 on the target: not link owner-l's" in text for text in report.not_promoted)
+    assert any("owner-apps-0 on the target: not link owner-l's" in text for text in done.not_promoted)
+    assert [ends(target, f"owner-{name}") for name in ("theirs", "ours", "apps")] == [[50], [51], [30]]
+    append_records(source, "owner-theirs", 10, first=50)
+    mirror(source, target, "owner-theirs", "owner-x")
+    assert compare(source, target, "owner-theirs").identical
+
+
 def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(source: str, target: str) -> None:
     topic, link = "life-lost", "lost"
     create_topic(source, topic, 1)
