@@ -39,6 +39,7 @@ from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.engine.preflight import refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.state.control_topic import half_done, read_control, read_controls, update_control
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.state.link_control import LinkControl, Positions
 from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics
 from tolerant_client.mirror.state.map_topic import map_topic
@@ -115,9 +116,10 @@ def blockers(partitions: Collection[SharedLog], *, discards: bool) -> tuple[str,
     if bare := [p for p in partitions if p.is_diverged and p.is_proved and p.is_counted and not p.lost_records]:
         first = bare[0]
         found.append(
-            f"{len(bare)} partitions of the target end with what holds no record, as the fence of a promotion does, and the source"
-            f" may have records at these offsets: {first.topic}-{first.partition} from offset {first.shared_until} to"
-            f" {first.target_end}. Nothing is lost by --discard-diverged: these topics are deleted on the target and copied anew"
+            f"in {counted(len(bare), 'partition')} the target's log ends with what holds no record, as the fence of a promotion"
+            f" does, and the source may have records at these offsets: {first.topic}-{first.partition} from offset"
+            f" {first.shared_until} to {first.target_end}. With --discard-diverged these topics are deleted on the target and"
+            " copied anew; no record is given up by that which was never copied"
         )
     if diverged := [p for p in partitions if p.is_diverged and p not in bare]:
         first = diverged[0]
