@@ -12,6 +12,7 @@
       RecordBatchError(+CorruptRecordError)             a record batch that cannot be trusted
       OptionError(+ValueError)                          a wrong option, found before anything is written
       ClusterUnreachableError                           no broker of a cluster answers
+      LoginRefusedError(+SaslAuthenticationFailedError) a cluster refuses our login, until a person has corrected it
       TargetDivergedError                               the target log holds what the source does not
       DataLossError                                     the source no longer has what should be copied
         SourceTruncatedError                            ... or what was copied already: it was truncated, or created again
@@ -45,6 +46,7 @@ from kafka.errors import (
     KafkaError,
     KafkaTimeoutError,
     RequestTimedOutError,
+    SaslAuthenticationFailedError,
 )
 from kafka.errors import ProducerFencedError as KafkaProducerFencedError
 
@@ -118,7 +120,25 @@ class OptionError(TolerantClientError, ValueError):
 
 
 class ClusterUnreachableError(TolerantClientError):
-    """No broker of a cluster could be reached."""
+    """No broker of a cluster could be reached; `cluster` is what it is called ("source", "target"), "" where that is not told."""
+
+    def __init__(self, message: str, cluster: str = "") -> None:
+        super().__init__(message, cluster)
+        self.cluster = cluster
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class LoginRefusedError(TolerantClientError, SaslAuthenticationFailedError):  # type: ignore[misc]
+    """The brokers of a `cluster` refuse our login (SASL): no repeat helps before a person has corrected it here or there."""
+
+    def __init__(self, message: str, cluster: str = "") -> None:
+        super().__init__(message, cluster)
+        self.cluster = cluster
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class TargetDivergedError(TolerantClientError):

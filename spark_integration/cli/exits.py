@@ -13,7 +13,14 @@ from typing import Final
 import typer
 from kafka.errors import KafkaError
 
-from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, OptionError, TargetClaimedError, text_of
+from tolerant_client.errors import (
+    ClusterUnreachableError,
+    LinkPromotedError,
+    LoginRefusedError,
+    OptionError,
+    TargetClaimedError,
+    text_of,
+)
 from tolerant_client.ops.printing import echo, echo_json
 from tolerant_client.testing import ClusterStartError
 from tolerant_client.testing.artifacts import java_executable
@@ -21,7 +28,14 @@ from tolerant_client.testing.artifacts import java_executable
 FAILED: Final = 1
 NOT_STARTED: Final = 2  # wrong options, a link or target that is not ours to write, a cluster away: nothing was written
 LOOK: Final = 3  # done, but an operator has to look
-_NOT_BEGUN: Final = (OptionError, ClusterStartError, ClusterUnreachableError, LinkPromotedError, TargetClaimedError)
+_NOT_BEGUN: Final = (
+    OptionError,
+    ClusterStartError,
+    ClusterUnreachableError,
+    LinkPromotedError,
+    LoginRefusedError,
+    TargetClaimedError,
+)
 
 
 def exit_code(error: Exception) -> int:

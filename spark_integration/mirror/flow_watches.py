@@ -15,11 +15,13 @@ from kafka.errors import KafkaError
 from rich.console import Console
 
 from spark_integration.mirror.supervisor import SupervisedLink
+from tolerant_client.errors import ClusterUnreachableError, LoginRefusedError
 from tolerant_client.mirror.engine.copy_metrics import Span
 from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.monitoring.link_clusters import not_responding
 from tolerant_client.ops.monitoring.watch import LinkWatch
 from tolerant_client.ops.service.link_events import LinkEvent, Tell, undone
 from tolerant_client.ops.service.link_state import DutyState, GroupState, LinkState, Phase
@@ -75,7 +77,7 @@ class FlowWatches:
             self._watches[event.link] = self._watch(link, event.facts)
         elif phase is not None and watch is None:
             self._restarts[event.link] += phase is Phase.RESTARTING
-            self._show(link, phase, problem, is_promoted=event.kind == "promoted")
+            self._show(link, phase, problem, is_promoted=event.kind == "promoted", error=event.facts)
         elif watch is None:
             return
         elif phase is not None:
@@ -104,11 +106,23 @@ class FlowWatches:
         watch.sample.change(lambda state: replace(state, restarts=self._restarts[settings.link]))
         return watch.__enter__()
 
-    def _show(self, link: SupervisedLink, phase: Phase, problem: str = "", *, is_promoted: bool = False) -> None:
-        """A link that has no watch yet: nobody has looked at anything."""
+    def _show(
+        self,
+        link: SupervisedLink,
+        phase: Phase,
+        problem: str = "",
+        *,
+        is_promoted: bool = False,
+        error: Exception | None = None,
+    ) -> None:
+        """A link that has no watch yet: nobody has looked at anything, and what is known of the clusters is the start's `error`."""
         settings = link.settings
         if self._board is None:
             return
+        away: dict[str, Exception] = {}
+        if isinstance(error, (ClusterUnreachableError, LoginRefusedError)) and error.cluster:
+            away[error.cluster] = error
+        unreachable, refused = not_responding(away)
         self._board.tell(
             LinkState(
                 settings.link,
@@ -118,6 +132,8 @@ class FlowWatches:
                 offsets=settings.offsets,
                 phase=phase,
                 problem=problem,
+                unreachable=unreachable,
+                refused=refused,
                 restarts=self._restarts[settings.link],
                 duties={duty.name: DutyState(interval_s=duty.interval_s) for duty in link.duties},
                 control=LinkControl(is_promoted=is_promoted, is_fenced=is_promoted),

@@ -243,9 +243,8 @@ class LinkThread:
             self._end(now)
             wait_s = self._life.failed(now, random.random())
             self._told = ""
-            self._tell(
-                LinkEvent(self.name, "failed", f"failed, and is started again in {wait_s:.0f} s: {sentence(error)}")
-            )
+            text = f"failed, and is started again in {wait_s:.0f} s: {sentence(error)}"
+            self._tell(LinkEvent(self.name, "failed", text, error))
 
     def _end(self, now: float) -> None:
         try:

@@ -18,7 +18,13 @@ import kafka.errors as Errors
 
 from tolerant_client.cluster.event_loop import NetworkSelector
 from tolerant_client.cluster.patience import Patience
-from tolerant_client.errors import ClusterUnreachableError, OptionError, UnsupportedSourceError
+from tolerant_client.errors import (
+    ClusterUnreachableError,
+    LoginRefusedError,
+    OptionError,
+    UnsupportedSourceError,
+    text_of,
+)
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.tracker.rules.apis import Request
 
@@ -111,7 +117,9 @@ class Connections:
         try:
             await self.manager.bootstrap_async(timeout_ms=timeout_ms)
         except Errors.KafkaTimeoutError as error:
-            raise self._unreachable(timeout_ms, error) from error
+            raise self.unreachable(timeout_ms, error) from error
+        except Errors.SaslAuthenticationFailedError as error:
+            raise self._login_refused(error) from error
 
     async def cluster_id(self) -> str | None:
         """The cluster's own id, by which one cluster under two addresses is recognised."""
@@ -148,12 +156,32 @@ class Connections:
             cluster._coordinator_brokers[lane] = type(broker)(lane, broker.host, broker.port, None)
         return lane
 
-    def _unreachable(self, waited_ms: int, error: BaseException, what: str = "connecting") -> ClusterUnreachableError:
-        where = f"The {self.name} at {self.bootstrap_servers}"
-        lasted = f"failed for {waited_ms / 1000:.0f} s ({error})"
+    @property
+    def _address(self) -> str:
+        servers = self.bootstrap_servers
+        return servers if isinstance(servers, str) else ",".join(servers)
+
+    def _login_refused(self, error: Errors.SaslAuthenticationFailedError) -> LoginRefusedError:
+        if isinstance(error, LoginRefusedError):
+            return error
+        user = self.manager.config["sasl_plain_username"]
+        who = f"the login of user {user}" if user else f"our login ({self.manager.config['sasl_mechanism']})"
+        said = str(error.args[0] if error.args else error).removeprefix(f"{type(error).__name__}: ")
+        return LoginRefusedError(
+            f"The {self.name} at {self._address} refuses {who}: {said}; correct sasl.jaas.config in the client properties"
+            f" of the {self.name}, or the user on its brokers",
+            self.name,
+        )
+
+    def unreachable(self, waited_ms: int, error: BaseException, what: str = "connecting") -> ClusterUnreachableError:
+        """What is to be raised where no broker has responded for so long; `error` is the last one."""
+        where = f"The {self.name} at {self._address}"
+        if isinstance(error, Errors.NodeNotReadyError):
+            error = self.manager.not_ready()  # kafka-python's own say nothing of the reason
+        lasted = f"failed for {waited_ms / 1000:.0f} s ({text_of(error)})"
         if isinstance(error, Errors.UnknownTopicOrPartitionError):  # which a broker has told
             why = "the topic was deleted, or we may not describe it"
-            return ClusterUnreachableError(f"{where} was reached, but {what} {lasted}: {why}")
+            return ClusterUnreachableError(f"{where} was reached, but {what} {lasted}: {why}", self.name)
         remedy = "check that its brokers run and that this address is right"
         if self.manager.is_misunderstood:
             protocol, mechanism = (self.manager.config[name] for name in ("security_protocol", "sasl_mechanism"))
@@ -161,7 +189,7 @@ class Connections:
                 f" and sasl.mechanism={mechanism}" if protocol.startswith("SASL") else ""
             )
             remedy = f"it takes connections and breaks them off: check that {said} is what its listener at this address speaks"
-        return ClusterUnreachableError(f"{where} could not be reached: {what} {lasted}; {remedy}")
+        return ClusterUnreachableError(f"{where} could not be reached: {what} {lasted}; {remedy}", self.name)
 
     # -- requests --------------------------------------------------------------
 
@@ -170,10 +198,13 @@ class Connections:
         await self.connect()
         if node_id is None:
             node_id = self.manager.least_loaded_node()
-        connection = await self.manager.get_connection(node_id)
-        while (wait_s := _throttled_s(connection)) > 0:
-            await self.net.sleep(wait_s)
-        return await connection.send_request(request)
+        try:
+            connection = await self.manager.get_connection(node_id)
+            while (wait_s := _throttled_s(connection)) > 0:
+                await self.net.sleep(wait_s)
+            return await connection.send_request(request)
+        except Errors.SaslAuthenticationFailedError as error:
+            raise self._login_refused(error) from error
 
     def throttled_s(self, node_id: int) -> float:
         """Seconds for which a node has asked to be left alone (KIP-219); what is sent before that is refused here."""
@@ -192,8 +223,10 @@ class Connections:
             try:
                 return await attempt()
             except (Errors.KafkaError, ValueError) as error:
-                if isinstance(error, (ClusterUnreachableError, Errors.SaslAuthenticationFailedError)):
+                if isinstance(error, ClusterUnreachableError):
                     raise
+                if isinstance(error, Errors.SaslAuthenticationFailedError):
+                    raise self._login_refused(error) from error
                 if patience.hear(str(error)) and not getattr(error, "retriable", False):
                     if isinstance(error, Errors.AuthorizationError) and not isinstance(error.__cause__, type(error)):
                         raise type(error)(
@@ -202,7 +235,7 @@ class Connections:
                         ) from error
                     raise
                 if patience.is_over:
-                    raise self._unreachable(patience_ms, error, what) from error
+                    raise self.unreachable(patience_ms, error, what) from error
                 if getattr(error, "invalid_metadata", False):
                     self.manager.cluster.request_update()  # the leader that we know may lead no longer
             await self.net.sleep(patience.pause_s())

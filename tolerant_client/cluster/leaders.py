@@ -20,6 +20,7 @@ from tolerant_client.cluster.fetch import TopicNames
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC
 
 METADATA_WITHOUT_CREATION = 4  # naming a topic in an older request creates it, unless the broker forbids that
+HEARD_MS = 5_000  # a cluster none of whose brokers says anything for so long is away
 _LAST_WITH_RIGHTS = 10  # the last version that tells the rights to the cluster, too (KIP-430, KIP-700)
 
 
@@ -108,6 +109,18 @@ class Leaders(Connections):
         """Asks for the leaders anew; many callers share one request."""
         await self.connect()
         await self.insist("refreshing metadata", self.manager.cluster.refresh_metadata)
+
+    async def require_broker(self) -> None:
+        """Asks any broker for the leaders, for HEARD_MS at most; raises ClusterUnreachableError where none responds."""
+
+        async def ask() -> None:
+            await self.insist("asking its brokers", self.manager.cluster.refresh_metadata, HEARD_MS // 2)
+
+        await self.connect(HEARD_MS)
+        try:
+            await self.manager.wait_for(self.net.call_soon_with_future(ask), HEARD_MS)
+        except Errors.KafkaTimeoutError as error:
+            raise self.unreachable(HEARD_MS, error, "asking its brokers") from error
 
     def known_leader(self, partition: TopicPartition) -> int | None:
         """The node that leads `partition`, as far as is known without asking; None where there is none."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import kafka.errors as Errors
 
+from tolerant_client.errors import text_of
 from tolerant_client.stock import forking, masking
 from tolerant_client.stock.any_broker import AnyBroker, is_for_any_broker
 from tolerant_client.stock.client_metrics import register
@@ -51,7 +52,7 @@ _RANKS = ("connected", "not tried", "doubtful", "failed")
 
 
 def _last(failures: dict[Any, BaseException]) -> str:
-    return f": {[*failures.values()][-1]}" if failures else ""
+    return f": {text_of([*failures.values()][-1])}" if failures else ""
 
 
 class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python is untyped
@@ -82,6 +83,9 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         self.guards: list[Callable[[], bool]] = []  # asked before anything goes out; see Cluster.guard
         self.is_misunderstood = False  # a first address took the connection, and then broke it off: another protocol
         self._accepted: set[Any] = set()  # nodes that took a TCP connection
+        self._failures: dict[
+            Any, BaseException
+        ] = {}  # nodes that could not be connected to last, the newest at the end
         self._leader_watch: LeaderWatch | None = None
         self._disproved: set[Any] = set()  # nodes that do not answer in order, so that probes prove nothing
         masking.attach()  # again: modules imported since may log
@@ -106,6 +110,13 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
     def unreachable_nodes(self) -> list[Any]:
         """The nodes that could not be connected to when it was last tried."""
         return list(self._backoff)
+
+    def not_ready(self, node_id: Any = None) -> Errors.NodeNotReadyError:
+        """The error for a node that is left alone after a failure, or for all of them, with what that failure was."""
+        newest = next(reversed(self._failures.values()), None)
+        failure = newest if node_id is None else self._failures.get(node_id)
+        who = "no broker can be connected to at the moment" if node_id is None else f"node {node_id} is left alone for a moment"
+        return Errors.NodeNotReadyError(who if failure is None else text_of(failure))
 
     @property
     def is_connected(self) -> bool:
@@ -253,8 +264,10 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         backoff = self._backoff.get(node.node_id)
         await super()._connect(node, connection, *args, **kwargs)
         failure = connection.init_future.exception
+        self._failures.pop(node.node_id, None)
         if failure is None:
             return
+        self._failures[node.node_id] = failure
         # kafka-python counts a failure before the handshake, and forgets all of them after one behind it.
         self._backoff.pop(node.node_id, None)
         if backoff is not None:
@@ -315,7 +328,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
                 return await factory.sock_connect(self._net, sock, address, timeout_at=share_ends)
             except (OSError, Errors.KafkaError) as error:
                 sock.close()
-                failure = str(error)
+                failure = text_of(error)
             except BaseException:  # the task was cancelled
                 sock.close()
                 raise
@@ -345,10 +358,10 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         cached error when the node refused our credentials.
         """
         if node_id is None:
-            raise Errors.NodeNotReadyError("no broker can be connected to at the moment")
+            raise self.not_ready()
         self.maybe_raise_auth_failure(node_id)
         if self.connection_delay(node_id) > 0:
-            raise Errors.NodeNotReadyError(node_id)
+            raise self.not_ready(node_id)
         known = self._conns.get(node_id)
         if known is not None:
             return known

@@ -100,7 +100,7 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
             except _AGAIN:
                 return False
             except Exception as error:
-                log.warning("%s: receiving failed: %s", self, type(error).__name__)
+                log.debug("%s: receiving failed: %s", self, error)  # whoever waits for a response is told, and says so
                 self.abort(Errors.KafkaConnectionError(f"receiving failed: {error}"))
                 return False
             if size == 0:

@@ -21,13 +21,14 @@ from kafka.net.selector import NetworkSelector
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.structs import TopicPartition
 
+from spark_integration.cli.exits import exit_code
 from support.certificate import self_signed
 from support.fake_broker import FakeBroker, batch, correlation_id_of, serve, set_correlation_id
 from tolerant_client import KafkaConsumer, KafkaProducer, RecoveryPolicy
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import RawFetch
 from tolerant_client.cluster.produce import RawProduce
-from tolerant_client.errors import ClusterUnreachableError
+from tolerant_client.errors import ClusterUnreachableError, LoginRefusedError
 from tolerant_client.stock import manager as manager_module
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.tracker.events import Event
@@ -318,6 +319,40 @@ def test_it_is_told_how_many_addresses_failed_and_how_many_did_not_respond(net: 
             manager.bootstrap(timeout_ms=2_500)
         assert not manager.is_misunderstood
         manager.close()
+
+
+def test_a_cluster_that_dies_is_told_with_its_address_and_why_no_broker_is_connected_to() -> None:
+    with serve(FakeBroker()) as address:
+        cluster = Cluster({"bootstrap_servers": address}, name="source", patience_ms=1_000)
+        cluster.run(cluster.connect)
+    with cluster:
+        cluster.drop_connections("the broker was killed")
+        with pytest.raises(
+            ClusterUnreachableError, match=f"source at {address} could not be .*{address}.*REFUSED"
+        ) as raised:
+            cluster.run(cluster.require_broker)
+        assert raised.value.cluster == "source"
+        with pytest.raises(Errors.NodeNotReadyError, match=f"unable to connect to {address}"):
+            cluster.manager.get_connection(1)
+
+
+@pytest.mark.parametrize("user", ["mirror", None])
+def test_a_refused_login_names_the_cluster_its_address_the_user_and_what_to_correct(
+    user: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise Errors.SaslAuthenticationFailedError("SaslAuthenticationFailedError: Invalid username or password")
+
+    monkeypatch.setattr(TolerantConnectionManager, "bootstrap_async", refuse)
+    config = {"bootstrap_servers": ["b:1", "b:2"], "sasl_plain_username": user, "sasl_mechanism": "PLAIN"}
+    with Cluster(config, name="target") as cluster, pytest.raises(LoginRefusedError) as raised:
+        cluster.run(cluster.insist, "reading", cluster.connect)
+    who = "the login of user mirror" if user else "our login (PLAIN)"
+    assert str(raised.value) == (
+        f"The target at b:1,b:2 refuses {who}: Invalid username or password; correct sasl.jaas.config in the client"
+        " properties of the target, or the user on its brokers"
+    )
+    assert (raised.value.cluster, exit_code(raised.value)) == ("target", 2)
 
 
 class Closing(socketserver.BaseRequestHandler):

@@ -15,6 +15,7 @@ import kafka.errors as Errors
 from kafka.protocol.metadata import FindCoordinatorRequest
 
 from tolerant_client.cluster.admin.asking import AT_ONCE, chunks, is_retriable
+from tolerant_client.cluster.admin.leaders import NOT_CONNECTED
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Patience
 from tolerant_client.errors import ClusterUnreachableError
@@ -23,7 +24,6 @@ GROUP, TRANSACTION = 0, 1  # key types of FindCoordinator
 _FIND_MANY = 4
 _UNDER_WAY = 16
 _MOVED = (Errors.NotCoordinatorError.errno, Errors.CoordinatorNotAvailableError.errno)
-_AWAY = (Errors.KafkaConnectionError, Errors.NodeNotReadyError)
 
 _T = TypeVar("_T")
 Failures = dict[str, Exception]
@@ -98,7 +98,7 @@ class Coordinators:
             self._cluster.manager.cluster.request_update()
             raise Errors.CoordinatorNotAvailableError(f"coordinator {node_id} of {key!r}") from error
         except Errors.KafkaError as error:
-            if getattr(error, "errno", None) in _MOVED or isinstance(error, _AWAY):
+            if getattr(error, "errno", None) in _MOVED or isinstance(error, NOT_CONNECTED):
                 self._nodes.pop((kind, key), None)
             raise
 

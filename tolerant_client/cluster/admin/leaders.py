@@ -16,6 +16,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import TolerantClientError, text_of
 
 SILENT_S = 5.0  # a leader that says nothing for so long is not asked again in the same look
+NOT_CONNECTED = (Errors.KafkaConnectionError, Errors.NodeNotReadyError)
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")
@@ -85,7 +86,8 @@ async def ask_leaders(
                 silent[node_id] = answer
             elif isinstance(answer, Exception):
                 leader = f"node {node_id} of the {cluster.name}, which leads it"
-                left_out[partition] = f"{leader}, tells no {what} of it: {text_of(answer)}"
+                says = "does not respond" if isinstance(answer, NOT_CONNECTED) else f"tells no {what} of it"
+                left_out[partition] = f"{leader}, {says}: {text_of(answer)}"
             else:
                 found[partition] = answer
     for node_id in by_node.keys() & silent.keys():

@@ -173,10 +173,15 @@ async def source_ends(source: Cluster, partitions: Collection[TopicPartition], *
 
 
 async def log_ends(cluster: Cluster, partitions: Collection[TopicPartition], *, looks: int = 1) -> LedOffsets:
-    """Where the logs end (high watermarks), and why those of others are not known."""
+    """Where the logs end (high watermarks), and why those of others are not known.
+
+    Raises ClusterUnreachableError where no leader has told anything, and no other broker responds.
+    """
     await cluster.connect(cluster.patience_ms)
     found = await list_led_offsets(cluster, dict.fromkeys(partitions, LATEST), looks=looks)
-    if found.left_out:
+    if not found.offsets:
+        await cluster.require_broker()
+    elif found.left_out:
         cluster.manager.cluster.request_update()  # for the next look
     return found
 

@@ -44,6 +44,7 @@ def _reasons(state: LinkState, now_ms: int) -> Iterator[Reason]:
         yield Reason(Health.BLOCKED, text)
     if state.phase is Phase.FAILED:
         yield Reason(Health.BLOCKED, f"The mirror has failed: {state.problem or 'no reason is known'}")
+    yield from (Reason(Health.BLOCKED, state.unreachable[name]) for name in sorted(state.refused))
     yield from blocked_reasons({p: why for p, why in state.blocked.items() if not state.control.pauses(p)})
     yield from _unknown(state, now_ms)
     yield from _waiting(state, now_ms)
@@ -55,7 +56,8 @@ def _reasons(state: LinkState, now_ms: int) -> Iterator[Reason]:
 
 def _unknown(state: LinkState, now_ms: int) -> Iterator[Reason]:
     looked_s = (now_ms - state.time_ms) / 1000
-    texts = [f"The {name} cluster does not respond: {why}" for name, why in state.unreachable.items()]
+    away = {name: why for name, why in state.unreachable.items() if name not in state.refused}
+    texts = [f"The {name} cluster does not respond: {why}" for name, why in away.items()]
     if state.blind:
         texts.append(f"The clusters cannot be looked at: {state.blind}")
     if state.control_problem:

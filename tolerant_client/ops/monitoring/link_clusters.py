@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from kafka.errors import KafkaError, TopicAuthorizationFailedError
+from kafka.errors import KafkaError, KafkaTimeoutError, TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import text_of
+from tolerant_client.errors import LoginRefusedError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life import lens
 from tolerant_client.mirror.state.control_topic import HIDDEN, ControlWatch
@@ -80,19 +80,29 @@ class LinkClusters:
 
     def _ask(self, cluster: Cluster, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         async def bounded() -> _T:
-            answer: _T = await cluster.manager.wait_for(cluster.net.call_soon_with_future(function, *args), _BOUND_MS)
+            asked = cluster.net.call_soon_with_future(function, *args)
+            try:
+                answer: _T = await cluster.manager.wait_for(asked, _BOUND_MS)
+            except KafkaTimeoutError as error:
+                raise cluster.unreachable(_BOUND_MS, error, "asking its brokers") from error
             return answer
 
         return cluster.run(bounded)
 
 
-def asked_of(unreachable: dict[str, str], name: str, ask: Callable[..., _T], *arguments: object) -> _T | None:
-    """What a cluster answered; where it did not, `unreachable` says why."""
+def asked_of(away: dict[str, Exception], name: str, ask: Callable[..., _T], *arguments: object) -> _T | None:
+    """What a cluster answered; where it did not, `away` says why."""
     try:
         return ask(*arguments)
     except AWAY as error:
-        unreachable[name] = text_of(error)
+        away[name] = error
         return None
+
+
+def not_responding(away: Mapping[str, Exception]) -> tuple[dict[str, str], frozenset[str]]:
+    """Why clusters do not respond, as LinkState tells it: `unreachable` and `refused`.  Pure."""
+    refused = frozenset(name for name, error in away.items() if isinstance(error, LoginRefusedError))
+    return {name: text_of(error) for name, error in away.items()}, refused
 
 
 def leave_out(

@@ -163,7 +163,7 @@ def _add_link(families: dict[str, Metric], state: LinkState, now_ms: int) -> Non
     info.add_metric([link], facts)
     _add(families, "up", [link], state.phase is Phase.RUNNING)
     _add(families, "health", [link], health_of(state, now_ms)[0].code)
-    for cluster in sorted(state.asked):
+    for cluster in sorted(state.asked | state.unreachable.keys()):
         left_out = state.leaderless.get(cluster)
         _add(families, "cluster_reachable", [link, cluster], cluster not in state.unreachable)
         _add(families, "leaderless_partitions", [link, cluster], 0 if left_out is None else left_out.partitions)

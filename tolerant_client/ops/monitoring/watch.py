@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kafka.structs import TopicPartition
 from rich.console import Console
 
-from tolerant_client.errors import TolerantClientError
+from tolerant_client.errors import TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import Copied
 from tolerant_client.mirror.life.lens import SourceEnds
@@ -31,7 +31,14 @@ from tolerant_client.mirror.state.health import waiting_reasons
 from tolerant_client.mirror.state.open_transactions import is_held_long
 from tolerant_client.ops.monitoring.bars import LinkBars
 from tolerant_client.ops.monitoring.board import Board
-from tolerant_client.ops.monitoring.link_clusters import AWAY, LinkClusters, asked_of, leave_out, quietly
+from tolerant_client.ops.monitoring.link_clusters import (
+    AWAY,
+    LinkClusters,
+    asked_of,
+    leave_out,
+    not_responding,
+    quietly,
+)
 from tolerant_client.ops.monitoring.link_sample import LinkSample
 from tolerant_client.ops.monitoring.partition_watch import PartitionWatch
 from tolerant_client.ops.service.link_events import sentence
@@ -240,21 +247,22 @@ class LinkWatch:
 
     def look(self, clusters: LinkClusters) -> None:
         """One sample; what could not be read stays as it was, and the cluster is said not to answer."""
-        unreachable: dict[str, str] = {}
+        away: dict[str, Exception] = {}
         partitions = list(self.state.partitions)
         leaderless: dict[str, LeftOut] = {}
-        ends = asked_of(unreachable, "target", clusters.target_ends, partitions)
+        ends = asked_of(away, "target", clusters.target_ends, partitions)
         left_out: set[TopicPartition] = set()
         if ends is not None:
             self._took(ends.offsets)
             left_out |= leave_out(leaderless, "target", ends.left_out, self.state.report.blocked)
-        if self._former_losses is None and not unreachable:
+        if self._former_losses is None and not away:
             self._former_losses = quietly(clusters.ledger)
         asked = {"target"}
         source: SourceEnds | None = None
         if self._board is not None or not self._is_once or self.state.still or "source" in self.state.unreachable:
             asked.add("source")
-            source = asked_of(unreachable, "source", clusters.source_ends, partitions)
+            source = asked_of(away, "source", clusters.source_ends, partitions)
+        unreachable, refused = not_responding(away)
         if source is not None:
             left_out |= leave_out(leaderless, "source", source.left_out, self.state.report.blocked)
         now, now_ms = time.monotonic(), _now_ms()
@@ -286,6 +294,7 @@ class LinkWatch:
                 partitions={**state.partitions, **states},
                 asked=frozenset(asked),
                 unreachable=unreachable,
+                refused=refused,
                 blind="",
                 leaderless=leaderless,
                 still=still,
@@ -298,7 +307,7 @@ class LinkWatch:
         )
         if control_problem and control_problem != before:
             self._say(f"unknown: {UNKNOWN_ORDERS}: {control_problem}")
-        for text in self._away.news(unreachable, leaderless, now_ms):
+        for text in self._away.news(unreachable, leaderless, now_ms, refused):
             self._say(text)
         self._tell_still()
         self._show()
@@ -322,16 +331,17 @@ class LinkWatch:
 
     def look_last(self, clusters: LinkClusters) -> None:
         """What counts once the mirror has ended: how far the target is, and what was lost."""
-        unreachable: dict[str, str] = {}
-        ends = asked_of(unreachable, "target", clusters.target_ends, list(self.state.partitions))
+        away: dict[str, Exception] = {}
+        problem = ""
+        ends = asked_of(away, "target", clusters.target_ends, list(self.state.partitions))
         if ends is not None:
             self._took(ends.offsets)
             if ends.left_out:
-                unreachable["target"] = next(iter(ends.left_out.values()))
-        if not unreachable:
-            rows = asked_of(unreachable, "target", clusters.ledger)
+                problem = next(iter(ends.left_out.values()))
+        if not (away or problem):
+            rows = asked_of(away, "target", clusters.ledger)
             self.losses = self.losses if rows is None else self._since_the_start(rows)
-        self._problem = unreachable.get("target", "")
+        self._problem = text_of(away["target"]) if away else problem
 
     def _took(self, target_ends: Mapping[TopicPartition, int]) -> None:
         """Takes the target's ends; of partitions that are new, what was copied so far counts as gained."""

@@ -29,7 +29,7 @@ class LinkEvent:
     """What happened to a link, as one sentence; `facts` are for programs.
 
     kind: started (facts: PreparedLink), report (facts: TaskReport; twice a second), standing (what is paused, blocked or
-    waiting now and was not before, and what moves again), failed, promoted,
+    waiting now and was not before, and what moves again), failed (facts: the error), promoted,
     duty (facts: what its round returned; `text` is the duty's name), left (facts: a Left), duty failed
     (facts: its name), stopped, dead (it can only go on in another process).
     """

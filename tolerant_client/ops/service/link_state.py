@@ -189,8 +189,8 @@ class LinkState:
     """A link as of `time_ms`, 0 where nobody has looked yet.
 
     `query` is its Spark query.  `problem` says what the last restart, or the end, was about; `asked` are the clusters
-    ("source", "target") of the last look, `unreachable` says why some of them did not answer, `blind` why nobody could look
-    at all, `leaderless` what had no leader that answers.  `recent` is what was copied in the last minute or so, by
+    ("source", "target") of the last look, `unreachable` says why some of them did not answer, `refused` which of these refuse
+    our login, so that a person is needed, `blind` why nobody could look at all, `leaderless` what had no leader that answers.  `recent` is what was copied in the last minute or so, by
     partition.  `still` says since when partitions have not moved though they could, `held` whose transactions are open on
     the source.  `control` is what the operator had ordered when that was read last, `control_problem` why it was not read
     since, `own_rate` the limit that the mirror was started with, bytes/s.
@@ -207,6 +207,7 @@ class LinkState:
     problem: str = ""
     restarts: int = 0
     unreachable: Mapping[str, str] = field(default_factory=dict)
+    refused: frozenset[str] = frozenset()
     blind: str = ""
     asked: frozenset[str] = frozenset()
     leaderless: Mapping[str, LeftOut] = field(default_factory=dict)

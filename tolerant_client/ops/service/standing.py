@@ -8,7 +8,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -76,9 +76,12 @@ class _Told(NamedTuple):
 
     dark: int | None  # None where the cluster itself does not respond
     text: str
+    is_refused: bool = False  # it refuses our login
 
     @property
     def what(self) -> str:
+        if self.is_refused:
+            return "cluster refuses our login"
         return "cluster does not respond" if self.dark is None else "has partitions that nobody can look at"
 
     def is_news(self, told: _Told | None) -> bool:
@@ -93,18 +96,27 @@ class Away:
         self._since: dict[str, int] = {}
         self._told: dict[str, _Told] = {}
 
-    def news(self, unreachable: Mapping[str, str], leaderless: Mapping[str, LeftOut], now_ms: int) -> list[str]:
-        """What does not respond for long and did before, and what responds again, in words; both by a cluster's name."""
+    def news(
+        self,
+        unreachable: Mapping[str, str],
+        leaderless: Mapping[str, LeftOut],
+        now_ms: int,
+        refused: Collection[str] = (),
+    ) -> list[str]:
+        """What does not respond for long and did before, and what responds again, in words; both by a cluster's name.
+
+        `refused` are those of `unreachable` that refuse our login: a person is needed.
+        """
         seen = {
             name: _Told(left.partitions, f"{left.partitions:,} of them, {left.why}")
             for name, left in leaderless.items()
         }
-        seen |= {name: _Told(None, why) for name, why in unreachable.items()}
+        seen |= {name: _Told(None, why, name in refused) for name, why in unreachable.items()}
         self._since = {name: self._since.get(name, now_ms) for name in seen}
         lines = []
         for name, now in seen.items():
             if now.is_news(self._told.get(name)) and now_ms - self._since[name] >= AWAY_AFTER_MS:
-                lines.append(f"unknown: the {name} {now.what}: {now.text}")
+                lines.append(f"{'blocked' if now.is_refused else 'unknown'}: the {name} {now.what}: {now.text}")
                 self._told[name] = now
             elif name in self._told and self._told[name].what == now.what:
                 self._told[name] = now  # fewer: what grows again is told again

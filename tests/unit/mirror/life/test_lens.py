@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import LedOffsets
+from tolerant_client.errors import ClusterUnreachableError
 from tolerant_client.mirror.life import lens
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.records.record_batch import Record, encode_batch
@@ -63,6 +65,31 @@ def test_times_are_those_of_the_first_record_and_partitions_without_a_leader_are
     cluster = FakeCluster({FIRST: 1, NEW: 2}, {FIRST: batch, NEW: timeless})
     assert done(lens.oldest_ms(cluster, {FIRST: 4, SECOND: 4, NEW: 4})) == {FIRST: 5_000}  # type: ignore[arg-type]
     assert cluster.fetched == [[FIRST], [NEW]] and cluster.refreshed == 1
+
+
+@pytest.mark.parametrize("has_broker", [True, False])
+@pytest.mark.parametrize("told", [{}, {FIRST: 7}], ids=["nobody", "somebody"])
+def test_a_cluster_is_away_where_no_leader_has_told_anything_and_no_other_broker_responds(
+    told: dict[TopicPartition, int], has_broker: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_out = {SECOND: "node 1 of the source, which leads it, does not respond: refused"}
+
+    async def led(*_: Any, **__: Any) -> LedOffsets:
+        return LedOffsets(told, left_out)
+
+    async def require_broker() -> None:
+        if not has_broker:
+            raise ClusterUnreachableError("away")
+
+    cluster = FakeCluster({}, {})
+    cluster.require_broker = require_broker  # type: ignore[attr-defined]
+    cluster.manager = SimpleNamespace(cluster=SimpleNamespace(request_update=lambda: None))
+    monkeypatch.setattr(lens, "list_led_offsets", led)
+    if told or has_broker:
+        assert done(lens.log_ends(cluster, [FIRST, SECOND])) == LedOffsets(told, left_out)  # type: ignore[arg-type]
+    else:
+        with pytest.raises(ClusterUnreachableError):
+            lens.log_ends(cluster, [FIRST, SECOND]).send(None)  # type: ignore[arg-type]
 
 
 def test_no_more_than_the_limit_is_fetched() -> None:

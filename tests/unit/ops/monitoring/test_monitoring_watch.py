@@ -18,16 +18,18 @@ from rich.console import Console
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
+from tolerant_client.errors import ClusterUnreachableError, LoginRefusedError, OptionError, TolerantClientError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import Copied, Span
 from tolerant_client.mirror.life.lens import MOST_AGES, SourceEnds
 from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.health import Health, Reason
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
 from tolerant_client.ops.monitoring import watch as module
 from tolerant_client.ops.monitoring.bars import Terminal
 from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.monitoring.health import health_of
 from tolerant_client.ops.monitoring.watch import LinkWatch
 from tolerant_client.ops.service.link_state import DutyState, GroupState, LeftOut, Phase, TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorSettings
@@ -149,6 +151,22 @@ def test_cluster_that_is_away_keeps_its_numbers_and_is_named(watch: Watch) -> No
     assert found.unreachable == {"source": "refused"}
     assert found.partitions[FIRST].lag_offsets == 6
     assert watch.after(1, source={FIRST: 12, SECOND: 10}).unreachable == {}
+
+
+def test_cluster_that_refuses_our_login_needs_a_person_and_says_so_on_the_terminal(watch: Watch) -> None:
+    said: list[str] = []
+    watch._say = said.append
+    why = "The source at a:1 refuses the login of user u"
+    for _ in range(2):
+        found = watch.after(1, source=LoginRefusedError(why, "source"))
+        watch._away._since["source"] -= 10_000
+    assert (found.unreachable, found.refused) == ({"source": why}, {"source"})
+    assert health_of(found, found.time_ms)[1][0] == Reason(Health.BLOCKED, why)
+    watch.after(1, source={FIRST: 12, SECOND: 10})
+    assert said == [
+        f"blocked: the source cluster refuses our login: {why}",
+        "over: the source cluster refuses our login",
+    ]
 
 
 def test_partition_without_a_leader_keeps_what_was_known_of_it(watch: Watch) -> None:

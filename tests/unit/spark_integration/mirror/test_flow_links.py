@@ -8,20 +8,24 @@ from typing import Any, cast
 
 import pytest
 from kafka.structs import TopicPartition
+from prometheus_client import CollectorRegistry
 
 from spark_integration.mirror import flow_links, flow_watches
 from spark_integration.mirror.flow_links import duties_of, link_of
 from spark_integration.mirror.flow_watches import FlowWatches
 from spark_integration.mirror.supervisor import SupervisedLink
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import TolerantClientError
+from tolerant_client.errors import ClusterUnreachableError, LoginRefusedError, TolerantClientError
 from tolerant_client.mirror.engine.copy_metrics import Span
 from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.mirror.follow.groups import GroupMove, GroupPosition, GroupsReport
 from tolerant_client.mirror.follow.skipped import Left
+from tolerant_client.mirror.state.health import Health
 from tolerant_client.ops.mm2.flows import Flow, read_flows
 from tolerant_client.ops.monitoring.board import Board
+from tolerant_client.ops.monitoring.health import health_of
 from tolerant_client.ops.monitoring.link_sample import LinkSample
+from tolerant_client.ops.monitoring.prometheus import LinkCollector
 from tolerant_client.ops.service.link_events import LinkEvent
 from tolerant_client.ops.service.link_state import LinkState, Phase, TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorSettings
@@ -160,6 +164,28 @@ def test_a_link_that_never_ran_is_on_the_board_with_its_problem(watched: tuple[F
         phases = {state.link: (state.phase, state.problem) for state in board.states()}
     assert phases["A-B"] == (Phase.STARTING, "")
     assert phases["B-A"] == (Phase.RESTARTING, "failed, and is started again in 4 s: away")
+
+
+@pytest.mark.parametrize(
+    "error, health",
+    [
+        (ClusterUnreachableError("no broker of the target", "target"), Health.UNKNOWN),
+        (LoginRefusedError("The target refuses our login", "target"), Health.BLOCKED),
+    ],
+)
+def test_a_start_that_fails_for_a_cluster_says_so_of_the_cluster(
+    error: Exception, health: Health, watched: tuple[FlowWatches, Board]
+) -> None:
+    watches, board = watched
+    with watches:
+        watches.tell(LinkEvent("B-A", "failed", f"failed, and is started again in 4 s: {error}", error))
+        _, state = board.states()
+    registry = CollectorRegistry()
+    registry.register(LinkCollector(board, lambda: 0))
+    labels = {"link": "B-A", "cluster": "target"}
+    assert registry.get_sample_value("tolerant_mirror_cluster_reachable", labels) == 0
+    found, reasons = health_of(state, state.started_ms)
+    assert found is health and str(error) in reasons[0].text
 
 
 def test_events_go_to_the_watch_of_their_link(watched: tuple[FlowWatches, Board]) -> None:
