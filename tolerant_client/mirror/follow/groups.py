@@ -218,7 +218,12 @@ async def read_positions(
                 if there not in leave_out:
                     wanted.setdefault(name, {})[there] = offset
     left += [
-        Left(f"{p.topic}-{p.partition}", "stopped", "the mirror has stopped it: it may be no copy") for p in leave_out
+        Left(
+            f"{p.topic}-{p.partition}",
+            "stopped",
+            "the mirror does not copy it now, and says why of the partition itself",
+        )
+        for p in leave_out
     ]
     logs, missing = await _target_logs(target, wanted, link)
     positions = []

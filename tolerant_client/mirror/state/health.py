@@ -12,7 +12,7 @@
 | blocked     | the query has ended for good, or nobody watches it any more     | -            | 2, critical  | 503      |
 
 Laws:
-- Each reason is a sentence that says what is wrong and where; the health of a link is that of its worst reason, in the order
+- Each reason is a sentence that says what is wrong and where, and what to do, which is never cut off; the health of a link is that of its worst reason, in the order
   of the table.  A link that is promoted or handed back has no other reason: what it does not copy is nobody's lag.
 - What waits is said to wait after WAITS_AFTER_S, with what the broker said, and since when.
 - What was not seen is unknown: it is never shown as good news, neither as zero nor as "none".
@@ -32,7 +32,6 @@ from tolerant_client.mirror.state.claims import Waiting
 
 WAITS_AFTER_S = 10.0
 _SHOWN = 5  # reasons of one kind
-_SHORT = 300  # characters of a reason in a sentence
 
 
 class Health(str, enum.Enum):
@@ -92,7 +91,7 @@ def waiting_reasons(waits: Mapping[TopicPartition, Waiting]) -> list[Reason]:
     texts: dict[bool, list[str]] = {True: [], False: []}
     for (is_blocked, reason), members in sorted(found.items(), key=lambda item: min(item[1])):
         which = names(p for _, p in sorted(members))
-        texts[is_blocked].append(f"{which} since {utc(min(members)[0])}: {reason[:_SHORT]}")
+        texts[is_blocked].append(f"{which} since {utc(min(members)[0])}: {bare(which, reason)}")
     return [
         Reason(Health.BLOCKED if each else Health.WAITING, text) for each, told in texts.items() for text in few(told)
     ]
@@ -103,6 +102,11 @@ def blocked_reasons(blocked: Mapping[TopicPartition, str]) -> list[Reason]:
     found = by_reason(blocked).items()
     texts = few(reason if names(of) in reason else f"{names(of)}: {reason}" for reason, of in found)
     return [Reason(Health.BLOCKED, text) for text in texts]
+
+
+def bare(which: str, reason: str) -> str:
+    """A reason, which may begin with the name of its partition, for a sentence that has named it."""
+    return reason.removeprefix(f"{which}: ")
 
 
 def by_reason(told: Mapping[TopicPartition, str]) -> dict[str, list[TopicPartition]]:

@@ -32,6 +32,7 @@ class LinkSample:
         self._lock = threading.Lock()
         self._latest: deque[tuple[int, Mapping[TopicPartition, Copied]]] = deque()
         self._former_reports = TaskReport()  # of queries that were started again
+        self._only_told: set[TopicPartition] = set()  # no task has them: they are refused, or have no leader
 
     @property
     def state(self) -> LinkState:
@@ -47,6 +48,12 @@ class LinkSample:
         self.change(lambda state: self._reported(state, report))
 
     def _reported(self, state: LinkState, report: TaskReport) -> LinkState:
+        told = report.blocked.keys() | report.waiting.keys()
+        new = (told | report.acked.keys()) - state.partitions.keys()
+        over = self._only_told - told - report.acked.keys()
+        self._only_told = (self._only_told | new) & told - report.acked.keys()
+        partitions = {p: known for p, known in state.partitions.items() if p not in over}
+        state = replace(state, partitions={**partitions, **{p: PartitionState(p) for p in new}})
         last = state.report
         if not report.time_ms or report.time_ms == last.time_ms:
             return replace(
@@ -57,12 +64,10 @@ class LinkSample:
         self._latest.append((report.time_ms, report.latest))
         while report.time_ms - self._latest[0][0] > _RECENT_MS:
             self._latest.popleft()
-        new = {p: PartitionState(p) for p in report.acked if p not in state.partitions}
         return replace(
             state,
             report=replace(self._former_reports.plus([report], report.time_ms), latest=report.latest),
             recent=added({}, *(latest for _, latest in self._latest)),
-            partitions={**state.partitions, **new},
             phase=Phase.RUNNING,
         )
 

@@ -286,7 +286,8 @@ class LinkWatch:
         held = self._partitions.held(clusters, states, self.state.held, now, now_ms, may_ask=has_source)
         goals = self._ends if self._is_once else {}
         still = self.state.still if unreachable else self._partitions.still(states, goals, left_out, now_ms)
-        moves = any(state.offsets_per_s for state in states.values())  # the first micro-batch may be long
+        own = states.keys() - self.state.blocked.keys()  # into a topic that is refused another link may copy
+        moves = any(states[p].offsets_per_s for p in own)  # the first micro-batch may be long
         self.sample.change(
             lambda state: replace(
                 state,

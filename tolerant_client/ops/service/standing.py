@@ -1,8 +1,8 @@
 """What of a link stands still, as an operator is told of it: once when it begins, and once when it moves again.  Pure.
 
 Laws:
-- A partition moves again when it was copied further than it was when it waited last: that its position is known, or that a
-  new task has not yet had its time to wait, is no progress.
+- What was told to stand still, whatever held it, is told once to be copied again: when it was copied further than it was when it stood
+  still last.  That a new task has not yet had its time to wait is no progress, nor that the position of what waited is known.
 - What nobody has spoken of for FORGOTTEN_MS is told anew.
 """
 
@@ -14,11 +14,13 @@ from typing import NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.state.claims import Waiting
-from tolerant_client.mirror.state.health import names
+from tolerant_client.mirror.state.health import bare, names
 from tolerant_client.ops.service.link_state import LeftOut, TaskReport
 
 FORGOTTEN_MS = 120_000
 AWAY_AFTER_MS = 5_000  # after the first look that a cluster does not respond to, which has waited for it
+
+_NOWHERE = -1  # nothing is copied of what was refused from the start
 
 Positions = Mapping[TopicPartition, int]
 
@@ -37,6 +39,7 @@ class Standing:
         self._paused: Mapping[TopicPartition, str] = {}
         self._blocked: Mapping[TopicPartition, str] = {}
         self._waits: dict[TopicPartition, _Wait] = {}
+        self._stopped: dict[TopicPartition, _Wait] = {}  # was paused or blocked, and was not copied further since
         self._made_again: Mapping[str, int] = {}
 
     def waits(self, partition: TopicPartition) -> bool:
@@ -58,16 +61,19 @@ class Standing:
         ]
         self._made_again = {**self._made_again, **report.made_again}
         self._paused, self._blocked = report.paused, report.blocked
-        moving, waits = [], {p: _Wait(reached.get(p), now_ms) for p in report.waiting}
-        for p, wait in self._waits.items():
-            if p in waits or p in report.paused or p in report.blocked or now_ms - wait.said_ms > FORGOTTEN_MS:
-                continue
-            now = reached.get(p)
-            if now is None or wait.reached is None or now <= wait.reached:
-                waits[p] = wait if wait.reached is not None else wait._replace(reached=now)
-            else:
-                moving.append(p)
-        self._waits = waits
+        now_waits = {p: _Wait(reached.get(p), now_ms) for p in report.waiting}
+        now_stopped = {p: _Wait(reached.get(p, _NOWHERE), now_ms) for p in (*report.paused, *report.blocked)}
+        moving = []
+        for before, now in ((self._waits, now_waits), (self._stopped, now_stopped)):
+            for p, wait in before.items():
+                if p in now_waits or p in now_stopped or now_ms - wait.said_ms > FORGOTTEN_MS:
+                    continue
+                at = reached.get(p)
+                if at is None or wait.reached is None or at <= wait.reached:
+                    now[p] = wait if wait.reached is not None else wait._replace(reached=at)
+                else:
+                    moving.append(p)
+        self._waits, self._stopped = now_waits, now_stopped
         return [*told, f"copying again: {names(sorted(moving))}"] if moving else told
 
 
@@ -142,7 +148,9 @@ def _lines(kind: str, before: Mapping[TopicPartition, str], now: Mapping[TopicPa
     found: dict[tuple[str, str], list[int]] = {}
     for topic, partition in sorted(now.keys() - before.keys()):
         found.setdefault((topic, now[TopicPartition(topic, partition)]), []).append(partition)
-    return [
-        f"{kind}: {topic}-{numbers[0]}{f' and {len(numbers) - 1} more of its partitions' if len(numbers) > 1 else ''}: {why}"
-        for (topic, why), numbers in found.items()
-    ]
+    lines = []
+    for (topic, why), numbers in found.items():
+        first = f"{topic}-{numbers[0]}"
+        more = f" and {len(numbers) - 1} more of its partitions" if len(numbers) > 1 else ""
+        lines.append(f"{kind}: {first}{more}: {bare(first, why)}")
+    return lines

@@ -249,3 +249,9 @@ def test_a_plan_names_topics_and_partitions_that_the_source_has_no_more() -> Non
     fewer, gone = gone_refusals({"old": [0, 1], "a": [2]}, {"a", "b"})
     assert fewer == "the source has no such partition of this topic any more, and the link has copied it: a-2"
     assert gone == "the source has no such topic, and the link has copied it: old"
+
+
+def test_a_remedy_is_never_cut_off_and_a_partition_is_named_once() -> None:
+    long = f"orders-0: {'what is wrong ' * 60}; delete it on the target"
+    (reason,) = waiting_reasons({P: Waiting(long, SOME_MINUTES_AGO, is_blocked=True)})
+    assert reason.text.endswith("delete it on the target") and reason.text.count("orders-0") == 1

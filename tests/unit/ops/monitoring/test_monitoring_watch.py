@@ -169,6 +169,23 @@ def test_cluster_that_refuses_our_login_needs_a_person_and_says_so_on_the_termin
     ]
 
 
+def test_what_is_refused_to_a_link_is_blocked_on_the_page_and_in_metrics_with_its_lag(watch: Watch) -> None:
+    why = {NEW: "Link X copies into topic new of this target"}
+    watch.tell(TaskReport(blocked=why))  # of the planner: no task has it, and none has ended yet
+    found = watch.after(1, source={FIRST: 10, SECOND: 10, NEW: 9}, target={FIRST: 10, SECOND: 10, NEW: 2})
+    new = found.topics["new"]
+    assert (new.blocked, new.lag_offsets, found.every.blocked) == (1, 7, 1)
+    found = watch.after(1, source={FIRST: 10, SECOND: 10, NEW: 9}, target={FIRST: 10, SECOND: 10, NEW: 8})
+    assert found.phase is Phase.STARTING  # that it moves is another link's doing
+    watch.tell(report(1, 1, acked={FIRST: 10}, blocked=why))
+    assert NEW in watch.state.partitions
+    watch.tell(report(2, 1, acked={FIRST: 10}))  # it was taken out, or is free and nobody has begun it
+    assert NEW not in watch.state.partitions
+    watch.tell(report(3, 1, acked={FIRST: 10}, blocked=why))
+    watch.tell(report(4, 1, acked={FIRST: 10, NEW: 9}))
+    assert (NEW in watch.state.partitions, watch.state.every.blocked) == (True, 0)
+
+
 def test_partition_without_a_leader_keeps_what_was_known_of_it(watch: Watch) -> None:
     watch.after(0)
     found = watch.after(1, source={FIRST: 11}, target={FIRST: 5})

@@ -183,6 +183,27 @@ def test_a_partition_that_a_new_task_has_taken_over_does_not_move_before_it_was_
     assert standing.news(waits, at, 900_000) == ["waiting: orders-0: no replicas"]
 
 
+@pytest.mark.parametrize("kind", ["blocked", "paused"])
+def test_what_was_blocked_or_paused_is_told_once_to_be_copied_again(kind: str) -> None:
+    standing, stands = Standing(), TaskReport(acked={FIRST: 4}, **{kind: {FIRST: "orders-0: too large"}})
+    assert standing.news(stands, {FIRST: 4}, 0) == [f"{kind}: orders-0: too large"]
+    assert standing.news(TaskReport(), {FIRST: 4}, 1) == []  # a new task that has not looked yet
+    assert standing.news(stands, {FIRST: 4}, 2) == [f"{kind}: orders-0: too large"]
+    free = TaskReport(acked={FIRST: 5})
+    assert standing.news(free, {FIRST: 5}, 3) == ["copying again: orders-0"]
+    assert standing.news(free, {FIRST: 6}, 4) == [] and not standing.waits(FIRST)
+    assert standing.news(stands, {}, 5) == [f"{kind}: orders-0: too large"]  # refused from the start
+    assert standing.news(free, {FIRST: 0}, 6) == ["copying again: orders-0"]
+
+
+def test_what_was_blocked_and_waits_then_is_told_to_wait_and_once_to_be_copied_again() -> None:
+    standing, at = Standing(), {FIRST: 4}
+    standing.news(TaskReport(blocked={FIRST: "too large"}), at, 0)
+    waits = TaskReport(waiting={FIRST: Waiting("no replicas", 5)})
+    assert standing.news(waits, at, 1) == ["waiting: orders-0: no replicas"]
+    assert standing.news(TaskReport(), {FIRST: 5}, 2) == ["copying again: orders-0"]
+
+
 def test_a_target_topic_that_was_made_again_is_told_each_time(tmp_path: Path) -> None:
     standing, report = Standing(), RunReport(tmp_path)
     rounds: list[tuple[dict[str, int], int]] = [({}, 0), ({"orders": 5}, 1), ({"orders": 5}, 0), ({"orders": 9}, 1)]

@@ -21,6 +21,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends_at
 from tolerant_client.cluster.admin.topics import require_topic
 from tolerant_client.cluster.produce import ProducedPartition
+from tolerant_client.errors import text_of
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
@@ -184,7 +185,7 @@ class Appender:
         now = self._clock()
         for copy, header in sent:
             copy.in_flight -= 1
-            copy.lost(header, f"append failed: {type(error).__name__}", now)
+            copy.lost(header, f"append failed: {text_of(error)}", now)
         sender.in_flight -= 1
         self._settle(sender, [copy for copy, _ in sent], size)
 
