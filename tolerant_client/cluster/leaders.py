@@ -129,12 +129,16 @@ class Leaders(Connections):
         node: int | None = self.manager.cluster.leader_for_partition(partition)
         return None if node == -1 else node
 
+    def lacks(self, topic: str) -> bool:
+        """Whether the last Metadata says that there is no such topic."""
+        metadata, wire_topic = self.manager.cluster, self.wire_topic(topic)
+        return wire_topic not in metadata.unauthorized_topics and metadata.partitions_for_topic(wire_topic) is None
+
     def why_leaderless(self, partition: TopicPartition) -> str:
         """Why `known_leader` has none, as the last Metadata says."""
-        metadata, topic = self.manager.cluster, self.wire_topic(partition.topic)
-        if topic in metadata.unauthorized_topics:
+        if self.wire_topic(partition.topic) in self.manager.cluster.unauthorized_topics:
             return f"it may not be described on the {self.name}; grant Describe on its topic"
-        if metadata.partitions_for_topic(topic) is None:
+        if self.lacks(partition.topic):
             return f"the {self.name} has no such topic (any more)"
         return f"it has no leader on the {self.name}"
 

@@ -115,7 +115,11 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         """The error for a node that is left alone after a failure, or for all of them, with what that failure was."""
         newest = next(reversed(self._failures.values()), None)
         failure = newest if node_id is None else self._failures.get(node_id)
-        who = "no broker can be connected to at the moment" if node_id is None else f"node {node_id} is left alone for a moment"
+        who = (
+            "no broker can be connected to at the moment"
+            if node_id is None
+            else f"node {node_id} is left alone for a moment"
+        )
         return Errors.NodeNotReadyError(who if failure is None else text_of(failure))
 
     @property

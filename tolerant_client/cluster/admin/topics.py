@@ -210,3 +210,15 @@ async def _controller(cluster: Cluster) -> int | None:
     await cluster.connect()
     controller = cluster.manager.cluster.controller
     return None if controller is None else int(controller.node_id)
+
+
+async def lacking(cluster: Cluster, topics: Collection[str]) -> set[str]:
+    """Those of these topics that the cluster does not have; believed when it says so twice.  What else may be wrong is not told."""
+    absent: set[str] = set()
+    await cluster.track(topics)
+    for _ in range(2):
+        await cluster.refresh()
+        absent = {topic for topic in topics if cluster.lacks(topic)}
+        if not absent:
+            break
+    return absent

@@ -10,6 +10,7 @@ starts beside it, and the error says how it is cleared (repair.py).  One that do
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,7 +18,8 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.topics import topic_ids
+from tolerant_client.cluster.admin.offsets import stable_ends
+from tolerant_client.cluster.admin.topics import lacking, topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
@@ -215,6 +217,21 @@ async def look_for_others(
         ),
         frozenset(taken),
     )
+
+
+class RefusalFacts(NamedTuple):
+    """What `look_for_others` goes by, as far as it is cheap to ask for: where the control topic ends, and which topics are there."""
+
+    control_end: int | None
+    topics: Mapping[str, uuid.UUID | None]  # their ids; without those that there are not
+
+
+async def refusal_facts(target: Cluster, refused: Collection[str]) -> RefusalFacts:
+    """What may be another one once topics that are refused to a link are free; two requests."""
+    absent = await lacking(target, {*refused, CONTROL_TOPIC})
+    ends = await stable_ends(target, () if CONTROL_TOPIC in absent else [TopicPartition(CONTROL_TOPIC, 0)])
+    there = {name: target.topic_id(name) for name in refused if name not in absent}
+    return RefusalFacts(next(iter(ends.offsets.values()), None), there)
 
 
 async def _promoted_copies(target: Cluster, other: str, promoted: LinkControl, own: LinkControl) -> dict[str, str]:

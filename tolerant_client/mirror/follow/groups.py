@@ -370,7 +370,10 @@ async def _target_logs(
     await target.refresh()
     for place in list(wanted):
         if place.partition not in there.get(place.topic, ()):
-            missing[place] = ("no-topic", "the target has no such partition yet, or does not let us see it")
+            missing[place] = (
+                "no-topic",
+                "the target has no such partition (yet, or any more), or does not let us see it",
+            )
         elif target.known_leader(place) is None:
             missing[place] = ("leaderless", "the partition has no leader on the target")
     present = [place for place in wanted if place not in missing]

@@ -44,6 +44,8 @@ from tolerant_client.mirror.life.mirrors import (
 from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.health import (
+    DELETED_ON_TARGET,
+    WAITS_AFTER_S,
     Health,
     Reason,
     by_reason,
@@ -198,7 +200,11 @@ async def read_status(
         reasons += waiting_reasons(waiting)
         reasons += untold_reasons(mirrors or ())
         told = differing.keys() | waiting.keys()
-        reasons += still((e for e in first if e.partition not in told), second, control, seconds)
+        untold = [e for e in first if e.partition not in told]
+        if still(untold, second, control, seconds):
+            await source.net.sleep(max(0.0, began + WAITS_AFTER_S - time.monotonic()))
+            after, _ = await look_led(source, target, link, [e.partition for e in untold], is_translated)
+            reasons += still(untold, after, control, time.monotonic() - began)
         reasons += mirror_reasons(link, mirrors)
         if paused := control.paused_words:
             reasons.append(Reason(Health.PAUSED, f"an operator has paused {some(paused)}"))
@@ -245,8 +251,7 @@ def missing_reasons(missing: Collection[TopicPartition], control: LinkControl) -
     unmade = sorted(set(missing).difference(deleted))
     reasons = []
     if deleted:
-        text = "not on the target any more, though the link had begun to copy it: a start of the mirror makes it again, and fills it"
-        reasons.append(Reason(Health.BLOCKED, f"{names_of(deleted)}: {text}"))
+        reasons.append(Reason(Health.WAITING, f"{names_of(deleted)}: {DELETED_ON_TARGET}"))
     if unmade:
         number = f"{len(unmade)} partition{'s are' if len(unmade) > 1 else ' is'} not"
         text = f"{names_of(unmade)}: not on the target yet ({number}): no mirror has made it"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.state.health import counted
+from tolerant_client.mirror.state.health import DELETED_ON_TARGET, counted
 from tolerant_client.mirror.state.ledger import UNREADABLE
 from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, MAX_MESSAGE_BYTES, TIMESTAMP_TYPE, TopicSpec, plan_topics
@@ -33,9 +33,14 @@ class LinkOptions(NamedTuple):
 
 
 @check("topics", cluster="link")
-def topic_findings(source: Mapping[str, TopicSpec], target: Mapping[str, TopicSpec], brokers: int) -> Iterator[Told]:
-    """Each topic as a mirror's own plan judges it; both by the target's names."""
-    missing = sorted(name for name in source if name not in target)
+def topic_findings(
+    source: Mapping[str, TopicSpec], target: Mapping[str, TopicSpec], brokers: int, begun: Collection[str] = ()
+) -> Iterator[Told]:
+    """Each topic as a mirror's own plan judges it; both by the target's names.  `begun` are those that the link has copied."""
+    deleted = sorted(name for name in source if name not in target and name in begun)
+    if deleted:
+        yield Told(Severity.WARNING, f"topic {some(deleted)}", DELETED_ON_TARGET, "Start the mirror, if none runs")
+    missing = sorted(name for name in source if name not in target and name not in begun)
     if missing:
         evidence = "the target lacks it; a mirror creates it"
         yield Told(Severity.INFO, f"topic {some(missing)}", evidence, "None needed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -223,10 +223,10 @@ class _Link:
         checkup.add(same_cluster_findings(source.facts.cluster_id, target.facts.cluster_id))
         checkup.add(both_clocks_findings(source.quorum, target.quorum))
         self._examine_rights()
-        self._examine_topics()
+        control = checkup.ask("control", target.raw, read_control, target.raw, link)
+        self._examine_topics({p.topic for p in control.begun} if control is not None else set())
         ledger = checkup.ask("ledger", target.raw, read_ledger, target.raw)
         checkup.add(ledger_findings(link, ledger or ()))
-        control = checkup.ask("control", target.raw, read_control, target.raw, link)
         if control is not None:
             lost = checkup.ask("control", target.raw, lost_map, target.raw, link, control)
             checkup.add(control_findings(link, control, self._subject.options, lost))
@@ -248,7 +248,7 @@ class _Link:
             rights = checkup.ask("rights", one.raw, describe.group_rights, one.raw, groups, talking)
             checkup.add(group_right_findings(one.facts, rights or {}, duties, one.who))
 
-    def _examine_topics(self) -> None:
+    def _examine_topics(self, begun: Collection[str]) -> None:
         source, target, checkup = self._source, self._target, self._checkup
         if not self._chosen:
             return
@@ -259,7 +259,7 @@ class _Link:
         if wanted is None or present is None:
             return
         copies = {name: spec for name, spec in renamed(wanted, self._chosen).items() if name not in hidden}
-        checkup.add(topic_findings(copies, present, len(target.facts.living)))
+        checkup.add(topic_findings(copies, present, len(target.facts.living), begun))
         self._examine_creation({name: spec for name, spec in copies.items() if name not in present})
         checkup.add(size_findings(source.facts, wanted))
         checkup.add(size_findings(target.facts, {**copies, **present}))

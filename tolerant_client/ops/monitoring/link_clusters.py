@@ -6,7 +6,7 @@ thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from kafka.errors import KafkaError, KafkaTimeoutError, TopicAuthorizationFailedError
@@ -52,6 +52,10 @@ class LinkClusters:
     def target_ends(self, partitions: Collection[TopicPartition]) -> LedOffsets:
         """Where the target's logs end; without those that have no leader that responds."""
         return self._ask(self._target, lens.log_ends, self._target, partitions)
+
+    def deleted(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """Those whose topic the target does not have, as it said last."""
+        return {p for p in partitions if self._target.lacks(p.topic)}
 
     def held(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> list[Held]:
         """Whose transactions hold back these partitions of the source, by last stable offset and high watermark."""

@@ -252,9 +252,13 @@ class LinkWatch:
         leaderless: dict[str, LeftOut] = {}
         ends = asked_of(away, "target", clusters.target_ends, partitions)
         left_out: set[TopicPartition] = set()
+        deleted = self.state.deleted
         if ends is not None:
             self._took(ends.offsets)
-            left_out |= leave_out(leaderless, "target", ends.left_out, self.state.report.blocked)
+            now_ms, blocked, known = _now_ms(), self.state.report.blocked, self.state.deleted
+            gone = {p for p in clusters.deleted(ends.left_out) if self.state.has_begun(p) and p not in blocked}
+            deleted = {p: known.get(p, now_ms) for p in gone}
+            left_out |= leave_out(leaderless, "target", ends.left_out, {*blocked, *deleted})
         if self._former_losses is None and not away:
             self._former_losses = quietly(clusters.ledger)
         asked = {"target"}
@@ -298,6 +302,7 @@ class LinkWatch:
                 refused=refused,
                 blind="",
                 leaderless=leaderless,
+                deleted=deleted,
                 still=still,
                 held=held,
                 ledger=ledger,

@@ -22,7 +22,7 @@ from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, Measured, Span
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.claims import Waiting
-from tolerant_client.mirror.state.health import utc
+from tolerant_client.mirror.state.health import DELETED_ON_TARGET, utc
 from tolerant_client.mirror.state.ledger import lost_offsets
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held
@@ -190,7 +190,8 @@ class LinkState:
 
     `query` is its Spark query.  `problem` says what the last restart, or the end, was about; `asked` are the clusters
     ("source", "target") of the last look, `unreachable` says why some of them did not answer, `refused` which of these refuse
-    our login, so that a person is needed, `blind` why nobody could look at all, `leaderless` what had no leader that answers.  `recent` is what was copied in the last minute or so, by
+    our login, so that a person is needed, `blind` why nobody could look at all, `leaderless` what had no leader that answers, `deleted` since when the target does not have what the link
+    had begun.  `recent` is what was copied in the last minute or so, by
     partition.  `still` says since when partitions have not moved though they could, `held` whose transactions are open on
     the source.  `control` is what the operator had ordered when that was read last, `control_problem` why it was not read
     since, `own_rate` the limit that the mirror was started with, bytes/s.
@@ -211,6 +212,7 @@ class LinkState:
     blind: str = ""
     asked: frozenset[str] = frozenset()
     leaderless: Mapping[str, LeftOut] = field(default_factory=dict)
+    deleted: Mapping[TopicPartition, int] = field(default_factory=dict)
     partitions: Mapping[TopicPartition, PartitionState] = field(default_factory=dict)
     report: TaskReport = TaskReport()
     recent: Mapping[TopicPartition, Copied] = field(default_factory=dict)
@@ -245,8 +247,19 @@ class LinkState:
             p: wait._replace(since_ms=min(wait.since_ms, self.still.get(p, wait.since_ms)))
             for p, wait in self.report.waiting.items()
         }
+        deleted = {p: Waiting(DELETED_ON_TARGET, since_ms) for p, since_ms in self.deleted.items()}
         stopped = self.blocked.keys() | self.report.paused.keys()
-        return {p: wait for p, wait in {**still, **said}.items() if p not in stopped and not self.control.pauses(p)}
+        return {
+            p: wait
+            for p, wait in {**still, **said, **deleted}.items()
+            if p not in stopped and not self.control.pauses(p)
+        }
+
+    def has_begun(self, partition: TopicPartition) -> bool:
+        """Whether the link is known to have copied into a partition of the target."""
+        known = self.partitions.get(partition)
+        begun = self.control.begun.keys() | self.control.copied.keys() | self.report.acked.keys()
+        return partition in begun or known is not None and known.position is not None
 
     def reason_of(self, partition: TopicPartition) -> str:
         """Why a partition does not move; "" where nothing is known against it."""

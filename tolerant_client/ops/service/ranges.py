@@ -12,15 +12,18 @@ Laws:
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 from msgspec import structs
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
+from tolerant_client.cluster.admin.topics import lacking
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.errors import (
     DataLossError,
@@ -34,9 +37,10 @@ from tolerant_client.errors import (
     UnsupportedSourceError,
 )
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
-from tolerant_client.mirror.engine.preflight import ends_at
+from tolerant_client.mirror.engine.preflight import RefusalFacts, ends_at, refusal_facts
 from tolerant_client.mirror.engine.prepare import grow_link
 from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges, take_measures
+from tolerant_client.mirror.life.mirrors import within_bound
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -58,8 +62,10 @@ _INCURABLE = (
     TargetDivergedError,
     UnsupportedSourceError,
 )
+_T = TypeVar("_T")
 _NO_TOPICS_S = 1.0
-_LOOK_S = 30.0  # between two looks at the leaders
+_LOOK_S = 30.0  # between two looks at the leaders, and at what the target lacks
+_CHECK_S = 10.0  # between two looks at what a refusal of topics hangs on
 
 
 @dataclass
@@ -82,7 +88,8 @@ class RangesPlanner:
         self._tasks = max(1, settings.tasks)
         self._refresh_s = float("inf") if settings.refresh_s is None else settings.refresh_s
         self._told = None if job.folder is None else RunReport(Path(job.folder)).waiting
-        self._refreshed_at = self._looked_at = float("-inf")
+        self._refreshed_at = self._looked_at = self._checked_at = float("-inf")
+        self._refusals: RefusalFacts | None = None
         self._scope, self._control = Scope(), LinkControl()
         self._made_again: dict[str, int] = {}
         self._task_of: Mapping[TopicPartition, int] = {}
@@ -128,15 +135,44 @@ class RangesPlanner:
         return self._clusters
 
     def _refresh(self) -> None:
-        """Looks for new topics and partitions, and creates them on the target; in between for leaders only."""
+        """Looks for new topics and partitions, and creates them on the target; in between for leaders only.
+
+        What the target has lost, or what was refused and may be free, is not left to the next look at all topics.
+        """
         now = time.monotonic()
-        if now - self._refreshed_at >= self._refresh_s:
+        is_due = now - self._looked_at >= _LOOK_S
+        if now - self._refreshed_at >= self._refresh_s or self._may_be_free(now) or is_due and self._lacks_topics():
             self._take(self._planned())
             self._refreshed_at = self._looked_at = now
-        elif now - self._looked_at >= _LOOK_S:
+        elif is_due:
             source, _ = self._connected()
             self._take(self._scope.after_look(source.run(stable_ends, source, self._scope.led)))
             self._looked_at = now
+
+    def _may_be_free(self, now: float) -> bool:
+        """Whether what the refusal of topics hangs on is not what it was before the last plan for that."""
+        if self._refresh_s == float("inf") or now - self._checked_at < _CHECK_S:
+            return False
+        self._checked_at = now
+        refused, before = {p.topic for p in self._scope.refused}, self._refusals
+        if not refused or (facts := self._quickly(refusal_facts, refused)) is None:
+            return False
+        self._refusals = facts
+        return facts != before
+
+    def _lacks_topics(self) -> bool:
+        """Whether somebody has deleted a topic of the target that is copied: it is made again."""
+        if self._refresh_s == float("inf"):
+            return False
+        return bool(self._quickly(lacking, {p.topic for p in self._scope.ends}))
+
+    def _quickly(self, ask: Callable[[Cluster, set[str]], Awaitable[_T]], topics: set[str]) -> _T | None:
+        """What the target says of topics; None where it does not respond soon: the mirror waits for it elsewhere, and says so."""
+        source, target = self._connected()
+        try:
+            return source.run(within_bound, target, ask, target, topics)
+        except KafkaError:
+            return None
 
     @property
     def _has_planned(self) -> bool:

@@ -31,6 +31,7 @@ from support.commands import COMMANDS
 from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.state.health import DELETED_ON_TARGET
 from tolerant_client.mirror.state.ledger import UNREADABLE
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.plan import TopicSpec
@@ -107,6 +108,12 @@ def test_target_topic_against_the_source(
     found = list(topic_findings({"orders": spec()}, {} if present is None else {"orders": present}, 3))
     assert [(f.check, f.severity) for f in found] == ([] if check is None else [(check, severity)])
     assert all(words in f.evidence and f.remedy and not f.remedy.startswith(" ") for f in found)
+
+
+def test_a_topic_that_the_link_has_copied_and_the_target_lacks_was_deleted_there() -> None:
+    deleted, missing = topic_findings({"new": spec(), "orders": spec()}, {}, 3, {"orders"})
+    assert (deleted.severity, deleted.evidence) == (WARNING, DELETED_ON_TARGET)
+    assert (missing.severity, missing.evidence) == (INFO, "the target lacks it; a mirror creates it")
 
 
 def facts(**settings: str) -> ClusterFacts:

@@ -23,7 +23,7 @@ from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import Copied, Span
 from tolerant_client.mirror.life.lens import MOST_AGES, SourceEnds
 from tolerant_client.mirror.state.claims import Waiting
-from tolerant_client.mirror.state.health import Health, Reason
+from tolerant_client.mirror.state.health import DELETED_ON_TARGET, Health, Reason
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
 from tolerant_client.ops.monitoring import watch as module
@@ -53,6 +53,7 @@ class Clusters:
         self.stable: dict[TopicPartition, int] = {}  # where that is not the end
         self.open: list[Held] = []
         self.closed = 0
+        self.gone: set[TopicPartition] = set()  # of those without a leader
 
     def _ends(self, name: str) -> dict[TopicPartition, int]:
         found = self.ends[name]
@@ -66,6 +67,9 @@ class Clusters:
 
     def target_ends(self, partitions: Any) -> LedOffsets:
         return LedOffsets(self._ends("target"), self.without_leader.get("target", {}))
+
+    def deleted(self, partitions: Any) -> set[TopicPartition]:
+        return self.gone & set(partitions)
 
     def held(self, spans: Any) -> list[Held]:
         self.asked.append(("held", spans))
@@ -184,6 +188,25 @@ def test_what_is_refused_to_a_link_is_blocked_on_the_page_and_in_metrics_with_it
     watch.tell(report(3, 1, acked={FIRST: 10}, blocked=why))
     watch.tell(report(4, 1, acked={FIRST: 10, NEW: 9}))
     assert (NEW in watch.state.partitions, watch.state.every.blocked) == (True, 0)
+
+
+def test_what_somebody_deleted_on_the_target_waits_in_the_words_of_status_and_what_nobody_has_made_is_unknown(
+    watch: Watch,
+) -> None:
+    watch.tell(report(1, acked={FIRST: 4, SECOND: 10}))
+    watch.after(0)
+    watch.tell(report(2, acked={FIRST: 4, SECOND: 10}, blocked={NEW: "refused"}))
+    watch.clusters.without_leader["target"] = dict.fromkeys((FIRST, NEW), "the target has no such topic (any more)")
+    watch.clusters.gone = {FIRST, NEW}
+    found = watch.after(1, target={SECOND: 10})
+    assert found.waiting.keys() == {FIRST} and found.leaderless == {}
+    assert found.topics["orders"].waiting == 1
+    (reason,) = [one for one in health_of(found, found.time_ms)[1] if one.health is Health.WAITING]
+    assert reason.text.startswith("orders-0 since ") and reason.text.endswith(f": {DELETED_ON_TARGET}")
+    since = found.waiting[FIRST]
+    assert watch.after(1).waiting[FIRST] == since
+    watch.clusters.without_leader.clear()
+    assert watch.after(1, target={FIRST: 0, SECOND: 10}).waiting == {}
 
 
 def test_partition_without_a_leader_keeps_what_was_known_of_it(watch: Watch) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
 
+from kafka.errors import KafkaTimeoutError
 from kafka.structs import TopicPartition
 
 from spark_integration.mirror.mirror_job import original_error
@@ -24,6 +25,7 @@ from spark_integration.mirror.stream_ranges import RangesStreamReader, RangesStr
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.errors import OptionError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.preflight import RefusalFacts
 from tolerant_client.mirror.engine.prepare import PlannedLink
 from tolerant_client.mirror.state.plan import TopicsPlan
 from tolerant_client.mirror.state.replication_policy import (
@@ -157,6 +159,7 @@ def test_a_reader_looks_for_leaders_between_two_looks_for_topics(
         LedOffsets({FIRST: 12, NEW: 3}, {SECOND: "it has no leader"}),
         LedOffsets({SECOND: 1}, {}),
     ]
+    monkeypatch.setattr(made, "_lacks_topics", lambda: False)
     monkeypatch.setattr(made, "_connected", lambda: (Asked(lambda: looks.pop(0)), None))
     made._refreshed_at = time.monotonic()
     for waits in ({SECOND: "it has no leader"}, {}):
@@ -166,6 +169,50 @@ def test_a_reader_looks_for_leaders_between_two_looks_for_topics(
         assert {p: wait.reason for p, wait in told.items()} == waits
         assert made._looked_at > float("-inf")
     assert made._scope.ends == {FIRST: 12, SECOND: 1, NEW: 3}
+
+
+REFUSED = Scope({FIRST: 10}, refused={NEW: "Link X copies into topic new of this target"})
+
+
+@pytest.mark.parametrize("refresh_s, plans", [(600.0, [True, False, True, False]), (None, [False] * 4)])
+def test_what_is_refused_is_planned_again_once_what_that_hangs_on_has_changed(
+    refresh_s: float | None, plans: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look has nothing to compare with: what changed while it was planned is not missed.  In the last one nobody responds."""
+    made = reader(replace(TAIL, refresh_s=refresh_s))
+    made._scope, made._refreshed_at, made._looked_at = REFUSED, time.monotonic(), time.monotonic()
+    facts: list[RefusalFacts | Exception] = [*(RefusalFacts(end, {}) for end in (5, 5, 6)), KafkaTimeoutError()]
+    planned: list[int] = []
+    monkeypatch.setattr(made, "_connected", lambda: (Asked(lambda: raised(facts.pop(0))), None))
+    monkeypatch.setattr(made, "_planned", lambda: planned.append(1) or REFUSED)  # type: ignore[func-returns-value]
+    for is_planned in plans:
+        made._refresh()
+        assert bool(planned) is is_planned
+        planned.clear()
+        made._refresh()  # at once: nobody is asked
+        assert not planned
+        made._checked_at = float("-inf")
+
+
+@pytest.mark.parametrize("lacks, plans", [({"orders"}, 1), (set(), 0), (KafkaTimeoutError(), 0)])
+def test_a_topic_that_was_deleted_on_the_target_is_made_again_before_the_next_look_at_all_topics(
+    lacks: set[str] | Exception, plans: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = reader(replace(TAIL, refresh_s=600))
+    made._scope, made._refreshed_at, made._looked_at = Scope({FIRST: 10}), time.monotonic(), float("-inf")
+    answers: list[Any] = [lacks, LedOffsets({FIRST: 11}, {})]
+    planned: list[int] = []
+    target = Asked(lambda: None)
+    monkeypatch.setattr(made, "_connected", lambda: (Asked(lambda: raised(answers.pop(0))), target))
+    monkeypatch.setattr(made, "_planned", lambda: planned.append(1) or Scope({FIRST: 10}))  # type: ignore[func-returns-value]
+    made._refresh()
+    assert (len(planned), made._scope.ends[FIRST]) == (plans, 10 if plans else 11)
+
+
+def raised(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 class Asked:
