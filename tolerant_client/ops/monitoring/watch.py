@@ -350,10 +350,13 @@ class LinkWatch:
         self._problem = text_of(away["target"]) if away else problem
 
     def _took(self, target_ends: Mapping[TopicPartition, int]) -> None:
-        """Takes the target's ends; of partitions that are new, what was copied so far counts as gained."""
-        for partition in target_ends.keys() - self._last.keys():
+        """Takes the target's ends; of partitions that are new, what was copied so far counts as gained.
+
+        Nothing is gained while a partition is blocked: what is refused to us another link may write.
+        """
+        for partition in target_ends.keys() - self._first.keys() - self.state.blocked.keys():
             done = self.state.report.copied.get(partition, Copied())
-            self._first.setdefault(partition, max(target_ends[partition] - done.records, 0))
+            self._first[partition] = max(target_ends[partition] - done.records, 0)
         self._last = {**self._last, **target_ends}
 
     def _since_the_start(self, rows: Iterable[LedgerRow]) -> list[LedgerRow]:

@@ -1,8 +1,10 @@
 """What of a link stands still, as an operator is told of it: once when it begins, and once when it moves again.  Pure.
 
 Laws:
-- What was told to stand still, whatever held it, is told once to be copied again: when it was copied further than it was when it stood
-  still last.  That a new task has not yet had its time to wait is no progress, nor that the position of what waited is known.
+- What was told to stand still, whatever held it, is told once to be copied again.  What waited: when it was copied further than it was when
+  it waited last; that its position is known, or that a new task has not yet had its time to wait, is no progress.
+- What was paused or blocked: when a task says that it is elsewhere.  Where the target's log ends does not tell it: into a topic that is
+  refused another link writes.
 - What nobody has spoken of for FORGOTTEN_MS is told anew.
 """
 
@@ -19,8 +21,6 @@ from tolerant_client.ops.service.link_state import LeftOut, TaskReport
 
 FORGOTTEN_MS = 120_000
 AWAY_AFTER_MS = 5_000  # after the first look that a cluster does not respond to, which has waited for it
-
-_NOWHERE = -1  # nothing is copied of what was refused from the start
 
 Positions = Mapping[TopicPartition, int]
 
@@ -39,7 +39,7 @@ class Standing:
         self._paused: Mapping[TopicPartition, str] = {}
         self._blocked: Mapping[TopicPartition, str] = {}
         self._waits: dict[TopicPartition, _Wait] = {}
-        self._stopped: dict[TopicPartition, _Wait] = {}  # was paused or blocked, and was not copied further since
+        self._stopped: dict[TopicPartition, _Wait] = {}  # were paused or blocked, and no task has moved them since
         self._made_again: Mapping[str, int] = {}
 
     def waits(self, partition: TopicPartition) -> bool:
@@ -61,19 +61,25 @@ class Standing:
         ]
         self._made_again = {**self._made_again, **report.made_again}
         self._paused, self._blocked = report.paused, report.blocked
-        now_waits = {p: _Wait(reached.get(p), now_ms) for p in report.waiting}
-        now_stopped = {p: _Wait(reached.get(p, _NOWHERE), now_ms) for p in (*report.paused, *report.blocked)}
-        moving = []
-        for before, now in ((self._waits, now_waits), (self._stopped, now_stopped)):
-            for p, wait in before.items():
-                if p in now_waits or p in now_stopped or now_ms - wait.said_ms > FORGOTTEN_MS:
-                    continue
-                at = reached.get(p)
-                if at is None or wait.reached is None or at <= wait.reached:
-                    now[p] = wait if wait.reached is not None else wait._replace(reached=at)
-                else:
-                    moving.append(p)
-        self._waits, self._stopped = now_waits, now_stopped
+        moving, waits = [], {p: _Wait(reached.get(p), now_ms) for p in report.waiting}
+        stopped = {p: _Wait(report.acked.get(p), now_ms) for p in (*report.paused, *report.blocked)}
+        still = waits.keys() | stopped.keys()
+        for p, wait in self._waits.items():
+            if p in still or now_ms - wait.said_ms > FORGOTTEN_MS:
+                continue
+            now = reached.get(p)
+            if now is None or wait.reached is None or now <= wait.reached:
+                waits[p] = wait if wait.reached is not None else wait._replace(reached=now)
+            else:
+                moving.append(p)
+        for p, wait in self._stopped.items():
+            if p in still or now_ms - wait.said_ms > FORGOTTEN_MS:
+                continue
+            if report.acked.get(p) in (None, wait.reached):
+                stopped[p] = wait
+            else:
+                moving.append(p)
+        self._waits, self._stopped = waits, stopped
         return [*told, f"copying again: {names(sorted(moving))}"] if moving else told
 
 

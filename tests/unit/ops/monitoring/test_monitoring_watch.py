@@ -180,7 +180,7 @@ def test_what_is_refused_to_a_link_is_blocked_on_the_page_and_in_metrics_with_it
     new = found.topics["new"]
     assert (new.blocked, new.lag_offsets, found.every.blocked) == (1, 7, 1)
     found = watch.after(1, source={FIRST: 10, SECOND: 10, NEW: 9}, target={FIRST: 10, SECOND: 10, NEW: 8})
-    assert found.phase is Phase.STARTING  # that it moves is another link's doing
+    assert (found.phase, watch.copied) == (Phase.STARTING, 0)  # that it moves is another link's doing
     watch.tell(report(1, 1, acked={FIRST: 10}, blocked=why))
     assert NEW in watch.state.partitions
     watch.tell(report(2, 1, acked={FIRST: 10}))  # it was taken out, or is free and nobody has begun it

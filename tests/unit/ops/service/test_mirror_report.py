@@ -192,8 +192,10 @@ def test_what_was_blocked_or_paused_is_told_once_to_be_copied_again(kind: str) -
     free = TaskReport(acked={FIRST: 5})
     assert standing.news(free, {FIRST: 5}, 3) == ["copying again: orders-0"]
     assert standing.news(free, {FIRST: 6}, 4) == [] and not standing.waits(FIRST)
-    assert standing.news(stands, {}, 5) == [f"{kind}: orders-0: too large"]  # refused from the start
-    assert standing.news(free, {FIRST: 0}, 6) == ["copying again: orders-0"]
+    refused = TaskReport(**{kind: {FIRST: "Link X copies into it"}})
+    assert standing.news(refused, {FIRST: 9}, 5) == [f"{kind}: orders-0: Link X copies into it"]
+    assert standing.news(TaskReport(), {FIRST: 10}, 6) == []  # another link has written
+    assert standing.news(TaskReport(acked={FIRST: 0}), {FIRST: 10}, 7) == ["copying again: orders-0"]
 
 
 def test_what_was_blocked_and_waits_then_is_told_to_wait_and_once_to_be_copied_again() -> None:
