@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ class OneLog:
         self.end = self.batches[-1][0].next_offset if self.batches else start
         self.stable = self.end if stable is None else stable
         self.fetches = 0
+        self.net = self.manager = self
 
     async def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
         return {1: list(partitions)}
@@ -29,9 +31,27 @@ class OneLog:
         return 1
 
     async def list_offsets(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        return {
-            partition: self.end if timestamp == LATEST else self.start for partition, timestamp in timestamps.items()
-        }
+        return await self.offsets_at(1, timestamps, timestamps, 0)
+
+    async def offsets_at(
+        self, node: int, partitions: Iterable[TopicPartition], timestamps: Mapping[TopicPartition, int], *_: object
+    ) -> dict[TopicPartition, int]:
+        return {p: self.end if timestamps[p] == LATEST else self.start for p in partitions}
+
+    async def connect(self) -> None:
+        pass
+
+    async def track(self, topics: Iterable[str]) -> None:
+        pass
+
+    def known_leader(self, partition: TopicPartition) -> int:
+        return 1
+
+    def call_soon_with_future(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(function(*args))
+
+    async def wait_for(self, future: asyncio.Future[Any], timeout_ms: float) -> Any:
+        return await future
 
     async def insist(self, what: str, attempt: Callable[[], Awaitable[Any]]) -> Any:
         return await attempt()

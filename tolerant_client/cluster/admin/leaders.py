@@ -17,6 +17,7 @@ from tolerant_client.errors import TolerantClientError, text_of
 
 SILENT_S = 5.0  # a leader that says nothing for so long is not asked again in the same look
 NOT_CONNECTED = (Errors.KafkaConnectionError, Errors.NodeNotReadyError)
+LATE_S = 30.0  # the same for who has no hurry: a quota may hold up a response (KIP-219)
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")
@@ -62,8 +63,9 @@ async def ask_leaders(
     partitions: Iterable[TopicPartition],
     ask: Ask[_T | Exception],
     silent: dict[int, Exception],
+    within_s: float = SILENT_S,
 ) -> tuple[dict[TopicPartition, _T], dict[TopicPartition, str]]:
-    """What the leaders say, all asked at once and once, each for SILENT_S; and why others could not be asked.
+    """What the leaders say, all asked at once and once, each for `within_s`; and why others could not be asked.
 
     Nodes that said nothing are noted in `silent`, and those that are there are not asked.
     """
@@ -78,7 +80,7 @@ async def ask_leaders(
             by_node.setdefault(node_id, []).append(partition)
 
     asked = {node_id: members for node_id, members in by_node.items() if node_id not in silent}
-    answers = await ask_nodes(cluster, asked, ask)
+    answers = await ask_nodes(cluster, asked, ask, within_s)
     for node_id, members in asked.items():
         for partition in members:
             answer = answers[partition]

@@ -1,8 +1,9 @@
 """Offsets of one cluster's logs: where they end, for clients and for their leaders, and what leaders say of times and epochs.
 
 Laws:
-- No partition waits for another one, in what returns LedOffsets: `Cluster.list_offsets` answers for all or for none; here
-  what cannot be asked is left out, with the reason.
+- No partition waits for another one, in what returns LedOffsets or Untold: `Cluster.list_offsets` answers for all or for none;
+  here what cannot be asked, or is not told, is said of its partition alone.  A leader has no high watermark to tell for as long
+  as its ISR is too small after a crash (OffsetNotAvailable), and tells those of its other partitions.
 - A place to append at is the end of all that the leader has.  For clients a log ends at the high watermark; what the leader
   has behind that is replicated later.  Who appends at the high watermark may append the same once more: a broker knows a
   repeat of ours only while it remembers the producer, and that of a bare marker never.
@@ -22,7 +23,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequ
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.asking import raise_for
-from tolerant_client.cluster.admin.leaders import ask_leaders, insist_on_leaders
+from tolerant_client.cluster.admin.leaders import LATE_S, SILENT_S, ask_leaders, insist_on_leaders
 from tolerant_client.cluster.cluster import DEBUGGING_REPLICA, LATEST, MAX_TIMESTAMP, READ_COMMITTED, Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff, Patience
 from tolerant_client.errors import TolerantClientError
@@ -52,8 +53,9 @@ async def list_led_offsets(
     isolation_level: int = 0,
     patience_ms: int = 0,
     looks: int = BELIEVED_AFTER,
+    within_s: float = SILENT_S,
 ) -> LedOffsets:
-    """As Cluster.list_offsets; waits at most `patience_ms` for the leaders that are missing, or do not answer.
+    """As Cluster.list_offsets; waits at most `patience_ms` for the leaders that are missing, or do not answer in `within_s`.
 
     What cannot be asked is believed after so many `looks`.
 
@@ -71,7 +73,9 @@ async def list_led_offsets(
     looked = 0
     while True:
         looked += 1
-        told, left_out = await ask_leaders(cluster, "offset", [p for p in timestamps if p not in found], ask, silent)
+        told, left_out = await ask_leaders(
+            cluster, "offset", [p for p in timestamps if p not in found], ask, silent, within_s
+        )
         found |= told
         may_heal = any(cluster.known_leader(p) not in silent for p in left_out)
         if not left_out or (looked >= looks or not may_heal) and patience.is_over:
@@ -80,6 +84,15 @@ async def list_led_offsets(
         if not patience.is_over:
             silent.clear()
         await cluster.refresh()
+
+
+class Untold(NamedTuple):
+    """Why an offset of a log is not known: what its leader says instead, or that nobody leads it."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return self.why
 
 
 class Unreplicated(NamedTuple):
@@ -101,20 +114,27 @@ class Unreplicated(NamedTuple):
 
 async def replicated_ends(
     cluster: Cluster, partitions: Iterable[TopicPartition]
-) -> dict[TopicPartition, int | Unreplicated]:
-    """Where logs end of which all is replicated; two requests a leader.  Raises KafkaError."""
-    high = await cluster.list_offsets(dict.fromkeys(partitions, LATEST))
-    last = await log_end_offsets(cluster, high)
-    return {p: _end(watermark, last.get(p, -1)) for p, watermark in high.items()}
+) -> dict[TopicPartition, int | Unreplicated | Untold]:
+    """Where logs end of which all is replicated; two requests a leader.  Raises ClusterUnreachableError."""
+    wanted = dict.fromkeys(partitions, LATEST)
+    high, left_out = await list_led_offsets(cluster, wanted, within_s=LATE_S)
+
+    async def ask(node_id: int, members: Collection[TopicPartition]) -> dict[TopicPartition, int | Exception]:
+        return await cluster.offsets_at(node_id, members, wanted, 0, replica_id=DEBUGGING_REPLICA)
+
+    last, _ = await ask_leaders(cluster, "end", high, ask, {}, LATE_S)
+    ends = {p: _end(watermark, last.get(p, -1)) for p, watermark in high.items()}
+    return {**ends, **{p: Untold(why) for p, why in left_out.items()}}
 
 
 async def replicated_end(cluster: Cluster, partition: TopicPartition) -> int:
-    """As replicated_ends, of one partition; waits for its replicas for some seconds.
+    """As replicated_ends, of one partition; waits for its leader, and for its replicas for some seconds.
 
     Raises OffsetNotAvailableError, which is retriable, where they do not come so far.
     """
     for look in range(_LOOKS):
-        end = (await replicated_ends(cluster, [partition]))[partition]
+        high = (await cluster.list_offsets({partition: LATEST}))[partition]
+        end = _end(high, (await log_end_offsets(cluster, [partition])).get(partition, -1))
         if isinstance(end, int):
             return end
         await cluster.net.sleep(_PAUSES.pause_s(look + 1))

@@ -6,6 +6,7 @@ partitions and leases that outlast a call, claims, what the operator says, the r
 Laws:
 - Calls for the same partition wait for each other.
 - What another process of the run asks for is handed over, also in the middle of a call; what another run has stops.
+- A run that is over gives all back, as a call without a lease does: how far was copied is remembered before a claim is released.
 - Leases end and partitions are handed over in time though the control cannot be read.
 """
 
@@ -197,7 +198,7 @@ class LinkCopier:
         link.tasks.notify()
 
     def _claims_changed(self) -> None:
-        """Hands over what another process of the run asks for, and stops what another run has."""
+        """Hands over what another process of the run asks for, gives all back once that is over, and stops what another run has."""
         strategy, claimant = self.strategy, self.claims.claimant
         copies = {strategy.claim_of(p): copy for p, copy in strategy.partitions.items()}
         for claim in claimant.asked:
@@ -205,8 +206,11 @@ class LinkCopier:
             if copy is None:
                 if not strategy.is_leaving(claim):
                     self.claims.leave([claim])
-            elif claimant.is_run_over or self.link.clock() - copy.adopted_at > _HELD_S:
+            elif not claimant.is_run_over and self.link.clock() - copy.adopted_at > _HELD_S:
                 strategy.release(copy.partition)
+        kept = [p for p, copy in strategy.partitions.items() if not copy.is_released]
+        if claimant.is_run_over and kept:
+            self.link.tasks.spawn(strategy.give_back, kept)
         strategy.claims_changed()
         for claim, rival in self.claims.rivals().items():
             if (copy := copies.get(claim)) is not None and not copy.is_stopped:

@@ -21,6 +21,8 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.asking import chunks
+from tolerant_client.cluster.admin.leaders import LATE_S
+from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.mirror.batches.divergence import first_header, read_headers
@@ -54,17 +56,21 @@ class Witnesses:
             return is_compared or unseen_s > UNSEEN_S
         return not is_compared and unseen_s > UNSHOWN_S
 
-    async def look(self, target: Cluster, partitions: Iterable[TopicPartition]) -> None:
-        """Reads the witnesses of partitions that have none, at the end of what was copied; raises KafkaError."""
+    async def look(self, target: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
+        """Reads the witnesses of partitions that have none, at the end of what was copied; why it is not known of some.
+
+        Raises KafkaError.
+        """
         await self._source.connect()
         unknown = [] if self._source.fetches_by_id else [p for p in partitions if p not in self._known]
         if not unknown:
-            return
-        copied = await target.list_offsets(dict.fromkeys(unknown, LATEST))
-        there = await self._source.list_offsets(dict.fromkeys(unknown, LATEST))
+            return {}
+        copied, untold = await list_led_offsets(target, dict.fromkeys(unknown, LATEST), within_s=LATE_S)
+        there, more = await list_led_offsets(self._source, dict.fromkeys(copied, LATEST), within_s=LATE_S)
         self._known |= await read_headers(
-            self._source, {p: end - 1 for p in unknown if (end := min(copied[p], there[p])) > 0}
+            self._source, {p: end - 1 for p, at in there.items() if (end := min(copied[p], at)) > 0}
         )
+        return {**untold, **more}
 
     async def missing(self, node_id: int, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
         """Those whose witness the node, their leader, does not show now; they have none any more."""

@@ -38,6 +38,7 @@ from tolerant_client.cluster.admin.groups import (
     groups_home,
     list_groups,
 )
+from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.producer.transaction import DECISION_GROUPS
 from tolerant_client.mirror.follow.skipped import Left
@@ -377,8 +378,10 @@ async def _target_logs(
         elif target.known_leader(place) is None:
             missing[place] = ("leaderless", "the partition has no leader on the target")
     present = [place for place in wanted if place not in missing]
-    starts = await target.list_offsets(dict.fromkeys(present, EARLIEST))
-    ends = await target.list_offsets(dict.fromkeys(present, LATEST))
+    starts, untold = await list_led_offsets(target, dict.fromkeys(present, EARLIEST))
+    ends, more = await list_led_offsets(target, dict.fromkeys(starts, LATEST))
+    missing |= {place: ("leaderless", why) for place, why in {**untold, **more}.items()}
+    present = list(ends)
     if link is None:
         return {place: TargetLog(starts[place], ends[place]) for place in present}, missing
     await require_map_topic(target, link, await read_control(target, link))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import list_led_offsets
+from tolerant_client.cluster.admin.offsets import Untold, list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import TolerantClientError, text_of
 from tolerant_client.mirror.batches.divergence import require_readable
@@ -100,9 +100,10 @@ async def read_both(
     Raises TopicAuthorizationFailedError where the ledger may not be read.
     """
     try:
-        states = await read_append_states(
+        found = await read_append_states(
             source, target, partitions, producer_id, ledger, control=control, at_high_watermark=True
         )
+        states: dict[TopicPartition, Found] = {p: state for p, state in found.items() if not isinstance(state, Untold)}
         for cluster in (target, source):
             await require_readable(cluster, [p for p in partitions if p not in states])
         return states, {}

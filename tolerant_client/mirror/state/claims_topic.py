@@ -130,6 +130,7 @@ class Claims:
         self._is_current = False  # all was read that was there when the claims began
         self._is_following = False
         self._is_ending = False
+        self._ends_by = float("inf")  # what ends is waited for until then
         self._reader: Follower | None = None
         self._wakeup = WakeupNotifier(target.net)
         self._own_offset = -1  # of what it said last
@@ -196,24 +197,29 @@ class Claims:
                 )
             await self._guarded.net.sleep(0.01)
 
-    async def end(self, timeout_s: float = 2.0) -> None:
-        """Says that the run is over, and waits until its other processes have released what they hold, or are gone."""
-        deadline = boot_s() + timeout_s
+    async def end(self, timeout_s: float = 4.0) -> None:
+        """Says that the run is over, and waits until its other processes have released what they hold, or are gone.
+
+        They have something to write down before (LinkCopier); several calls wait `timeout_s` in all.
+        """
         if not self._is_running:
             return
+        self._ends_by = min(self._ends_by, boot_s() + timeout_s)
         self._is_ending = True
         self.claimant.end()
         self._wakeup.notify()
-        while boot_s() < deadline and not (
+        while boot_s() < self._ends_by and not (
             self.claimant.is_said and not self.claimant.log.names_of_run(self.claimant.holder)
         ):
             await self._guarded.net.sleep(0.02)
         self._is_ending = False
 
-    async def released(self, timeout_s: float = 2.0) -> None:
-        """Waits until nothing is claimed any more, where nothing is wanted; no longer than `timeout_s`."""
-        deadline = boot_s() + timeout_s
-        while self._is_running and not (self.claimant.wanted or self.claimant.is_said) and boot_s() < deadline:
+    async def released(self, timeout_s: float = 4.0) -> None:
+        """Waits until nothing is claimed any more, where nothing is wanted, or the run is over; no longer than `timeout_s`."""
+        claimant, deadline = self.claimant, boot_s() + timeout_s
+        while self._is_running and not claimant.is_said and boot_s() < deadline:
+            if claimant.wanted and not claimant.is_run_over:
+                return
             await self._guarded.net.sleep(0.005)
 
     def _run(self) -> None:

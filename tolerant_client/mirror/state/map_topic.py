@@ -258,9 +258,8 @@ async def clear_deleted(target: Cluster, link: str, partitions: Iterable[TopicPa
             newest[row.key.partition] = max(row.key.number, newest.get(row.key.partition, 0))
         places = {row.key: TopicPartition(row.target_topic, row.key.partition.partition) for row in known}
         present = await target.partitions({place.topic for place in places.values()})
-        log_starts = await target.list_offsets(
-            {place: EARLIEST for place in set(places.values()) if place.partition in present.get(place.topic, ())}
-        )
+        there_now = {place for place in places.values() if place.partition in present.get(place.topic, ())}
+        log_starts = (await list_led_offsets(target, dict.fromkeys(there_now, EARLIEST))).offsets
         for row in known:
             is_final = row.key.number < newest[row.key.partition]
             if is_final and row.target_until <= log_starts.get(places[row.key], 0):

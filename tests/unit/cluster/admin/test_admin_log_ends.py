@@ -12,13 +12,14 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import (
     Unreplicated,
+    Untold,
     replicated_end,
     replicated_ends,
     replicated_ends_at,
 )
 from tolerant_client.cluster.cluster import CONSUMER, DEBUGGING_REPLICA
 
-WHOLE, BEHIND, UNTOLD = (TopicPartition("orders", number) for number in range(3))
+WHOLE, BEHIND, UNTOLD, HALF = (TopicPartition("orders", number) for number in range(4))
 REFUSAL = Errors.NotLeaderForPartitionError("orders-2")
 
 
@@ -26,13 +27,32 @@ class Cluster:
     """One node; its leader ends at 12 in BEHIND, of which 10 are replicated until that was asked for `heals_after` times."""
 
     def __init__(self, heals_after: int = 1000) -> None:
-        self.net = self
+        self.net = self.manager = self
+        self.name = "target"
         self.asked: list[int] = []
         self.slept = 0.0
         self._heals_after = heals_after
 
     async def sleep(self, seconds: float) -> None:
         self.slept += seconds
+
+    async def connect(self) -> None:
+        pass
+
+    async def track(self, topics: Iterable[str]) -> None:
+        pass
+
+    async def refresh(self) -> None:
+        pass
+
+    def known_leader(self, partition: TopicPartition) -> int:
+        return 1
+
+    def call_soon_with_future(self, function: Any, *args: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(function(*args))
+
+    async def wait_for(self, future: asyncio.Future[Any], timeout_ms: float) -> Any:
+        return await future
 
     async def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
         return {1: list(partitions)}
@@ -55,15 +75,27 @@ class Cluster:
     ) -> dict[TopicPartition, Any]:
         self.asked.append(replica_id)
         is_behind = replica_id == DEBUGGING_REPLICA and self.asked.count(DEBUGGING_REPLICA) <= self._heals_after
-        ends: dict[TopicPartition, Any] = {WHOLE: 10, BEHIND: 12 if is_behind else 10, UNTOLD: REFUSAL}
+        ends: dict[TopicPartition, Any] = {
+            WHOLE: 10,
+            BEHIND: 12 if is_behind else 10,
+            UNTOLD: REFUSAL,
+            HALF: 10 if replica_id == CONSUMER else REFUSAL,
+        }
         return {p: ends[p] for p in partitions}
 
 
 def test_an_end_is_one_where_the_leader_has_no_more_and_the_high_watermark_is_told_first() -> None:
     cluster: Any = Cluster()
-    found = asyncio.run(replicated_ends(cluster, [WHOLE, BEHIND, UNTOLD]))
-    assert found == {WHOLE: 10, BEHIND: Unreplicated(10, 12), UNTOLD: Unreplicated(10, -1)}
+    found = asyncio.run(replicated_ends(cluster, [WHOLE, BEHIND, HALF]))
+    assert found == {WHOLE: 10, BEHIND: Unreplicated(10, 12), HALF: Unreplicated(10, -1)}
     assert cluster.asked == [CONSUMER, DEBUGGING_REPLICA]
+
+
+def test_of_a_partition_without_a_high_watermark_its_leader_says_so_and_tells_the_ends_of_the_others() -> None:
+    cluster: Any = Cluster()
+    found = asyncio.run(replicated_ends(cluster, [WHOLE, UNTOLD]))
+    assert found[WHOLE] == 10 and isinstance(found[UNTOLD], Untold)
+    assert "node 1 of the target, which leads it, tells no offset of it: " in str(found[UNTOLD])
 
 
 def test_a_node_tells_both_ends_of_what_it_leads_or_why_it_does_not() -> None:

@@ -25,6 +25,7 @@ from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Pha
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
 FIRST, SECOND = (TopicPartition("orders", number) for number in range(2))
 RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20, remembered_ms=3_600_000)
@@ -365,6 +366,39 @@ def test_how_far_was_copied_is_written_under_the_claim_that_is_released_then(
     asyncio.run(flow.give_back([FIRST]))
     assert written == [LinkControl() if is_granted_anew else LinkControl(copied={FIRST: 300})]
     assert left == [FIRST] and not flow.is_leaving(FIRST)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_run_that_is_over_remembers_how_far_was_copied_with_what_was_in_flight_before_its_claims_are_released(
+    copier: LinkCopier, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """The next start may find an empty log: it is believed only where the control says how far it was copied."""
+    claims, events = cast(Any, copier.claims), list[object]()
+    resting, flowing = placed(copier, FIRST, 300), placed(copier, SECOND, 300)
+    header = read_header(encode_batch([Record(0, 1, None, b"x")] * 10, base_offset=300))
+
+    async def update(target: Any, link: str, change: Any) -> None:
+        events.append(change(LinkControl()).copied)
+
+    async def run() -> None:
+        flowing.sent(header)
+        claims.claimant = SimpleNamespace(asked={FIRST, SECOND}, is_run_over=True)
+        copier._claims_changed()
+        await copier.link.source.net.sleep(0.02)
+        copier._claims_changed()
+        assert resting.is_released and flowing.is_released and not events
+        flowing.in_flight -= 1
+        if is_lost:
+            flowing.lost(header, "append failed", 100.0)
+        else:
+            flowing.appended(header, 0, 300, 100.0, 100.0)
+        await copier.link.source.net.sleep(0.05)
+
+    monkeypatch.setattr(begun, "update_control", update)
+    monkeypatch.setattr(claims, "leave", lambda partitions: events.extend(partitions))
+    monkeypatch.setattr(claims, "rivals", dict)
+    copier.link.source.run(run)
+    assert events == [{FIRST: 300} if is_lost else {FIRST: 300, SECOND: 310}, FIRST, SECOND]
 
 
 def test_losses_of_a_partition_that_was_handed_over_are_told_by_who_wrote_them(

@@ -15,7 +15,7 @@ import pytest
 from kafka.protocol.admin import DescribeProducersRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import Unreplicated
+from tolerant_client.cluster.admin.offsets import Unreplicated, Untold
 from tolerant_client.cluster.admin.transactions import CoordinatorView, ProducerEntry
 from tolerant_client.cluster.cluster import CONSUMER, EARLIEST, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
@@ -58,20 +58,39 @@ class Log:
         self.asked: list[int] = []  # positions of fetches
         self.fetch_error = 0
         self.leader_end = end if leader_end is None else leader_end
+        self.net = self.manager = self
+        self.name = "target"
+        self.untold: Exception | None = None  # what its node says instead of the log's end
 
     def highest_version(self, request: Any) -> int:
         return 0 if request is DescribeProducersRequest else -1
 
-    async def list_offsets(
-        self, asked: Mapping[TopicPartition, int], *, isolation_level: int = 0
-    ) -> dict[TopicPartition, int]:
-        end = self.stable if isolation_level else self.end
-        return {p: self.start if time == EARLIEST else end for p, time in asked.items()}
-
     async def offsets_at(
-        self, node: int, partitions: Iterable[TopicPartition], *_: Any, replica_id: int = CONSUMER
-    ) -> dict[TopicPartition, int]:
-        return dict.fromkeys(partitions, self.end if replica_id == CONSUMER else self.leader_end)
+        self,
+        node: int,
+        partitions: Iterable[TopicPartition],
+        asked: Mapping[TopicPartition, int],
+        isolation_level: int,
+        *,
+        replica_id: int = CONSUMER,
+    ) -> dict[TopicPartition, int | Exception]:
+        end = self.stable if isolation_level else self.end if replica_id == CONSUMER else self.leader_end
+        return {p: self.start if asked[p] == EARLIEST else self.untold or end for p in partitions}
+
+    async def list_offsets(self, asked: Mapping[TopicPartition, int]) -> dict[TopicPartition, Any]:
+        return await self.offsets_at(1, asked, asked, 0)
+
+    async def connect(self) -> None:
+        pass
+
+    async def sleep(self, seconds: float) -> None:
+        pass
+
+    def call_soon_with_future(self, function: Any, *args: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(function(*args))
+
+    async def wait_for(self, future: asyncio.Future[Any], timeout_ms: float) -> Any:
+        return await future
 
     async def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
         return {1: list(partitions)}
@@ -168,6 +187,16 @@ def test_a_mirror_that_appends_is_in_no_comparisons_way_and_a_place_waits_for_th
     assert compared(source, target) == Comparison({}, ())
     placed = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
     assert placed == {P: Unreplicated(10, 20)}
+
+
+@pytest.mark.parametrize("is_of_target", [False, True])
+def test_what_a_leader_says_instead_of_an_offset_is_told_of_its_partition(is_of_target: bool) -> None:
+    """A replica that leads after a crash has no high watermark until its ISR is large enough again."""
+    logs: list[Any] = [Log(batch(0), batch(10), end=20), Log(of_link(0), end=10)]
+    logs[is_of_target].untold = Errors.OffsetNotAvailableError("orders-0")
+    assert compared(*logs) == Comparison({}, (P,))
+    placed = asyncio.run(resume_point.read_append_states(*logs, [P], LINK_ID, control=CONTROL))
+    assert isinstance(placed[P], Untold) and "tells no offset of it: [Error 78] OffsetNotAvailable" in str(placed[P])
 
 
 def test_a_log_whose_last_batch_fills_a_gap_is_compared_while_more_is_appended() -> None:

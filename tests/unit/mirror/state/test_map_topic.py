@@ -97,10 +97,10 @@ def test_a_partition_that_takes_over_again_looks_whether_it_read_the_map_of_its_
     target = cast(Any, target_with(monkeypatch, OTHER))
     watch = ControlWatch(target, "dr")
     reads = SharedReads(Mock(spec=Cluster), target, watch, lambda: 0.0)
-    assert asyncio.run(reads.last_row._ask(target, "dr", [P])) == {}
+    assert asyncio.run(reads._last_rows[P]._ask(target, "dr", [P])) == {}
     watch.value = KNOWN
     with pytest.raises(TargetDivergedError):
-        asyncio.run(reads.last_row._ask(target, "dr", [P]))
+        asyncio.run(reads._last_rows[P]._ask(target, "dr", [P]))
 
 
 def test_the_control_keeps_the_id_of_a_map() -> None:

@@ -101,8 +101,8 @@ class Flow:
         copy = self.partitions.pop(partition, None)
         if copy is not None:
             copy.is_released = True
-            if copy.phase is not Phase.PAUSED:
-                copy.phase = Phase.STOPPED  # what was accepted for it is not queued any more
+            if copy.phase is not Phase.PAUSED:  # what was accepted for it is not queued any more
+                copy.phase = Phase.RELEASED if copy.phase is Phase.COPYING else Phase.STOPPED
             self.leave(copy)
             self.to_sync.discard(partition)
             self.unclaimed.discard(partition)

@@ -26,6 +26,7 @@ from tolerant_client.mirror.state.link_control import LinkControl
 
 _RESTS_S = 10.0  # since the last append, before it is written down how far a partition was copied
 _REMEMBER_S = 60.0  # between two such records
+_SETTLES_S = 1.0  # what is in flight of a partition that is given back, or it is not written down how far it was copied
 _KEEP_ID_S = 86_400.0  # coordinators forget a transactional.id that is not used for a week; promotion needs ours
 
 
@@ -52,17 +53,21 @@ class IdenticalOffsets(Flow):
         return partition
 
     async def give_back(self, partitions: Collection[TopicPartition]) -> None:
-        """Releases partitions, and has the control say how far those were copied that rest."""
-        ends, known = self.copied(partitions, 0), self.control.value
-        resting = self.copies(ends)
-        for copy in resting:
+        """Releases partitions, and has the control say how far they were copied, with what was in flight."""
+        known = self.control.value
+        given = [copy for copy in self.copies(partitions) if copy.is_placed and self.is_claimed(copy)]
+        for copy in given:
             copy.in_flight += 1  # its claim is held until that is written (begun.py)
         for partition in partitions:
             self.release(partition)
         try:
-            await self._remember(ends, known)
+            settles_by = self.clock() + _SETTLES_S
+            while any(copy.in_flight > 1 for copy in given) and self.clock() < settles_by:
+                await self.source.net.sleep(0.01)
+            kept = (Phase.RELEASED, Phase.PAUSED)
+            await self._remember({c.partition: c.acked for c in given if c.in_flight == 1 and c.phase in kept}, known)
         finally:
-            for copy in resting:
+            for copy in given:
                 copy.in_flight -= 1
                 self.settled(copy)
 

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.leaders import LATE_S
+from tolerant_client.cluster.admin.offsets import Untold, list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.mirror.batches.divergence import (
     COMPARED_OFFSETS,
@@ -96,15 +98,18 @@ async def differs_after_link(
     ends: Mapping[TopicPartition, BatchHeader],
     own: Collection[int],
     copied: Mapping[TopicPartition, int],
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, OpenTransaction]]:
-    """Where logs that others wrote last differ after the link's last batch, of the last 5,000 offsets; what is open in others.
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, OpenTransaction | Untold]]:
+    """Where logs that others wrote last differ after the link's last batch, of the last 5,000 offsets; what is open in others,
+    or why that is not known.
 
     A batch of theirs that is the source's says nothing of those before it, and one that they have aborted has no records.
     """
     if not ends:
         return {}, {}
     # Asked first: what is stable then is so in all that is read.
-    stable = await target.list_offsets(dict.fromkeys(ends, LATEST), isolation_level=READ_COMMITTED)
+    asked = dict.fromkeys(ends, LATEST)
+    stable, left_out = await list_led_offsets(target, asked, isolation_level=READ_COMMITTED, within_s=LATE_S)
+    ends = {p: ends[p] for p in stable}
     ours = await step_back(
         target, ends, {p: log.written_from for p, log in logs.items()}, lambda header: header.producer_id not in own
     )
@@ -125,9 +130,10 @@ async def differs_after_link(
                 break
     unstable = {p: offset for p, offset in unstable.items() if p not in found}
     begins = await read_headers(target, unstable)
-    return found, {
+    opened = {
         p: OpenTransaction(begins[p].producer_id if p in begins else -1, offset) for p, offset in unstable.items()
     }
+    return found, {**opened, **{p: Untold(why) for p, why in left_out.items()}}
 
 
 async def find_strangers(

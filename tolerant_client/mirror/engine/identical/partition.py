@@ -62,6 +62,7 @@ class Phase(enum.Enum):
     COPYING = "copying"
     DRAINING = "draining"
     PAUSED = "paused"  # left alone until `not_before`: by policy, with an error, or until the source catches up
+    RELEASED = "released"  # given up while it was copied: what is in flight counts
     STOPPED = "stopped"
 
 
@@ -117,7 +118,7 @@ class PartitionCopy(CopiedPartition):
 
     @property
     def is_stopped(self) -> bool:
-        return self.phase is Phase.STOPPED
+        return self.phase is Phase.STOPPED or self.is_released
 
     @property
     def paused_by(self) -> TolerantClientError | None:
@@ -125,7 +126,7 @@ class PartitionCopy(CopiedPartition):
 
     @property
     def is_settled(self) -> bool:
-        return self.phase in (Phase.STOPPED, Phase.PAUSED) or self.has_reached
+        return self.is_stopped or self.phase is Phase.PAUSED or self.has_reached
 
     def rests(self, after_s: float, now: float) -> bool:
         """Whether it has nothing to append, and the last append was acknowledged that long ago."""
@@ -254,7 +255,7 @@ class PartitionCopy(CopiedPartition):
             self.has_doubtful_facts = True
             self.trouble(f"the response for offset {base_offset} tells another time than that of its records", now)
         elif error_code == 0 and base_offset == header.base_offset:
-            if self.phase is Phase.COPYING:
+            if self.phase in (Phase.COPYING, Phase.RELEASED):
                 self.acked = max(self.acked, header.next_offset)
                 self._checked_at = max(self._checked_at, sent_at)
                 if not self.in_flight:
@@ -275,7 +276,7 @@ class PartitionCopy(CopiedPartition):
     def gap_filled(self, gap: Gap, log_end: int, began_at: float, now: float) -> None:
         """Takes the log end that was seen once a gap was filled."""
         if log_end == gap.until_offset:
-            if self.phase is Phase.COPYING:
+            if self.phase in (Phase.COPYING, Phase.RELEASED):
                 self.acked = max(self.acked, log_end)
                 self._checked_at = max(self._checked_at, began_at)
             self.filled += gap.until_offset - gap.from_offset

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tolerant_client.cluster.admin.offsets import Unreplicated
+from tolerant_client.cluster.admin.offsets import Unreplicated, Untold
 from tolerant_client.errors import TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.losses import LedgerRow, Loss, LossReason
@@ -29,7 +29,7 @@ def placed(
     if found is None:
         copy.trouble("the last record batch could not be read (is Read allowed on the target's topic?)", now)
         copy.not_before = max(copy.not_before, now + _UNREAD_S)
-    elif isinstance(found, (Unreplicated, OpenTransaction)):
+    elif isinstance(found, (Unreplicated, Untold, OpenTransaction)):
         copy.trouble(str(found), now)
         copy.not_before = max(copy.not_before, now + _REPLICATED_S)
     elif isinstance(found, TolerantClientError):

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.leaders import LATE_S
+from tolerant_client.cluster.admin.offsets import Untold, list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.divergence import (
@@ -32,15 +34,19 @@ async def probe_logs(
     ends: Mapping[TopicPartition, int],
     adopted: Mapping[TopicPartition, int],
     read_rows: Callable[[], Awaitable[Rows]],
-) -> dict[TopicPartition, TargetDivergedError]:
-    """Partitions of which the target has, before `ends`, other records than the source, and what that means.
+) -> dict[TopicPartition, TargetDivergedError | Untold]:
+    """Partitions of which the target has, before `ends`, other records than the source, and what that means; or why none is told.
 
     What was adopted is passed over, and what the ledger's rows tell; they are read where logs differ.  Raises KafkaError.
     """
-    starts = await source.list_offsets(dict.fromkeys(ends, EARLIEST)) if ends else {}
-    copied = await target.list_offsets(dict.fromkeys(ends, EARLIEST)) if ends else {}
-    spans = {p: (max(starts[p], copied[p], adopted.get(p, 0)), end) for p, end in ends.items()}
-    found: dict[TopicPartition, TargetDivergedError] = {}
+    if not ends:
+        return {}
+    starts, untold = await list_led_offsets(source, dict.fromkeys(ends, EARLIEST), within_s=LATE_S)
+    copied, more = await list_led_offsets(target, dict.fromkeys(starts, EARLIEST), within_s=LATE_S)
+    spans = {p: (max(starts[p], at, adopted.get(p, 0)), ends[p]) for p, at in copied.items()}
+    found: dict[TopicPartition, TargetDivergedError | Untold] = {
+        p: Untold(why) for p, why in {**untold, **more}.items()
+    }
     for n in range(_PROBES):
         at = {
             p: start + (end - start) * n // _PROBES

@@ -33,9 +33,10 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends
+from tolerant_client.cluster.admin.leaders import LATE_S
+from tolerant_client.cluster.admin.offsets import Unreplicated, Untold, list_led_offsets, replicated_ends
 from tolerant_client.cluster.admin.topics import present_ids
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, Cluster
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.appendable import AppendState
@@ -83,7 +84,7 @@ class LogStart(NamedTuple):
     start: int
 
 
-Found = Meaning | LogStart | Unreplicated | OpenTransaction
+Found = Meaning | LogStart | Unreplicated | OpenTransaction | Untold
 
 
 async def read_append_states(
@@ -100,7 +101,8 @@ async def read_append_states(
 ) -> dict[TopicPartition, Found]:
     """Where each partition goes on, or why it cannot; one request a broker, not one a partition.
 
-    Partitions that could not be read this time are absent, and where the target's replicas are behind nothing else is said;
+    Partitions that could not be read this time are absent; where a leader tells no offset, or the target's replicas are behind,
+    nothing else is said;
     an open transaction is said in place of where to go on, not of a difference.
     What the ledger says already is not found again.
     `copied` says, where that is known, the source's leader epoch of the last batch that was copied and the offset up to
@@ -111,7 +113,7 @@ async def read_append_states(
     wanted = list(partitions)
     ids = await read_ids(source, target, {p.topic for p in wanted}) if ids is None else ids
     truncated = await source_truncations(source, copied)
-    logs, behind = await _bounds(source, target, wanted, control.adopted, at_high_watermark)
+    logs, unknown_bounds = await _bounds(source, target, wanted, control.adopted, at_high_watermark)
     cuts = {p: end for p, end in truncated.items() if p in logs and end < logs[p].target_end}
     last = await read_headers(target, {p: log.target_end - 1 for p, log in logs.items() if log.is_written})
     bare = await has_nothing_at(
@@ -144,7 +146,7 @@ async def read_append_states(
     states = {p: state._replace(topic_id=_target_id(ids, p)) for p, state in states.items()}
 
     link = ledger.link if ledger is not None else ""
-    found: dict[TopicPartition, Found] = {**behind}
+    found: dict[TopicPartition, Found] = {**unknown_bounds}
     troubled: list[Case] = []
     for p, state in states.items():
         log, now, copied_tail = logs[p], ids.get(p.topic, TopicIds()), copies.get(p)
@@ -254,25 +256,36 @@ async def _bounds(
     wanted: list[TopicPartition],
     adopted: Mapping[TopicPartition, int],
     at_high_watermark: bool,
-) -> tuple[dict[TopicPartition, Logs], dict[TopicPartition, Unreplicated]]:
+) -> tuple[dict[TopicPartition, Logs], dict[TopicPartition, Unreplicated | Untold]]:
+    unknown: dict[TopicPartition, Unreplicated | Untold] = {}
+
+    async def told(
+        cluster: Cluster, partitions: Iterable[TopicPartition], which: int, isolation_level: int = READ_UNCOMMITTED
+    ) -> dict[TopicPartition, int]:
+        asked = dict.fromkeys(partitions, which)
+        offsets, left_out = await list_led_offsets(cluster, asked, isolation_level=isolation_level, within_s=LATE_S)
+        unknown.update((p, Untold(why)) for p, why in left_out.items())
+        return offsets
+
     # The target first: what it has by then, the source had before.
-    target_start = await target.list_offsets(dict.fromkeys(wanted, EARLIEST))
-    found: Mapping[TopicPartition, int | Unreplicated]
+    target_start = await told(target, wanted, EARLIEST)
+    target_end: dict[TopicPartition, int] = {}
     if at_high_watermark:
-        found = await target.list_offsets(dict.fromkeys(wanted, LATEST))
+        target_end = await told(target, target_start, LATEST)
     else:
-        found = await replicated_ends(target, wanted)
-    target_end = {p: end for p, end in found.items() if isinstance(end, int)}
-    behind = {p: end for p, end in found.items() if isinstance(end, Unreplicated)}
-    wanted = list(target_end)
-    source_start = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
+        for p, end in (await replicated_ends(target, target_start)).items():
+            if isinstance(end, int):
+                target_end[p] = end
+            else:
+                unknown[p] = end
+    source_start = await told(source, target_end, EARLIEST)
     # Nothing after the last stable offset was ever copied: what the target has there is somebody else's.
-    source_end = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
+    source_end = await told(source, source_start, LATEST, READ_COMMITTED)
     # A log that ends before what was adopted of it was made anew since.
     kept = {p: offset for p, offset in adopted.items() if offset <= target_end.get(p, 0)}
     return {
-        p: Logs(source_start[p], source_end[p], target_start[p], target_end[p], kept.get(p, 0)) for p in wanted
-    }, behind
+        p: Logs(source_start[p], end, target_start[p], target_end[p], kept.get(p, 0)) for p, end in source_end.items()
+    }, unknown
 
 
 def _target_id(ids: Mapping[str, TopicIds], partition: TopicPartition) -> uuid.UUID | None:

@@ -208,7 +208,10 @@ class SyncLoop:
     ) -> dict[TopicPartition, Found | None]:
         """The place of each, None where it could not be read; those that a cluster does not know are left out."""
         copied = {p: (copies[p].former_epoch, copies[p].acked) for p in due if copies[p].former_epoch >= 0}
-        await self._flow.witnesses.look(self._target, due)  # before both logs are compared
+        untold = await self._flow.witnesses.look(self._target, due)  # before both logs are compared
+        for partition, why in untold.items():
+            self._flow.not_read([partition], why)
+        due = [p for p in due if p not in untold]
         ids = await read_ids(self._source, self._target, {p.topic for p in due})
         self._flow.not_read(
             [p for p in due if p.topic not in ids], "one of the clusters says that it has no such topic"

@@ -6,6 +6,7 @@ the others reads what is there after that.  (Facts of topics may be some seconds
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Generic, TypeVar
 
@@ -18,7 +19,7 @@ from tolerant_client.cluster.event_loop import Future
 from tolerant_client.mirror.engine.preflight import copied_identically
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair
 from tolerant_client.mirror.state.control_topic import ControlWatch
-from tolerant_client.mirror.state.map_topic import read_last_rows
+from tolerant_client.mirror.state.map_topic import map_partition, read_last_rows
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import topic_facts
 
@@ -70,8 +71,7 @@ class _Asked(Generic[_Found]):
 class SharedReads:
     """Reads of a link's map and of its topics; on the event loop that both clusters share.
 
-    `last_row` is the newest committed row of a source partition, `copied_identically` why nobody else may write to a log of
-    the target that another link has begun with identical offsets.
+    `copied_identically` is why nobody else may write to a log of the target that another link has begun with identical offsets.
     """
 
     def __init__(self, source: Cluster, target: Cluster, control: ControlWatch, clock: Callable[[], float]) -> None:
@@ -86,8 +86,14 @@ class SharedReads:
         self._target = target
         self._clock = clock
         self._facts: dict[str, tuple[float, Future]] = {}
-        self.last_row = _Asked(target, link, last_rows)
+        # By partition of the map: one whose leader tells nothing holds up no rows in the others.
+        self._last_rows = defaultdict[TopicPartition, _Asked[MapRow]](lambda: _Asked(target, link, last_rows))
+        self._link = link
         self.copied_identically = _Asked(target, link, copied_identically)
+
+    async def last_row(self, partition: TopicPartition) -> MapRow | None:
+        """The newest committed row of a source partition; raises what read_last_rows does."""
+        return await self._last_rows[map_partition(self._link, partition)](partition)
 
     async def topics(self, topic: str) -> TopicPair:
         """Facts of a topic on both clusters, at most a few seconds old."""
