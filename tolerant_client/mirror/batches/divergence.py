@@ -52,6 +52,7 @@ _LARGEST_READ = 128 << 20
 _ANSWERS_IN_VAIN = 4
 _PROBES_IN_THE_DARK = 64  # of a bisection: stretches without a record on both sides
 _LENGTH_AT = 8  # in a batch
+_MAGIC_AT = 16
 _CHECKED_FIELDS = struct.Struct(">hiqqqhii")  # of a batch header, from its attributes on: what the CRC covers
 
 Range = tuple[int, int]
@@ -98,6 +99,17 @@ def first_header(records: memoryview) -> BatchHeader | None:
         return None
     header = read_header(records)
     return header if header.magic == 2 else None
+
+
+def last_header(records: memoryview) -> BatchHeader | None:
+    """That of the last whole batch of a fetch; None without one, and for message sets of v0 and v1."""
+    last, at = -1, 0
+    while len(records) - at >= HEADER_SIZE and records[at + _MAGIC_AT] == 2:
+        size = LOG_OVERHEAD + int.from_bytes(records[at + _LENGTH_AT : at + LOG_OVERHEAD], "big", signed=True)
+        if not HEADER_SIZE <= size <= len(records) - at:
+            break
+        last, at = at, at + size
+    return None if last < 0 else read_header(records, last)
 
 
 def first_size(records: memoryview) -> int:

@@ -189,14 +189,16 @@ class Reader(Generic[C]):
             return None
         except Errors.KafkaError as error:
             session.failed()
+            self._suspect(fetcher)
             await self._after_failure(fetcher, error)
             return None
         if not session.answered(answer):
+            self._suspect(fetcher)
             await self._after_failure(fetcher, Errors.for_code(answer.error_code)())
             return None
         fetcher.failing_since = None
         self._bucket.take(sum(len(part.records) for part in answer.partitions), self._clock())
-        if session.goes_by_names and self._witnesses is not None:
+        if self._witnesses is not None:
             await self._look_again(fetcher, answer, self._witnesses)
         fetcher.seen_at = asked_at
         return answer
@@ -211,16 +213,24 @@ class Reader(Generic[C]):
                 self._source.manager.cluster.request_update()
                 self._trouble(copy, "its topic was made anew on the source")
 
+    def _suspect(self, fetcher: _Fetcher) -> None:
+        """A node that was gone may come back with other logs."""
+        if self._witnesses is not None:
+            self._witnesses.suspect((*fetcher.session.positions, *fetcher.full))
+
     async def _look_again(self, fetcher: _Fetcher, answer: FetchAnswer, witnesses: Witnesses) -> None:
-        """Believes records that came after a pause only where the source still has what was copied before (witnesses.py)."""
+        """Believes records after a pause, or a failure, only where the source still has what was copied before (witnesses.py)."""
         unseen_s, doubted = self._clock() - fetcher.seen_at, {}
         for part in answer.partitions:
             copy = self._partitions.get(part.partition)
             if copy is None or not copy.is_read or copy.position == 0 or part.error_code or not len(part.records):
                 continue
-            if witnesses.doubt(part.partition, unseen_s, is_compared=copy.first_round == fetcher.round):
+            is_compared, is_named = copy.first_round == fetcher.round, fetcher.session.goes_by_names
+            if witnesses.doubt(part.partition, unseen_s, is_compared=is_compared, is_named=is_named):
                 doubted[part.partition] = copy
-        reason = "the source does not show that its topic is still the one that was copied"
+        if not doubted:
+            return
+        reason = "the source does not show that its log is still the one that was copied"
         for partition in await witnesses.missing(fetcher.node_id, doubted):
             if self._partitions.get(partition) is doubted[partition]:  # not released, nor adopted anew, meanwhile
                 self._trouble(doubted[partition], reason)
@@ -279,7 +289,7 @@ class Reader(Generic[C]):
                 self._on_trouble(copy)
                 continue
             taken += [(copy, item) for item in items]
-            if session.goes_by_names and self._witnesses is not None:
+            if self._witnesses is not None:
                 self._witnesses.saw(part)
             if until is not None and copy.position >= until:
                 session.forget(part.partition)

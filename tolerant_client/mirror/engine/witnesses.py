@@ -1,7 +1,8 @@
-"""Is the topic that a name stands for on the source still the one that was copied?
+"""Is the log that the source answers from still the one that was copied?
 
 Brokers before Kafka 3.1 are asked by names: of a topic that was deleted and made anew between two fetches they answer what
-the new one has at the position.  Laws:
+the new one has at the position.  And a broker of any version that was gone may come back with an older copy of its disks, and
+with other records in the same leader epoch at the position.  Laws:
 A. What a name stood for is known for the moment when a fetch was sent that was answered without an error.  Records that come
    within UNSEEN_S of it are believed: so fast no topic is deleted, made anew and filled beyond a copier's position.
 B. Later ones are believed when the source, after they came, still has a batch that it had of the topic before, its *witness*:
@@ -11,6 +12,9 @@ C. A partition's first witness is read before both logs are compared at its star
 D. Where the source does not show the witness (another topic, or the cleaner or retention took it) both logs are compared
    anew.  Where none can be had (formats v0 and v1, nothing left) that happens for records that come later than UNSHOWN_S,
    and what comes first after the comparison is believed.
+E. What comes first of a partition after a fetch of its node has failed (a lost connection, a fetch session that is gone) is
+   believed under Law B, whatever tells its topic, however soon it comes; without a witness both logs are compared.  So a
+   witness is the last batch that was taken.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from tolerant_client.cluster.admin.leaders import LATE_S
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
-from tolerant_client.mirror.batches.divergence import first_header, read_headers
+from tolerant_client.mirror.batches.divergence import first_header, last_header, read_headers
 from tolerant_client.records.record_batch import BatchHeader
 
 UNSEEN_S = 0.1  # 0.15 s were measured, on an idle machine
@@ -36,22 +40,32 @@ _BYTES = 16 << 10  # of each; a batch that is larger is read alone
 
 
 class Witnesses:
-    """The witness of each partition that is fetched by its name; on the event loop of `source`."""
+    """The witness of each partition; on the event loop of `source`.  `of_names`: partitions that are fetched by name are doubted."""
 
-    def __init__(self, source: Cluster) -> None:
+    def __init__(self, source: Cluster, *, of_names: bool = True) -> None:
         self._source = source
+        self._of_names = of_names
         self._known: dict[TopicPartition, BatchHeader] = {}
+        self._suspected: set[TopicPartition] = set()
 
     def saw(self, part: FetchedPartition) -> None:
-        """Takes the first batch of an answer that was believed; before the batch is stamped."""
-        if (header := first_header(part.records)) is not None:
+        """Takes the last batch of an answer that was believed; before the batch is stamped."""
+        if (header := last_header(part.records)) is not None:
             self._known[part.partition] = header
 
-    def doubt(self, partition: TopicPartition, unseen_s: float, *, is_compared: bool) -> bool:
+    def suspect(self, partitions: Iterable[TopicPartition]) -> None:
+        """Takes it that a fetch of these has failed."""
+        self._suspected.update(partitions)
+
+    def doubt(self, partition: TopicPartition, unseen_s: float, *, is_compared: bool, is_named: bool = True) -> bool:
         """Whether records are to be looked at again (`missing`) that came `unseen_s` after their topic was seen last.
 
-        `is_compared`: they are the first ones since both logs were compared.
+        `is_compared`: they are the first ones since both logs were compared; `is_named`: they were asked for by name.
         """
+        if partition in self._suspected:
+            return True
+        if not (is_named and self._of_names):
+            return False
         if partition in self._known:
             return is_compared or unseen_s > UNSEEN_S
         return not is_compared and unseen_s > UNSHOWN_S
@@ -91,4 +105,5 @@ class Witnesses:
         missing |= unseen
         for partition in missing:
             self._known.pop(partition, None)
+        self._suspected.difference_update(partitions)
         return missing

@@ -126,6 +126,16 @@ async def find_damage(
     return dict(sorted(damaged.items()))
 
 
+def unchecked(of: PromotedLink, control: LinkControl) -> tuple[str, ...]:
+    """That nothing could be held against what the control says, where it says nothing of an identical copy.  Pure."""
+    if of.is_translated or control.producer_ids:
+        return ()
+    return (
+        f"whether the target has all that link {of.name} had copied could not be checked: the control on the target says nothing"
+        " of what it copied (any more)",
+    )
+
+
 def missing_topics(of: PromotedLink, control: LinkControl, there: Iterable[TopicPartition]) -> list[str]:
     """Topics that the link has copied and the target does not have, a sentence each.  Pure."""
     copied = of.mapped.names | {p.topic for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}

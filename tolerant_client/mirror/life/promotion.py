@@ -44,7 +44,7 @@ from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, s
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.comparison import compare_ends
-from tolerant_client.mirror.life.damage import Damage, delete_filler, find_damage, missing_topics
+from tolerant_client.mirror.life.damage import Damage, delete_filler, find_damage, missing_topics, unchecked
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans, positions_of
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
@@ -227,7 +227,7 @@ async def failover(
             not is_dry_run and not blocked,
             rows,
             tuple(blocked),
-            (*beside.kept, *carried_warnings(of.carried), *failover_warnings(rows), *unread),
+            (*beside.kept, *carried_warnings(of.carried), *failover_warnings(rows), *unchecked(of, control), *unread),
             group_places=places,
             losses=await losses_of(target, link),
             is_begun=not is_dry_run and bool(blocked),

@@ -100,6 +100,8 @@ def unwritten(row: LedgerRow, rows: Iterable[LedgerRow]) -> LedgerRow | None:
     """What of a row the ledger lacks: a loss that is found again, and has grown, is written from where it grew."""
     start = row.from_offset
     same = [r for r in rows if r[1:4] == row[1:4] and r.reason == row.reason and r.topic_id in ("", row.topic_id)]
+    if start == row.until_offset:  # of which no offset is lost
+        return None if any((r.from_offset, r.until_offset) == row[4:6] for r in same) else row
     for known in sorted(same, key=lambda r: r.from_offset):
         if known.from_offset <= start:
             start = max(start, known.until_offset)

@@ -197,11 +197,8 @@ async def read_maps(
             else:
                 of[key.number] = row
     adopted = (await read_control(target, link)).adopted
-    return {
-        partition: OffsetMap(of.values(), adopted.get(partition, 0))
-        for partition, of in rows.items()
-        if any(row.has_copied for row in of.values())
-    }
+    maps = {partition: OffsetMap(of.values(), adopted.get(partition, 0)) for partition, of in rows.items() if of}
+    return {partition: found for partition, found in maps.items() if found.runs}
 
 
 class MappedTopics(NamedTuple):

@@ -4,6 +4,8 @@ Laws:
 A. A row is committed in the transaction that copied its records, so what a committed row says is on the target.
 B. Runs ascend on both sides: order is kept, and between two runs lies nothing that was copied.
 C. Only the newest row of a partition is ever written again; one that has RUNS_PER_ROW runs is final.
+D. Where the source's log is another one from an offset on (its topic was made anew, or it was cut), a new row begins there: what
+   the rows before it say of a former topic, and of offsets from there on, is of records that the source no longer has.
 
 A record of the map topic, in JSON so that any consumer can read it:
 
@@ -11,7 +13,8 @@ A record of the map topic, in JSON so that any consumer can read it:
     value  {"version": 1, "target": "topic", "ids": ["source's topic id", "target's"], "position": 1200,
             "epoch": 3, "runs": [1000, 5000, 100, 0, 1, 90, ...]}
 
-A row with one run of no records says where nothing is copied yet: only that the link has begun there, at its `position`.
+A row with one run of no records says where nothing is copied yet: only that the link has begun there, at its `position`; the
+target offset of that run is behind all that the rows before have.
 
 `position` is the next source offset to copy when the row was written; `ids` tell a topic that was deleted and created
 again (KIP-516; "" where brokers before 2.8 tell none), `epoch` is the newest leader epoch that was seen in the source's
@@ -159,7 +162,7 @@ def extend(
             f"{partition.topic}-{partition.partition}: offset {runs[0].source} was appended at {runs[0].target}, but the"
             f" map ends at {kept[-1].source_until} and {kept[-1].target_until}; the answer or the target's log is wrong"
         )
-    kept = join_runs([*kept, *runs]) or [Run(position, 0, 0)]
+    kept = join_runs([*kept, *runs]) or [Run(position, last.target_until if last is not None else 0, 0)]
     rows: list[MapRow] = []
     for first in range(0, len(kept), RUNS_PER_ROW):
         part = tuple(kept[first : first + RUNS_PER_ROW])
@@ -168,6 +171,17 @@ def extend(
     rows[-1] = rows[-1]._replace(position=position)
     is_untouched = last is not None and len(rows) > 1 and rows[0].runs == last.runs
     return rows[1:] if is_untouched else rows
+
+
+def begun_anew(last: MapRow, ids: tuple[str, str], position: int) -> MapRow:
+    """The newest row where the source's log is another one from `position` on than the one that `last` speaks of (Law D)."""
+    key = last.key._replace(number=last.key.number + last.has_copied)
+    return last._replace(key=key, ids=ids, position=position, epoch=-1, runs=(Run(position, last.target_until, 0),))
+
+
+def is_another(before: str, now: str) -> bool:
+    """Whether two topic ids are known and differ (KIP-516)."""
+    return bool(before and now and before != now)
 
 
 class CommittedRows:
@@ -235,30 +249,46 @@ class OffsetMap:
 
     A consumer that stood at a source offset and goes on at its translation reads
     each record once: no copied record that it has read lies behind it there,
-    and none that it has not read before it.
+    and none that it has not read before it.  `runs` are empty where nothing of the source's log as it is now is copied: then
+    nothing can be translated.
 
     What lies before source offset `taken_over` another mirror may have copied, where the map has no run: such an offset
     has no translation, for the run next to it may be far behind its record.
     """
 
     def __init__(self, rows: Iterable[MapRow], taken_over: int = 0) -> None:
-        ordered = sorted((row for row in rows if row.has_copied), key=lambda row: row.key.number)
-        if not ordered:
+        known = sorted(rows, key=lambda row: row.key.number)
+        if not known:
             raise ValueError("an offset map without rows")
-        self.partition = ordered[-1].key.partition
-        self.target = TopicPartition(ordered[-1].target_topic, self.partition.partition)
-        self.position = max(ordered[-1].position, taken_over)
+        newest = known[-1]
+        self.partition = newest.key.partition
+        self.target = TopicPartition(newest.target_topic, self.partition.partition)
+        self.position = max(newest.position, taken_over)
         self._taken_over = taken_over
-        self.runs = [run for row in ordered for run in row.runs]
-        self._is_cut = ordered[0].key.number > 0  # older rows have been taken away
-        for before, after in zip(self.runs, self.runs[1:]):
-            if after.source < before.source_until or after.target < before.target_until:
-                raise OffsetMapError(
-                    f"The offset map of {self.partition.topic}-{self.partition.partition} does not ascend at source offset"
-                    f" {after.source}: its topic has been changed by somebody else; its offsets cannot be trusted"
-                )
+        ordered = [row for row in known if row.has_copied and not is_another(row.ids[0], newest.ids[0])]
+        self.runs = self._joined(ordered, newest.position)
+        # Older rows have been taken away, unless the one before is of a former topic.
+        first = ordered[0].key.number if ordered else 0
+        self._is_cut = first > 0 and first - 1 not in (row.key.number for row in known)
         self._sources = [run.source for run in self.runs]
         self._targets = [run.target for run in self.runs]
+
+    def _joined(self, rows: Iterable[MapRow], position: int) -> list[Run]:
+        """The runs of the log as it is now, up to `position`; raises OffsetMapError where they do not ascend."""
+        runs: list[Run] = []
+        target = 0
+        for row in rows:
+            _cut(runs, row.runs[0].source)
+            for run in row.runs:
+                if run.target < target or runs and run.source < runs[-1].source_until:
+                    raise OffsetMapError(
+                        f"The offset map of {self.partition.topic}-{self.partition.partition} does not ascend at source offset"
+                        f" {run.source}: its topic has been changed by somebody else; its offsets cannot be trusted"
+                    )
+                runs.append(run)
+                target = run.target_until
+        _cut(runs, position)
+        return runs
 
     def translate(self, offset: int) -> Translation:
         """The target offset for a source offset, that is: of its record or of the next one behind it."""
@@ -288,3 +318,11 @@ class OffsetMap:
             place = Place.DELETED if at < 0 and self._is_cut else Place.NEXT
             return Translation(offset, self.runs[at + 1].source, place, self.position)
         return Translation(offset, self.runs[-1].source_until, Place.END, self.position)
+
+
+def _cut(runs: list[Run], source: int) -> None:
+    """Takes away what lies at this source offset or behind it."""
+    while runs and runs[-1].source >= source:
+        runs.pop()
+    if runs and runs[-1].source_until > source:
+        runs[-1] = runs[-1]._replace(length=source - runs[-1].source)

@@ -181,7 +181,7 @@ def test_a_doubt_about_a_partition_that_was_adopted_anew_meanwhile_is_nothing_to
     witnesses = SimpleNamespace(doubt=lambda *_, **__: True, missing=missing)
     reader._on_trouble = troubled.append
     parts = [FetchedPartition(p, 0, 400, 400, 0, (), memoryview(b"records")) for p in (FIRST, SECOND)]
-    fetcher = SimpleNamespace(node_id=1, round=1, seen_at=0.0)
+    fetcher = SimpleNamespace(node_id=1, round=1, seen_at=0.0, session=SimpleNamespace(goes_by_names=True))
     asyncio.run(reader._look_again(fetcher, SimpleNamespace(partitions=parts), witnesses))
     assert troubled == [copies["kept"]] and copies["new"].phase is Phase.COPYING
 

@@ -24,6 +24,7 @@ from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.memory import Memory
 from tolerant_client.mirror.engine.reader import Reader
 from tolerant_client.mirror.engine.throttle import TokenBucket
+from tolerant_client.mirror.engine.witnesses import Witnesses
 
 FIRST, SECOND = (TopicPartition("orders", number) for number in range(2))
 OLD, NEW = uuid.UUID(int=1), uuid.UUID(int=2)
@@ -133,8 +134,14 @@ class Rig:
             memory=Memory(1 << 30),
             emptiness=self.emptiness,
         )
+        self.witnesses: Any = Witnesses(self.source, of_names=False)
         self.reader: Reader[Copy] = Reader(
-            link, self.copies, self._accept, self.enqueued.extend, lambda copy: self.reader.leave(copy.partition)
+            link,
+            self.copies,
+            self._accept,
+            self.enqueued.extend,
+            lambda copy: self.reader.leave(copy.partition),
+            self.witnesses,
         )
 
     def _accept(self, copy: Copy, part: FetchedPartition, until: int | None) -> list[Appendable]:
@@ -232,6 +239,34 @@ def test_a_connection_that_breaks_has_those_partitions_alone_placed_anew_that_it
         assert rig.source.asked[1].positions == {FIRST: 0} and rig.source.refreshes == 1
         assert rig.copies[SECOND].reasons == ["node 1 no longer leads"] and not rig.copies[FIRST].reasons
         assert rig.tasks.failure is None
+
+    rig.run(run)
+
+
+def test_what_comes_after_a_connection_broke_is_believed_where_the_node_shows_what_it_had(rig: Rig) -> None:
+    """Its disks may have been restored: FIRST still has the batch that was taken last, SECOND has another one."""
+
+    async def missing(node_id: int, doubted: Any) -> set[TopicPartition]:
+        asked.append(set(doubted))
+        return {SECOND} & set(doubted)
+
+    asked: list[set[TopicPartition]] = []
+    rig.witnesses.missing = missing
+
+    async def run() -> None:
+        for copy in rig.copies.values():
+            copy.position = 50
+        responses: dict[int, Any] = {1: [part(FIRST)], 2: None, 3: [part(FIRST), part(SECOND)]}
+
+        def respond(request: RawFetch) -> Any:
+            now = len(rig.source.asked)
+            return reset(request) if now == 2 else responses.get(now)
+
+        rig.source.respond = respond
+        await rig.reader.join([FIRST, SECOND])
+        await rig.until(lambda: len(rig.source.asked) == 4)
+        assert asked == [{FIRST, SECOND}]
+        assert rig.accepted == [(FIRST, 50), (FIRST, 51)] and len(rig.copies[SECOND].reasons) == 1
 
     rig.run(run)
 

@@ -97,3 +97,23 @@ def test_node_that_does_not_answer_shows_nothing() -> None:
     source = Source({})
     source.is_away = True
     assert missing(witnesses(source, (FIRST, batch(0, b"old")))) == {FIRST, SECOND} and source.fetches == 1
+
+
+def test_after_a_fetch_that_failed_whatever_comes_is_looked_at_once_also_where_ids_tell_the_topic() -> None:
+    old = batch(0, b"old")
+    source = Source({FIRST: old, SECOND: old})
+    known = Witnesses(cast(Cluster, source), of_names=False)
+    known.saw(fetched(FIRST, old))
+    assert not known.doubt(FIRST, 60.0, is_compared=True), "it is not fetched by its name, or that does not matter"
+    known.suspect([FIRST, SECOND])
+    assert known.doubt(FIRST, 0.0, is_compared=False, is_named=False)
+    assert known.doubt(SECOND, 0.0, is_compared=True, is_named=False), "there is no witness: both logs are compared"
+    assert missing(known) == {SECOND}
+    assert not any(known.doubt(p, 60.0, is_compared=False, is_named=False) for p in (FIRST, SECOND))
+
+
+def test_the_witness_is_the_last_whole_batch_so_that_a_log_that_was_cut_behind_the_first_one_is_another() -> None:
+    first, last, part = batch(0, b"a"), batch(10, b"b"), batch(20, b"c")[:90]
+    source = Source({FIRST: last, SECOND: batch(10, b"other")})
+    known = witnesses(source, *((p, first + last + part) for p in (FIRST, SECOND)))
+    assert missing(known) == {SECOND}

@@ -437,6 +437,16 @@ def test_a_failover_names_what_the_target_has_lost_of_what_was_copied(world: Wor
     assert [text.split(" was")[0].split(" is")[0] for text in report.damaged] == ["topic clicks", "Target topic orders"]
 
 
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_a_failover_without_a_control_says_that_nothing_was_checked(world: World, is_translated: bool) -> None:
+    assert not any("could not be checked" in text for text in world.failover(is_dry_run=True).warnings)
+    world.control, world.is_translated = LinkControl(topics=ORDERS.to_json()), is_translated
+    told = [
+        text for text in world.failover().warnings if "could not be checked: the control on the target says" in text
+    ]
+    assert len(told) == (0 if is_translated else 1), "a map says itself what was copied"
+
+
 def test_a_failover_tells_no_record_of_others_as_copied_and_names_a_partition_that_is_gone(world: World) -> None:
     gone = TopicPartition("orders", 3)
     world.control = replace(world.control, begun={gone: TopicIds("a", "b")}, copied={gone: 20})

@@ -109,6 +109,12 @@ def test_loss_that_is_known_is_not_written_again_and_one_that_grew_only_from_the
     assert unwritten(ROW, [ROW._replace(from_offset=31)]) == ROW
 
 
+def test_a_loss_of_no_offset_is_written_once_for_each_place() -> None:
+    empty = ROW._replace(until_offset=30)
+    assert unwritten(empty, [ROW._replace(from_offset=0), ROW._replace(from_offset=20, until_offset=20)]) == empty
+    assert unwritten(empty, [empty._replace(time_ms=1)]) is None
+
+
 @pytest.mark.parametrize("change", [{"topic": "x"}, {"partition": 0}, {"link": "x"}, {"reason": "truncation"}])
 def test_other_loss_is_not_taken_for_this_one(change: dict[str, str]) -> None:
     assert unwritten(ROW, [ROW._replace(**change)]) == ROW  # type: ignore[arg-type]

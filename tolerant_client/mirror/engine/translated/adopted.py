@@ -41,6 +41,24 @@ class Adopted:
                     await self._forget(partition)
         return 0
 
+    async def limit(self, partition: TopicPartition, until: int) -> None:
+        """Has the control say that no more than what lies before `until` was there when the link took over.
+
+        From there on the source's log is another one now.  Raises OptionError and KafkaError.
+        """
+        known = self._control.value
+        if known.adopted.get(partition, 0) <= until:
+            return
+
+        def change(now: LinkControl) -> LinkControl:
+            if now.generation != known.generation or partition not in now.adopted:
+                return now
+            kept = {p: offset for p, offset in now.adopted.items() if p != partition}
+            return replace(now, adopted={**kept, partition: until} if until else kept)
+
+        await update_control(self._target, self._control.link, change)
+        await self._control.refresh()
+
     async def _forget(self, partition: TopicPartition) -> None:
         """Forgets it, and whatever else of its topic is empty: one record, where a topic was made anew."""
         known = self._control.value

@@ -15,7 +15,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.fetch import FetchedPartition
-from tolerant_client.errors import TolerantClientError
+from tolerant_client.errors import TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.reader import Reader
@@ -23,10 +23,12 @@ from tolerant_client.mirror.engine.strategy import CopiedLink, Strategy
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.partition import TranslatedPartition, TranslatedParts
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
+from tolerant_client.mirror.engine.witnesses import Witnesses
 from tolerant_client.mirror.state.claims import claimed_part
-from tolerant_client.mirror.state.map_topic import clear_deleted
+from tolerant_client.mirror.state.map_topic import clear_deleted, lost_map
 
 _CLEAR_EVERY_S = 3600.0
+_MAP_EVERY_S = 10.0
 
 
 def translated_offsets(transactions: TransactionLimits = TransactionLimits()) -> Callable[[CopiedLink], Strategy]:
@@ -40,7 +42,8 @@ class TranslatedOffsets:
     def __init__(self, link: CopiedLink, transactions: TransactionLimits) -> None:
         self.partitions: dict[TopicPartition, TranslatedPartition] = {}
         self._link = link
-        self._reader = Reader(link, self.partitions, _accept, lambda taken: None, self._left)
+        witnesses = Witnesses(link.source, of_names=False)
+        self._reader = Reader(link, self.partitions, _accept, lambda taken: None, self._left, witnesses)
         self._parts = TranslatedParts(
             transactions,
             SharedReads(link.source, link.target, link.control, link.clock),
@@ -48,6 +51,7 @@ class TranslatedOffsets:
             self._reader,
         )
         self._next_clearing = link.clock() + _CLEAR_EVERY_S * random.uniform(0.1, 1.0)
+        self._next_map_look = link.clock() + _MAP_EVERY_S
 
     # -- the copier's partitions ----------------------------------------------
 
@@ -113,8 +117,11 @@ class TranslatedOffsets:
             copy.stop(link.unclaimed_error(copy))
 
     def watch(self) -> None:
-        """Clears the map of deleted topics' rows, now and then."""
+        """Looks whether the map is still there, and clears it of deleted topics' rows, now and then."""
         now = self._link.clock()
+        if now > self._next_map_look:
+            self._next_map_look = float("inf")  # one look at a time
+            self._link.tasks.spawn(self._require_map)
         if now > self._next_clearing:
             self._next_clearing = now + _CLEAR_EVERY_S
             self._link.tasks.spawn(self._clear, list(self.partitions))
@@ -123,6 +130,18 @@ class TranslatedOffsets:
         """A partition in trouble is fetched again when it has taken over anew."""
         self._reader.leave(copy.partition)
         self._link.tasks.notify()
+
+    async def _require_map(self) -> None:
+        """Stops all partitions where the map is gone: what is asked of its brokers then has no response that says so."""
+        link = self._link
+        try:
+            why = await lost_map(link.target, link.name, link.control.value)
+        except Errors.KafkaError:
+            why = None
+        for copy in self.partitions.values() if why is not None else ():
+            copy.stop(TargetDivergedError(why))
+        link.tasks.notify()
+        self._next_map_look = link.clock() + _MAP_EVERY_S
 
     async def _clear(self, partitions: list[TopicPartition]) -> None:
         try:

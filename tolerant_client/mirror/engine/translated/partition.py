@@ -47,10 +47,10 @@ from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransa
 from tolerant_client.mirror.engine.translated.fetched_queue import FetchedQueue, newest_epoch
 from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
-from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, is_another
+from tolerant_client.mirror.engine.translated.target_checks import LostOffsets
 from tolerant_client.mirror.state.claims import claimed_part
 from tolerant_client.mirror.state.map_topic import map_partition
-from tolerant_client.mirror.state.offset_map import extend
+from tolerant_client.mirror.state.offset_map import extend, is_another
 
 _PAUSES = Backoff(0.04)
 _IDLE_S = 0.5
@@ -235,17 +235,16 @@ class TranslatedPartition(CopiedPartition):
         except LinkPromotedError as error:
             self.error = error
             return
-        try:
-            position = await self.place.read(self._producer.producer_id)
-        except Errors.OffsetNotAvailableError:
-            self._advance(self.place.position)
-            raise
-        if is_another(self._source_id, self.place.ids[0]):
-            self.acked = min(self.acked, position)  # what is written of this topic begins where it resumes
+        known = self.place.row
+        position = await self.place.read(self._producer.producer_id)
+        if is_another(self._source_id, self.place.ids[0]) or self.place.row != known or position < self.place.position:
+            # What is written of another topic, or of a log that was cut, begins where it resumes.
+            self.acked = min(self.acked, position)
         self._source_id = self.place.ids[0]
         self._advance(position)
         if not self.place.is_begun:
             await self._write_position()
+            await self.place.begun()
         self._rules = self._rules._replace(max_batch_bytes=self.place.max_batch_bytes)
         self.position = position
         self._is_taken_over = True

@@ -3,9 +3,14 @@
 The newest committed row of the offset map is the position (target_checks.py); a log that the link took over from another mirror
 begins where it took over.
 
-Law: a link has a position from its first look on.  It is a row of the map before anything is copied: what the source has there
-by then, and has no more, is a loss (M7).  So is what policy has accepted, one loss behind the other: the row says of which
-topic, and of which leader epoch, its position is from then on, and nobody finds the same loss again.
+Laws:
+- A link has a position from its first look on.  It is a row of the map before anything is copied: what the source has there
+  by then, and has no more, is a loss (M7).  So is what policy has accepted, one loss behind the other: the row says of which
+  topic, and of which leader epoch, its position is from then on, and nobody finds the same loss again.
+- A copy that needs no equal offsets leaves nothing out: it resumes where the source's log is another one, at the beginning of
+  a topic that was made anew, or where a log was cut.
+- The end of a log proves nothing, and a leader epoch may come again (a source that was restored): the last copied record is
+  compared each time.
 """
 
 from __future__ import annotations
@@ -21,18 +26,19 @@ from tolerant_client.mirror.batches.divergence import read_headers, read_slices,
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.translated.adopted import Adopted
+from tolerant_client.mirror.engine.translated.first_other import first_other
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.engine.translated.target_checks import (
     LostOffsets,
-    check_last_record,
     check_target,
     find_adopted_losses,
     find_losses,
-    is_another,
+    is_same_record,
     never_copied,
+    overwritten,
     taken_over,
 )
-from tolerant_client.mirror.state.offset_map import MapRow
+from tolerant_client.mirror.state.offset_map import MapRow, begun_anew, is_another
 
 
 class Place:
@@ -51,6 +57,10 @@ class Place:
         self._reads = reads
         self._adopted = adopted
         self._accepted: set[LostOffsets] = set()
+        self._is_other = False  # the source has another record where the last one was copied from
+        self._adopted_until: int | None = (
+            None  # what the link may go on to call adopted, once the map says where it resumes
+        )
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
@@ -59,7 +69,7 @@ class Place:
         """The source offset to resume at; `producer_id` is the one that the copies of this process have.
 
         Raises TargetDivergedError; DataLossError where the source no longer has what was or was to be copied, unless policy has
-        accepted that; OffsetNotAvailableError where the source has to come to `position` again; and KafkaError.
+        accepted that; and KafkaError.
         """
         self.row = await self._reads.last_row(self.partition)
         adopted = await self._read_target(producer_id)
@@ -70,67 +80,109 @@ class Place:
         pair = await self._reads.topics(self.partition.topic)
         self.ids, self.max_batch_bytes = pair
         end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
+        self._is_other = False
         if self.row is not None:
             check_target(self.row, self._link.name, self.partition, self.ids, end)
             # A topic made anew has other records by right.
             if self.row.has_copied and not is_another(self.row.ids[0], self.ids[0]):
-                await self._look_for_others(self.row, producer_id)
+                self._is_other = await self._has_other(self.row, producer_id)
         adopted = await self._adopted.until(self.partition, end)
         if self.row is not None:
             self.row = taken_over(self.row, adopted)
         return adopted
 
-    async def _look_for_others(self, row: MapRow, producer_id: int) -> None:
-        """Raises TargetDivergedError where others wrote what lies at the end of the map's newest run (an election's loss)."""
+    async def _has_other(self, row: MapRow, producer_id: int) -> bool:
+        """Whether the source has another record than the last one that was copied.
+
+        Raises TargetDivergedError where others wrote what lies at the end of the map's newest run (an election's loss).
+        """
         offsets = row.runs[-1].source_until - 1, row.runs[-1].target_until - 1
         header = (await read_headers(self._link.target, {self.partition: offsets[1]})).get(self.partition)
-        if header is None or header.producer_id == producer_id:
-            return  # the cleaner or retention took it, or it is ours: then only the source may have lost it
+        if header is None:
+            return False  # the cleaner or retention took it
         original, copied = [
             (await read_slices(side, {self.partition: (at, at + 1)}, is_committed=False))[self.partition].records.get(
                 at
             )
             for side, at in zip((self._link.source, self._link.target), offsets)
         ]
+        if original is not None and copied is not None and header.has_log_append_time:
+            copied = copied._replace(timestamp=original.timestamp)  # the target's brokers gave it another one
+        if is_same_record(original, copied):
+            return False
         lost = (await self._link.ledger.rows(refresh=True)).get(self.partition, ())
-        if not any(loss.from_offset <= offsets[0] < loss.until_offset for loss in lost):
-            check_last_record(row, self._link.name, original, copied)
+        if any(loss.from_offset <= offsets[0] < loss.until_offset for loss in lost):
+            return False
+        if header.producer_id != producer_id:
+            raise overwritten(row, self._link.name, offsets)
+        return True
 
     async def _read_source(self, adopted: int) -> int:
         source, row = self._link.source, self.row
         start = (await source.list_offsets({self.partition: EARLIEST}))[self.partition]
         end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
         least = self._link.control.value.start_of(self.partition, self.ids[0], end) or 0
-        self.is_begun = row is not None or adopted > 0
+        self.is_begun, self._adopted_until = row is not None or adopted > 0, None
         if row is None and not adopted:
             return max(start, least)
-        if row is not None and not row.has_copied:
+        is_anew = row is not None and is_another(row.ids[0], self.ids[0])
+        if row is not None and not row.has_copied and not is_anew:
             row = row._replace(position=max(row.position, least))  # an operator may have given it a start since
+        self.position = adopted if row is None else row.position
+        cuts = [
+            a.from_offset
+            for a in self._accepted
+            if a.reason is LossReason.TRUNCATION and a.until_offset == self.position
+        ]
         if row is None:
-            self.position = adopted
-            losses = find_adopted_losses(self.partition, adopted, start, end)
-        elif not row.has_copied and not adopted and is_another(row.ids[0], self.ids[0]):
-            self.position = max(start, least)  # where the former topic was to begin says nothing of this one
-            losses = [never_copied(self.partition)]
+            losses = find_adopted_losses(self.partition, adopted, start, min(end, *cuts) if cuts else end)
+        elif is_anew:
+            self.leader_epoch = -1  # it counts its leader epochs from 0
+            losses = (
+                find_losses(row, self.ids, start, end, None)
+                if row.has_copied or adopted
+                else [never_copied(self.partition)]
+            )
         else:
-            self.position = row.position
-            # A topic that was made anew counts its leader epochs from 0.
-            self.leader_epoch = -1 if is_another(row.ids[0], self.ids[0]) else max(self.leader_epoch, row.epoch)
-            cuts = await source_truncations(source, {self.partition: (row.epoch, row.position)})
-            losses = find_losses(row, self.ids, start, end, cuts.get(self.partition))
+            self.leader_epoch = max(self.leader_epoch, row.epoch)
+            losses = find_losses(row, self.ids, start, end, min(cuts) if cuts else await self._cut_at(row, end))
         for loss, error in losses:
             if not any(loss.is_part_of(accepted) for accepted in self._accepted):
                 self.loss = loss
                 raise error
-        if self.position > end:
-            raise Errors.OffsetNotAvailableError(f"{self}: the source has not come to offset {self.position} again")
-        position = max(start, self.position)
-        if losses:
-            self.is_begun = False
-            if losses[0][0].reason is not LossReason.RETENTION:
-                last = await read_headers(source, {self.partition: position - 1} if position > start else {})
-                self.leader_epoch = last[self.partition].partition_leader_epoch if last else -1
+        if not losses:
+            return max(start, self.position)
+        (reason, cut, _), _ = losses[0]
+        self.is_begun = False
+        if reason is LossReason.RETENTION:
+            return max(start, self.position)
+        position = max(start, least if is_anew else cut)
+        last = await read_headers(source, {self.partition: position - 1} if position > start else {})
+        self.leader_epoch = last[self.partition].partition_leader_epoch if last else -1
+        if row is not None:
+            self.row = begun_anew(row, self.ids, position)
+        self._adopted_until = 0 if is_anew else position
         return position
+
+    async def _cut_at(self, row: MapRow, end: int) -> int | None:
+        """From where on the source's log is another one than the one that was copied, as its leader or its records show."""
+        told = (await source_truncations(self._link.source, {self.partition: (row.epoch, row.position)})).get(
+            self.partition
+        )
+        if told is None and row.position <= end and not self._is_other:
+            return None
+        until = min(row.position, end) if told is None else min(told, end)
+        found = await first_other(self._link.source, self._link.target, self._link.name, self.partition, until)
+        return told if found is None else found
+
+    async def begun(self) -> None:
+        """Takes it that the map says where the log resumes: what policy has accepted is found by nobody again.
+
+        Raises OptionError and KafkaError where the control cannot say that no more than that was taken over.
+        """
+        if self._adopted_until is not None:
+            await self._adopted.limit(self.partition, self._adopted_until)
+        self._accepted.clear()
 
     async def require_same_topics(self) -> None:
         """Raises UnknownTopicOrPartitionError where a topic was made anew since its place was read: it is read again then."""

@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import DataLossError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.losses import LossReason
-from tolerant_client.mirror.state.offset_map import MapRow
+from tolerant_client.mirror.state.offset_map import MapRow, is_another
 from tolerant_client.records.record_batch import Record
 
 _GO_ON = "let policy go on behind the loss (--on-loss), or mirror it under another link name to copy what is left"
@@ -40,8 +40,8 @@ class LostOffsets(NamedTuple):
 
 def check_target(row: MapRow, link: str, target: TopicPartition, ids: tuple[str, str], log_end: int) -> None:
     """Raises TargetDivergedError where the target's log cannot hold what the map says."""
-    if not row.has_copied:
-        return
+    if not row.target_until:
+        return  # nothing was ever copied
     copied = f"{row.key.partition.topic}-{row.key.partition.partition}"
     remedy = "mirror it under another link name to copy it anew"
     if row.target_topic != target.topic:
@@ -59,19 +59,22 @@ def check_target(row: MapRow, link: str, target: TopicPartition, ids: tuple[str,
         )
 
 
-def check_last_record(row: MapRow, link: str, original: Record | None, copied: Record | None) -> None:
-    """Raises TargetDivergedError where the target has another record at the end of the map's newest run than the source.
+def is_same_record(original: Record | None, copied: Record | None) -> bool:
+    """Whether a record of the source is the one that was copied, as far as both are still there: None shows nothing."""
+    return original is None or copied is None or copied == original._replace(offset=copied.offset)
 
-    So an election is seen that took records back, though others have made the log longer since.  Records that one side no
-    longer has, None, show nothing.
+
+def overwritten(row: MapRow, link: str, offsets: tuple[int, int]) -> TargetDivergedError:
+    """What is told of another record at the end of the map's newest run, `offsets` on both sides, that another producer wrote.
+
+    So an election is seen that took records back, though others have made the log longer since.
     """
-    if original is not None and copied is not None and copied != original._replace(offset=copied.offset):
-        name = f"{row.key.partition.topic}-{row.key.partition.partition}"
-        raise TargetDivergedError(
-            f"The target log of {row.target_topic}-{row.key.partition.partition} has at offset {copied.offset} another record than"
-            f" the one of {name}, offset {original.offset}, that link {link} copied there: it has lost what was copied (unclean"
-            " election), and others wrote in its place; mirror it under another link name to copy it anew"
-        )
+    name = f"{row.key.partition.topic}-{row.key.partition.partition}"
+    return TargetDivergedError(
+        f"The target log of {row.target_topic}-{row.key.partition.partition} has at offset {offsets[1]} another record than"
+        f" the one of {name}, offset {offsets[0]}, that link {link} copied there: it has lost what was copied (unclean"
+        " election), and others wrote in its place; mirror it under another link name to copy it anew"
+    )
 
 
 def find_losses(
@@ -79,32 +82,35 @@ def find_losses(
 ) -> list[tuple[LostOffsets, TolerantClientError]]:
     """What the source, whose log spans [start, end), no longer has of what was, or was to be, copied; one loss behind the other.
 
-    `cut_at` is where the log was cut since the row was written (divergence.source_truncations).
+    `cut_at` is from where on it is another log than the one that the row speaks of, where that is known.  Of a topic that was
+    made anew nothing is lost: only what its former one had behind the position is not known.
     """
     name, position = f"{row.key.partition.topic}-{row.key.partition.partition}", row.position
-    found: list[tuple[LostOffsets, TolerantClientError]] = []
     if is_another(row.ids[0], ids[0]):
-        error = DataLossError(
-            f"The source topic of {name} was deleted and created again after it was copied up to {position}; {_GO_ON}"
-        )
-        found.append((LostOffsets(LossReason.RECREATION, 0, position), error))
-    elif position > end or cut_at is not None:
-        cut = end if cut_at is None else cut_at
-        error = DataLossError(
-            f"The source log of {name} was cut at offset {cut}, but it was copied up to {position}: it has lost records"
-            f" (unclean election); {_GO_ON}"
-        )
-        found.append((LostOffsets(LossReason.TRUNCATION, cut, position), error))
-    return found + overtaken(row.key.partition, position, start)
+        what = f"after it was copied up to {position}, and what it had beyond"
+        return [made_anew(row.key.partition, position, what)]
+    if position <= end and cut_at is None:
+        return overtaken(row.key.partition, position, start)
+    cut = end if cut_at is None else cut_at
+    error = DataLossError(
+        f"The source log of {name} was cut at offset {cut}, but it was copied up to {position}: it has lost records"
+        f" (unclean election, or a restored copy); {_GO_ON}"
+    )
+    return [(LostOffsets(LossReason.TRUNCATION, cut, position), error), *overtaken(row.key.partition, cut, start)]
+
+
+def made_anew(partition: TopicPartition, position: int, what: str) -> tuple[LostOffsets, TolerantClientError]:
+    """The loss of a source topic that was made anew: no offset of the new one is lost, and `what` the former had is not known."""
+    error = DataLossError(
+        f"The source topic of {partition.topic}-{partition.partition} was deleted and created again {what} is not known;"
+        f" {_GO_ON}"
+    )
+    return LostOffsets(LossReason.RECREATION, position, position), error
 
 
 def never_copied(partition: TopicPartition) -> tuple[LostOffsets, TolerantClientError]:
-    """The loss of a topic that was made anew before the link had copied anything of it: no offset of the new one is lost."""
-    error = DataLossError(
-        f"The source topic of {partition.topic}-{partition.partition} was deleted and created again before anything of it was"
-        f" copied, and what it had is not known; {_GO_ON}"
-    )
-    return LostOffsets(LossReason.RECREATION, 0, 0), error
+    """The loss of a topic that was made anew before the link had copied anything of it."""
+    return made_anew(partition, 0, "before anything of it was copied, and what it had")
 
 
 def find_adopted_losses(
@@ -137,8 +143,3 @@ def taken_over(row: MapRow, position: int) -> MapRow:
     In which leader epoch that lies is not known; the row's own may end before it without a loss.
     """
     return row if position <= row.position else row._replace(position=position, epoch=-1)
-
-
-def is_another(before: str, now: str) -> bool:
-    """Whether two topic ids are known and differ (KIP-516)."""
-    return bool(before and now and before != now)

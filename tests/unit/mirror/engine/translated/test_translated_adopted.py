@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import kafka.errors as Errors
 import pytest
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
@@ -28,6 +27,7 @@ PLACES = [TopicPartition("orders", n) for n in range(4)]
 P = PLACES[0]
 OTHER = TopicPartition("clicks", 0)
 IDS = ("source-id", "target-id")
+PLACE = "tolerant_client.mirror.engine.translated.place"
 
 
 class World:
@@ -136,7 +136,7 @@ def test_a_source_that_was_made_anew_is_no_election_of_the_target_and_counts_its
     async def uncut(*_: Any) -> dict[TopicPartition, int]:
         return {}
 
-    monkeypatch.setattr(Place, "_look_for_others", compared)
+    monkeypatch.setattr(Place, "_has_other", compared)
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.source_truncations", uncut)
     place = world.place()
     with pytest.raises(DataLossError, match="deleted and created again"):
@@ -200,77 +200,90 @@ def test_a_source_that_was_cut_before_the_link_copied_anything_itself_is_found(w
     assert place.loss == (LossReason.TRUNCATION, 400, 1_000)
 
 
-def test_a_cut_that_policy_has_accepted_is_waited_for_while_the_log_grows(world: World) -> None:
+@pytest.mark.parametrize("has_row", [False, True])
+def test_a_cut_that_policy_has_accepted_is_one_loss_while_the_log_grows_and_is_written_down(
+    world: World, monkeypatch: pytest.MonkeyPatch, has_row: bool
+) -> None:
+    """It resumes at the cut, also where the log has grown beyond the former position before that is written."""
+    monkeypatch.setattr(f"{PLACE}.source_truncations", none)
+    monkeypatch.setattr(f"{PLACE}.first_other", none)
+    if has_row:
+        (world.row,) = extend(None, P, "orders", IDS, [Run(0, 0, 900)], 900, -1)
     world.target_ends[P], world.source_end = 900, 400
     place = world.place()
     place._accepted.add(LostOffsets(LossReason.TRUNCATION, 400, 1_000))
-    for world.source_end in (400, 700):  # one loss, not another at each look
-        with pytest.raises(Errors.OffsetNotAvailableError, match="come to offset 1000 again"):
-            world.goes_on_at(place)
-    world.source_end = 1_200
-    assert world.goes_on_at(place) == 1_000
-
-
-def test_a_cut_behind_a_row_is_one_loss_too_while_the_log_grows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_cuts(*_: Any) -> dict[TopicPartition, int]:
-        return {}
-
-    monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.source_truncations", no_cuts)
-    world.written = world.value = replace(world.written, adopted={})
-    (world.row,) = extend(None, P, "orders", IDS, [Run(0, 0, 1_000)], 1_000, -1)
-    world.target_ends[P], world.source_end = 1_000, 400
-    place = world.place()
-    place._accepted.add(LostOffsets(LossReason.TRUNCATION, 400, 1_000))
-    for world.source_end in (400, 700):
-        with pytest.raises(Errors.OffsetNotAvailableError):
-            world.goes_on_at(place)
+    for world.source_end in (400, 700, 1_200):
+        assert world.goes_on_at(place) == 400 and not place.is_begun
+    (world.row,) = extend(place.row, P, "orders", place.ids, [], 400, place.leader_epoch)
+    world.net.run(place.begun)
+    assert world.written.adopted[P] == 400, "nobody has copied what the source has there now"
+    for another in (world.place(), place):
+        assert world.goes_on_at(another) == 400 and another.is_begun
 
 
 @pytest.mark.parametrize(
-    ("ids", "epoch", "loss"),
+    ("ids", "epoch", "loss", "at", "then"),
     [
-        (("former-id", "target-id"), 7, LostOffsets(LossReason.RECREATION, 0, 1_400)),
-        (IDS, 3, LostOffsets(LossReason.TRUNCATION, 1_300, 1_400)),
+        (("former-id", "target-id"), 7, LostOffsets(LossReason.RECREATION, 1_400, 1_400), 0, -1),
+        (IDS, 3, LostOffsets(LossReason.TRUNCATION, 1_300, 1_400), 1_300, 5),
     ],
 )
 def test_a_loss_that_policy_has_accepted_is_found_by_no_other_process(
-    world: World, monkeypatch: pytest.MonkeyPatch, ids: tuple[str, str], epoch: int, loss: LostOffsets
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    ids: tuple[str, str],
+    epoch: int,
+    loss: LostOffsets,
+    at: int,
+    then: int,
 ) -> None:
     """The source's log, of another topic or of another election, has grown again; its last batch is of leader epoch 5."""
     (world.row,) = extend(None, P, "orders", ids, [Run(1_100, 1_100, 300)], 1_400, epoch)
     world.target_ends[P] = 1_400
 
     async def headers(cluster: Any, offsets: Any) -> Any:
-        return {p: SimpleNamespace(partition_leader_epoch=5, producer_id=7) for p in offsets}
+        return {p: SimpleNamespace(partition_leader_epoch=5, producer_id=7, has_log_append_time=False) for p in offsets}
 
     async def cuts(_: Any, copied: Any) -> dict[TopicPartition, int]:
         return {p: 1_300 for p, (known, _) in copied.items() if known == 3}
 
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.read_headers", headers)
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.source_truncations", cuts)
+    monkeypatch.setattr(f"{PLACE}.first_other", none)
+    monkeypatch.setattr(f"{PLACE}.read_slices", same_records)
     place = world.place()
     with pytest.raises(DataLossError):
         world.goes_on_at(place)
     assert place.loss == loss
     place._accepted.add(loss)
-    assert world.goes_on_at(place) == 1_400 and not place.is_begun
-    (world.row,) = extend(place.row, P, "orders", place.ids, [], 1_400, place.leader_epoch)
-    other = world.place()
-    assert world.goes_on_at(other) == 1_400 and other.is_begun
-    assert (other.ids, other.leader_epoch) == (IDS, 5)
+    assert world.goes_on_at(place) == at and not place.is_begun
+    (world.row,) = extend(place.row, P, "orders", place.ids, [], at, place.leader_epoch)
+    assert world.row.key.number == 1, "what the rows before it say is of what the source no longer has"
+    world.net.run(place.begun)
+    for other in (world.place(), place):
+        assert world.goes_on_at(other) == at and other.is_begun
+        assert (other.ids, other.leader_epoch) == (IDS, then)
 
 
 @pytest.mark.parametrize(
-    ("ids", "cut", "first"),
+    ("ids", "cut", "losses"),
     [
-        (("former-id", "target-id"), None, LostOffsets(LossReason.RECREATION, 0, 1_400)),
-        (IDS, 1_300, LostOffsets(LossReason.TRUNCATION, 1_300, 1_400)),
+        (("former-id", "target-id"), None, [LostOffsets(LossReason.RECREATION, 1_400, 1_400)]),
+        (
+            IDS,
+            1_300,
+            [LostOffsets(LossReason.TRUNCATION, 1_300, 1_400), LostOffsets(LossReason.RETENTION, 1_300, 1_500)],
+        ),
     ],
 )
-def test_what_retention_took_behind_a_loss_that_policy_has_accepted_is_another_one(
-    world: World, monkeypatch: pytest.MonkeyPatch, ids: tuple[str, str], cut: int | None, first: LostOffsets
+def test_what_retention_took_behind_a_cut_that_policy_has_accepted_is_another_loss(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    ids: tuple[str, str],
+    cut: int | None,
+    losses: list[LostOffsets],
 ) -> None:
-    """Of a topic made anew, or of a log that has grown again, nothing before 1,500 is there any more."""
+    """Of a log that has grown again nothing before 1,500 is there any more; a topic made anew is looked at for the first time."""
     (world.row,) = extend(None, P, "orders", ids, [Run(1_100, 1_100, 300)], 1_400, -1)
     world.target_ends[P], world.source_start = 1_400, 1_500
 
@@ -278,8 +291,9 @@ def test_what_retention_took_behind_a_loss_that_policy_has_accepted_is_another_o
         return {} if cut is None else {P: cut}
 
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.source_truncations", cuts)
+    monkeypatch.setattr(f"{PLACE}.first_other", none)
     place = world.place()
-    for loss in (first, LostOffsets(LossReason.RETENTION, 1_400, 1_500)):
+    for loss in losses:
         with pytest.raises(DataLossError):
             world.goes_on_at(place)
         assert place.loss == loss
@@ -322,15 +336,53 @@ def test_another_record_where_the_source_lost_what_was_copied_is_no_election_of_
     assert world.goes_on_at() == 1_400
 
 
+@pytest.mark.parametrize("found", [None, 1_150])
+def test_another_record_where_our_last_one_was_copied_from_is_a_cut_of_the_source(
+    world: World, monkeypatch: pytest.MonkeyPatch, found: int | None
+) -> None:
+    """A source that was restored goes on with other records beyond the position, and with the same leader epochs."""
+    (world.row,) = extend(None, P, "orders", IDS, [Run(1_100, 1_100, 300)], 1_400, 5)
+    world.target_ends[P] = 1_400
+
+    async def ours(_: Any, offsets: Any) -> Any:
+        return {p: SimpleNamespace(partition_leader_epoch=5, producer_id=7, has_log_append_time=False) for p in offsets}
+
+    async def first_other(*_: Any) -> int | None:
+        return found
+
+    monkeypatch.setattr(f"{PLACE}.read_headers", ours)
+    monkeypatch.setattr(f"{PLACE}.read_slices", other_records)
+    monkeypatch.setattr(f"{PLACE}.source_truncations", none)
+    monkeypatch.setattr(f"{PLACE}.first_other", first_other)
+    place = world.place()
+    if found is None:
+        assert world.goes_on_at(place) == 1_400, "no difference is believed that is not found again"
+        return
+    with pytest.raises(DataLossError, match="cut at offset 1150, but it was copied up to 1400"):
+        world.goes_on_at(place)
+    assert place.loss == LostOffsets(LossReason.TRUNCATION, found, 1_400)
+    place._accepted.add(place.loss)
+    assert world.goes_on_at(place) == found
+
+
+async def none(*_: Any) -> Any:
+    """No cuts, and nothing that differs."""
+    return {} if len(_) == 2 else None
+
+
 async def of_another(_: Any, offsets: Any) -> Any:
     """Headers of a producer id that has expired since."""
-    return {p: SimpleNamespace(partition_leader_epoch=5, producer_id=8) for p in offsets}
+    return {p: SimpleNamespace(partition_leader_epoch=5, producer_id=8, has_log_append_time=False) for p in offsets}
 
 
 async def other_records(cluster: Any, spans: Any, *, is_committed: bool) -> Any:
     """One record at each offset, another one on each cluster."""
     value = str(id(cluster)).encode()
     return {p: SimpleNamespace(records={at: Record(at, 0, None, value)}) for p, (at, _) in spans.items()}
+
+
+async def same_records(cluster: Any, spans: Any, *, is_committed: bool) -> Any:
+    return {p: SimpleNamespace(records={at: Record(at, 0, None, b"v")}) for p, (at, _) in spans.items()}
 
 
 def test_what_retention_takes_later_is_another_loss() -> None:

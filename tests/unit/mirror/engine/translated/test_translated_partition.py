@@ -12,10 +12,12 @@ from tolerant_client.mirror.engine.translated.partition import TranslatedPartiti
 
 
 @pytest.mark.parametrize(
-    ("now", "acked"), [("anew", 0), ("former", 500), ("", 500)], ids=["another", "the same", "no ids"]
+    ("now", "former", "acked"),
+    [("anew", 0, 0), ("former", 0, 500), ("", 0, 500), ("former", 400, 0)],
+    ids=["another", "the same", "no ids", "cut"],
 )
 def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was_made_anew(
-    now: str, acked: int
+    now: str, former: int, acked: int
 ) -> None:
     """What is written names the new topic: a process that is killed then would resume there."""
     copy: Any = TranslatedPartition.__new__(TranslatedPartition)
@@ -51,7 +53,9 @@ def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was
         _producer=SimpleNamespace(take_over=done, producer_id=7),
         _rules=SimpleNamespace(_replace=lambda **_: None),
         _troubles=SimpleNamespace(reasons=()),
-        place=SimpleNamespace(read=read, ids=(now, "t"), is_begun=False, max_batch_bytes=1),
+        place=SimpleNamespace(
+            read=read, begun=done, ids=(now, "t"), is_begun=False, max_batch_bytes=1, row=None, position=former
+        ),
         set_paused=lambda _: None,
         read_on=lambda: None,
         _write_position=write_position,

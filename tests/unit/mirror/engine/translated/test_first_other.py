@@ -1,0 +1,65 @@
+"""From where on a source that was restored has other records than were copied."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.engine.translated import first_other as module
+from tolerant_client.mirror.engine.translated.first_other import first_other
+from tolerant_client.mirror.state.offset_map import Run
+from tolerant_client.records.record_batch import Record
+
+P = TopicPartition("orders", 0)
+RUNS = [Run(100, 1_000, 300), Run(410, 1_400, 1), Run(420, 1_500, 580)]  # up to offset 1,000
+COPIED = {run.source + n: run.target + n for run in RUNS for n in range(run.length)}
+
+
+@pytest.mark.parametrize(
+    ("cut", "until", "cleaned", "found"),
+    [
+        (1_000, 1_000, range(0), None),  # nothing differs
+        (999, 1_000, range(0), 999),
+        (700, 1_000, range(0), 700),
+        (700, 650, range(0), None),  # the source ends before what differs
+        (405, 1_000, range(0), 400),  # behind the last record that agrees
+        (411, 1_000, range(0), 411),
+        (120, 1_000, range(0), 120),
+        (0, 1_000, range(0), 100),  # nothing agrees: from the first copied one on
+        (700, 1_000, range(950, 1_000), 700),
+        (700, 1_000, range(600, 750), 600),  # what one side does not show is left out by nobody
+        (700, 1_000, range(850, 1_000), None),  # nothing shows that anything differs
+        (700, 1_000, range(0, 500), 700),
+    ],
+)
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_it_is_the_offset_behind_the_last_record_that_agrees(
+    monkeypatch: pytest.MonkeyPatch, cut: int, until: int, cleaned: range, found: int | None, side: str
+) -> None:
+    reads = []
+
+    async def read_slices(cluster: str, spans: Any, *, is_committed: bool) -> Any:
+        reads.append(spans)
+        ((start, end),) = spans.values()
+        assert 0 < end - start <= 100
+        places = {COPIED[o] if cluster == "target" else o: o for o in COPIED}
+        records = {
+            at: Record(at, 0, None, b"%d %d" % (o, cluster == "source" and o >= cut))
+            for at, o in places.items()
+            if start <= at < end and not (cluster == side and o in cleaned)
+        }
+        return {P: SimpleNamespace(records=records)}
+
+    async def read_maps(*_: Any) -> Any:
+        return {P: SimpleNamespace(runs=RUNS)}
+
+    monkeypatch.setattr(module, "read_slices", read_slices)
+    monkeypatch.setattr(module, "read_maps", read_maps)
+    source: Any = "source"
+    target: Any = "target"
+    assert asyncio.run(first_other(source, target, "dr", P, until)) == found
+    assert len(reads) < 30
