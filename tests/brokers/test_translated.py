@@ -572,6 +572,36 @@ def test_a_topic_that_was_deleted_and_created_again_is_named(source: str, target
         copy(source, target, topic, link)
 
 
+def test_a_source_made_anew_that_is_shorter_is_copied_from_its_first_record_and_told_once(
+    source: str, target: str
+) -> None:
+    topic = link = "translated-shorter"
+    partition = TopicPartition(topic, 0)
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    copy(source, target, topic, link)
+    make_anew(source, topic)
+    append_records(source, topic, 30, first=500)
+    policy = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
+    with both(source, target) as (origin, there):
+
+        async def copy_on() -> Progress:
+            copier = LinkCopier(origin, there, translated_offsets(FAST), link=link, policy=policy)
+            return (await copier.copy({partition: 30}))[partition]
+
+        progress = origin.run(copy_on)
+        assert (progress.acked, progress.records, progress.losses) == (30, 30, 1)
+        (row,) = [row for row in there.run(read_ledger, there) if row.link == link]
+        assert (row.from_offset, row.until_offset, row.reason) == (100, 100, "recreation")
+        found = origin.run(read_status, origin, there, link)
+        assert not [reason for reason in found.reasons if reason.health is Health.BLOCKED]
+    append_records(source, topic, 10, first=530)
+    copy(source, target, topic, link)
+    assert len(committed_logs(target, topic)[0]) == 140
+    known = maps_of(target, link)[partition]
+    assert known.position == 40 and known.translate(0)[1:3] == (101, Place.RECORD)
+
+
 def test_a_failover_names_a_topic_that_the_target_has_no_more(source: str, target: str) -> None:
     for link in ("translated-gone", "translated-there"):
         create_topic(source, link)

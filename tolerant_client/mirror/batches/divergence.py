@@ -185,16 +185,16 @@ async def has_nothing_at(cluster: Cluster, offsets: Mapping[TopicPartition, int]
 
 
 async def read_slices(
-    cluster: Cluster, ranges: Mapping[TopicPartition, Range], *, is_committed: bool
+    cluster: Cluster, ranges: Mapping[TopicPartition, Range], *, is_committed: bool, first_bytes: int = _FIRST_READ
 ) -> dict[TopicPartition, LogSlice]:
     """What each log has in its range; with `is_committed` up to the last stable offset, without aborted records.
 
-    One request a broker and chunk of partitions, and as many as the batches need.
+    One request a broker and chunk of partitions, and as many as the batches need; the first ones ask for `first_bytes` of each.
     """
     slices = {p: LogSlice(from_offset) for p, (from_offset, _) in ranges.items()}
     for chunk in chunks(ranges, _PARTITIONS_PER_READ):
         unread = {p: ranges[p] for p in chunk if ranges[p][0] < ranges[p][1]}
-        limit, in_vain = _FIRST_READ, 0
+        limit, in_vain = first_bytes, 0
         while unread and in_vain < _ANSWERS_IN_VAIN:
             before = {p: slices[p].until for p in unread}
             at_end = await _read_once(cluster, slices, unread, limit, is_committed)

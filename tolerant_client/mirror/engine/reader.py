@@ -189,7 +189,8 @@ class Reader(Generic[C]):
             return None
         except Errors.KafkaError as error:
             session.failed()
-            self._suspect(fetcher)
+            if isinstance(error, _AWAY):
+                self._suspect(fetcher)
             await self._after_failure(fetcher, error)
             return None
         if not session.answered(answer):

@@ -12,9 +12,9 @@ C. A partition's first witness is read before both logs are compared at its star
 D. Where the source does not show the witness (another topic, or the cleaner or retention took it) both logs are compared
    anew.  Where none can be had (formats v0 and v1, nothing left) that happens for records that come later than UNSHOWN_S,
    and what comes first after the comparison is believed.
-E. What comes first of a partition after a fetch of its node has failed (a lost connection, a fetch session that is gone) is
-   believed under Law B, whatever tells its topic, however soon it comes; without a witness both logs are compared.  So a
-   witness is the last batch that was taken.
+E. What comes first of a partition after its node was away (a lost connection, a fetch session that is gone) is believed
+   under Law B, whatever tells its topic, however soon it comes; without a witness both logs are compared.  So a witness is
+   the last batch that was taken.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Witnesses:
             self._known[part.partition] = header
 
     def suspect(self, partitions: Iterable[TopicPartition]) -> None:
-        """Takes it that a fetch of these has failed."""
+        """Takes it that the node of these was away."""
         self._suspected.update(partitions)
 
     def doubt(self, partition: TopicPartition, unseen_s: float, *, is_compared: bool, is_named: bool = True) -> bool:

@@ -243,8 +243,10 @@ class TranslatedPartition(CopiedPartition):
         self._source_id = self.place.ids[0]
         self._advance(position)
         if not self.place.is_begun:
+            self._require_claim()
+            await self.place.limit_adopted()
             await self._write_position()
-            await self.place.begun()
+            self.place.begun()
         self._rules = self._rules._replace(max_batch_bytes=self.place.max_batch_bytes)
         self.position = position
         self._is_taken_over = True

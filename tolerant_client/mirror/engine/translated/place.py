@@ -20,7 +20,7 @@ import time
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import EARLIEST, LATEST
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices, source_truncations
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
@@ -39,6 +39,9 @@ from tolerant_client.mirror.engine.translated.target_checks import (
     taken_over,
 )
 from tolerant_client.mirror.state.offset_map import MapRow, begun_anew, is_another
+from tolerant_client.records.record_batch import Record
+
+_RECORD_BYTES = 16 << 10  # a batch that is larger comes whole
 
 
 class Place:
@@ -100,12 +103,8 @@ class Place:
         header = (await read_headers(self._link.target, {self.partition: offsets[1]})).get(self.partition)
         if header is None:
             return False  # the cleaner or retention took it
-        original, copied = [
-            (await read_slices(side, {self.partition: (at, at + 1)}, is_committed=False))[self.partition].records.get(
-                at
-            )
-            for side, at in zip((self._link.source, self._link.target), offsets)
-        ]
+        sides = zip((self._link.source, self._link.target), offsets)
+        original, copied = [await self._record(cluster, offset) for cluster, offset in sides]
         if original is not None and copied is not None and header.has_log_append_time:
             copied = copied._replace(timestamp=original.timestamp)  # the target's brokers gave it another one
         if is_same_record(original, copied):
@@ -116,6 +115,12 @@ class Place:
         if header.producer_id != producer_id:
             raise overwritten(row, self._link.name, offsets)
         return True
+
+    async def _record(self, cluster: Cluster, offset: int) -> Record | None:
+        """The record at an offset of either log; None where it is not there any more."""
+        span = {self.partition: (offset, offset + 1)}
+        slices = await read_slices(cluster, span, is_committed=False, first_bytes=_RECORD_BYTES)
+        return slices[self.partition].records.get(offset)
 
     async def _read_source(self, adopted: int) -> int:
         source, row = self._link.source, self.row
@@ -130,9 +135,10 @@ class Place:
             row = row._replace(position=max(row.position, least))  # an operator may have given it a start since
         self.position = adopted if row is None else row.position
         cuts = [
-            a.from_offset
-            for a in self._accepted
-            if a.reason is LossReason.TRUNCATION and a.until_offset == self.position
+            accepted.from_offset
+            for accepted in self._accepted
+            if accepted.reason is LossReason.TRUNCATION
+            and accepted.from_offset < self.position <= accepted.until_offset
         ]
         if row is None:
             losses = find_adopted_losses(self.partition, adopted, start, min(end, *cuts) if cuts else end)
@@ -175,13 +181,16 @@ class Place:
         found = await first_other(self._link.source, self._link.target, self._link.name, self.partition, until)
         return told if found is None else found
 
-    async def begun(self) -> None:
-        """Takes it that the map says where the log resumes: what policy has accepted is found by nobody again.
+    async def limit_adopted(self) -> None:
+        """Has the control call no more adopted than what lies before a loss; to be done before the map says where the log resumes.
 
-        Raises OptionError and KafkaError where the control cannot say that no more than that was taken over.
+        Raises OptionError and KafkaError.
         """
         if self._adopted_until is not None:
             await self._adopted.limit(self.partition, self._adopted_until)
+
+    def begun(self) -> None:
+        """Takes it that the map says where the log resumes: what policy has accepted is found by nobody again."""
         self._accepted.clear()
 
     async def require_same_topics(self) -> None:

@@ -214,8 +214,12 @@ def test_a_cut_that_policy_has_accepted_is_one_loss_while_the_log_grows_and_is_w
     place._accepted.add(LostOffsets(LossReason.TRUNCATION, 400, 1_000))
     for world.source_end in (400, 700, 1_200):
         assert world.goes_on_at(place) == 400 and not place.is_begun
+    world.net.run(place.limit_adopted)
+    assert world.goes_on_at(place) == 400, (
+        "a process that is killed here is followed by one that finds the loss, or resumes there"
+    )
     (world.row,) = extend(place.row, P, "orders", place.ids, [], 400, place.leader_epoch)
-    world.net.run(place.begun)
+    place.begun()
     assert world.written.adopted[P] == 400, "nobody has copied what the source has there now"
     for another in (world.place(), place):
         assert world.goes_on_at(another) == 400 and another.is_begun
@@ -257,9 +261,10 @@ def test_a_loss_that_policy_has_accepted_is_found_by_no_other_process(
     assert place.loss == loss
     place._accepted.add(loss)
     assert world.goes_on_at(place) == at and not place.is_begun
+    world.net.run(place.limit_adopted)
     (world.row,) = extend(place.row, P, "orders", place.ids, [], at, place.leader_epoch)
     assert world.row.key.number == 1, "what the rows before it say is of what the source no longer has"
-    world.net.run(place.begun)
+    place.begun()
     for other in (world.place(), place):
         assert world.goes_on_at(other) == at and other.is_begun
         assert (other.ids, other.leader_epoch) == (IDS, then)
@@ -375,13 +380,13 @@ async def of_another(_: Any, offsets: Any) -> Any:
     return {p: SimpleNamespace(partition_leader_epoch=5, producer_id=8, has_log_append_time=False) for p in offsets}
 
 
-async def other_records(cluster: Any, spans: Any, *, is_committed: bool) -> Any:
+async def other_records(cluster: Any, spans: Any, *, is_committed: bool, first_bytes: int) -> Any:
     """One record at each offset, another one on each cluster."""
     value = str(id(cluster)).encode()
     return {p: SimpleNamespace(records={at: Record(at, 0, None, value)}) for p, (at, _) in spans.items()}
 
 
-async def same_records(cluster: Any, spans: Any, *, is_committed: bool) -> Any:
+async def same_records(cluster: Any, spans: Any, *, is_committed: bool, first_bytes: int) -> Any:
     return {p: SimpleNamespace(records={at: Record(at, 0, None, b"v")}) for p, (at, _) in spans.items()}
 
 

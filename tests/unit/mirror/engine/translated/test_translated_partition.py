@@ -54,7 +54,14 @@ def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was
         _rules=SimpleNamespace(_replace=lambda **_: None),
         _troubles=SimpleNamespace(reasons=()),
         place=SimpleNamespace(
-            read=read, begun=done, ids=(now, "t"), is_begun=False, max_batch_bytes=1, row=None, position=former
+            read=read,
+            limit_adopted=done,
+            begun=lambda: None,
+            ids=(now, "t"),
+            is_begun=False,
+            max_batch_bytes=1,
+            row=None,
+            position=former,
         ),
         set_paused=lambda _: None,
         read_on=lambda: None,
