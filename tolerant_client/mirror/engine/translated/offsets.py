@@ -15,6 +15,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.engine.limits import TransactionLimits
@@ -29,6 +30,7 @@ from tolerant_client.mirror.state.map_topic import clear_deleted, lost_map
 
 _CLEAR_EVERY_S = 3600.0
 _MAP_EVERY_S = 10.0
+_MAP_AGAIN_S = 2.0
 
 
 def translated_offsets(transactions: TransactionLimits = TransactionLimits()) -> Callable[[CopiedLink], Strategy]:
@@ -52,6 +54,7 @@ class TranslatedOffsets:
         )
         self._next_clearing = link.clock() + _CLEAR_EVERY_S * random.uniform(0.1, 1.0)
         self._next_map_look = link.clock() + _MAP_EVERY_S
+        self._map_lost = 0  # looks in a row that found it gone
 
     # -- the copier's partitions ----------------------------------------------
 
@@ -132,16 +135,21 @@ class TranslatedOffsets:
         self._link.tasks.notify()
 
     async def _require_map(self) -> None:
-        """Stops all partitions where the map is gone: what is asked of its brokers then has no response that says so."""
+        """Stops all partitions where the map is gone: what is asked of its brokers then has no response that says so.
+
+        It is believed when it was found several times: a broker that has just started may not know it yet.
+        """
         link = self._link
         try:
             why = await lost_map(link.target, link.name, link.control.value)
         except Errors.KafkaError:
             why = None
-        for copy in self.partitions.values() if why is not None else ():
-            copy.stop(TargetDivergedError(why))
-        link.tasks.notify()
-        self._next_map_look = link.clock() + _MAP_EVERY_S
+        self._map_lost = 0 if why is None else self._map_lost + 1
+        if why is not None and self._map_lost >= BELIEVED_AFTER:
+            for copy in self.partitions.values():
+                copy.stop(TargetDivergedError(why))
+            link.tasks.notify()
+        self._next_map_look = link.clock() + (_MAP_AGAIN_S if self._map_lost else _MAP_EVERY_S)
 
     async def _clear(self, partitions: list[TopicPartition]) -> None:
         try:
