@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
@@ -157,8 +157,8 @@ def mirror(
         url = "" if server is None else server.url
         watch = LinkWatch(settings, prepared.ends, is_shown=is_shown, board=board, url=url)
         # An error is no wrong option any more: copying had begun.  It is told after the bars are gone, which would be
-        # drawn over it.
-        with ended_with(FAILED, as_json), watch:
+        # drawn over it, and after what was lost before: that was accepted, however the run ends.
+        with ended_with(FAILED, as_json), _losses_told(watch), watch:
             goals = held_at_start(settings, prepared.ends) if once else {}
             is_done = run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
             late = {p: end for p, end in goals.items() if watch.reached.get(p, 0) < end}
@@ -171,7 +171,6 @@ def mirror(
     standing = watch.standing
     stands = standing.paused.keys() | standing.blocked.keys()
     behind = [p for p in watch.behind if p not in stands] if once and is_identical else []
-    echo_each("loss", watch.losses)
     for partition in behind:
         text = f"{partition.topic}-{partition.partition} did not reach the end that its source had at the start"
         echo(f"tolerant-kafka: behind: {text}; start the mirror again", err=True)
@@ -194,9 +193,18 @@ def mirror(
         echo_json({**document, "open_transactions": [one.to_json() for one in held]})
     else:  # offsets are those of markers and filler, too, and of what others write
         copied = f"{counted(standing.records, 'record')} of {counted(len(names), 'topic')} copied in {seconds:.1f} s"
-        echo(f"{copied}; the target has gained {counted(watch.copied, 'offset')}")
+        least = "" if once or not tasks else "at least "  # Spark kills the tasks of its last micro-batch untold
+        echo(f"{least}{copied}; the target has gained {counted(watch.copied, 'offset')}")
     if is_to_look:
         raise typer.Exit(LOOK)
+
+
+@contextlib.contextmanager
+def _losses_told(watch: LinkWatch) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        echo_each("loss", watch.losses)
 
 
 _Prepare = Callable[["MirrorSettings", "RunClaim"], "PreparedLink"]

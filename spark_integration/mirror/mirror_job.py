@@ -10,11 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
+from typing import Final, TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark.conf import SparkConf
@@ -43,8 +47,11 @@ _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryE
 # What a session raises whose JVM has ended, or does not start.
 SPARK_GONE = (Py4JError, PySparkRuntimeError, ConnectionError)
 _ALONE_S = 2.0  # a copy up to the ends of its start has so long before Spark is started, too
-_END_S = 2.0
+_END_S = 5.0  # it has a second's micro-batch to end
+_LOOK_S: Final = 0.5  # while Spark starts
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+
+_T = TypeVar("_T")
 
 
 def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
@@ -55,11 +62,11 @@ def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
 
 
 def spark_session(
-    tasks: int, *properties: Mapping[str, str], meanwhile: Callable[[], object] = lambda: None
-) -> SparkSession:
+    tasks: int, *properties: Mapping[str, str], goes_on: Callable[[], bool] = lambda: True
+) -> SparkSession | None:
     """The session of spark-submit, or else a local one with a thread for each task; it will hold these client properties.
 
-    `meanwhile` is called once a second until it has started.  Raises OptionError where they would lie open there.
+    None where it was not awaited.  Raises OptionError where they would lie open there.
     """
     builder = SparkSession.builder.appName("tolerant-kafka mirror")
     if _is_submitted():
@@ -80,14 +87,41 @@ def spark_session(
             .config("spark.driver.memory", "512m")
             .config(map={**SETTINGS})
         )
-    with ThreadPoolExecutor(
-        1, "spark-start"
-    ) as starting:  # in the main thread pyspark takes SIGINT for itself, and raises wherever we are
-        started = starting.submit(builder.getOrCreate)
-        while not wait([started], 1).done:
-            meanwhile()
-    session: SparkSession = started.result()
-    return session
+    return _awaited(builder.getOrCreate, goes_on)
+
+
+def _awaited(start: Callable[[], _T], goes_on: Callable[[], bool]) -> _T | None:
+    """What `start` returns in a thread of its own; once not `goes_on`, which may raise, None, and its processes are killed."""
+    started: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            started.set_result(start())
+        except BaseException as error:
+            started.set_exception(error)
+
+    # In the main thread pyspark takes SIGINT for itself, and raises wherever we are.  A daemon: nobody waits for a JVM that hangs.
+    thread = threading.Thread(target=run, name="spark-start", daemon=True)
+    thread.start()
+    try:
+        while not wait([started], _LOOK_S).done:
+            if not goes_on():
+                return None
+        thread.join()
+        return started.result()
+    finally:
+        if not started.done():
+            _kill_started_by(thread)
+
+
+def _kill_started_by(thread: threading.Thread) -> None:
+    """Kills the processes that a thread has started, and theirs, where Linux tells; else a JVM ends once it finds us gone."""
+    tasks = [Path(f"/proc/self/task/{thread.native_id}")]
+    for task in tasks:  # grows
+        with contextlib.suppress(OSError):  # it has ended, or there is no /proc
+            for pid in (task / "children").read_text().split():
+                tasks += Path(f"/proc/{pid}/task").iterdir()
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def _is_submitted() -> bool:
@@ -131,19 +165,23 @@ def run(
     """Runs the mirror until it is done (`once`) or `is_stopping`; whether it has ended by itself.
 
     Until Spark's tasks copy this process does (head_start.py), and Spark is not started for what is over sooner.
-    `tell` gets once a second, and at the end, what was done and what is paused.
-    Raises the error that stopped a partition, as the executor raised it, and TolerantClientError where Spark cannot be
+    `tell` gets once a second, and at the end, what was done and what is paused; while Spark starts, where something stands.
+    Raises the error that stopped a partition, as its copier raised it, and TolerantClientError where Spark cannot be
     started or its JVM ends.
     """
     if is_stopping():
         return False
     with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as folder:
+        head_start = HeadStart(settings, link.producer_id, Path(folder) / "head-start")
         try:
-            return _run(settings, link, Path(folder), is_stopping, tell, claim)
+            is_done = _run(settings, link, head_start, Path(folder), is_stopping, tell, claim)
         except SPARK_GONE as error:
-            if is_stopping():
-                return False  # a signal to the process group has ended the JVM, too
-            raise spark_gone(error) from error
+            if not is_stopping():
+                raise spark_gone(error) from error
+            is_done = False  # a signal to the process group has ended the JVM, too
+        if head_start.error is not None:
+            raise head_start.error  # a stop came before anybody had seen it
+        return is_done
 
 
 def spark_gone(error: Exception) -> TolerantClientError:
@@ -157,43 +195,50 @@ def spark_gone(error: Exception) -> TolerantClientError:
 def _run(
     settings: MirrorSettings,
     link: PreparedLink,
+    head_start: HeadStart,
     folder: Path,
     is_stopping: Callable[[], bool],
     tell: Callable[[TaskReport], None],
     claim: RunClaim,
 ) -> bool:
-    report, head_start = RunReport(folder), HeadStart(settings, link.producer_id, folder / "head-start")
+    report = RunReport(folder)
     session: SparkSession | None = None
     query: StreamingQuery | None = None
     is_stopped = False
 
-    def look() -> TaskReport:
+    def goes_on() -> bool:
+        """Tells how it stands; whether Spark is needed, or still.  Raises what ends the run."""
         told = head_start.told(None if query is None else report.read())
+        if query is not None or told.paused or told.blocked or told.waiting:
+            tell(told)  # not sooner: bars are shown from then on, and what the JVM writes would be drawn over
         claim.tell(told)
         claim.require_held()
-        return told
+        if head_start.error is not None:
+            raise head_start.error
+        return not (is_stopping() or query is None and head_start.is_complete)
 
     try:
         if not _is_submitted():
             head_start.start()
             head_start.join(_ALONE_S if settings.once else 0)
-        if head_start.is_complete:
-            return True
-        session = spark_session(settings.tasks, settings.source, settings.target, meanwhile=look)
-        if head_start.is_complete or is_stopping():
+        if goes_on():
+            session = spark_session(settings.tasks, settings.source, settings.target, goes_on=goes_on)
+        if session is not None and goes_on():
+            query = _awaited(partial(start, settings, link, session, folder), goes_on)
+        if query is None:
             return head_start.is_complete
-        query = start(settings, link, session, folder)
         try:
             while not query.awaitTermination(1):
-                tell(look())
-                if is_stopping():
+                if not goes_on():
                     is_stopped = True
+                    head_start.stopped.set()
                     claim.end()  # before Spark kills the Python workers, which have claims to release
                     query.stop()
         except StreamingQueryException as error:
             raise original_error(str(error)) from error
         return not is_stopped
     finally:
+        head_start.stopped.set()
         claim.end()  # before Spark takes its seconds
         if head_start.is_alive():
             head_start.join(_END_S)  # it has released what it held, and tells what it did

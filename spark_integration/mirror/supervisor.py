@@ -304,7 +304,10 @@ def run_links(
     if is_stopping():
         return
     try:
-        session = mirror_job.spark_session(sum(link.settings.tasks for link in links), *properties)
+        tasks = sum(link.settings.tasks for link in links)
+        session = mirror_job.spark_session(tasks, *properties, goes_on=lambda: not is_stopping())
+        if session is None:
+            return
         session.conf.set("spark.sql.streaming.stopTimeout", f"{_STOP_S:.0f}s")
     except mirror_job.SPARK_GONE as error:
         if is_stopping():

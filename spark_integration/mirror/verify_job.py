@@ -78,6 +78,7 @@ def run(
             while sizes := _next_sizes(verification, settings):
                 if session is None:
                     session = own = spark_session(settings.tasks, settings.source, settings.target)
+                    assert session is not None, "it is awaited"
                 for wave in _waves(sizes, settings.tasks):
                     verification.take(compare(session, settings, wave))
                     progress(verification.report())

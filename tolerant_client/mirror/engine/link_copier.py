@@ -133,6 +133,11 @@ class LinkCopier:
         # Of what was handed over its next owner tells how it stands; what was done for it here is told here.
         return {p: done if p in own else done.done_only() for p, done in progress.items()}
 
+    async def give_back(self) -> None:
+        """Gives back what it has between two calls, as a call without a lease does at its end."""
+        await self.strategy.give_back(list(self.strategy.partitions))
+        await self.claims.released()
+
     async def _settled(self, copies: Collection[CopiedPartition], hold_until: float) -> None:
         """Waits until all have reached their offset, stopped or are paused, and the hold is over."""
         tasks, clock = self.link.tasks, self.link.clock

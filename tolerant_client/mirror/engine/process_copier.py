@@ -110,10 +110,21 @@ class _Worker:
         measured: Measured = self._net.run(take)
         return measured
 
+    def held(self) -> set[TopicPartition]:
+        async def held() -> set[TopicPartition]:
+            return set(self.copier.strategy.partitions)
+
+        partitions: set[TopicPartition] = self._net.run(held)
+        return partitions
+
     def close(self) -> None:
         async def close_clusters() -> None:  # on the loop's own thread
-            self._source.close()
-            self._target.close()
+            try:
+                if self.is_usable:
+                    await self.copier.give_back()  # else the next owner waits for its claims to be over
+            finally:
+                self._source.close()
+                self._target.close()
 
         self._net.run(close_clusters)
         self._net.stop(timeout_ms=2000)
@@ -145,8 +156,13 @@ def take_measures(link: LinkConfig) -> Measured:
     return _worker(link).take()
 
 
+def held_partitions(link: LinkConfig) -> set[TopicPartition]:
+    """What this process has of a link, also between two calls: not what another process of the run has asked for."""
+    return _worker(link).held()
+
+
 def close_workers() -> None:
-    """Closes every copier of this process; its partitions are left where they are."""
+    """Closes every copier of this process, once it has given back what it had; its partitions are left where they are."""
     with _lock:
         workers = list(_workers.values())
         _workers.clear()

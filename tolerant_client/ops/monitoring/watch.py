@@ -206,6 +206,9 @@ class LinkWatch:
         if problem and error is None:  # else the mirror's own error is the one to show
             text = f"the clusters did not tell how far the copies are: {problem}; the numbers are the tasks' own"
             self._bars.print(f"tolerant-kafka: {text}")
+        if problem and error is not None and self._owes_losses:
+            text = f"what was lost before is in the target's ledger, which did not tell it: {problem}; see tolerant-kafka status"
+            self._bars.print(f"tolerant-kafka: loss: {text}")
         self._bars.stop()
         if problem and error is None and self._owes_losses:
             raise TolerantClientError(

@@ -21,7 +21,7 @@ from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.mirror.engine.process_copier import close_workers
 from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
-from tolerant_client.ops.service.ranges import CopiedRanges, Range, RangesCopier, RangesPlanner
+from tolerant_client.ops.service.ranges import INCURABLE, CopiedRanges, Range, RangesCopier, RangesPlanner
 from tolerant_client.ops.service.run_claim import RunClaim
 from tolerant_client.ops.service.task_reports import RunReport
 
@@ -65,7 +65,7 @@ def run(
             claim.end()  # what the copier holds it releases, and takes nothing more
             batches.join(_END_S)
             tell(report.read())
-        if batches.error is not None and not is_stopped:
+        if batches.error is not None and (not is_stopped or isinstance(batches.error, INCURABLE)):
             raise batches.error
         return not is_stopped
 

@@ -39,7 +39,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.engine.preflight import RefusalFacts, ends_at, refusal_facts
 from tolerant_client.mirror.engine.prepare import grow_link
-from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges, take_measures
+from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges, held_partitions, take_measures
 from tolerant_client.mirror.life.mirrors import within_bound
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.control_topic import read_control
@@ -52,7 +52,7 @@ from tolerant_client.ops.service.ranges_scope import Scope
 from tolerant_client.ops.service.task_reports import RunReport
 from tolerant_client.security.kafka_config import kafka_python_config
 
-_INCURABLE = (
+INCURABLE = (
     DataLossError,
     LinkPromotedError,
     OffsetMapError,
@@ -234,29 +234,32 @@ class RangesCopier:
     def copy(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
         """Copies partitions at least up to these offsets, for as long as a micro-batch lasts."""
         hold_until = time.monotonic() + self._hold_ms / 1000
-        done = self.copy_held(until)
+        done = self._copied(until)
         if until and done.error is None:
             # Where all are paused the copier is done at once; Spark is not to plan one micro-batch after another then.
             time.sleep(max(0.0, hold_until - time.monotonic()))
         return done
 
-    def copy_held(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
-        """As `copy`, but over as soon as nothing of it is left to copy here: all is paused, or was handed over."""
+    def held(self) -> set[TopicPartition]:
+        """What was not handed over to another process of the run, and did not stop."""
+        return held_partitions(self._link)
+
+    def _copied(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
         if not until:
             return CopiedRanges()
         try:
             copied = copy_ranges(self._link, until, hold_ms=self._hold_ms, lease_ms=self._lease_ms)
-        except _INCURABLE as error:  # of the task as a whole
+        except INCURABLE as error:  # of the task as a whole
             if not self._goes_on or isinstance(error, LinkPromotedError):
                 return CopiedRanges(error=error)
             return CopiedRanges(
                 TaskReport(blocked=dict.fromkeys(until, sentence(error))).measured(take_measures(self._link))
             )
         stopped = {p: why for p, done in copied.items() if (why := done.stopped_by) is not None}
-        final = [why for why in stopped.values() if isinstance(why, LinkPromotedError if self._goes_on else _INCURABLE)]
+        final = [why for why in stopped.values() if isinstance(why, LinkPromotedError if self._goes_on else INCURABLE)]
         if not final:
             for why in stopped.values():
-                if not isinstance(why, _INCURABLE):
+                if not isinstance(why, INCURABLE):
                     raise why
         stopped_now = {} if final else stopped
         blocked = {p: why for p, done in copied.items() if done.is_paused and (why := done.blocked_by) is not None}

@@ -417,3 +417,23 @@ def test_losses_of_a_partition_that_was_handed_over_are_told_by_who_wrote_them(
         assert (await copying)[FIRST].losses == 1
 
     copier.link.source.run(run)
+
+
+def test_a_copier_that_is_closed_between_two_calls_has_given_back_what_it_had(
+    copier: LinkCopier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes its partitions next would wait for its claims to be over."""
+    left: list[TopicPartition] = []
+    written: list[LinkControl] = []
+
+    async def update(target: Any, link: str, change: Any) -> None:
+        written.append(change(LinkControl()))
+
+    monkeypatch.setattr(begun, "update_control", update)
+    monkeypatch.setattr(copier.claims, "leave", left.extend)
+    placed(copier, FIRST, 300).in_flight = 1
+    placed(copier, SECOND, 5)
+    asyncio.run(copier.give_back())
+    assert written == [LinkControl(copied={SECOND: 5})]
+    assert not copier.strategy.partitions
+    assert left == [SECOND] and flow_of(copier).is_leaving(FIRST), "once nothing of it is in flight"

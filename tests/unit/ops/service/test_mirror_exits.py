@@ -40,7 +40,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
-from tolerant_client.ops.service import mirror_settings, stop_signals
+from tolerant_client.ops.service import local_job, mirror_settings, stop_signals
 from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.stop_signals import StopSignal
 
@@ -179,9 +179,25 @@ def test_a_copy_that_is_interrupted_and_has_lost_its_map_says_that_nobody_knows_
     ]
 
 
-def test_a_mirror_that_follows_is_stopped_by_a_signal_as_it_should_be(run: Callable[..., Any]) -> None:
+def test_a_mirror_that_follows_is_stopped_by_a_signal_as_it_should_be(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run(False, "--json", number=signal.SIGTERM).exit_code == 0
     assert run(True, "--once", "--json").exit_code == 0
+    monkeypatch.setattr(local_job, "run", lambda *_, **__: False)
+    monkeypatch.setattr(mirror_settings, "prepare", lambda *_: PreparedLink(1, (), {FIRST: 10}))
+    assert run(False).stdout.startswith("at least 0 records of 1 topic copied"), "Spark has killed tasks untold"
+    assert run(False, "--tasks", "0").stdout.startswith("0 records of 1 topic copied")
+
+
+@pytest.mark.parametrize("outcome", [True, False, SourceTruncatedError("made anew")])
+def test_losses_that_were_accepted_are_told_however_the_run_ends(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, outcome: Any
+) -> None:
+    monkeypatch.setattr(Watch, "losses", ["orders-0 offsets 3 to 4"])
+    for options in ([], ["--once"]):
+        told = run(outcome, *options, number=signal.SIGTERM).stderr
+        assert told.count("loss: orders-0 offsets 3 to 4") == 1
 
 
 def test_the_end_of_a_copy_counts_records_and_offsets_apart_whatever_the_offsets_of_the_link_are(

@@ -1,8 +1,8 @@
-"""What is copied while Spark starts: when it needs no Spark, what it tells, and that nothing depends on it; no broker."""
+"""What is copied while Spark starts: when it needs no Spark, what it tells, and what ends it; no broker."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from kafka.structs import TopicPartition
 
 from spark_integration.mirror import head_start
 from spark_integration.mirror.head_start import HeadStart
-from tolerant_client.errors import DataLossError, RecoveryExhaustedError
+from tolerant_client.errors import DataLossError, LinkPromotedError, RecoveryExhaustedError
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorSettings
@@ -21,12 +21,18 @@ P, Q = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
 def copied(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, done: CopiedRanges | Exception, once: bool = True
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    done: CopiedRanges | Exception,
+    once: bool = True,
+    held: Sequence[set[TopicPartition]] = (),
 ) -> HeadStart:
-    """A head start of P up to 10 and Q up to 0 that has ended."""
+    """A head start of P up to 10 and Q up to 0 that has ended; with `once` not, what it holds after each micro-batch is told."""
+    ends: dict[TopicPartition, int | None] = {P: 10, Q: 0} if once else {P: None, Q: None}
+    wanted, holds = [ends, *({p: ends[p] for p in left} for left in held)], list(held)
 
-    def copy_held(_: RangesCopier, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
-        assert until == ({P: 10, Q: 0} if once else {P: None, Q: None})
+    def copy(_: RangesCopier, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
+        assert until == wanted.pop(0)
         if isinstance(done, Exception):
             raise done
         return done
@@ -37,7 +43,8 @@ def copied(
     closed: list[bool] = []
     monkeypatch.setattr(RangesPlanner, "begin", lambda planner, is_final: None)
     monkeypatch.setattr(RangesPlanner, "tasks", tasks)
-    monkeypatch.setattr(RangesCopier, "copy_held", copy_held)
+    monkeypatch.setattr(RangesCopier, "copy", copy)
+    monkeypatch.setattr(RangesCopier, "held", lambda _: holds.pop(0) if holds else set())
     monkeypatch.setattr(head_start, "close_workers", lambda: closed.append(True))
     settings = MirrorSettings({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, "orders", once=once, tasks=4)
     found = HeadStart(settings, 1, folder / "here")
@@ -67,18 +74,30 @@ def test_a_copy_that_lacks_anything_is_spark_s(
     assert not copied(monkeypatch, tmp_path, CopiedRanges(report)).is_complete
 
 
-def test_what_follows_its_source_is_never_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert not copied(monkeypatch, tmp_path, CopiedRanges(TaskReport(acked={P: 10, Q: 0})), once=False).is_complete
+def test_what_follows_its_source_goes_on_until_all_was_handed_over_and_tells_of_each_micro_batch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done = CopiedRanges(TaskReport(acked={P: 10, Q: 0}, records=5))
+    found = copied(monkeypatch, tmp_path, done, once=False, held=[{P, Q}, {Q}, set()])
+    assert not found.is_complete
+    assert found.told(None).records == 15, "three micro-batches, the last of Q alone"
 
 
 @pytest.mark.parametrize(
-    "done",
-    [RecoveryExhaustedError("no progress", []), CopiedRanges(error=DataLossError("gone")), OSError("no files left")],
+    ("done", "is_kept"),
+    [
+        (RecoveryExhaustedError("no progress", []), False),
+        (OSError("no files left"), False),
+        (CopiedRanges(error=DataLossError("gone")), True),
+        (LinkPromotedError("promoted"), True),
+    ],
 )
-def test_an_error_is_left_to_spark_s_tasks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, done: CopiedRanges | Exception
+def test_only_an_error_that_a_repeat_may_cure_is_left_to_spark_s_tasks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, done: CopiedRanges | Exception, is_kept: bool
 ) -> None:
-    assert not copied(monkeypatch, tmp_path, done).is_complete
+    found = copied(monkeypatch, tmp_path, done)
+    assert not found.is_complete
+    assert found.error is ((done.error if isinstance(done, CopiedRanges) else done) if is_kept else None)
 
 
 def test_what_spark_s_tasks_do_is_told_with_what_was_done_before(

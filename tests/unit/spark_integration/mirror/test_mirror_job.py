@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from spark_integration.mirror import mirror_job
 from spark_integration.mirror.supervisor import run_links
-from tolerant_client.errors import TolerantClientError
+from tolerant_client.errors import SourceTruncatedError, TolerantClientError
 from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.ops.service.mirror_settings import MirrorSettings
 from tolerant_client.ops.service.run_claim import RunClaim
@@ -88,6 +90,77 @@ def test_a_jvm_that_ends_while_its_session_is_stopped_takes_nothing_from_a_copy_
     spark = Spark(monkeypatch, "stop", GONE[1])
     assert run(lambda: False, []) is True
     assert spark.steps[:2] == ["session", "start"] and spark.steps[-1] == "stop"
+
+
+@pytest.mark.parametrize(("met_at", "steps"), [(None, []), ("session", ["session", "stop"]), ("wait", None)])
+def test_what_no_repeat_cures_ends_the_run_though_spark_has_not_met_it(
+    monkeypatch: pytest.MonkeyPatch, met_at: str | None, steps: list[str] | None
+) -> None:
+    """Before Spark is started none is; a stop hides it nowhere."""
+    spark = Spark(monkeypatch, "never", GONE[0])
+    met = SourceTruncatedError("made anew")
+    heads: list[Any] = []
+
+    def begin(head: Any) -> None:
+        heads.append(head)
+        head.error = met if met_at is None else None
+
+    def is_stopping() -> bool:
+        is_met = met_at in spark.steps
+        if is_met:
+            heads[0].error = met
+        return is_met
+
+    monkeypatch.setattr(mirror_job.HeadStart, "start", begin)
+
+    with pytest.raises(SourceTruncatedError, match="made anew"):
+        run(is_stopping, [])
+    assert steps is None or spark.steps == steps
+
+
+@pytest.mark.parametrize("ends_by", ["a stop", "a lost claim", "an error"])
+def test_what_ends_a_run_does_not_wait_for_spark_and_leaves_no_jvm(
+    monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    jvms: list[subprocess.Popen[bytes]] = []
+
+    def hangs(_: Any) -> None:
+        jvms.append(subprocess.Popen(["sh", "-c", "sleep 600 & wait"], stdout=subprocess.PIPE))
+        jvms[0].wait()
+        raise GONE[0]
+
+    heads: list[Any] = []
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", hangs)
+    monkeypatch.setattr(mirror_job.HeadStart, "start", lambda head: heads.append(head))
+    monkeypatch.setattr(mirror_job.HeadStart, "join", lambda *_: None)
+    claims: list[str] = []
+
+    def require_held() -> None:
+        if jvms and ends_by == "a lost claim":
+            raise TolerantClientError("claimed")
+        if jvms and ends_by == "an error":
+            heads[0].error = SourceTruncatedError("made anew")
+
+    def end() -> None:
+        assert heads[0].stopped.is_set(), "it takes nothing more"
+        claims.append("ended")
+
+    claim = SimpleNamespace(tell=lambda report: None, require_held=require_held, end=end)
+    settings = MirrorSettings({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, "orders")
+    began = time.monotonic()
+
+    def go() -> bool:
+        link, is_stopping = PreparedLink(1, (), {}), lambda: bool(jvms) and ends_by == "a stop"
+        return mirror_job.run(settings, link, is_stopping, claim=cast(RunClaim, claim))
+
+    if ends_by == "a stop":
+        assert go() is False
+    else:
+        with pytest.raises(TolerantClientError, match="claimed" if ends_by == "a lost claim" else "made anew"):
+            go()
+    assert claims == ["ended"]
+    assert jvms[0].stdout is not None and jvms[0].stdout.read() == b"", "nobody has its standard output any more"
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(("asked_at", "steps"), [(None, []), ("session", ["session", "stop"])])
