@@ -91,6 +91,11 @@ class LinkCopier:
         """What ended a loop; the copier is of no more use then."""
         return self.link.tasks.failure
 
+    @property
+    def held(self) -> set[TopicPartition]:
+        """What it has, also between two calls, and has not given up."""
+        return {p for p, copy in self.strategy.partitions.items() if not copy.is_released}
+
     # -- calls ----------------------------------------------------------------
 
     async def copy_each(

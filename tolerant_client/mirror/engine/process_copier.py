@@ -112,7 +112,7 @@ class _Worker:
 
     def held(self) -> set[TopicPartition]:
         async def held() -> set[TopicPartition]:
-            return set(self.copier.strategy.partitions)
+            return self.copier.held
 
         partitions: set[TopicPartition] = self._net.run(held)
         return partitions

@@ -411,7 +411,9 @@ def test_losses_of_a_partition_that_was_handed_over_are_told_by_who_wrote_them(
         await copier.link.source.net.sleep(0.05)
         copy = copier.strategy.partitions[FIRST]
         copy.losses, copy.error = 1, DataLossError("it went on")
+        assert copier.held == {FIRST}
         copier.strategy.release(FIRST)
+        assert not copier.held, "though it is there until nothing of it is in flight"
         copier.link.tasks.notify()
         assert (await copying)[FIRST].done_only() == (await copying)[FIRST]
         assert (await copying)[FIRST].losses == 1
