@@ -116,12 +116,18 @@ def _awaited(start: Callable[[], _T], goes_on: Callable[[], bool]) -> _T | None:
 
 def _kill_started_by(thread: threading.Thread) -> None:
     """Kills the processes that a thread has started, and theirs, where Linux tells; else a JVM ends once it finds us gone."""
-    tasks = [Path(f"/proc/self/task/{thread.native_id}")]
+    tasks, found = [Path(f"/proc/self/task/{thread.native_id}")], []
     for task in tasks:  # grows
         with contextlib.suppress(OSError):  # it has ended, or there is no /proc
-            for pid in (task / "children").read_text().split():
+            for pid in map(int, (task / "children").read_text().split()):
+                os.kill(
+                    pid, signal.SIGSTOP
+                )  # so that it starts nothing more; killed, its own ones would be no longer known
+                found.append(pid)
                 tasks += Path(f"/proc/{pid}/task").iterdir()
-                os.kill(int(pid), signal.SIGKILL)
+    for pid in found:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _is_submitted() -> bool:
