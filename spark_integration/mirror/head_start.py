@@ -6,7 +6,7 @@ here until Spark's tasks ask for the partitions: the processes of one run hand t
 Laws:
 - What no repeat cures ends the run, whoever meets it: Spark is not waited for to meet it again.  Whatever else ends it here,
   Spark's tasks go on from the target's log.
-- It copies what the first tasks would, in micro-batches as short as those of a mirror without Spark, and tells of each in a
+- It copies what the first tasks would, in micro-batches as short as those without Spark, and tells of each in a
   report of its own: what stands still, and what policies accepted, is told before Spark has started, or instead.
 - It goes on until all was handed over, however long Spark takes, and ends with the run.
 - A copy up to the ends of its start that is over here needs no Spark.
@@ -29,7 +29,9 @@ from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSetting
 from tolerant_client.ops.service.ranges import INCURABLE, RangesCopier, RangesPlanner
 from tolerant_client.ops.service.task_reports import RunReport
 
-_HOLD_MS: Final = 1_000
+_HOLD_MS: Final = (
+    1_500  # a copier looks once a second at who asks, and hands over what it has for half a second (link_copier.py)
+)
 
 _log = logging.getLogger(__name__)
 
