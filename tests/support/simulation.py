@@ -216,6 +216,7 @@ class Simulation:
         self.exchanged: tuple[int, memoryview] | None = None  # waits for the next answer, to exchange their ids
         self.spoiled_from = NEVER  # when a lasting fault's first answer arrives
         self.lost_ids: set[int] = set()
+        self.awaited_late: set[int] = set()  # those under which nothing has come yet
         self.arrived = memoryview(b"")
         self.is_disproved = (
             False  # an answer came whose loss was told, while nothing waited that it may be the answer to
@@ -543,6 +544,7 @@ class Simulation:
                 self.late(event.correlation_id, events)  # type: ignore[attr-defined]
             elif kind is Lost:
                 self.lost_ids.add(event.correlation_id)
+                self.awaited_late.add(event.correlation_id)
             elif kind is Retired:
                 self.happened["timeout" if event.is_timeout else "mismatch"] += 1  # type: ignore[attr-defined]
                 if not event.is_timeout and self.policy.max_resends and self.is_nothing_but_odd():  # type: ignore[attr-defined]
@@ -555,13 +557,13 @@ class Simulation:
 
     def late(self, correlation_id: int, events: list[Event]) -> None:
         """J: the first answer under a lost id disproves a probe where it is neither a probe's nor another's that waits."""
-        is_first = correlation_id in self.lost_ids
-        self.lost_ids.discard(correlation_id)
+        is_first = correlation_id in self.awaited_late
+        self.awaited_late.discard(correlation_id)
         if not is_first or self.arrived == PROBE_BODY:
             return
         for event in events:
             if type(event) is Completed and correlation_id in event.request.lost_ids:
-                self.lost_ids.add(event.request.correlation_id)  # the repeat's own comes as well, if it was no wrong id
+                self.awaited_late.add(event.request.correlation_id)  # its own comes, too
                 return
         self.is_disproved |= not any(entry.is_unanswered for entry in self.tracker)
 
