@@ -5,7 +5,8 @@ A. A row is committed in the transaction that copied its records, so what a comm
 B. Runs ascend on both sides: order is kept, and between two runs lies nothing that was copied.
 C. Only the newest row of a partition is ever written again; one that has RUNS_PER_ROW runs is final.
 D. Where the source's log is another one from an offset on (its topic was made anew, or it was cut), a new row begins there: what
-   the rows before it say of a former topic, and of offsets from there on, is of records that the source no longer has.
+   the rows before it say of a former topic, and of offsets from there on, is of records that the source no longer has.  Its
+   first run says where, of no records where the first that are copied lie behind that.
 
 A record of the map topic, in JSON so that any consumer can read it:
 
@@ -13,8 +14,8 @@ A record of the map topic, in JSON so that any consumer can read it:
     value  {"version": 1, "target": "topic", "ids": ["source's topic id", "target's"], "position": 1200,
             "epoch": 3, "runs": [1000, 5000, 100, 0, 1, 90, ...]}
 
-A row with one run of no records says where nothing is copied yet: only that the link has begun there, at its `position`; the
-target offset of that run is behind all that the rows before have.
+A row with one run of no records says where nothing is copied yet: only that the link has begun there; the target offset of
+that run is behind all that the rows before have.
 
 `position` is the next source offset to copy when the row was written; `ids` tell a topic that was deleted and created
 again (KIP-516; "" where brokers before 2.8 tell none), `epoch` is the newest leader epoch that was seen in the source's
@@ -123,12 +124,18 @@ class MapRow(NamedTuple):
 
     @property
     def target_until(self) -> int:
+        """The target offset behind all that was ever copied, also of a source's log that is gone; 0 where nothing was."""
         return self.runs[-1].target_until
 
     @property
     def has_copied(self) -> bool:
         """Whether the link has copied anything of the partition, and has not only begun."""
         return self.runs[-1].length > 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its runs say more than its position: what was copied, or where another log begins (Law D)."""
+        return self.has_copied or self.key.number > 0
 
 
 def join_runs(runs: Iterable[Run]) -> list[Run]:
@@ -155,7 +162,7 @@ def extend(
 
     Raises OffsetMapError where they would not ascend: they are not what was copied, then.
     """
-    kept = list(last.runs) if last is not None and last.has_copied else []
+    kept = list(last.runs) if last is not None and last.is_kept else []
     number = last.key.number if last is not None else 0
     if kept and runs and (runs[0].source < kept[-1].source_until or runs[0].target < kept[-1].target_until):
         raise OffsetMapError(
@@ -265,7 +272,8 @@ class OffsetMap:
         self.target = TopicPartition(newest.target_topic, self.partition.partition)
         self.position = max(newest.position, taken_over)
         self._taken_over = taken_over
-        ordered = [row for row in known if row.has_copied and not is_another(row.ids[0], newest.ids[0])]
+        self._target_until = newest.target_until
+        ordered = [row for row in known if row.is_kept and not is_another(row.ids[0], newest.ids[0])]
         self.runs = self._joined(ordered, newest.position)
         # Older rows have been taken away, unless the one before is of a former topic.
         first = ordered[0].key.number if ordered else 0
@@ -285,7 +293,8 @@ class OffsetMap:
                         f"The offset map of {self.partition.topic}-{self.partition.partition} does not ascend at source offset"
                         f" {run.source}: its topic has been changed by somebody else; its offsets cannot be trusted"
                     )
-                runs.append(run)
+                if run.length:
+                    runs.append(run)
                 target = run.target_until
         _cut(runs, position)
         return runs
@@ -303,7 +312,7 @@ class OffsetMap:
             place = Place.DELETED if at < 0 and self._is_cut else Place.NEXT
             return Translation(offset, self.runs[at + 1].target, place, self.position)
         place = Place.END if offset <= self.position else Place.NOT_COPIED
-        return Translation(offset, self.runs[-1].target_until, place, self.position)
+        return Translation(offset, self._target_until, place, self.position)
 
     def source_of(self, offset: int) -> Translation:
         """The source offset for a target offset: of the copied record there, or of the next one behind it."""

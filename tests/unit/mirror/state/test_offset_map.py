@@ -203,12 +203,31 @@ def test_a_log_that_was_cut_has_its_new_records_from_the_cut_on() -> None:
     cut = begun_anew(former, IDS, 60)
     known = lives(former, cut)
     assert (known.position, known.runs) == (60, [Run(0, 400, 60)])
-    assert known.translate(70).place is Place.NOT_COPIED
+    assert known.translate(60)[1:3] == (500, Place.END), "not into what the source no longer has"
+    assert known.translate(70)[1:3] == (500, Place.NOT_COPIED)
     (row,) = extend(cut, PARTITION, "copy", IDS, [Run(60, 501, 50)], 110, 9)
     known = lives(former, cut, row)
     assert known.runs == [Run(0, 400, 60), Run(60, 501, 50)]
     assert known.translate(70)[1:3] == (511, Place.RECORD)
     assert known.source_of(470)[1:3] == (60, Place.NEXT), "the source no longer has what lies there"
+
+
+def test_what_holds_no_records_behind_a_cut_is_translated_to_what_comes_after_it() -> None:
+    """An aborted transaction, or what the cleaner took, lies at the cut: the row that begins there still says so."""
+    (former,) = extend(None, PARTITION, "copy", IDS, [Run(0, 400, 100)], 100, 7)
+    cut = begun_anew(former, IDS, 60)
+    (looked,) = extend(cut, PARTITION, "copy", IDS, [], 70, 9)
+    known = lives(former, cut, looked)
+    assert looked.position == 70 and not looked.has_copied and known.runs == [Run(0, 400, 60)]
+    assert known.translate(65)[1:3] == (500, Place.END) and known.source_of(470)[1:3] == (60, Place.END)
+    (row,) = extend(looked, PARTITION, "copy", IDS, [Run(70, 501, 50)], 120, 9)
+    (row,) = extend(row, PARTITION, "copy", IDS, [Run(121, 560, 5)], 126, 9)
+    assert MapRow.decode(row.key, row.encode()) == row and row.has_copied
+    known = lives(former, cut, looked, row)
+    assert known.runs == [Run(0, 400, 60), Run(70, 501, 50), Run(121, 560, 5)]
+    assert known.translate(65)[1:3] == (501, Place.NEXT) and known.translate(59)[1:3] == (459, Place.RECORD)
+    again = begun_anew(row, IDS, 65)
+    assert lives(former, row, again).runs == [Run(0, 400, 60)] and lives(former, row, again).position == 65
 
 
 def test_neighbours_on_both_sides_are_one_run() -> None:
