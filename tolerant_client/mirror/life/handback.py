@@ -83,8 +83,9 @@ def decide_positions(
         first = further[0]
         blockers.append(
             f"MirrorMaker 2 goes on at {known[first].offset} of {first.topic}-{first.partition} by its own note, and our link"
-            f" has copied up to {copied[first]} only ({len(further)} partitions): it has run since, and would copy that again."
-            " It can be started as it is; or stop it, and take over again"
+            f" has copied up to {copied[first]} only ({len(further)} partitions). Either it has run since, and would copy that"
+            " again: start it as it is, or stop it and take over again. Or the source was cut or made anew since (tolerant-kafka"
+            " status tells), and it would leave out what is there now: leave these topics out of its file"
         )
     return changed, blockers
 
@@ -172,7 +173,7 @@ async def _translated_until(
 
     Raises OptionError where that is all.
     """
-    rows = {p: row for p, row in (await last_rows(target, link, partitions)).items() if row.has_copied}
+    rows = {p: row for p, row in (await last_rows(target, link, partitions)).items() if row.target_until}
     if not rows:
         raise OptionError(
             f"Link {link} has copied nothing into this target: there is nothing to hand back. Start MirrorMaker 2 as it is"

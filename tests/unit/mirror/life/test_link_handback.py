@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from tolerant_client.mirror.life.handback import HandedPartition, decide_positio
 from tolerant_client.mirror.life.mm2_positions import Mm2Position
 from tolerant_client.mirror.state.control_record import decode_control, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.offset_map import MapRow, Run, begun_anew, extend
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 PLACE = TopicPartition("orders", 0)
@@ -36,6 +38,31 @@ def test_mirrormaker_2_goes_on_where_the_link_has_stopped() -> None:
 def test_it_is_never_set_back_to_before_its_own_note() -> None:
     changed, (text,) = decide_positions({PLACE: 90}, known(100))
     assert not changed and "goes on at 100 of orders-0" in text and "up to 90 only" in text
+    assert "it has run since" in text and "Or the source was cut or made anew since" in text, "nobody knows which"
+
+
+def test_a_log_that_was_cut_and_of_which_nothing_is_copied_since_is_the_links_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where MirrorMaker 2 has a position of its own, or none, it would leave something out, or copy it again."""
+    (former,) = extend(None, PLACE, "A.orders", ("one", "two"), [Run(0, 400, 100)], 100, 7)
+    anew = begun_anew(former, ("one", "two"), 60)
+    (begun_only,) = extend(None, PLACE, "A.orders", ("one", "two"), [], 60, 7)
+    rows = {PLACE: anew}
+
+    async def last_rows(*_: Any) -> dict[TopicPartition, MapRow]:
+        return rows
+
+    async def copied_until(_: Any, __: str, partitions: Any) -> dict[TopicPartition, int]:
+        return {p: rows[p].position for p in partitions}
+
+    monkeypatch.setattr(handback, "last_rows", last_rows)
+    monkeypatch.setattr(handback, "copied_until", copied_until)
+    target = cast(Cluster, FakeCluster())
+    assert asyncio.run(handback._translated_until(target, "A-B", [PLACE])) == {PLACE: 60}
+    rows = {PLACE: begun_only}
+    with pytest.raises(OptionError, match="has copied nothing"):
+        asyncio.run(handback._translated_until(target, "A-B", [PLACE]))
 
 
 def test_what_it_has_never_copied_is_in_the_way_unless_it_is_empty() -> None:
