@@ -62,7 +62,13 @@ async def compare_ends(
     errors = {p: state.error if isinstance(state, Loss) else state for p, state in states.items()}
     differing = {p: text_of(error) for p, error in errors.items() if isinstance(error, TolerantClientError)}
     opened = {p: str(state) for p, state in states.items() if isinstance(state, OpenTransaction)}
-    return Comparison(differing, tuple(p for p in partitions if p not in states and p not in refused), refused, opened)
+    unread = tuple(p for p in partitions if p not in refused and not is_read(states.get(p)))
+    return Comparison(differing, unread, refused, opened)
+
+
+def is_read(state: Found | None) -> bool:
+    """Whether a log could be compared this time; that of none, or of one whose leader tells why, could not."""
+    return state is not None and not isinstance(state, Untold)
 
 
 async def contradicted(
@@ -100,12 +106,11 @@ async def read_both(
     Raises TopicAuthorizationFailedError where the ledger may not be read.
     """
     try:
-        found = await read_append_states(
+        states = await read_append_states(
             source, target, partitions, producer_id, ledger, control=control, at_high_watermark=True
         )
-        states: dict[TopicPartition, Found] = {p: state for p, state in found.items() if not isinstance(state, Untold)}
         for cluster in (target, source):
-            await require_readable(cluster, [p for p in partitions if p not in states])
+            await require_readable(cluster, [p for p in partitions if not is_read(states.get(p))])
         return states, {}
     except Errors.TopicAuthorizationFailedError as error:  # which of them, its text alone says
         await ledger.rows()

@@ -9,7 +9,7 @@ from typing import Any
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
+from tolerant_client.cluster.admin.offsets import Untold, list_led_offsets, stable_ends
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import LinkPromotedError, OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
@@ -23,6 +23,7 @@ from tolerant_client.mirror.life.comparison import contradicted, read_both
 from tolerant_client.mirror.life.lens import MAP_LOST
 from tolerant_client.mirror.life.promotion_report import groups_json
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
+from tolerant_client.mirror.state.health import by_reason, few
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import (
@@ -282,9 +283,11 @@ async def _differences(
             stopped[partition] = text_of(state)
         elif isinstance(state, OpenTransaction):
             told.append(f"{partition.topic}-{partition.partition} waits: {state}")
+    untold = by_reason({p: str(state) for p, state in states.items() if isinstance(state, Untold)})
+    text = "could not be compared with the source's log this time"
+    told += few(f"{some(f'{p.topic}-{p.partition}' for p in of)} {text}: {why}" for why, of in untold.items())
     if unread := [f"{p.topic}-{p.partition}" for p in sorted(partitions) if p not in states and p not in refused]:
-        text = "could not be compared with the source's log this time (the mirror does so when it starts)"
-        told.append(f"{text}: {some(unread)}")
+        told.append(f"{text} (the mirror does so when it starts): {some(unread)}")
     return stopped, told
 
 

@@ -693,6 +693,11 @@ def test_a_plan_warns_of_what_could_not_be_compared() -> None:
     assert planned(Log(of_link(0), end=10, leader_end=20)) == []
     (warning,) = planned(Log(end=10, leader_end=20, start=10))
     assert warning.startswith("could not be compared with the source's log") and warning.endswith(": orders-0")
+    target = Log(of_link(0), end=10)
+    target.untold = Errors.TopicAuthorizationFailedError("orders-0")
+    (warning,) = planned(target)
+    assert "orders-0 could not be compared with the source's log this time: " in warning
+    assert "TopicAuthorizationFailed" in warning, "with what its leader said"
 
 
 def test_a_target_whose_log_we_may_not_read_is_refused_and_does_not_just_fail_this_time() -> None:
