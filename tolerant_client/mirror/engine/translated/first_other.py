@@ -2,7 +2,7 @@
 
 Law: what was cut, or restored and written to again, agrees up to an offset and differs from there on.  So it is found by
 bisection over what was copied; what can be compared on neither side counts as differing once something behind it does, so
-that nothing the source has is left out.
+that nothing the source has is left out.  What lies before the source's start cannot be copied again, and is not looked at.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from tolerant_client.mirror.engine.translated.target_checks import is_same_recor
 from tolerant_client.mirror.state.map_topic import read_maps
 
 
-async def first_other(source: Cluster, target: Cluster, link: str, partition: TopicPartition, until: int) -> int | None:
-    """The source offset from which on the source has other records before `until` than were copied; None where the last ones agree.
+async def first_other(
+    source: Cluster, target: Cluster, link: str, partition: TopicPartition, start: int, until: int
+) -> int | None:
+    """From which offset on a source that starts at `start` has other records before `until` than were copied.
 
-    It is the one behind the last record that agrees, or that of the first one that was copied.  Raises KafkaError.
+    It is the one behind the last record that agrees, or that of the first one that was copied and may be there still; None
+    where the last ones agree.  Raises KafkaError.
     """
     known = (await read_maps(target, link, [partition])).get(partition)
     runs = [
@@ -61,11 +64,12 @@ async def first_other(source: Cluster, target: Cluster, link: str, partition: To
     seen = await compare(at, total)
     if all(agrees for _, agrees in seen):
         return None
-    low, high = narrow(0, total, at, seen)
+    gone = sum(max(0, min(run.source_until, start) - run.source) for run in runs)
+    low, high = narrow(gone, total, at, seen)
     while low < high:
         at = (low + high) // 2
         low, high = narrow(low, high, at, await compare(at, high))
     if not low:
         return runs[0].source
     at = bisect.bisect_left(counts, low) - 1  # the run of the last record that agrees
-    return runs[at].source + low - counts[at]
+    return max(start, runs[at].source + low - counts[at])

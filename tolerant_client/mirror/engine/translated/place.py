@@ -109,12 +109,12 @@ class Place:
             copied = copied._replace(timestamp=original.timestamp)  # the target's brokers gave it another one
         if is_same_record(original, copied):
             return False
+        if header.producer_id == producer_id:
+            return True  # whatever the ledger has there: the map, which has not, says what was accepted
         lost = (await self._link.ledger.rows(refresh=True)).get(self.partition, ())
-        if any(loss.from_offset <= offsets[0] < loss.until_offset for loss in lost):
-            return False
-        if header.producer_id != producer_id:
+        if not any(loss.from_offset <= offsets[0] < loss.until_offset for loss in lost):
             raise overwritten(row, self._link.name, offsets)
-        return True
+        return False
 
     async def _record(self, cluster: Cluster, offset: int) -> Record | None:
         """The record at an offset of either log; None where it is not there any more."""
@@ -151,7 +151,7 @@ class Place:
             )
         else:
             self.leader_epoch = max(self.leader_epoch, row.epoch)
-            losses = find_losses(row, self.ids, start, end, min(cuts) if cuts else await self._cut_at(row, end))
+            losses = find_losses(row, self.ids, start, end, min(cuts) if cuts else await self._cut_at(row, start, end))
         for loss, error in losses:
             if not any(loss.is_part_of(accepted) for accepted in self._accepted):
                 self.loss = loss
@@ -170,15 +170,15 @@ class Place:
         self._adopted_until = 0 if is_anew else position
         return position
 
-    async def _cut_at(self, row: MapRow, end: int) -> int | None:
-        """From where on the source's log is another one than the one that was copied, as its leader or its records show."""
+    async def _cut_at(self, row: MapRow, start: int, end: int) -> int | None:
+        """From where on the source's log, [start, end), is another one than was copied, as its leader or its records show."""
         told = (await source_truncations(self._link.source, {self.partition: (row.epoch, row.position)})).get(
             self.partition
         )
         if told is None and row.position <= end and not self._is_other:
             return None
         until = min(row.position, end) if told is None else min(told, end)
-        found = await first_other(self._link.source, self._link.target, self._link.name, self.partition, until)
+        found = await first_other(self._link.source, self._link.target, self._link.name, self.partition, start, until)
         return told if found is None else found
 
     async def limit_adopted(self) -> None:

@@ -40,6 +40,30 @@ COPIED = {run.source + n: run.target + n for run in RUNS for n in range(run.leng
 def test_it_is_the_offset_behind_the_last_record_that_agrees(
     monkeypatch: pytest.MonkeyPatch, cut: int, until: int, cleaned: range, found: int | None, side: str
 ) -> None:
+    assert found_by(monkeypatch, cut, until, side, cleaned) == found
+
+
+@pytest.mark.parametrize(
+    ("cut", "start", "found"),
+    [
+        (990, 420, 990),
+        (990, 900, 990),
+        (700, 699, 700),
+        (700, 700, 700),  # nothing that agrees is left
+        (120, 405, 405),  # and nobody knows what lay before
+        (120, 950, 950),
+        (120, 1_000, None),
+    ],
+)
+def test_what_retention_took_of_the_source_cannot_be_copied_again(
+    monkeypatch: pytest.MonkeyPatch, cut: int, start: int, found: int | None
+) -> None:
+    assert found_by(monkeypatch, cut, 1_000, "source", range(start), start) == found
+
+
+def found_by(
+    monkeypatch: pytest.MonkeyPatch, cut: int, until: int, side: str, cleaned: range, start: int = 0
+) -> int | None:
     reads = []
 
     async def read_slices(cluster: str, spans: Any, *, is_committed: bool) -> Any:
@@ -61,5 +85,6 @@ def test_it_is_the_offset_behind_the_last_record_that_agrees(
     monkeypatch.setattr(module, "read_maps", read_maps)
     source: Any = "source"
     target: Any = "target"
-    assert asyncio.run(first_other(source, target, "dr", P, until)) == found
+    found = asyncio.run(first_other(source, target, "dr", P, start, until))
     assert len(reads) < 30
+    return found

@@ -342,10 +342,16 @@ def test_another_record_where_the_source_lost_what_was_copied_is_no_election_of_
 
 
 @pytest.mark.parametrize("found", [None, 1_150])
+@pytest.mark.parametrize("known", [None, LossReason.TRUNCATION, LossReason.RECREATION])
 def test_another_record_where_our_last_one_was_copied_from_is_a_cut_of_the_source(
-    world: World, monkeypatch: pytest.MonkeyPatch, found: int | None
+    world: World, monkeypatch: pytest.MonkeyPatch, found: int | None, known: LossReason | None
 ) -> None:
-    """A source that was restored goes on with other records beyond the position, and with the same leader epochs."""
+    """A source that was restored goes on with other records beyond the position, and with the same leader epochs.
+
+    What the ledger has of these offsets is of another cut, or of this one, and the process was killed before the map had it.
+    """
+    if known is not None:
+        world.losses[P] = [LedgerRow(0, "dr", P.topic, 0, 1_150, 1_400, known, "before")]
     (world.row,) = extend(None, P, "orders", IDS, [Run(1_100, 1_100, 300)], 1_400, 5)
     world.target_ends[P] = 1_400
 
