@@ -486,7 +486,7 @@ def test_a_group_that_moves_to_the_target_reads_every_record_once(source: str, t
     second = [record for record in consume(target, topic, group, 10_000) if record[1] != b"foreign"]
     assert first + second == everything
     again = CliRunner().invoke(app, [*command, "--commit"])
-    assert again.exit_code == 0 and not json.loads(again.output)[0]["committed"], "never backwards"
+    assert again.exit_code == 0 and not json.loads(again.stdout)[0]["committed"], "never backwards"
     forced = CliRunner().invoke(app, [*command, "--commit", "--force"])
     assert forced.exit_code == 0 and json.loads(forced.output)[0]["committed"]
     offset, there_offset = json.loads(forced.output)[0]["offset"], json.loads(forced.output)[0]["target_offset"]
