@@ -222,7 +222,7 @@ def test_what_keeps_a_query_out_is_said(load: Callable[..., Any], stores: Stores
     cases = {
         "no login with this password": (
             {**scram, "sasl.jaas.config": SCRAM.replace(PASSWORD, WRONG)},
-            "SaslAuthenticationFailed",
+            "refuses the login of user alice",
         ),
         "no trust": ({**scram, **store("truststore", stores.strangers)}, "certificate verify failed"),
         "no file": ({**scram, "ssl.truststore.location": "/nowhere/trust.jks"}, "'/nowhere/trust.jks' cannot be read"),

@@ -216,11 +216,11 @@ class Simulation:
         self.exchanged: tuple[int, memoryview] | None = None  # waits for the next answer, to exchange their ids
         self.spoiled_from = NEVER  # when a lasting fault's first answer arrives
         self.lost_ids: set[int] = set()
-        self.awaited_late: set[int] = set()  # those under which nothing has come yet
+        self.silent_ids: set[int] = set()  # of these, those that no answer under a wrong id may have been for
+        self.orphans = 0  # such answers, since a probe was answered
         self.arrived = memoryview(b"")
-        self.is_disproved = (
-            False  # an answer came whose loss was told, while nothing waited that it may be the answer to
-        )
+        self.heard: set[int] = set()  # ids under which something came
+        self.is_disproved = False  # an answer came to one that was lost in silence
         self.is_lasting_since = NEVER  # when the first of them arrived, and was waited for
         self.patience = 0.0
         self.is_out_of_patience = False  # what the tracker does now it does as a trial's time is over
@@ -496,8 +496,10 @@ class Simulation:
             print(f"{self.now - 100:9.4f}  answer {correlation_id}")
         is_waited_for = len(self.tracker) > 0
         self.arrived = body
+        self.heard.add(correlation_id)
+        is_of_a_probe = body == PROBE_BODY and correlation_id in self.asked
         if (sent_before := self.asked.get(correlation_id)) is not None:
-            if body == PROBE_BODY:
+            if is_of_a_probe:
                 del self.asked[correlation_id]  # else it is another one's, under its id
             for entry in self.entries[sent_before:]:
                 if entry.sent_at >= 0:
@@ -516,6 +518,8 @@ class Simulation:
             self.tracker.silence.progress(self.now + throttle)
             self.happened["throttle"] += 1
         self.act(events)
+        if is_of_a_probe:
+            self.orphans = 0
 
     # -- acting, as the binding does -----------------------------------------
 
@@ -541,10 +545,13 @@ class Simulation:
                     self.write(event.request)  # type: ignore[attr-defined]
             elif kind is Orphan:
                 self.happened[f"orphan:{event.cause}"] += 1  # type: ignore[attr-defined]
-                self.late(event.correlation_id, events)  # type: ignore[attr-defined]
+                self.is_disproved |= event.correlation_id in self.silent_ids and self.arrived != PROBE_BODY
+                self.orphans += event.cause != "late"  # type: ignore[attr-defined]
             elif kind is Lost:
                 self.lost_ids.add(event.correlation_id)
-                self.awaited_late.add(event.correlation_id)
+                unheard = [e for e in events if type(e) is Lost and e.correlation_id not in self.heard]
+                if event in unheard and self.orphans < len(unheard):
+                    self.silent_ids.add(event.correlation_id)
             elif kind is Retired:
                 self.happened["timeout" if event.is_timeout else "mismatch"] += 1  # type: ignore[attr-defined]
                 if not event.is_timeout and self.policy.max_resends and self.is_nothing_but_odd():  # type: ignore[attr-defined]
@@ -554,18 +561,6 @@ class Simulation:
                 is_retired = True
         if is_retired and not self.is_over:
             self.close()
-
-    def late(self, correlation_id: int, events: list[Event]) -> None:
-        """J: the first answer under a lost id disproves a probe where it is neither a probe's nor another's that waits."""
-        is_first = correlation_id in self.awaited_late
-        self.awaited_late.discard(correlation_id)
-        if not is_first or self.arrived == PROBE_BODY:
-            return
-        for event in events:
-            if type(event) is Completed and correlation_id in event.request.lost_ids:
-                self.awaited_late.add(event.request.correlation_id)  # its own comes, too
-                return
-        self.is_disproved |= not any(entry.is_unanswered for entry in self.tracker)
 
     def close(self) -> None:
         self.is_over = True

@@ -10,8 +10,8 @@ E. Nothing is sent again after its deadline, more often than the policy allows, 
 F. An answer out of step puts the stream on trial.  Nothing is believed, lost or sent again until the answer to a
    probe shows that the stream is in step; a second one that fits nothing, or no proof in time, ends the connection.
 G. Silence and a probe's answer alone settle only reads and what is sent again, here or by its owner.  An answer
-   after its loss was proved disproves all probes: none is sent any more.  Where it fits another that waits it may be that
-   one's, under a wrong id: only once each of these has an answer of its own.
+   to what was lost in silence disproves all probes: none is sent any more.  Where an answer was out of step it was
+   that to the lost one, under a wrong id: what comes under its own is another's.
 H. Brokers answer in the order of requests: an answer that also fits an older request without one, or a later one that
    has one, is believed for neither, for their ids may be exchanged.  What the decoder of a probe without an answer takes
    is the probe's, under whatever id it comes.
@@ -27,8 +27,7 @@ What a request carries beside its state (lifecycle.py), and why it is none:
 - `lost_ids`: those it was sent under before.  They bound its repeats (E), and the response to one may still come (T4).
 - `is_proved_silent`: a probe sent after it has its response (G).  In flight or doubted, its ways on are the same.
 - `sent_at`, `first_sent_at`, `deadline`, `expected`: times, by which silence is measured (T5); `history`: for messages.
-What the tracker has beside them is of the connection: whether it is retired, disproved or about to be (G), on trial (F),
-and its probe.
+What the tracker has beside them is of the connection: whether it is retired, disproved (G), on trial (F), and its probe.
 
 It reads no clock, opens no socket and writes no log: every method takes `now`
 (monotonic seconds) and returns the events that the binding has to act upon.
@@ -54,7 +53,8 @@ class InFlightRequests:
 
     `first_id` is where correlation ids start (a random number); `question` is a request that this broker answers at
     once, that changes nothing, and whose answer no other request takes for its own; None while no such request is known:
-    then nothing is probed, and an answer out of turn (but for `reorder_grace_ms`), or that fits nothing, ends the connection.
+    then nothing is probed, and an answer out of turn for longer than `reorder_grace_ms`, or that fits nothing, ends the
+    connection.
     """
 
     def __init__(self, policy: RecoveryPolicy, first_id: int, question: Request | None = None) -> None:
@@ -64,7 +64,6 @@ class InFlightRequests:
         self.silence = Silence(policy)
         self.is_retired = False
         self.is_disproved = False  # an answer came whose loss a probe had proved: this peer does not keep its order
-        self._claimants: list[InFlightRequest] = []  # whose answer the last late one may have been
         self._budget = Budget(policy)
         self._repeats = Repeats(policy)
         self._requests = SendingOrder()
@@ -151,10 +150,6 @@ class InFlightRequests:
     def _complete(self, entry: InFlightRequest, response: Any, now: float) -> None:
         del self._requests[entry.correlation_id]
         entry.move(Input.ANSWERED)
-        if entry in self._claimants:
-            self._claimants.remove(entry)
-            if not self._claimants:
-                self._disprove()
         self._events.append(Completed(entry.api, entry.correlation_id, entry, response, now - entry.first_sent_at))
 
     def _answered(self, entry: InFlightRequest, response: Any, body: memoryview, now: float) -> None:
@@ -172,7 +167,9 @@ class InFlightRequests:
             if self._requests.is_setting_up:
                 return self._retire(f"the answer to {entry.api} overtook another one while authenticating")
             is_meant = not older and self._requests.is_next(entry)
-            self._put_on_trial(now, self.policy.reorder_grace_ms / 1000, is_meant=is_meant)
+            # Of those that an exchange of ids may have struck nothing would be believed without a probe.
+            grace = 0.0 if older and self.question is None else self.policy.reorder_grace_ms / 1000
+            self._put_on_trial(now, grace, unbelieved=bool(older), is_meant=is_meant)
             if self.is_retired:
                 return
             if self._requests.overtakes_probe(entry):
@@ -244,9 +241,11 @@ class InFlightRequests:
         duplicate is as suspicious as an id never sent.  The late answer of a lost request is explained by it, and
         completes it; one to acks=0 (Event Hubs gives them) is no mismatch, and only the trial shows whose it is.
         """
-        is_probes = correlation_id in self._requests.open_probes and self._requests.is_of_a_probe(body)
-        self._requests.open_probes.pop(correlation_id, None)
+        is_of_a_probe = self._requests.is_of_a_probe(body)
+        is_probes = self._requests.open_probes.pop(correlation_id, None) is not None and is_of_a_probe
         cause, sent_at = self.ids.recall(correlation_id)
+        if sent_at is not None and is_of_a_probe is (cause == "late"):
+            cause, sent_at = "duplicate", None  # only probes are replaced: it is another's, under its id
         orphan = Orphan("", correlation_id, "late" if cause == "replaced" else cause)
         # A re-authentication waits until all is settled but probes.
         if cause != "unasked" and (sent_at is None or (self._requests.is_setting_up and not is_probes)):
@@ -256,33 +255,20 @@ class InFlightRequests:
             self.silence.round_trips.sample(now - sent_at)  # this peer takes so long
             self._count(now)
         elif self.oldest is not None and not self._requests.is_setting_up:
-            self._put_on_trial(now, 0.0)
+            self._put_on_trial(now, 0.0, unbelieved=1)
         if cause == "late":
-            self._late(correlation_id, body, now)
-
-    def _late(self, correlation_id: int, body: memoryview, now: float) -> None:
-        """Law G: a peer that answers late answers the repeat, and all that waits, as well: else it was a wrong id."""
-        if self._requests.is_of_a_probe(body):
-            return
-        repeat = next((r for r in self if correlation_id in r.lost_ids and r.is_open), None)
-        if repeat is not None and self._trial is None:
-            self._complete_late(repeat, body, now)
-            if not repeat.is_open:
-                return  # the second answer to it will show it
-        if self.is_retired:
-            return
-        self._claimants = [r for r in self if r.is_open and r.reads(body)]
-        if not self._claimants:
             self._disprove()
-        elif self._trial is not None:
-            self._retire("a late answer came out of step, and fits another one")
+            self._complete_late(correlation_id, body, now)
 
-    def _complete_late(self, entry: InFlightRequest, body: memoryview, now: float) -> None:
+    def _complete_late(self, correlation_id: int, body: memoryview, now: float) -> None:
         """Completes a request by the response to its first sending; its repeat is waited for no more.
 
         Not where another one waits that it fits (law H), nor one that yields to newer ones: its repeat may outdate
         the first (another epoch or member id fences it), or run after a newer one (such a peer keeps no order).
         """
+        entry = next((r for r in self if correlation_id in r.lost_ids and r.is_open), None)
+        if entry is None or self.is_retired or self._requests.is_of_a_probe(body):
+            return
         is_its_own = all(r.response is not None for r in self._requests.takers(body, entry)) and entry.reads(body)
         if self._requests.came_out_of_turn(entry, body):
             self._retire(f"a late answer to {entry.api} came out of turn, and fits another one")
@@ -292,7 +278,7 @@ class InFlightRequests:
             self._release(now)
 
     def _disprove(self) -> None:
-        """Law G: from now on silence ends at the deadline, and an answer out of step ends the connection."""
+        """Law G: from now on silence ends at the deadline, and the first answer out of step ends the connection."""
         self.is_disproved, self.question = True, None
         if self._trial is not None:
             self._retire("its answers do not come in the order of its requests")
@@ -310,10 +296,12 @@ class InFlightRequests:
             is_second = self._trial is not None and self._trial.has_misfit
             if is_second or self.question is None:
                 return self._retire("its answers are out of step with its requests")
-            self._put_on_trial(now, 0.0, has_misfit=True)
+            self._put_on_trial(now, 0.0, has_misfit=True, unbelieved=1)
         return self._count(now)
 
-    def _put_on_trial(self, now: float, grace: float, has_misfit: bool = False, is_meant: bool = False) -> None:
+    def _put_on_trial(
+        self, now: float, grace: float, has_misfit: bool = False, unbelieved: int = 0, is_meant: bool = False
+    ) -> None:
         """Nothing is believed until a probe, sent after `grace` seconds, is answered."""
         if self.question is None and grace == 0.0:
             return self._retire("an answer came out of turn")
@@ -321,6 +309,7 @@ class InFlightRequests:
             self._trial = Trial(now, now + grace, grace + self.silence.patience(self._requests.expected))
             self._is_regular = False
         self._trial.has_misfit |= has_misfit
+        self._trial.unbelieved += unbelieved
         self._trial.is_meant &= is_meant
         if self._trial.asks_at <= now or (grace == 0.0 and self._trial.asks_at < NEVER):
             self._ask("an answer came out of step", now)
@@ -348,6 +337,7 @@ class InFlightRequests:
         self._requests.remove_probe()
         self.silence.proved(probe, now)
         is_whole = not (trial is not None and trial.has_misfit) and all(r.state is State.ODD for r in unanswered)
+        may_come = trial is None or trial.unbelieved < len(unanswered)  # else theirs came under other ids
         for entry in unanswered:
             if trial is None and not is_settled_by_silence(entry.request) and not self._repeats.allow(entry, now):
                 entry.is_proved_silent = True
@@ -357,7 +347,7 @@ class InFlightRequests:
                 self.ids.lose(entry.correlation_id, entry.sent_at)
                 self._hold(entry, entry.said.response)  # two repeats have no response: it is all that the server says
             elif not self.is_retired:
-                self._lose(entry, "a later answer came on the same connection", now)
+                self._lose(entry, "a later answer came on the same connection", now, may_come)
         self._release(now)
         left = [r for r in self if r.state is State.DOUBTED or r.state is State.ODD]  # they were sent after the probe
         if left and not self.is_retired:
@@ -402,12 +392,11 @@ class InFlightRequests:
 
     # -- loss, order and the end ----------------------------------------------
 
-    def _lose(self, entry: InFlightRequest, reason: str, now: float) -> None:
-        """T3: settles a lost request as its API allows."""
+    def _lose(self, entry: InFlightRequest, reason: str, now: float, may_come: bool = True) -> None:
+        """T3: settles a lost request as its API allows; its response may still come."""
         self._events.append(Lost(entry.api, entry.correlation_id, reason))
-        if entry in self._claimants:
-            self._claimants = []  # the answer that it has none of came under another id
-        self.ids.lose(entry.correlation_id, entry.sent_at)
+        if may_come:
+            self.ids.lose(entry.correlation_id, entry.sent_at)
         entry.history.append(reason)
         if self._repeats.allow(entry, now):
             self._requeue(entry, reason)

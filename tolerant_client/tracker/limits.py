@@ -77,6 +77,8 @@ class Trial:
     patience: float
     has_misfit: bool = False
     """An answer came that fits nothing."""
+    unbelieved: int = 0
+    """Answers that are believed for no request: so many have no other to come."""
     is_meant: bool = True
     """Nothing is out of step but answers that came in their turn and speak of something else."""
 

@@ -556,14 +556,10 @@ def test_batch_that_a_gateway_is_slow_with_is_handed_up_once_and_no_other_is() -
     events = store.expired(1.1)
     resend(store, events, 1.1)
     store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101)
-    next_one = send(store, RepeatedAbove(apis.PRODUCE, resend_safe=False), now=1.2)
+    send(store, RepeatedAbove(apis.PRODUCE, resend_safe=False), now=1.2)
     assert [(e.kind, e.cause) for e in store.response(slow.correlation_id, OK, 1.5)] == [("orphan", "late")]
-    assert not store.is_disproved  # it may be the next one's, under a wrong id
-    assert store.expired(2.9) == []
-    assert kinds(store.response(next_one.correlation_id, OK, 3.0)) == ["completed"]
     assert store.is_disproved
-    send(store, RepeatedAbove(apis.PRODUCE, resend_safe=False), now=3.0)
-    assert store.expired(32.9) == []
+    assert store.expired(31.0) == []
 
 
 def test_commit_that_a_newer_one_replaces_waits_for_its_answer_in_silence() -> None:
@@ -624,39 +620,68 @@ def given_up(store: InFlightRequests, request: FakeRequest, now: float) -> tuple
     return entry, first_id
 
 
-def test_answer_under_the_id_of_one_that_was_lost_is_asked_for_where_it_fits_one_that_waits() -> None:
-    """Ids are 3 too small, twice: the second one is that of the first request, which was lost and answered since."""
+def misnumbered(store: InFlightRequests, wrong_id: int, now: float) -> list[Event]:
+    """The response to the one in flight comes under a wrong id; a probe shows that it has no other to come."""
+    events = store.response(wrong_id, OK, now)
+    assert [(e.kind, e.cause) for e in of(Orphan, events)] == [("orphan", "duplicate")]
+    resend(store, events, now)
+    return store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, now + 0.001)
+
+
+def test_response_under_the_id_of_one_that_was_lost_to_a_wrong_id_is_another_ones() -> None:
+    """Ids are too small by one distance, twice: the second one is that of the request which the first one lost."""
     store = tracker()
-    lost, first_id = given_up(store, FakeRequest(apis.LIST_OFFSETS), 0.0)
-    assert kinds(store.response(lost.correlation_id, OK, 1.2)) == ["completed"]
-    entry = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.3)
-    assert [(e.kind, e.cause) for e in store.response(first_id, OK, 1.31)] == [("orphan", "late")]
-    assert not store.is_disproved
-    wakeup = store.next_wakeup(1.31)
-    assert wakeup is not None and wakeup < 7.0
-    resend(store, events := store.expired(wakeup), wakeup)
-    resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, wakeup), wakeup)
-    assert kinds(store.response(entry.correlation_id, OK, wakeup)) == ["completed"]
+    answered = send(store, FakeRequest(apis.LIST_OFFSETS))
+    store.response(answered.correlation_id, OK, 0.1)
+    entry = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0)
+    lost_id = entry.correlation_id
+    events = misnumbered(store, answered.correlation_id, 1.0)
+    assert kinds(events) == ["lost", "requeued"]
+    resend(store, events, 1.1)
+    assert kinds(misnumbered(store, lost_id, 1.2)) == ["lost", "requeued"]
     assert not store.is_disproved
 
 
-def test_repeat_that_is_answered_under_its_first_id_alone_disproves_nothing() -> None:
-    """Ids are 2 too small, twice in a row: the repeat's answer comes under the id that was lost."""
+def test_what_may_not_run_twice_is_settled_by_a_response_under_a_lost_id() -> None:
     store = tracker()
-    lost, first_id = given_up(store, FakeRequest(apis.LIST_OFFSETS), 0.0)
-    assert kinds(store.response(first_id, OK, 1.2)) == ["orphan", "completed"]
+    answered = send(store, FakeRequest(apis.PRODUCE))
+    store.response(answered.correlation_id, OK, 0.1)
+    lost_id = send(store, FakeRequest(apis.PRODUCE), now=1.0).correlation_id
+    assert kinds(misnumbered(store, answered.correlation_id, 1.0)) == ["lost", "failed"]
+    send(store, FakeRequest(apis.PRODUCE), now=2.0)
+    assert kinds(misnumbered(store, lost_id, 2.1)) == ["lost", "failed"]
     assert not store.is_disproved
-    assert kinds(store.response(lost.correlation_id, OK, 1.3)) == ["orphan"]
-    assert store.is_disproved  # it is answered twice: such a peer only takes its time
 
 
-def test_answer_of_a_probe_under_a_lost_id_disproves_nothing() -> None:
+def test_response_to_a_probe_under_a_lost_id_disproves_nothing() -> None:
     store = tracker()
     lost, first_id = given_up(store, FakeRequest(apis.LIST_OFFSETS), 0.0)
     resend(store, events := store.expired(4.0), 4.0)
     assert of(Probe, events)
-    assert [(e.kind, e.cause) for e in store.response(first_id, PROBE_ANSWER, 4.1)] == [("orphan", "late")]
+    assert [e.cause for e in of(Orphan, store.response(first_id, PROBE_ANSWER, 4.1))] == ["duplicate"]
     assert not store.is_disproved and lost.is_unanswered
+
+
+def test_response_under_the_id_of_a_probe_that_was_replaced_puts_the_stream_on_trial() -> None:
+    store = tracker()
+    entry = send(store, FakeRequest(apis.LIST_OFFSETS))
+    resend(store, first := store.expired(1.1), 1.1)
+    resend(store, again := store.expired(2.2), 2.2)
+    resend(store, store.response(of(Probe, again)[0].correlation_id, PROBE_ANSWER, 2.3), 2.3)
+    replaced_id = of(Probe, first)[0].correlation_id
+    assert kinds(store.response(replaced_id, OK, 2.4)) == ["orphan", "probe"]
+    assert entry.is_unanswered
+
+
+def test_late_answer_of_the_only_probe_left_starts_no_trial() -> None:
+    store = tracker()
+    slow = send(store, FakeRequest(apis.LIST_OFFSETS))
+    resend(store, first := store.expired(1.1), 1.1)
+    resend(store, again := store.expired(2.2), 2.2)
+    resend(store, store.response(of(Probe, again)[0].correlation_id, PROBE_ANSWER, 2.3), 2.3)
+    assert [e.cause for e in store.response(of(Probe, first)[0].correlation_id, PROBE_ANSWER, 2.4)] == ["late"]
+    assert not store.is_doubtful
+    assert kinds(store.response(slow.correlation_id, OK, 2.5)) == ["completed"]
 
 
 def test_late_answer_that_does_not_decode_leaves_its_repeat_in_flight() -> None:
