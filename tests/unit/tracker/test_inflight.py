@@ -642,6 +642,22 @@ def test_response_under_the_id_of_one_that_was_lost_to_a_wrong_id_is_another_one
     assert not store.is_disproved
 
 
+def test_response_that_fits_two_is_one_that_has_come() -> None:
+    store = tracker()
+    answered = send(store, FakeRequest(apis.LIST_OFFSETS))
+    store.response(answered.correlation_id, OK, 0.1)
+    first, second = (send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0) for _ in "ab")
+    lost_id = second.correlation_id
+    events = store.response(answered.correlation_id, OK, 1.1)  # the first one's, under a wrong id
+    resend(store, events, 1.1)
+    assert store.response(second.correlation_id, OK, 1.1) == []  # believed for neither
+    events = store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, 1.101)
+    assert [e.request for e in of(Requeued, events)] == [first, second]
+    resend(store, events, 1.101)
+    assert [e.cause for e in of(Orphan, store.response(lost_id, OK, 1.2))] == ["duplicate"]
+    assert not store.is_disproved
+
+
 def test_what_may_not_run_twice_is_settled_by_a_response_under_a_lost_id() -> None:
     store = tracker()
     answered = send(store, FakeRequest(apis.PRODUCE))
