@@ -34,6 +34,24 @@ class Comparison(NamedTuple):
     opened: Mapping[TopicPartition, str] = MappingProxyType({})
 
 
+def split(
+    found: Comparison | None, wanted: Collection[TopicPartition]
+) -> tuple[Comparison | None, dict[TopicPartition, str]]:
+    """What was compared of the wanted partitions, and of the others what differs, or could not be compared.  Pure."""
+    if found is None:
+        return None, {}
+    differing, unread, refused, opened = found
+    untold = dict.fromkeys(unread, "they could not be read this time")
+    why = {
+        p: f"{p.topic}-{p.partition} could not be compared: {text}"
+        for p, text in {**refused, **opened, **untold}.items()
+    }
+    beside = {p: text for p, text in {**why, **differing}.items() if p not in wanted}
+    parts = ({p: text for p, text in part.items() if p in wanted} for part in (differing, refused, opened))
+    differing, refused, opened = parts
+    return Comparison(differing, tuple(p for p in unread if p in wanted), refused, opened), beside
+
+
 def is_comparable(control: LinkControl, is_translated: bool) -> bool:
     """Whether a link has logs to compare: not with translated offsets, before anybody has copied, or once promoted."""
     return not is_translated and not control.is_promoted and bool(control.producer_ids)

@@ -6,8 +6,9 @@ down that it is fenced.
 Laws:
 - What is promoted is all that the link's mirror has written down that it copies, also what the source has deleted, and besides
   what carries its records, as the target's logs say: a process of it could still write there.  What a file has no more is of the
-  link until then: it is told before, and not waited for; what a file has and the link has not is in the way of a promotion.
-- What the link's topics match and is not the link's own is left as it is, and named (owners.py).
+  link until then: it is told before, compared, and waited for only where a mirror is seen to copy it; what a file has and the
+  link has not is in the way of a promotion.
+- What the link's topics match and is not the link's own is left as it is, and named (owners.py), also what the source alone has.
 - Until the link is written down as promoted nothing is written, and whatever can be found to be in the way is found by then;
   the groups are rehearsed, too.
 - From then on there is no way back: whatever dies or is refused on the way says so, and the same command again goes on.
@@ -40,34 +41,46 @@ from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
 from tolerant_client.mirror.batches.divergence import require_readable
+from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.carriers import Carried
-from tolerant_client.mirror.life.comparison import compare_ends
+from tolerant_client.mirror.life.comparison import compare_ends, split
 from tolerant_client.mirror.life.damage import Damage, delete_filler, find_damage, missing_topics, unchecked
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans, positions_of
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.owners import Owners, find_evidence
-from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_texts, named
+from tolerant_client.mirror.life.promotion_blockers import (
+    Blocker,
+    blockers,
+    copied_besides,
+    lacking_texts,
+    named,
+    not_to_be_fenced,
+)
 from tolerant_client.mirror.life.promotion_report import (
     PromotionReport,
     carried_warnings,
     failover_warnings,
     gone_warnings,
     promoted_before,
+    unmade_texts,
 )
 from tolerant_client.mirror.life.promotion_view import (
     PromotedLink,
     group_places,
     losses_of,
+    map_damage,
     promoted_partitions,
+    still_copied,
 )
 from tolerant_client.mirror.state.control_topic import half_done, read_control, update_control
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.link_topics import (
     beside_file,
+    is_heartbeats,
     only_on_target,
     partitions_of_link,
     partitions_on_target,
@@ -119,20 +132,22 @@ async def promote(
     on_target = sorted({*gone, *(of.carried.partitions - set(on_source))})
     partitions = _to_fence(control, sorted({*partitions, *of.carried.partitions, *gone}))
     of_links = of.owners(control, partitions).of_links
+    unmade = of.owners(control, [p for p in lacking if not is_heartbeats(chosen, p.topic)]).of_links
     if leaderless := (await _without_leader(of, [p for p in partitions if p not in of_links])):
-        raise OptionError(_not_to_be_fenced(leaderless))
+        raise OptionError(not_to_be_fenced(leaderless))
     if groups is not None and not is_dry_run:
         for left in (await _move_groups(of, source, groups, of_links, is_dry_run=True)).left:
             if left.is_failure:
                 tell(f"left will be {left}")
     if control.is_promoted:  # what was begun before has no way back
         found: list[str] = []
-        warnings = [f"{named(lacking)}: on the source alone, and so not promoted"] if lacking else []
+        rest = [p for p in lacking if p not in unmade]
+        warnings = [f"{named(rest)}: on the source alone, and so not promoted"] if rest else []
         warnings += beside.not_begun
         there = [p for p in partitions if p not in on_target and p not in of_links]
-        ends = await look(source, target, link, there, of.is_translated)
+        ends, differing = await look(source, target, link, there, of.is_translated), dict[TopicPartition, str]()
     else:
-        ends, found = await _wait(of, source, on_source, 0.0 if is_dry_run else deadline_s, tell)
+        ends, found, differing = await _wait(of, source, on_source, 0.0 if is_dry_run else deadline_s, tell)
         found += [f"{text}; start the mirror with it, or take that out of the file" for text in beside.not_begun]
         warnings = []
     alone = [p for p in _to_fence(control, on_target) if p not in of_links]
@@ -140,12 +155,12 @@ async def promote(
     warnings += [
         *beside.kept,
         *carried_warnings(of.carried, gone),
-        *gone_warnings(p for p in gone if p not in of_links),
     ]
     await losses_of(target, link)  # what may not be read is refused before anything is written
     fences: dict[TopicPartition, Fenced] = {}
     partitions = sorted({*partitions, *(e.partition for e in ends)})  # a mirror that runs may have made more
     owners = of.owners(await read_control(target, link), partitions)
+    warnings += gone_warnings(p for p in gone if p in owners.own)
     will_do = not is_dry_run and not found
     if will_do:
         await _require_readable(of, owners.own)
@@ -168,8 +183,8 @@ async def promote(
             (*warnings, *map(str, await find_held(source, open_spans(ends)))),
             moved,
             losses=await losses_of(target, link),
-            damaged=_map_damage(of),
-            not_promoted=owners.texts(link),
+            damaged=(*map_damage(of), *(text for p, text in differing.items() if p not in owners.left)),
+            not_promoted=(*owners.texts(link), *unmade_texts(unmade, partitions, owners.left)),
         )
         if will_do:
             await update_control(target, link, lambda now: replace(now, is_fenced=True, unfenced=frozenset()))
@@ -205,7 +220,7 @@ async def failover(
     first = of.owners(control, partitions)
     leaderless = await _without_leader(of, [p for p in partitions if p not in first.left])
     led = [p for p in partitions if p not in leaderless]
-    blocked = [_not_to_be_fenced(leaderless)] if leaderless else []
+    blocked = [not_to_be_fenced(leaderless)] if leaderless else []
     blocked += [unread_map(mapped.unread, link)] if mapped.unread else []
     if blocked and not led:
         raise OptionError("; ".join(blocked))
@@ -232,7 +247,7 @@ async def failover(
             losses=await losses_of(target, link),
             is_begun=not is_dry_run and bool(blocked),
             damaged=(
-                *_map_damage(of),
+                *map_damage(of),
                 *missing_topics(of, control, there),
                 *(found.text for found in damaged.values() if found.text),
             ),
@@ -287,14 +302,6 @@ async def _promoted(
     return PromotedLink(link, target, topics, is_translated, lost, beyond, mapped, evidence, of_file)
 
 
-def _map_damage(of: PromotedLink) -> tuple[str, ...]:
-    """That the map is lost, and what of a fence that leaves out."""
-    if of.lost_map is None:
-        return ()
-    text = "Topics that it alone named are not fenced: a process of the link may still write there"
-    return (f"{of.lost_map}. {text}",)
-
-
 def _as_damaged(ends: Iterable[PartitionLag], damaged: Mapping[TopicPartition, Damage]) -> list[PartitionLag]:
     """Without what is no copy."""
     return [
@@ -314,13 +321,14 @@ async def _of_source(of: PromotedLink, source: Cluster, partitions: Collection[T
 
 async def _wait(
     of: PromotedLink, source: Cluster, besides: list[TopicPartition], deadline_s: float, tell: Callable[[str], None]
-) -> tuple[list[PartitionLag], list[str]]:
+) -> tuple[list[PartitionLag], list[str], dict[TopicPartition, str]]:
     """Looks at least twice, until nothing is in the way, something is that no waiting cures, or the deadline: how far both
-    sides are then, and what is in the way.
+    sides are then, what is in the way, and what differs of that which nothing waits for.
 
     `besides` its topics, these partitions are looked at.  What is waited for is told when it changes.  Raises OptionError where the source has nothing of the link.
     """
     told = ""
+    moving: set[TopicPartition] = set()  # also what its mirror was started with, and the file has no more
     deadline = time.monotonic() + deadline_s
     options = link_options(of.name, of.target), link_options(of.name, of.target, source)
     before: dict[TopicPartition, PartitionLag] | None = None  # no look yet; one that finds no partition is one, too
@@ -331,16 +339,20 @@ async def _wait(
         wanted = sorted({*partitions, *besides} - of_links.keys())
         lacking = [p for p in lacking if p not in of_links and of.waits_for(p.topic)]
         ends = await look(source, of.target, of.name, wanted, of.is_translated)
-        kept = [e for e in ends if of.waits_for(e.partition.topic)]
-        there, ledger = [e.partition for e in kept], Ledger(of.target, of.name)
+        data = [e for e in ends if not is_heartbeats(of.topics, e.partition.topic)]
+        moving |= await still_copied(of, control, before or {}, data)
+        kept = [e for e in data if of.waits_for(e.partition.topic) or e.partition in moving]
+        there, ledger = [e.partition for e in data], Ledger(of.target, of.name)
         compared = await compare_ends(source, of.target, there, ledger, control, of.is_translated)
+        compared, differing = split(compared, {e.partition for e in kept})
         found = blockers(kept, before or {}, control, compared, await find_held(source, open_spans(kept)), *options)
+        found += copied_besides(e for e in kept if not of.waits_for(e.partition.topic))
         if lacking:
             found = [*map(Blocker, lacking_texts(lacking, control)), *found]
         if before is not None and (
             not found or any(blocker.lasts for blocker in found) or time.monotonic() >= deadline
         ):
-            return ends, [blocker.text for blocker in found]
+            return ends, [blocker.text for blocker in found], differing
         text = f"waiting: {'; '.join(blocker.text for blocker in found)}"
         if found and deadline_s and text != told:
             told = text
@@ -395,14 +407,6 @@ async def _without_leader(of: PromotedLink, partitions: Collection[TopicPartitio
     return {p: left_out.get(p) or left_out[maps[p]] for p in partitions if p in left_out or maps.get(p) in left_out}
 
 
-def _not_to_be_fenced(leaderless: Mapping[TopicPartition, str]) -> str:
-    partition, why = next(iter(leaderless.items()))
-    return (
-        f"{named(leaderless)} cannot be fenced, so a process of the link may still write there"
-        f" ({partition.topic}-{partition.partition}: {why}); start a broker that has it, or delete the topic, then run this again"
-    )
-
-
 async def _require_rights(of: PromotedLink) -> None:
     """Raises OptionError where we may not fence: found out behind the control, it would leave half a promotion."""
     name = (await read_control(of.target, of.name)).producer_name(of.name)
@@ -430,6 +434,9 @@ async def _fence(
 ) -> tuple[dict[TopicPartition, Fenced], Owners]:
     """Fences what of these partitions is the link's own once it is written down as promoted: from then on it begins nothing."""
     control = await update_control(of.target, of.name, lambda now: replace(now, is_promoted=True))
+    if not of.is_translated:  # its mirror makes again what was deleted since the first look
+        ids = await read_ids(None, of.target, {p.topic for p in partitions})
+        of = replace(of, evidence=of.evidence._replace(ids=ids))
     owners = of.owners(control, partitions)
     own = sorted(owners.own)
     if of.is_translated:

@@ -93,3 +93,20 @@ def lacking_texts(lacking: Iterable[TopicPartition], control: LinkControl) -> li
     if unmade:
         texts.append(f"{named(unmade)}: not on the target yet; let the mirror run until it has made them there")
     return texts
+
+
+def copied_besides(ends: Iterable[PartitionLag]) -> list[Blocker]:
+    """What is to be said of partitions that a mirror copies, and its file does not name (any more).  Pure."""
+    if not (late := [e.partition for e in ends if e.copyable]):
+        return []
+    text = f"a mirror still copies {named(late)}, which the file does not name (any more)"
+    return [Blocker(f"{text}: start it again with this file, or let it come to the end")]
+
+
+def not_to_be_fenced(leaderless: Mapping[TopicPartition, str]) -> str:
+    """What is to be said of partitions that nothing can be written to now, and why.  Pure."""
+    partition, why = next(iter(leaderless.items()))
+    return (
+        f"{named(leaderless)} cannot be fenced, so a process of the link may still write there"
+        f" ({partition.topic}-{partition.partition}: {why}); start a broker that has it, or delete the topic, then run this again"
+    )

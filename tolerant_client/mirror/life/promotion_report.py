@@ -6,7 +6,7 @@ Times are ms since 1970, offsets half-open, those of the source.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -116,6 +116,17 @@ def gone_warnings(gone: Iterable[TopicPartition]) -> list[str]:
         f"the source has no such topic, or partition of it (any more): {names(known)}; the link writes it, so what the target has is promoted and"
         " fenced, too, and how much of it was not copied is unknown"
     ]
+
+
+def unmade_texts(
+    unmade: Mapping[TopicPartition, str], made: Collection[TopicPartition], left: Collection[TopicPartition]
+) -> list[str]:
+    """Partitions that only the source had, and why the link did not make them; not what it has `made` by now, nor what belongs
+    to topics of which others are `left`, and told.
+    """
+    told = {p.topic for p in left}
+    reasons = by_reason({p: why for p, why in unmade.items() if p.topic not in told and p not in made})
+    return [f"{names(of)}: on the source alone, and so not promoted: {why}" for why, of in reasons.items()]
 
 
 def carried_warnings(carried: Carried, gone: Collection[TopicPartition] = ()) -> list[str]:

@@ -46,8 +46,27 @@ class PromotedLink:
         return find_owners(control, partitions, self.evidence, is_translated=self.is_translated)
 
     def waits_for(self, topic: str) -> bool:
-        """Whether all of a topic of the target is to be copied: heartbeats never end, and what a file has no more nobody copies."""
+        """Whether all of a topic of the target is to be copied: heartbeats never end, and what a file has no more is not named for it."""
         return not is_heartbeats(self.topics, topic) and (self.of_file is None or self.of_file.writes(topic))
+
+
+async def still_copied(
+    of: PromotedLink,
+    control: LinkControl,
+    before: Mapping[TopicPartition, PartitionLag],
+    ends: Iterable[PartitionLag],
+) -> set[TopicPartition]:
+    """What a mirror that was started with a former file still copies: it grew since a look before, by the link's records."""
+    moved = [
+        (e.partition, e.position - 1)
+        for e in ends
+        if e.partition in before and e.position and e.position != before[e.partition].position
+    ]
+    unsaid = {p: last for p, last in moved if not of.waits_for(p.topic)}
+    if of.is_translated:
+        return set(unsaid)  # the map, which is the link's, says how far it came
+    headers = await read_headers(of.target, unsaid)
+    return {p for p, header in headers.items() if header.producer_id in control.producer_ids}
 
 
 async def group_places(
@@ -103,6 +122,14 @@ async def promoted_partitions(
             )
         )
     return tuple(partitions)
+
+
+def map_damage(of: PromotedLink) -> tuple[str, ...]:
+    """That the map is lost, and what of a fence that leaves out."""
+    if of.lost_map is None:
+        return ()
+    text = "Topics that it alone named are not fenced: a process of the link may still write there"
+    return (f"{of.lost_map}. {text}",)
 
 
 async def losses_of(target: Cluster, link: str) -> tuple[LedgerRow, ...]:

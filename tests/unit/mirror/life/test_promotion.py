@@ -35,7 +35,12 @@ from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion import failover, promote
 from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_texts
-from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport, failover_warnings
+from tolerant_client.mirror.life.promotion_report import (
+    PromotedPartition,
+    PromotionReport,
+    failover_warnings,
+    unmade_texts,
+)
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state import map_topic as map_topic_module
 from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
@@ -525,6 +530,114 @@ def test_a_file_that_has_fewer_topics_than_its_link_is_no_reason_to_refuse(world
     report = world.promote(topics=ORDERS, of_file=True)
     assert report.is_done and "fence 0,0" in world.done
     assert "link dr has copied more than the file names (any more): clicks. That is the link's" in report.warnings[0]
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True])
+def test_a_topic_that_the_source_alone_has_since_another_link_may_copy_it_is_named(
+    world: World, is_dry_run: bool
+) -> None:
+    """Nobody makes it on the target: its records stay on the source, and who goes over must know."""
+    lacking = TopicPartition("clicks", 0)
+    world.control = LinkControl(
+        producer_ids=(7,), topics=LinkTopics.of("orders|clicks").to_json(), begun={P: TopicIds()}
+    )
+    world.lacking, world.others = (lacking,), Others({"clicks": "Link x may copy into topic clicks"})
+    report = world.promote(is_dry_run=is_dry_run)
+    assert report.is_done is not is_dry_run and report.exit_code == 3 and not report.warnings
+    assert report.not_promoted == (
+        "clicks-0: on the source alone, and so not promoted: Link x may copy into topic clicks",
+    )
+    world.control = replace(world.control, is_promoted=True, is_fenced=False)
+    assert world.promote(is_dry_run=is_dry_run).not_promoted == report.not_promoted
+    assert unmade_texts({lacking: "why"}, [TopicPartition("clicks", 1)], ()) != []
+    assert unmade_texts({lacking: "why"}, [lacking], ()) == [], "its mirror was free to make it meanwhile"
+
+
+CLICKS = TopicPartition("clicks", 0)
+
+
+def with_former_file(world: World) -> World:
+    """`clicks` was taken out of the file, and the mirror still runs with the former one."""
+    world.control = LinkControl(
+        producer_ids=(7,),
+        topics=LinkTopics.of("orders|clicks").to_json(),
+        begun={P: TopicIds(), CLICKS: TopicIds()},
+    )
+    world.partitions, world.on_target = (P, CLICKS), ("orders", "clicks")
+    return world
+
+
+@pytest.mark.parametrize(("writer", "is_waited_for"), [(7, True), (99, False)])
+def test_what_the_file_has_no_more_is_waited_for_where_the_mirror_still_copies_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, writer: int, is_waited_for: bool
+) -> None:
+    """It was not started again with the new file; what others write there by now is no copy."""
+    with_former_file(world)
+    positions = [100, 200, 200, 1000]
+
+    async def look(source: Any, __: Any, ___: str, wanted: Any, *_: Any) -> list[PartitionLag]:
+        copied = positions.pop(0) if len(positions) > 1 else positions[0]
+        return [PartitionLag(p, 10, 10, 10) if p == P else PartitionLag(p, copied, 1000, 1000) for p in wanted]
+
+    async def headers(_: Any, asked: Any) -> dict[TopicPartition, Any]:
+        header = SimpleNamespace(producer_id=writer, is_control=True)
+        return dict.fromkeys(asked, header)
+
+    monkeypatch.setattr(promotion, "look", look)
+    monkeypatch.setattr(promotion_view, "read_headers", headers)
+    report = world.promote(topics=ORDERS, of_file=True, is_dry_run=True)
+    assert bool(report.blockers) is is_waited_for
+    if is_waited_for:
+        assert report.blockers[0] == "800 offsets are not copied yet: clicks-0 800"
+        assert report.blockers[1].startswith("a mirror still copies clicks-0, which the file does not name (any more):")
+    positions[:] = [100, 200, 200, 1000]
+    report = world.promote(topics=ORDERS, of_file=True, deadline_s=60.0)
+    assert report.is_done and bool(world.told) is is_waited_for
+
+
+def test_what_the_file_has_no_more_is_compared_and_is_not_in_the_way(world: World) -> None:
+    with_former_file(world).compared = Comparison({CLICKS: "clicks-0 has a foreign record batch"})
+    report = world.promote(topics=ORDERS, of_file=True)
+    assert report.is_done and report.exit_code == 3 and report.damaged == ("clicks-0 has a foreign record batch",)
+    world.control, world.compared = (
+        replace(world.control, is_promoted=False, is_fenced=False),
+        Comparison({}, (CLICKS,)),
+    )
+    (text,) = world.promote(topics=ORDERS, of_file=True, is_dry_run=True).damaged
+    assert text.startswith("clicks-0 could not be compared")
+
+
+def test_what_the_mirror_has_made_again_while_a_promotion_waited_is_fenced(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody deleted the target topic: the ids of the first look are those of the former one."""
+    world.control = replace(world.control, begun={P: TopicIds("s", "old")})
+    ids = {"orders": TopicIds("", "old")}
+
+    async def read_ids(*_: Any) -> dict[str, TopicIds]:
+        return dict(ids)
+
+    async def find_held(*_: Any) -> list[Any]:
+        ids["orders"] = TopicIds("", "new")
+        world.control = replace(world.control, begun={P: TopicIds("s", "new")})
+        return []
+
+    for module in (promotion, owners):
+        monkeypatch.setattr(module, "read_ids", read_ids)
+    monkeypatch.setattr(promotion, "find_held", find_held)
+    assert world.promote().exit_code == 0 and "fence" in world.done
+
+
+def test_a_topic_of_the_target_alone_that_the_link_does_not_have_is_told_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = TopicPartition("mine", 0)
+    world.control = LinkControl(producer_ids=(7,), topics=LinkTopics.of(".*").to_json(), begun={P: TopicIds()})
+    world.carried, world.on_target = Carried(foreign=frozenset((mine,))), ("orders", "mine")
+    report = world.promote()
+    assert report.is_done and not report.warnings and world.done.count("fence") == 1
+    (text,) = report.not_promoted
+    assert text.startswith("mine-0 on the target: not link dr's, and nothing was written there")
 
 
 def test_a_file_that_has_more_topics_than_its_link_is_in_the_way_until_a_mirror_was_started_with_it(
