@@ -536,6 +536,27 @@ def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(sou
     assert compare(target, source, topic).identical
 
 
+def test_what_the_old_source_took_into_a_partition_that_nobody_had_made_on_the_target_is_counted(
+    source: str, target: str
+) -> None:
+    topic, link = "life-grown", "grown"
+    create_topic(source, topic, 1)
+    append_records(source, topic, 10)
+    mirror(source, target, topic, link)
+    admin = kafka.KafkaAdminClient(bootstrap_servers=source)
+    admin.create_partitions({topic: kafka.admin.NewPartitions(2)})
+    admin.close()
+    append_records(source, topic, 5, partitions=2, first=10)  # nobody copies them
+    fail_over(target, link)
+    report = run(target, source, failback, "grown-back", topic)
+    lost = [(p.partition, p.shared_until, p.target_end, p.lost_records) for p in report.partitions]
+    assert report.exit_code == 3 and lost == [(0, 10, 15, 5), (1, 0, 5, 5)]
+    assert "10 committed records in all" in report.blockers[0]
+    assert run(target, source, failback, "grown-back", topic, discards=True).deleted_topics == (topic,)
+    mirror(target, source, topic, "grown-back")
+    assert compare(target, source, topic).identical
+
+
 def read(servers: str, topic: str, group: str, count: int) -> list[tuple[int, int]]:
     """(partition, offset) of what a group reads next; commits it."""
     consumer = kafka.KafkaConsumer(

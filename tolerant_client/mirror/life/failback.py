@@ -53,7 +53,7 @@ _PIECE = 10_000  # offsets whose records are in memory at once
 
 @dataclass(frozen=True)
 class SharedLog:
-    """A partition that both clusters have: its logs are the same up to `shared_until`.
+    """A partition that both clusters have, or the target alone: its logs are the same up to `shared_until`.
 
     What the target has from there on to `target_end` was never copied: `lost_records` committed records, whose offsets
     are in `lost_offsets` as half-open runs; at least so many unless `is_counted`.  `to_copy` are the offsets that the link
@@ -228,8 +228,11 @@ async def failback(
     copied_by = {producer_id for control in forward.values() for producer_id in control.producer_ids}
     own = await _own_copies(target, former, await shared_partitions(source, target, names))
     logs = []
-    for partition in await shared_partitions(source, target, [n for n in names if not is_heartbeats(chosen, n)]):
-        logs.append(await _with_losses(target, await compare_logs(source, target, partition, copied_by)))
+    data = [name for name in names if not is_heartbeats(chosen, name)]
+    for partition in await shared_partitions(source, target, data):
+        logs.append(await compare_logs(source, target, partition, copied_by))
+    logs += await unshared_logs(source, target, data)
+    logs = [await _with_losses(target, log) for log in logs]
     found = blockers(logs, discards=discards)
     doomed = {name for name in own if is_heartbeats(chosen, name)}
     if discards:
@@ -294,6 +297,22 @@ async def shared_partitions(source: Cluster, target: Cluster, names: Iterable[st
     return sorted(
         TopicPartition(topic, n) for topic, numbers in here.items() for n in numbers if n in there.get(topic, ())
     )
+
+
+async def unshared_logs(source: Cluster, target: Cluster, names: Iterable[str]) -> list[SharedLog]:
+    """What has something in it of the partitions that the target alone has, of topics that both have: nobody has copied that."""
+    here, there = await source.partitions(names), await target.partitions(names)
+    alone = [TopicPartition(topic, n) for topic in sorted(here) for n in there.get(topic, ()) if n not in here[topic]]
+    if not alone:
+        return []
+    starts = await target.list_offsets(dict.fromkeys(alone, EARLIEST))
+    ends = await target.list_offsets(dict.fromkeys(alone, LATEST))
+    stable = await target.list_offsets(dict.fromkeys(alone, LATEST), isolation_level=READ_COMMITTED)
+    return [
+        SharedLog(p.topic, p.partition, starts[p], ends[p], 0, is_open=stable[p] < ends[p])
+        for p in alone
+        if ends[p] > starts[p]
+    ]
 
 
 async def compare_logs(

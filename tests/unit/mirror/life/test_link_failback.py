@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,3 +156,28 @@ def test_only_what_a_link_took_from_there_is_deleted() -> None:
     (text,) = strangers({"orders": "orders", "A.users": "users"}, forward)
     assert "topic A.users would be deleted" in text and "(1 topics)" in text
     assert strangers({"orders": "orders"}, []) != ()
+
+
+class Grown:
+    """A cluster whose topics have so many partitions; `ends` of those that are not empty."""
+
+    def __init__(self, ends: dict[TopicPartition, tuple[int, int]] | None = None, **topics: int) -> None:
+        self.topics, self.ends = topics, ends or {}
+
+    async def partitions(self, names: Any) -> dict[str, list[int]]:
+        return {name: list(range(self.topics[name])) for name in names if name in self.topics}
+
+    async def list_offsets(self, wanted: Any, *, isolation_level: int = 0) -> Any:
+        return {p: self.ends.get(p, (0, 0))[at != EARLIEST] for p, at in wanted.items()}
+
+
+def test_what_the_target_took_into_partitions_that_the_source_never_got_is_told_as_not_copied() -> None:
+    """The topic grew right before the old source went: deleting it would give those records up unseen."""
+    grown = TopicPartition("orders", 2)
+    target = Grown({grown: (3, 9), TopicPartition("only", 0): (0, 5)}, orders=4, clicks=1, only=1)
+    source = Grown(orders=2, clicks=1)
+    found = drive(failback.unshared_logs(source, target, ["clicks", "orders", "only"]))  # type: ignore[arg-type]
+    assert found == [SharedLog("orders", 2, 3, 9, 0)] and found[0].is_diverged and found[0].to_copy == 0
+    (text,) = blockers([replace(found[0], lost_records=6)], discards=False)
+    assert "6 committed records in all: orders-2 from offset 3 to 9. Read what you need" in text
+    assert drive(failback.unshared_logs(target, target, ["orders"])) == []  # type: ignore[arg-type]
