@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import kafka.errors as Errors
 
@@ -119,7 +119,7 @@ class Connections:
         except Errors.KafkaTimeoutError as error:
             raise self.unreachable(timeout_ms, error) from error
         except Errors.SaslAuthenticationFailedError as error:
-            raise self._login_refused(error) from error
+            self._refuse_login(error)
 
     async def cluster_id(self) -> str | None:
         """The cluster's own id, by which one cluster under two addresses is recognised."""
@@ -161,23 +161,24 @@ class Connections:
         servers = self.bootstrap_servers
         return servers if isinstance(servers, str) else ",".join(servers)
 
-    def _login_refused(self, error: Errors.SaslAuthenticationFailedError) -> LoginRefusedError:
+    def _refuse_login(self, error: Errors.SaslAuthenticationFailedError) -> NoReturn:
+        """Raises what a broker said of our login, in words that say whose and where; what is in such words as it is."""
         if isinstance(error, LoginRefusedError):
-            return error
+            raise error
         user = self.manager.config["sasl_plain_username"]
         who = f"the login of user {user}" if user else f"our login ({self.manager.config['sasl_mechanism']})"
         said = str(error.args[0] if error.args else error).removeprefix(f"{type(error).__name__}: ")
-        return LoginRefusedError(
+        raise LoginRefusedError(
             f"The {self.name} at {self._address} refuses {who}: {said}; correct sasl.jaas.config in the client properties"
             f" of the {self.name}, or the user on its brokers",
             self.name,
-        )
+        ) from error
 
     def unreachable(self, waited_ms: int, error: BaseException, what: str = "connecting") -> ClusterUnreachableError:
         """What is to be raised where no broker has responded for so long; `error` is the last one."""
         where = f"The {self.name} at {self._address}"
-        if isinstance(error, Errors.NodeNotReadyError):
-            error = self.manager.not_ready()  # kafka-python's own say nothing of the reason
+        if isinstance(error, Errors.NodeNotReadyError) and " " not in str(*error.args[:1]):
+            error = self.manager.not_ready()  # kafka-python's own name a node, or what was wanted, and no reason
         lasted = f"failed for {waited_ms / 1000:.0f} s ({text_of(error)})"
         if isinstance(error, Errors.UnknownTopicOrPartitionError):  # which a broker has told
             why = "the topic was deleted, or we may not describe it"
@@ -204,7 +205,7 @@ class Connections:
                 await self.net.sleep(wait_s)
             return await connection.send_request(request)
         except Errors.SaslAuthenticationFailedError as error:
-            raise self._login_refused(error) from error
+            self._refuse_login(error)
 
     def throttled_s(self, node_id: int) -> float:
         """Seconds for which a node has asked to be left alone (KIP-219); what is sent before that is refused here."""
@@ -226,7 +227,7 @@ class Connections:
                 if isinstance(error, ClusterUnreachableError):
                     raise
                 if isinstance(error, Errors.SaslAuthenticationFailedError):
-                    raise self._login_refused(error) from error
+                    self._refuse_login(error)
                 if patience.hear(str(error)) and not getattr(error, "retriable", False):
                     if isinstance(error, Errors.AuthorizationError) and not isinstance(error.__cause__, type(error)):
                         raise type(error)(

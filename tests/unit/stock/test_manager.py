@@ -353,6 +353,17 @@ def test_a_refused_login_names_the_cluster_its_address_the_user_and_what_to_corr
         " properties of the target, or the user on its brokers"
     )
     assert (raised.value.cluster, exit_code(raised.value)) == ("target", 2)
+    cause = raised.value.__cause__
+    assert isinstance(cause, Errors.SaslAuthenticationFailedError) and not isinstance(cause, LoginRefusedError)
+
+
+def test_a_node_that_is_not_ready_is_told_with_the_reason_that_is_known() -> None:
+    with Cluster({"bootstrap_servers": "b:1"}, name="source") as cluster:
+        cluster.manager._failures["2"] = Errors.KafkaConnectionError("node 2 was killed an hour ago")
+        own = Errors.NodeNotReadyError("node 3 of the source is not in the metadata")
+        assert "(node 3 of the source is not in the metadata)" in str(cluster.unreachable(60_000, own))
+        for error in (Errors.NodeNotReadyError(3), Errors.NodeNotReadyError("metadata"), Errors.NodeNotReadyError()):
+            assert "node 2 was killed an hour ago" in str(cluster.unreachable(60_000, error))
 
 
 class Closing(socketserver.BaseRequestHandler):
