@@ -203,8 +203,9 @@ async def read_status(
         untold = [e for e in first if e.partition not in told]
         if still(untold, second, control, seconds):
             await source.net.sleep(max(0.0, began + WAITS_AFTER_S - time.monotonic()))
-            after, _ = await look_led(source, target, link, [e.partition for e in untold], is_translated)
+            after, away = await look_led(source, target, link, [e.partition for e in untold], is_translated)
             reasons += still(untold, after, control, time.monotonic() - began)
+            reasons += _unseen_reasons({p: why for p, why in away.items() if p not in unseen})
         reasons += mirror_reasons(link, mirrors)
         if paused := control.paused_words:
             reasons.append(Reason(Health.PAUSED, f"an operator has paused {some(paused)}"))

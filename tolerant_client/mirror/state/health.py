@@ -33,8 +33,8 @@ from tolerant_client.mirror.state.claims import Waiting
 WAITS_AFTER_S = 10.0
 _SHOWN = 5  # reasons of one kind
 DELETED_ON_TARGET = (
-    "not on the target any more, though the link had begun to copy it: a mirror that runs makes it again within a minute, and fills"
-    " it; else start it"
+    "not on the target any more, though the link had begun to copy it: a mirror that looks for new topics"
+    " (refresh.topics.enabled) makes it again within a minute, and fills it; else start it again"
 )
 
 

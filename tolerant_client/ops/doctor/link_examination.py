@@ -224,7 +224,8 @@ class _Link:
         checkup.add(both_clocks_findings(source.quorum, target.quorum))
         self._examine_rights()
         control = checkup.ask("control", target.raw, read_control, target.raw, link)
-        self._examine_topics({p.topic for p in control.begun} if control is not None else set())
+        is_live = control is not None and not control.is_over
+        self._examine_topics({p.topic for p in control.begun} if control is not None and is_live else set())
         ledger = checkup.ask("ledger", target.raw, read_ledger, target.raw)
         checkup.add(ledger_findings(link, ledger or ()))
         if control is not None:

@@ -259,7 +259,10 @@ class LinkWatch:
         if ends is not None:
             self._took(ends.offsets)
             now_ms, blocked, known = _now_ms(), self.state.report.blocked, self.state.deleted
-            gone = {p for p in clusters.deleted(ends.left_out) if self.state.has_begun(p) and p not in blocked}
+            gone = (
+                clusters.deleted(ends.left_out) if self._is_identical else set()
+            )  # what is translated is not filled again
+            gone = {p for p in gone if self.state.has_begun(p) and p not in blocked}
             deleted = {p: known.get(p, now_ms) for p in gone}
             left_out |= leave_out(leaderless, "target", ends.left_out, {*blocked, *deleted})
         if self._former_losses is None and not away:

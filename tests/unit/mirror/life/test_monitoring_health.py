@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from support.link_samples import NOW_MS, state, troubled
 from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.life import status
 from tolerant_client.mirror.life.comparison import Comparison, is_comparable
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.mirrors import mirror_reasons, standing
@@ -30,7 +31,10 @@ from tolerant_client.mirror.state.claims import Run, Waiting
 from tolerant_client.mirror.state.health import DELETED_ON_TARGET, Health, Reason, waiting_reasons
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_topics import BesideFile, LinkView
+from tolerant_client.mirror.state.map_topic import NO_MAP
 from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.health import health_of
 from tolerant_client.ops.monitoring.prometheus import LinkCollector
@@ -220,6 +224,47 @@ def test_what_cannot_be_copied_yet_does_not_stand_still() -> None:
         "orders-2 has not moved for 2 s: it is at offset 10"
     )
     assert still([standing], [standing], LinkControl(paused_partitions=frozenset({standing.partition})), 2.0) == []
+
+
+def test_what_stood_still_and_cannot_be_seen_in_the_last_look_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    standing = PartitionLag(P, 10, 50, 50)
+    looks = [([standing], {}), ([standing], {}), ([], {P: "its leader does not respond"})]
+
+    def say(name: str, value: Any) -> None:
+        async def tell(*_: Any, **__: Any) -> Any:
+            return value() if callable(value) else value
+
+        monkeypatch.setattr(status, name, tell)
+
+    for name, value in {
+        "look_at_claims": None,
+        "read_control": LinkControl(topics=LinkTopics.of("orders").to_json()),
+        "require_not_forgotten": None,
+        "mapped_topics": NO_MAP,
+        "see_topics": LinkView({"orders": [0]}, {"orders": [0]}, {}, {}),
+        "has_map": False,
+        "lost_map": None,
+        "look_led": lambda: looks.pop(0),
+        "read_rows": ({}, []),
+        "within_bound": None,
+        "find_held": [],
+        "seen_mirrors": [],
+        "beside_file": BesideFile(),
+    }.items():
+        say(name, value)
+
+    async def sleep(_: float) -> None:
+        pass
+
+    cluster: Any = SimpleNamespace(
+        net=SimpleNamespace(sleep=sleep),
+        insist=None,
+        bootstrap_servers="b:1",
+        manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"}),
+    )
+    found = asyncio.run(status.read_status(cluster, cluster, "dr"))
+    assert looks == [] and found.health is Health.UNKNOWN
+    assert Reason(Health.UNKNOWN, "unknown is how far orders-0 are: its leader does not respond") in found.reasons
 
 
 def test_what_is_told_as_blocked_or_paused_is_not_told_as_waiting_too() -> None:

@@ -33,7 +33,7 @@ from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.health import DELETED_ON_TARGET
 from tolerant_client.mirror.state.ledger import UNREADABLE
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.replication_policy import IdentityReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -706,3 +706,22 @@ def test_the_doctor_does_not_choose_between_links(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(doctor_module, "unnamed_link", several)
     done = CliRunner().invoke(app, ["doctor", "--source", "a:1", "--target", "b:1"])
     assert isinstance(done.exception, OptionError)
+
+
+@pytest.mark.parametrize(("is_promoted", "begun"), [(False, {"orders"}), (True, set())])
+def test_no_mirror_makes_again_what_was_deleted_after_the_link_was_promoted(
+    monkeypatch: pytest.MonkeyPatch, is_promoted: bool, begun: set[str]
+) -> None:
+    control = LinkControl(begun={TopicPartition("orders", 0): TopicIds()}, is_promoted=is_promoted)
+    seen: list[set[str]] = []
+
+    def ask(_: str, __: Any, function: Any, *___: Any) -> Any:
+        return control if function.__name__ == "read_control" else None
+
+    one: Any = SimpleNamespace(facts=ClusterFacts("target", "", None, None, {}, {}), raw=None, quorum=None)
+    for name in ("_examine_rights", "_examine_backlog"):
+        monkeypatch.setattr(link_examination._Link, name, lambda *_: None)
+    monkeypatch.setattr(link_examination._Link, "_examine_topics", lambda _, topics: seen.append(topics))
+    checkup = cast(Checkup, SimpleNamespace(ask=ask, add=lambda _: None))
+    link_examination._Link(link_examination.Subject({}, link="dr"), one, one, {}, checkup).examine({})
+    assert seen == [begun]

@@ -209,6 +209,19 @@ def test_what_somebody_deleted_on_the_target_waits_in_the_words_of_status_and_wh
     assert watch.after(1, target={FIRST: 0, SECOND: 10}).waiting == {}
 
 
+@pytest.mark.parametrize("offsets", ["identical", "translated"])
+def test_a_topic_of_translated_offsets_that_the_target_has_no_more_is_filled_again_by_nobody(
+    monkeypatch: pytest.MonkeyPatch, offsets: str
+) -> None:
+    watch = Watch(monkeypatch, link(offsets=offsets))
+    watch.tell(report(1, acked={FIRST: 4, SECOND: 10}))
+    watch.after(0)
+    watch.clusters.without_leader["target"], watch.clusters.gone = {FIRST: "the target has no such topic"}, {FIRST}
+    found = watch.after(1, target={SECOND: 10})
+    assert (found.waiting.keys() == {FIRST}) is (offsets == "identical")
+    assert bool(found.leaderless) is (offsets == "translated")
+
+
 def test_partition_without_a_leader_keeps_what_was_known_of_it(watch: Watch) -> None:
     watch.after(0)
     found = watch.after(1, source={FIRST: 11}, target={FIRST: 5})
