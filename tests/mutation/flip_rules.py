@@ -289,6 +289,20 @@ FLIPS = (
         "False",
     ),
     Flip(
+        "G",
+        "trials without end for a gateway's surplus response",
+        "tracker/inflight",
+        "if self._again > 1:",
+        "if False:",
+    ),
+    Flip(
+        "G",
+        "a held response that is doubted has not come",
+        "tracker/inflight",
+        "unbelieved=1 + dropped",
+        "unbelieved=1",
+    ),
+    Flip(
         "H",
         "what fits two waits for its place where nothing is probed",
         "tracker/inflight",

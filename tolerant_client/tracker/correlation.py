@@ -19,13 +19,14 @@ _MEMORY = 1024
 class CorrelationIds:
     """The ids of one connection; `start` is taken modulo the space."""
 
-    __slots__ = ("_drawn", "_lost", "_replaced", "_start", "_unasked")
+    __slots__ = ("_drawn", "_dropped", "_lost", "_replaced", "_start", "_unasked")
 
     def __init__(self, start: int) -> None:
         self._start = start % SPACE
         self._drawn = 0
         self._lost: dict[int, float] = {}
         self._replaced: dict[int, float] = {}
+        self._dropped: dict[int, float] = {}
         self._unasked: dict[int, None] = {}
 
     def draw(self) -> int:
@@ -55,6 +56,14 @@ class CorrelationIds:
     def replace(self, correlation_id: int, sent_at: float) -> None:
         """Remembers an id whose request is not waited for any more, though nobody called it lost."""
         _remember(self._replaced, correlation_id, sent_at)
+
+    def drop(self, correlation_id: int, sent_at: float) -> None:
+        """Remembers an id of a lost request whose answer is taken to have come under another one."""
+        _remember(self._dropped, correlation_id, sent_at)
+
+    def was_dropped(self, correlation_id: int) -> bool:
+        """Whether it is such an id."""
+        return correlation_id in self._dropped
 
     @property
     def awaits_any(self) -> bool:

@@ -68,6 +68,7 @@ class InFlightRequests:
         self._repeats = Repeats(policy)
         self._requests = SendingOrder()
         self._trial: Trial | None = None
+        self._again = 0  # responses under ids that trials dropped, since a request was completed
         self._is_regular = True  # False on trial, and while requests are held or sent again: order needs a look
         self._events: list[Event] = []  # what the call that is running has done
 
@@ -150,6 +151,7 @@ class InFlightRequests:
     def _complete(self, entry: InFlightRequest, response: Any, now: float) -> None:
         del self._requests[entry.correlation_id]
         entry.move(Input.ANSWERED)
+        self._again = 0
         self._events.append(Completed(entry.api, entry.correlation_id, entry, response, now - entry.first_sent_at))
 
     def _answered(self, entry: InFlightRequest, response: Any, body: memoryview, now: float) -> None:
@@ -247,6 +249,10 @@ class InFlightRequests:
         if sent_at is not None and is_of_a_probe is (cause == "late"):
             cause, sent_at = "duplicate", None  # only probes are replaced: it is another's, under its id
         orphan = Orphan("", correlation_id, "late" if cause == "replaced" else cause)
+        self._again += self.ids.was_dropped(correlation_id)
+        if self._again > 1:  # a slow peer's own, or one wrong id after the other: no further trial tells which
+            self._events.append(orphan)
+            return self._retire("answers come to what trials took for answered")
         # A re-authentication waits until all is settled but probes.
         if cause != "unasked" and (sent_at is None or (self._requests.is_setting_up and not is_probes)):
             return self._suspect(orphan, now)
@@ -397,6 +403,8 @@ class InFlightRequests:
         self._events.append(Lost(entry.api, entry.correlation_id, reason))
         if may_come:
             self.ids.lose(entry.correlation_id, entry.sent_at)
+        else:
+            self.ids.drop(entry.correlation_id, entry.sent_at)
         entry.history.append(reason)
         if self._repeats.allow(entry, now):
             self._requeue(entry, reason)

@@ -669,6 +669,19 @@ def test_what_may_not_run_twice_is_settled_by_a_response_under_a_lost_id() -> No
     assert not store.is_disproved
 
 
+def test_surplus_response_at_a_peer_that_answers_probes_first_costs_two_repeats_and_the_connection() -> None:
+    """The trial took the surplus one for the request's; its own and that of its repeat come after the probes'."""
+    store = tracker()
+    answered = send(store, FakeRequest(apis.LIST_OFFSETS))
+    store.response(answered.correlation_id, OK, 0.1)
+    entry = send(store, FakeRequest(apis.LIST_OFFSETS), now=1.0)
+    first_id = entry.correlation_id
+    resend(store, misnumbered(store, answered.correlation_id, 1.1), 1.2)
+    second_id = entry.correlation_id
+    resend(store, misnumbered(store, first_id, 1.5), 1.6)
+    assert kinds(store.response(second_id, OK, 1.7)) == ["orphan", "retired"]
+
+
 def test_response_to_a_probe_under_a_lost_id_disproves_nothing() -> None:
     store = tracker()
     lost, first_id = given_up(store, FakeRequest(apis.LIST_OFFSETS), 0.0)

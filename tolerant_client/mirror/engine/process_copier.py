@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -126,11 +127,18 @@ class _Worker:
                 self._source.close()
                 self._target.close()
 
-        self._net.run(close_clusters)
-        self._net.stop(timeout_ms=2000)
-        self._net.close()
+        try:
+            self._net.run(close_clusters)
+        except (
+            Exception
+        ) as error:  # the other workers are closed, too; the next owner waits for these claims to be over
+            _log.info("What was copied could not be given back: %s", error)
+        finally:
+            self._net.stop(timeout_ms=2000)
+            self._net.close()
 
 
+_log = logging.getLogger(__name__)
 _workers: dict[str, _Worker] = {}
 _lock = threading.Lock()
 

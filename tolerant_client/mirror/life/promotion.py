@@ -132,7 +132,7 @@ async def promote(
     on_target = sorted({*gone, *(of.carried.partitions - set(on_source))})
     partitions = _to_fence(control, sorted({*partitions, *of.carried.partitions, *gone}))
     of_links = of.owners(control, partitions).of_links
-    unmade = of.owners(control, [p for p in lacking if not is_heartbeats(chosen, p.topic)]).of_links
+    unmade = of.owners(control, [p for p in lacking if of.waits_for(p.topic)]).of_links
     if leaderless := (await _without_leader(of, [p for p in partitions if p not in of_links])):
         raise OptionError(not_to_be_fenced(leaderless))
     if groups is not None and not is_dry_run:
@@ -335,9 +335,9 @@ async def _wait(
     while True:
         control = await read_control(of.target, of.name)
         partitions, lacking = await partitions_of_link(source, of.target, of.topics, of.name, control, of.mapped)
-        of_links = of.owners(control, {*partitions, *lacking}).of_links
-        wanted = sorted({*partitions, *besides} - of_links.keys())
-        lacking = [p for p in lacking if p not in of_links and of.waits_for(p.topic)]
+        left = of.owners(control, {*partitions, *lacking}).left
+        wanted = sorted({*partitions, *besides} - left.keys())
+        lacking = [p for p in lacking if p not in left and of.waits_for(p.topic)]
         ends = await look(source, of.target, of.name, wanted, of.is_translated)
         data = [e for e in ends if not is_heartbeats(of.topics, e.partition.topic)]
         moving |= await still_copied(of, control, before or {}, data)

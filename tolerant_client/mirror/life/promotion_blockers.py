@@ -100,7 +100,7 @@ def copied_besides(ends: Iterable[PartitionLag]) -> list[Blocker]:
     if not (late := [e.partition for e in ends if e.copyable]):
         return []
     text = f"a mirror still copies {named(late)}, which the file does not name (any more)"
-    return [Blocker(f"{text}: start it again with this file, or let it come to the end")]
+    return [Blocker(f"{text}: start it again with this file, and then this, or let it come to the end")]
 
 
 def not_to_be_fenced(leaderless: Mapping[TopicPartition, str]) -> str:

@@ -182,8 +182,9 @@ def extend(
 
 def begun_anew(last: MapRow, ids: tuple[str, str], position: int) -> MapRow:
     """The newest row where the source's log is another one from `position` on than the one that `last` speaks of (Law D)."""
+    began = position if last.has_copied or not last.key.number else min(position, last.runs[0].source)
     key = last.key._replace(number=last.key.number + last.has_copied)
-    return last._replace(key=key, ids=ids, position=position, epoch=-1, runs=(Run(position, last.target_until, 0),))
+    return last._replace(key=key, ids=ids, position=position, epoch=-1, runs=(Run(began, last.target_until, 0),))
 
 
 def is_another(before: str, now: str) -> bool:

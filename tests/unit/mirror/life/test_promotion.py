@@ -567,6 +567,26 @@ def with_former_file(world: World) -> World:
     return world
 
 
+def test_a_topic_that_both_sides_write_to_by_themselves_holds_up_no_promotion(world: World) -> None:
+    """`.*` matches it, and the link was refused: it is named, and the rest is promoted."""
+    world.control = LinkControl(producer_ids=(7,), topics=LinkTopics.of(".*").to_json(), begun={P: TopicIds()})
+    world.carried = Carried(foreign=frozenset((CLICKS,)))
+    world.partitions, world.on_target = (P, CLICKS), ("orders", "clicks")
+    world.compared = Comparison({CLICKS: "clicks-0 has a foreign record batch"})
+    report = world.promote()
+    assert report.is_done and report.exit_code == 3 and report.blockers == ()
+    assert [text for text in report.not_promoted if "clicks-0" in text]
+
+
+def test_what_neither_the_file_names_nor_the_target_has_is_no_part_of_a_promotion(world: World) -> None:
+    world.control = LinkControl(
+        producer_ids=(7,), topics=LinkTopics.of("orders|clicks").to_json(), begun={P: TopicIds()}
+    )
+    world.lacking, world.others = (CLICKS,), Others({"clicks": "Link x may copy into topic clicks"})
+    report = world.promote(topics=ORDERS, of_file=True)
+    assert report.is_done and report.exit_code == 0 and report.not_promoted == ()
+
+
 @pytest.mark.parametrize(("writer", "is_waited_for"), [(7, True), (99, False)])
 def test_what_the_file_has_no_more_is_waited_for_where_the_mirror_still_copies_it(
     world: World, monkeypatch: pytest.MonkeyPatch, writer: int, is_waited_for: bool

@@ -230,6 +230,15 @@ def test_what_holds_no_records_behind_a_cut_is_translated_to_what_comes_after_it
     assert lives(former, row, again).runs == [Run(0, 400, 60)] and lives(former, row, again).position == 65
 
 
+def test_of_two_cuts_with_nothing_copied_between_the_first_one_stays() -> None:
+    (former,) = extend(None, PARTITION, "copy", IDS, [Run(0, 400, 100)], 100, 7)
+    (looked,) = extend(begun_anew(former, IDS, 50), PARTITION, "copy", IDS, [], 60, 9)
+    again = begun_anew(looked, IDS, 55)
+    (row,) = extend(again, PARTITION, "copy", IDS, [Run(56, 501, 40)], 96, 9)
+    assert again.position == 55 and lives(former, again).translate(52)[1:3] == (500, Place.END)
+    assert lives(former, row).translate(52)[1:3] == (501, Place.NEXT)
+
+
 def test_neighbours_on_both_sides_are_one_run() -> None:
     assert join_runs([Run(0, 10, 5), Run(5, 15, 5), Run(10, 21, 1), Run(12, 22, 1)]) == [
         Run(0, 10, 10),
