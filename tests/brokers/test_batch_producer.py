@@ -102,9 +102,15 @@ def test_a_request_carries_a_batch_of_every_partition(
 ) -> None:
     events: list[Any] = []
     producer = producer_of({"recovery_listener": events.append})
-    for partition in (0, 1):
-        enqueue(producer, topic, [b"x"] * 10, partition)
-    flush(producer)
+    producer.cluster.run(producer.partition_count, topic)
+
+    async def both() -> None:  # within one call: the sender does not run between
+        (batch,) = encoded([b"x"] * 10)
+        for partition in (0, 1):
+            producer.enqueue(TopicPartition(topic, partition), batch, range(10))
+        await producer.flush()
+
+    producer.cluster.run(both)
     assert sum(type(event) is Completed and event.api == "Produce" for event in events) == 1
 
 
