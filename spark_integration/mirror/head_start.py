@@ -29,9 +29,8 @@ from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSetting
 from tolerant_client.ops.service.ranges import INCURABLE, RangesCopier, RangesPlanner
 from tolerant_client.ops.service.task_reports import RunReport
 
-_HOLD_MS: Final = (
-    1_500  # a copier looks once a second at who asks, and hands over what it has for half a second (link_copier.py)
-)
+# A copier looks once a second at who asks, and hands over what it has for half a second (link_copier.py).
+_HOLD_MS: Final = 1_500
 
 _log = logging.getLogger(__name__)
 

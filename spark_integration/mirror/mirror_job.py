@@ -120,9 +120,8 @@ def _kill_started_by(thread: threading.Thread) -> None:
     for task in tasks:  # grows
         with contextlib.suppress(OSError):  # it has ended, or there is no /proc
             for pid in map(int, (task / "children").read_text().split()):
-                os.kill(
-                    pid, signal.SIGSTOP
-                )  # so that it starts nothing more; killed, its own ones would be no longer known
+                # It starts nothing more; killed now, its own ones would be known no longer.
+                os.kill(pid, signal.SIGSTOP)
                 found.append(pid)
                 tasks += Path(f"/proc/{pid}/task").iterdir()
     for pid in found:

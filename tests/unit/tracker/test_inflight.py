@@ -610,13 +610,18 @@ def test_late_answer_disproves_the_probes_and_silence_ends_at_the_deadline() -> 
     assert of(Retired, store.expired(63.0))[0].is_timeout
 
 
+def given_up_by_a_probe(store: InFlightRequests, now: float) -> None:
+    """Silence is probed at `now`, and a gateway answers the probe by itself."""
+    events = store.expired(now)
+    resend(store, events, now)
+    resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, now + 0.01), now + 0.01)
+
+
 def given_up(store: InFlightRequests, request: FakeRequest, now: float) -> tuple[InFlightRequest, int]:
     """One that is sent again after silence, and its first id."""
     entry = send(store, request, now=now)
     first_id = entry.correlation_id
-    events = store.expired(now + 1.1)
-    resend(store, events, now + 1.1)
-    resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, now + 1.101), now + 1.101)
+    given_up_by_a_probe(store, now + 1.1)
     return entry, first_id
 
 
@@ -735,13 +740,6 @@ def test_late_answer_that_another_request_may_wait_for_completes_nothing() -> No
     assert kinds(store.response(late_id, memoryview(b"a's"), 2.0)) == ["orphan"]
     assert [e.request for e in of(Completed, store.response(a.correlation_id, OK, 2.1))] == [a]
     assert [e.response for e in of(Completed, store.response(b.correlation_id, OK, 2.2))] == [b"ok"]
-
-
-def given_up_by_a_probe(store: InFlightRequests, now: float) -> None:
-    """Silence is probed at `now`, and a gateway answers the probe by itself."""
-    events = store.expired(now)
-    resend(store, events, now)
-    resend(store, store.response(of(Probe, events)[0].correlation_id, PROBE_ANSWER, now + 0.01), now + 0.01)
 
 
 def test_late_answer_that_overtook_an_older_one_and_fits_both_ends_the_connection() -> None:
