@@ -11,7 +11,8 @@ from spark_integration.cli.link import GivenLink, confirm, end_with, given_link
 from spark_integration.cli.options import LONGEST_S, DryRun, Groups, Json, WhichLink, Yes
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, text_of
-from tolerant_client.mirror.life import promotion
+from tolerant_client.mirror.life.failover import failover as failover_link
+from tolerant_client.mirror.life.promotion import promote as promote_link
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import counted, few
@@ -61,7 +62,7 @@ def promote(
         except ClusterUnreachableError as error:
             gone = f"where the source is gone for good, tolerant-kafka failover {link_options(given.link, there)} does without"
             raise ClusterUnreachableError(f"{text_of(error)}; {gone}") from error
-        return await promotion.promote(
+        return await promote_link(
             origin,
             there,
             given.link,
@@ -100,7 +101,7 @@ def failover(
     )
     with told_if_interrupted(_PROMOTION, dry_run):
         report = given.run_on_target(
-            lambda there: promotion.failover(
+            lambda there: failover_link(
                 there, given.link, given.topics, given.groups, of_file=given.flow is not None, is_dry_run=dry_run
             )
         )

@@ -47,8 +47,9 @@ from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.life.failback import failback
+from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.plan_report import plan_everything
-from tolerant_client.mirror.life.promotion import failover, promote
+from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.state import control_topic
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import ControlWatch, read_control, read_controls, update_control

@@ -41,8 +41,9 @@ from tolerant_client.mirror.engine.translated import partition as translated_par
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate, translate_group
+from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.plan_report import plan_everything
-from tolerant_client.mirror.life.promotion import failover, promote
+from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import read_status
 from tolerant_client.mirror.state import offset_map
 from tolerant_client.mirror.state.health import Health

@@ -20,8 +20,9 @@ from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
+from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.plan_report import plan_everything
-from tolerant_client.mirror.life.promotion import failover, promote
+from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import LinkStatus, read_status
 from tolerant_client.mirror.state.claims import COPIER, ClaimsLog, ClaimsRecord, Holder, Waiting
 from tolerant_client.mirror.state.health import Health

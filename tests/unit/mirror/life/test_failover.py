@@ -1,0 +1,156 @@
+"""Failover without brokers: what is fenced without the source, and what it says about the copy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from support.promotion_world import ORDERS, P, Q, World, ends
+from tolerant_client.mirror.life import failover as failover_module
+from tolerant_client.mirror.life import promotion_steps
+from tolerant_client.mirror.life.carriers import Carried
+from tolerant_client.mirror.life.damage import SeenLog
+from tolerant_client.mirror.life.promotion_report import PromotedPartition, failover_warnings
+from tolerant_client.mirror.state.control_record import decode_control, encode_control
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.map_topic import MappedTopics, map_partition
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+
+
+def test_a_failover_says_what_nobody_can_know() -> None:
+    known = PromotedPartition("orders", 0, 10, None, 1_700_000_000_123)
+    assert "2023-11-14 22:13:20.123 UTC" in failover_warnings([known])[0]
+    assert "newest" not in failover_warnings([replace(known, last_copied_ms=None)])[0]
+
+
+def test_what_carries_records_of_the_link_is_fenced_though_nobody_has_written_it_down(world: World) -> None:
+    world.carried = Carried(frozenset((Q,)), {TopicPartition("clicks", 0): "it has no leader on the target"})
+    report = world.failover()
+    assert world.done == ["promoted", "fence 0,1", "fenced"]
+    assert [(p.topic, p.partition) for p in report.partitions] == [P, Q]
+    assert report.warnings[0].startswith("orders-1 carry records of the link, though")
+    assert "unknown is whether clicks-0 carry records of the link" in report.warnings[1]
+
+
+def test_a_failover_names_what_the_target_has_lost_of_what_was_copied(world: World) -> None:
+    world.is_translated, world.mapped = True, MappedTopics(frozenset({"orders", "clicks"}))
+    world.contradicted = {P: "Target topic orders was deleted and created again after orders-0 was copied"}
+    report = world.failover()
+    assert report.is_done and report.exit_code == 3 and not report.blockers
+    assert [text.split(" was")[0].split(" is")[0] for text in report.damaged] == ["topic clicks", "Target topic orders"]
+
+
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_a_failover_without_a_control_says_that_nothing_was_checked(world: World, is_translated: bool) -> None:
+    assert not any("could not be checked" in text for text in world.failover(is_dry_run=True).warnings)
+    world.control, world.is_translated = LinkControl(topics=ORDERS.to_json()), is_translated
+    told = [
+        text for text in world.failover().warnings if "could not be checked: the control on the target says" in text
+    ]
+    assert len(told) == (0 if is_translated else 1), "a map says itself what was copied"
+
+
+def test_a_failover_tells_no_record_of_others_as_copied_and_names_a_partition_that_is_gone(world: World) -> None:
+    gone = TopicPartition("orders", 3)
+    world.control = replace(world.control, begun={gone: TopicIds("a", "b")}, copied={gone: 20})
+    world.seen = {P: SeenLog(0, 10, 8, foreign=99)}
+    report = world.failover()
+    assert report.is_done and report.exit_code == 3 and [p.copied_until for p in report.partitions] == [8]
+    assert report.damaged == (
+        "others have written to orders-0 on the target from offset 8 on (producer id 99): nothing shows that this is the source's",
+        "orders-3 is not on the target any more, and link dr has copied it, up to offset 20",
+    )
+
+
+@pytest.mark.parametrize(("copied", "damaged"), [("orders", 0), ("gone", 0), ("orders-gone", 1)])
+def test_a_failover_names_a_topic_of_identical_offsets_that_the_target_has_no_more(
+    world: World, copied: str, damaged: int
+) -> None:
+    topics = LinkTopics.of("orders.*").to_json()
+    world.control = LinkControl(producer_ids=(7,), topics=topics, copied={TopicPartition(copied, 0): 10})
+    report = world.failover(topics=LinkTopics.of("orders.*"))
+    assert len(report.damaged) == damaged and report.exit_code == 3 * damaged
+
+
+def test_what_the_mirror_has_begun_by_the_time_it_is_stopped_is_fenced(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wrote that down between our first look and our own record of the control."""
+    first = world.control = replace(world.control, begun={P: TopicIds()})
+    world.partitions = (P, Q)
+    assert world.failover().is_done and "fence" in world.done
+
+    async def read_before(*_: Any) -> LinkControl:
+        return first
+
+    for module in (failover_module, promotion_steps):
+        monkeypatch.setattr(module, "read_control", read_before)
+    world.control = replace(first, begun={P: TopicIds(), Q: TopicIds()})
+    world.done.clear()
+    assert world.failover().exit_code == 0 and world.done == ["promoted", "fence 0,1", "fenced"]
+
+
+def test_a_failover_fences_what_has_a_leader_and_later_the_rest_alone(world: World) -> None:
+    """Applications write to what was fenced meanwhile: a second fence would take their records for copies."""
+    world.ends, world.partitions, world.leaderless = ends(10, None, None), (P, Q), (Q,)
+    report = world.failover()
+    assert world.done == ["promoted", "fence", "fenced but some"]
+    assert (report.is_done, report.is_begun, report.exit_code) == (False, True, 3) and "orders-1" in report.blockers[0]
+    assert [(p.topic, p.partition) for p in report.partitions] == [P]
+    assert not world.control.is_fenced and decode_control(encode_control(world.control, 1)) == world.control
+    world.done.clear()
+    world.leaderless = ()
+    report = world.failover()
+    assert report.is_done and report.exit_code == 0 and world.done == ["fence 1", "fenced"]
+    assert world.control.is_fenced and not world.control.unfenced
+
+
+def test_a_failover_whose_partition_without_a_leader_was_deleted_is_finished(world: World) -> None:
+    world.ends, world.control = ends(10, None, None), replace(world.control, is_promoted=True, unfenced=frozenset({Q}))
+    assert world.failover().is_done and world.done == ["fenced"]
+
+
+def test_a_rehearsed_failover_names_what_has_no_leader_and_writes_nothing(world: World) -> None:
+    world.ends, world.partitions, world.leaderless = ends(10, None, None), (P, Q), (Q,)
+    report = world.failover(is_dry_run=True)
+    assert (report.is_done, report.is_begun, report.exit_code) == (False, False, 3) and world.done == []
+
+
+def test_a_failover_fences_what_has_a_map_that_can_be_read_and_later_the_rest_alone(world: World) -> None:
+    away = map_partition("dr", Q)
+    world.ends, world.partitions, world.is_translated = ends(10, None, None), (P, Q), True
+    world.leaderless, world.mapped = (away,), MappedTopics(frozenset({"orders"}), {away: "it has no leader"})
+    report = world.failover()
+    assert world.done == ["promoted", "fence", "fenced but some"] and report.exit_code == 3
+    assert "orders-1 cannot be fenced" in report.blockers[0] and f"{away.topic}-{away.partition}" in report.blockers[1]
+    assert decode_control(encode_control(world.control, 1)) == world.control
+    world.done.clear()
+    world.leaderless, world.mapped = (), MappedTopics()
+    late = next(p for n in range(100) if map_partition("dr", p := TopicPartition("shown-now", n)) == away)
+    world.partitions = (P, Q, late)
+    assert world.failover().exit_code == 0 and world.done == [f"fence 1,{late.partition}", "fenced"]
+
+
+def test_topics_that_an_unread_part_of_the_map_alone_may_name_are_told_as_unknown(world: World) -> None:
+    world.ends, world.is_translated = ends(10, None, None), True
+    world.mapped = MappedTopics(frozenset({"orders"}), {map_partition("dr", Q): "it has no leader"})
+    assert map_partition("dr", P) != map_partition("dr", Q)
+    report = world.failover()
+    assert (report.is_done, report.exit_code) == (False, 3) and not world.control.is_fenced
+    assert "topics that the clusters hide from us is unknown" in report.blockers[0]
+
+
+def test_a_failover_fences_and_moves_nothing(world: World) -> None:
+    world.ends = ends(10, None, None)
+    report = world.failover()
+    assert report.is_done and world.done == ["promoted", "fence", "fenced"]
+    assert "groups of broker 3" in report.warnings[-1]
+
+
+def test_a_failover_whose_groups_cannot_be_listed_is_one_all_the_same(world: World) -> None:
+    world.ends, world.unlisted = ends(10, None, None), KeyError(16)
+    report = world.failover()
+    assert report.is_done and world.control.is_fenced and "KeyError" in report.warnings[-1]

@@ -1,0 +1,144 @@
+"""Promotion and failover without brokers: what both refuse, leave, and never leave half done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import kafka.errors as Errors
+import pytest
+from kafka.structs import TopicPartition
+
+from spark_integration.cli.exits import exit_code
+from support.promotion_world import MAP_IS_LOST, P, Q, World
+from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
+from tolerant_client.mirror.engine.preflight import Others
+from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.state.control_topic import half_done
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.map_topic import map_partition
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+
+ANOTHERS = Others({"clicks": "Link x copies into topic clicks"}, taken=frozenset(("clicks",)))
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True])
+def test_what_another_link_has_is_neither_fenced_nor_waited_for_nor_shown_but_named(
+    world: World, is_dry_run: bool
+) -> None:
+    """Its mirror was refused that topic, and copies the others; a dry run says the same."""
+    theirs = TopicPartition("clicks", 0)
+    world.control = LinkControl(
+        producer_ids=(7,), topics=LinkTopics.of("orders|clicks").to_json(), begun={P: TopicIds()}
+    )
+    world.partitions, world.lacking, world.others = (P, theirs), (TopicPartition("clicks", 1),), ANOTHERS
+    for action, given in ((world.promote, {}), (world.failover, {"topics": None})):
+        report = action(is_dry_run=is_dry_run, **given)
+        assert report.is_done is not is_dry_run and report.exit_code == 3 and not report.blockers
+        assert [(p.topic, p.partition) for p in report.partitions] == [P]
+        (text,) = report.not_promoted
+        assert text.startswith("clicks-0 on the target: not link dr's, and nothing was written there: Link x copies")
+        assert ("fence" in world.done) is not is_dry_run and not any("," in done for done in world.done)
+        world.done.clear()
+        world.control = replace(world.control, is_promoted=False, is_fenced=False)
+
+
+def test_a_file_that_has_more_topics_than_its_link_is_in_the_way_until_a_mirror_was_started_with_it(
+    world: World,
+) -> None:
+    world.control = LinkControl(producer_ids=(7,), topics=LinkTopics.of("clicks").to_json())
+    report = world.promote(topics=LinkTopics.of("orders|clicks"), of_file=True)
+    assert not report.is_done and report.blockers == (
+        "the file names orders, and no mirror of link dr was started with that; start the mirror with it, or take that out of"
+        " the file",
+    )
+    report = world.failover(topics=LinkTopics.of("orders|clicks"), of_file=True)
+    assert report.is_done and report.exit_code == 3
+    assert report.not_promoted == ("the file names orders, and no mirror of link dr was started with that",)
+
+
+def test_what_is_promoted_already_is_promoted_by_nobody_again(world: World) -> None:
+    world.control = replace(world.control, is_promoted=True, is_fenced=True)
+    assert world.promote().is_done and world.failover().is_done and world.done == []
+
+
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_who_may_not_fence_promotes_nothing_half(world: World, is_translated: bool) -> None:
+    world.may_fence, world.is_translated = False, is_translated
+    for action in (world.promote, world.failover):
+        with pytest.raises(OptionError, match="grant us Write on the prefix tolerant-mirror-"):
+            action()
+    assert world.done == ["rehearsal"] and not world.control.is_promoted
+
+
+def test_a_link_that_was_handed_back_is_not_promoted(world: World) -> None:
+    world.control = replace(world.control, is_handed_back=True)
+    for action in (world.promote, world.failover):
+        with pytest.raises(OptionError, match="stop MirrorMaker 2"):
+            action()
+    assert world.done == []
+
+
+def test_a_partition_without_a_leader_is_in_the_way_before_anything_is_written(world: World) -> None:
+    world.partitions, world.leaderless = (P, Q), (Q,)
+    with pytest.raises(OptionError, match="orders-1 cannot be fenced.* has no leader on the target.*; start a broker"):
+        world.promote()
+    assert world.done == []
+    world.partitions = (Q,)
+    with pytest.raises(OptionError, match="start a broker that has it, or delete the topic, then run this again"):
+        world.failover()
+    assert world.done == []
+
+
+def test_a_translated_partition_whose_map_has_no_leader_is_not_fenced(world: World) -> None:
+    world.is_translated, world.leaderless = True, (map_partition("dr", P),)
+    with pytest.raises(OptionError, match="orders-0 cannot be fenced"):
+        world.promote()
+    assert world.done == []
+
+
+def test_a_link_whose_map_is_lost_is_fenced_by_a_failover_alone_which_knows_of_nothing_that_it_was_copied(
+    world: World,
+) -> None:
+    world.is_translated, world.lost = True, "the map was deleted"
+    world.ends, world.leaderless = PartitionLag(P), (map_partition("dr", P),)
+    with pytest.raises(OptionError, match="the map was deleted.* tolerant-kafka failover"):
+        world.promote()
+    assert not world.done
+    report = world.failover()
+    assert report.is_done and report.exit_code == 3 and report.damaged == (MAP_IS_LOST,)
+    assert [p.copied_until for p in report.partitions] == [None] and world.control.is_fenced
+
+
+def test_a_report_that_was_cut_short_is_made_again(world: World) -> None:
+    refused = Errors.TopicAuthorizationFailedError("Fetch of orders-0")
+    for action, error in product((world.promote, world.failover), (ClusterUnreachableError("away"), refused)):
+        world.ledger = [None, error]
+        with pytest.raises(TolerantClientError, match="begun and not finished: run this again") as caught:
+            action()
+        assert exit_code(caught.value) == 1 and world.control.is_promoted
+    assert not world.control.is_fenced and world.promote().partitions and world.control.is_fenced
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True])
+def test_a_ledger_that_may_not_be_read_is_refused_before_anything_is_written(world: World, is_dry_run: bool) -> None:
+    for action in (world.promote, world.failover):
+        world.ledger = [Errors.TopicAuthorizationFailedError("Fetch of tolerant-mirror-ledger-0")]
+        with pytest.raises(
+            OptionError, match="grant us Read and Describe on topic tolerant-mirror-ledger of the target"
+        ):
+            action(is_dry_run=is_dry_run)
+    assert not world.control.is_promoted and set(world.done) <= {"rehearsal"}
+
+
+def test_who_may_not_read_what_is_to_be_fenced_promotes_nothing_half(world: World) -> None:
+    world.unreadable = frozenset({P})
+    for action in (world.promote, world.failover):
+        with pytest.raises(OptionError, match="Fetch of orders-0 .*; fencing takes Read and Write on the topics"):
+            action()
+    assert not world.control.is_promoted and set(world.done) <= {"rehearsal"}
+
+
+def test_our_own_mistakes_are_not_called_a_cluster_that_refuses() -> None:
+    with pytest.raises(KeyError), half_done("the promotion"):
+        raise KeyError(16)

@@ -1,0 +1,131 @@
+"""Failover: the target of a link becomes a cluster that applications write to, without the source.
+
+The steps are those of promotion.py, but failover waits for nothing and moves no groups: it reports their positions on the target.
+Laws, besides those of promotion_steps.py:
+- The source is gone, so applications wait for every partition that can be fenced.  Failover fences the partitions that have a
+  leader and writes those without one in the control; the same command again fences only these.
+- A partition of the offset map that cannot be read is written there too: topics that only it names are unknown until it is read.
+
+Offsets are half-open and the source's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.life.damage import Damage, delete_filler, find_damage, missing_topics, unchecked
+from tolerant_client.mirror.life.fence import Fenced
+from tolerant_client.mirror.life.lens import PartitionLag, look, positions_of
+from tolerant_client.mirror.life.owners import Owners
+from tolerant_client.mirror.life.promotion_blockers import not_to_be_fenced
+from tolerant_client.mirror.life.promotion_report import (
+    PromotionReport,
+    carried_warnings,
+    failover_warnings,
+    promoted_before,
+)
+from tolerant_client.mirror.life.promotion_steps import (
+    LEADERS_MS,
+    as_fenced,
+    control_to_promote,
+    fence_own,
+    promoted_link,
+    require_fencing_right,
+    require_reading_right,
+    without_leader,
+)
+from tolerant_client.mirror.life.promotion_view import group_places, losses_of, map_damage, promoted_partitions
+from tolerant_client.mirror.state.control_topic import half_done, read_control, update_control
+from tolerant_client.mirror.state.link_topics import beside_file, partitions_on_target, require_whole, unread_map
+from tolerant_client.mirror.state.map_topic import map_partition, mapped_topics
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+
+
+async def failover(
+    target: Cluster,
+    link: str,
+    topics: LinkTopics | None = None,
+    groups: TopicFilter | None = None,
+    *,
+    of_file: bool = False,
+    is_dry_run: bool = False,
+) -> PromotionReport:
+    """Promotes a link whose source is gone, with what the target has; the mirror may run or not.
+
+    Partitions without a leader hold up no others: they are left, and the report is not done.  `topics` and `of_file` are promote's.
+    Raises OptionError, TolerantClientError where the target goes away on the way, and KafkaError.
+    """
+    control = await control_to_promote(target, link, topics)
+    if control.is_fenced:
+        return promoted_before("failover", link, is_dry_run)
+    chosen = await require_whole(None, target, control, link, topics, of_file=of_file)
+    beside = await beside_file(None, target, control, link, topics if of_file else None)
+    mapped = await mapped_topics(target, link, control, patience_ms=LEADERS_MS)
+    partitions = await partitions_on_target(target, chosen, link, control, mapped)
+    of = await promoted_link(target, link, control, chosen, mapped, partitions)
+    there = partitions = sorted({*partitions, *of.carried.partitions})
+    if not partitions and not control.unfenced:
+        raise OptionError(f"The target has no topic of link {link}; check --target and --link")
+    partitions = [p for p in partitions if {p, map_partition(link, p)} & control.unfenced or not control.unfenced]
+    first = of.owners(control, partitions)
+    leaderless = await without_leader(of, [p for p in partitions if p not in first.left])
+    led = [p for p in partitions if p not in leaderless]
+    blocked = [not_to_be_fenced(leaderless)] if leaderless else []
+    blocked += [unread_map(mapped.unread, link)] if mapped.unread else []
+    if blocked and not led:
+        raise OptionError("; ".join(blocked))
+
+    async def seen(owners: Owners, fences: Mapping[TopicPartition, Fenced]) -> PromotionReport:
+        shown = [p for p in led if p not in owners.left]
+        ends = as_fenced(await look(None, target, link, shown, of.is_translated), fences)
+        control = await read_control(target, link)  # a mirror that runs writes there until it is fenced
+        damaged = await find_damage(of, control, there, positions_of(ends))
+        if fences:
+            damaged = await delete_filler(target, control, damaged)
+        ends = _as_damaged(ends, damaged)
+        rows = await promoted_partitions(of, ends, fences)
+        places, unread = await group_places(of, groups or TopicFilter(), positions_of(ends))
+        return PromotionReport(
+            "failover",
+            link,
+            is_dry_run,
+            not is_dry_run and not blocked,
+            rows,
+            tuple(blocked),
+            (*beside.kept, *carried_warnings(of.carried), *failover_warnings(rows), *unchecked(of, control), *unread),
+            group_places=places,
+            losses=await losses_of(target, link),
+            is_begun=not is_dry_run and bool(blocked),
+            damaged=(
+                *map_damage(of),
+                *missing_topics(of, control, there),
+                *(found.text for found in damaged.values() if found.text),
+            ),
+            not_promoted=(*owners.texts(link), *beside.not_begun),
+        )
+
+    await require_reading_right(of, first.own.difference(leaderless))
+    if not is_dry_run:
+        await require_fencing_right(of)
+    report = await seen(first, {})  # what may not be read is refused before anything is written
+    if is_dry_run:
+        return report
+    with half_done("the promotion"):
+        fences, owners = await fence_own(of, led)
+        report = await seen(owners, fences)
+        left = frozenset({*leaderless, *mapped.unread})
+        await update_control(target, link, lambda now: replace(now, is_fenced=not left, unfenced=left))
+    return report
+
+
+def _as_damaged(ends: Iterable[PartitionLag], damaged: Mapping[TopicPartition, Damage]) -> list[PartitionLag]:
+    """With the position where the copy ends, for each damaged partition."""
+    return [
+        replace(e, position=min(e.position or 0, damaged[e.partition].copied_until)) if e.partition in damaged else e
+        for e in ends
+    ]

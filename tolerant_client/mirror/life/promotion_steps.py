@@ -1,0 +1,125 @@
+"""The steps that promotion and failover share: they find what is the link's, check that it can be fenced, and fence it.
+
+Laws:
+- A promotion takes every partition that the link's mirror has written in the control as copied, also those that the source has
+  deleted, and every other partition whose target log has records of the link: a process of the link could still write there.
+- Partitions that match the link's topics but are not the link's own are left as they are, and named (owners.py).
+- The first write says in the control that the link is promoted.  Whatever can be found to block it is found before that.
+- After that there is no way back: an error on the way says so, and the same command again resumes.  The control says that the
+  link is fenced once the report is complete; after that nothing fences it again.
+- A promotion writes the control, fences, and only then commits for groups.  A running mirror checks the control right before each
+  request that commits for a group (cluster/admin/groups.py).  So only a request that is in flight for as long as all the fencing
+  takes could set a group back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.offsets import list_led_offsets
+from tolerant_client.cluster.admin.transactions import init_producer_id
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.batches.divergence import require_readable
+from tolerant_client.mirror.engine.identical.resume_point import read_ids
+from tolerant_client.mirror.life.carriers import Carried
+from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
+from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.life.mirrors import require_not_forgotten
+from tolerant_client.mirror.life.owners import Owners, find_evidence
+from tolerant_client.mirror.life.promotion_view import PromotedLink
+from tolerant_client.mirror.state.control_topic import read_control, update_control
+from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+
+LEADERS_MS = 10_000  # how long we wait for leaders: an election under way ends by then
+
+
+async def control_to_promote(target: Cluster, link: str, topics: LinkTopics | None) -> LinkControl:
+    """The control of a link that may be promoted.  Raises OptionError for one that was handed back or forgotten."""
+    control = await read_control(target, link)
+    if topics is None:
+        await require_not_forgotten(target, link, control)
+    if control.is_handed_back:
+        raise OptionError(
+            f"Link {link} was handed back to MirrorMaker 2 and writes nothing: stop MirrorMaker 2, and the target is yours"
+        )
+    return control
+
+
+async def promoted_link(
+    target: Cluster,
+    link: str,
+    control: LinkControl,
+    topics: LinkTopics,
+    mapped: MappedTopics,
+    partitions: Collection[TopicPartition],
+    of_file: LinkTopics | None = None,
+) -> PromotedLink:
+    """The link, with the evidence of who owns these partitions, which its topics match."""
+    is_translated = await has_map(target, link, control)
+    evidence = await find_evidence(target, link, control, partitions, mapped.names, is_translated=is_translated)
+    found = evidence.logs
+    beyond = Carried(
+        found.partitions.difference(partitions), {p: w for p, w in found.unknown.items() if p not in partitions}
+    )
+    lost = await lost_map(target, link, control)
+    return PromotedLink(link, target, topics, is_translated, lost, beyond, mapped, evidence, of_file)
+
+
+async def without_leader(of: PromotedLink, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
+    """Partitions of the target without a leader, and why; also those whose partition of the offset map has none or is unread."""
+    maps = {p: map_partition(of.name, p) for p in partitions} if of.is_translated and not of.lost_map else {}
+    asked = dict.fromkeys([*partitions, *maps.values()], LATEST)
+    if not asked:
+        return {}
+    left_out = {**of.mapped.unread, **(await list_led_offsets(of.target, asked, patience_ms=LEADERS_MS)).left_out}
+    return {p: left_out.get(p) or left_out[maps[p]] for p in partitions if p in left_out or maps.get(p) in left_out}
+
+
+async def require_fencing_right(of: PromotedLink) -> None:
+    """Raises OptionError where we may not fence: found after the control is written, that would leave half a promotion."""
+    name = (await read_control(of.target, of.name)).producer_name(of.name)
+    try:
+        await init_producer_id(of.target, name)  # as each start of the mirror does; it writes to no log
+    except Errors.TransactionalIdAuthorizationFailedError as error:
+        raise OptionError(
+            f"We may not use the transactional.id tolerant-mirror-{name} on the target, which fencing takes; grant us Write on"
+            " the prefix tolerant-mirror- of transactional ids, and on the topics of the link"
+        ) from error
+
+
+async def require_reading_right(of: PromotedLink, partitions: Collection[TopicPartition]) -> None:
+    """Raises OptionError where we may not read partitions to fence: the fence reads its markers after the control is written."""
+    try:
+        await require_readable(of.target, () if of.is_translated else partitions)
+    except Errors.TopicAuthorizationFailedError as error:
+        raise OptionError(
+            f"{error.args[0]}; fencing takes Read and Write on the topics of the link on the target"
+        ) from error
+
+
+async def fence_own(
+    of: PromotedLink, partitions: Collection[TopicPartition]
+) -> tuple[dict[TopicPartition, Fenced], Owners]:
+    """Writes that the link is promoted, after which its mirror begins no partition, and fences those of these that are its own."""
+    control = await update_control(of.target, of.name, lambda now: replace(now, is_promoted=True))
+    if not of.is_translated:  # its mirror may have made a deleted topic again since the first look
+        ids = await read_ids(None, of.target, {p.topic for p in partitions})
+        of = replace(of, evidence=of.evidence._replace(ids=ids))
+    owners = of.owners(control, partitions)
+    own = sorted(owners.own)
+    if of.is_translated:
+        await fence_translated(of.target, of.name, own)
+        return {}, owners
+    return await fence_identical(of.target, of.name, control, own) if own else {}, owners
+
+
+def as_fenced(ends: Iterable[PartitionLag], fences: Mapping[TopicPartition, Fenced]) -> list[PartitionLag]:
+    """With the position where the copy ends for good, for each partition that was fenced."""
+    return [replace(e, position=fences[e.partition].copied_until) if e.partition in fences else e for e in ends]
