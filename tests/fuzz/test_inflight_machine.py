@@ -229,7 +229,7 @@ class TrackerMachine(RuleBasedStateMachine):
     def close(self) -> None:
         self.is_closed = True
         self.unsent.clear()
-        self.act(self.store.close(ConnectionError("closed"), self.now))
+        self.act(self.store.close(ConnectionError("closed")))
         assert all(self.settled[entry.request.token] == 1 for entry in self.requests)
         assert len(self.store) == 0
         assert self.store.next_wakeup(self.now) is None
@@ -407,7 +407,7 @@ class TrackerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_closed)
     @rule()
     def close_again(self) -> None:
-        assert self.store.close(None, self.now) == []
+        assert self.store.close(None) == []
         assert self.store.response(1, memoryview(b"\0"), self.now) == []
         assert self.store.expired(self.now) == []
 
@@ -442,7 +442,7 @@ class TrackerMachine(RuleBasedStateMachine):
         assert [e for e in entries if isinstance(e.request, Question)] == [
             e for e in (self.store._requests.probe,) if e
         ]
-        if self.store._is_regular:
+        if self.store._settlement.is_regular:
             assert self.store._trial is None
             assert not any(e.state is State.HELD or e.resends for e in entries)
         if self.store._trial is None:

@@ -48,7 +48,7 @@ MUST_HAPPEN = {
 
 
 def _believe_it(tracker: InFlightRequests, entry: InFlightRequest, other: OtherSubject, *_: Any) -> None:
-    tracker._hold(entry, other.response)
+    entry.hold(other.response)
 
 
 def start(first: int, count: int) -> subprocess.Popen[str]:
@@ -89,7 +89,7 @@ def test_a_seed_is_the_same_every_time() -> None:
         ((InFlightRequests, "_doubt", lambda self, entries: None), "B"),
         ((Repeats, "has_yielded", lambda self, entry: False), "D"),
         ((InFlightRequests, "_weigh", _believe_it), "B"),
-        ((InFlightRequests, "_end_trial", lambda self, now: self._retire("no proof came")), "K"),
+        ((InFlightRequests, "_end_trial", lambda self, now: self._settlement.retire("no proof came")), "K"),
     ],
     ids=[
         "a late answer disproves nothing",

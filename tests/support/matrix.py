@@ -560,8 +560,11 @@ class Bench:
         tracker = self.connection.in_flight_requests
         if len(tracker) or tracker._requests:
             self.fail(7, f"{len(tracker._requests)} requests in flight with every future done")
-        if not tracker._is_regular or tracker._trial is not None or self.connection._unsent:
-            self.fail(7, f"regular: {tracker._is_regular}, {len(self.connection._unsent)} unsent, with nothing to do")
+        if not tracker._settlement.is_regular or tracker._trial is not None or self.connection._unsent:
+            self.fail(
+                7,
+                f"regular: {tracker._settlement.is_regular}, {len(self.connection._unsent)} unsent, with nothing to do",
+            )
         if self.connection.paused:
             self.fail(7, f"paused for {self.connection.paused} with nothing in flight")
 

@@ -532,7 +532,7 @@ class Simulation:
             self.happened[event.kind] += 1
             if kind is Completed:
                 self.completed(event)  # type: ignore[arg-type]
-            elif self.is_disproved and (kind is Probe or "later answer" in getattr(event, "reason", "")):
+            elif self.is_disproved and (kind is Probe or "later response" in getattr(event, "reason", "")):
                 self.broken("J", f"after a late answer: {event}")
             elif kind is Failed:
                 self.failed(event)  # type: ignore[arg-type]
@@ -564,7 +564,7 @@ class Simulation:
 
     def close(self) -> None:
         self.is_over = True
-        self.act(self.tracker.close(ConnectionError("retired"), self.now))
+        self.act(self.tracker.close(ConnectionError("retired")))
 
     def settle(self, entry: InFlightRequest, how: str) -> None:
         token = entry.request.token
@@ -664,7 +664,7 @@ class Simulation:
             self.close()
         if len(self.settled) != len(self.entries):
             self.broken("A", f"{len(self.entries) - len(self.settled)} requests were never settled")
-        if tracker._requests or len(tracker) or tracker.close(None, self.now):
+        if tracker._requests or len(tracker) or tracker.close(None):
             self.broken("H", "something is left after the end")
         for key, log in self.logs.items():
             if len(log) != len(set(log)) or log != sorted(log):

@@ -368,7 +368,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         self._unsent.clear()
         self._unsent_bare.clear()
         now = time.monotonic()
-        self._act(self.in_flight_requests.close(cause, now, self._unflushed()), now)
+        self._act(self.in_flight_requests.close(cause, self._unflushed()), now)
 
     def _unflushed(self) -> frozenset[int]:
         """The ids of requests of which no byte has left this process."""

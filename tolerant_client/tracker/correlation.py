@@ -1,12 +1,11 @@
-"""Correlation ids of one connection: drawing them, and knowing the old ones again.
+"""Correlation ids of one connection: draws new ones and recognizes old ones.
 
 Laws:
-- Ids start anywhere in a 31-bit space and count up, so that an answer meant
-  for another connection (KAFKA-5595) is not taken for one of ours by chance.
-- Java's SASL range, MAX-7 to MAX, is never drawn (SaslClientAuthenticator.java,
-  KAFKA-9854), and the space wraps without a negative or a reserved id.
-- Whether an id was ever drawn here follows from its distance to the first one:
-  nothing has to be remembered for it.
+- Ids start at a random number in a 31-bit space and count up, so that a response meant for another connection
+  (KAFKA-5595) is not taken for one of ours by chance.
+- Java's SASL range, MAX-7 to MAX, is never drawn (SaslClientAuthenticator.java, KAFKA-9854); the space wraps without
+  a negative or reserved id.
+- The distance to the first id tells whether an id was ever drawn here, so these ids need no memory.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ class CorrelationIds:
         return (self._start + drawn) % SPACE
 
     def was_drawn(self, correlation_id: int) -> bool:
-        """True for an id that this connection has used."""
+        """True for an id that this connection has drawn."""
         if not 0 <= correlation_id < SPACE:
             return False
         return (correlation_id - self._start) % SPACE < self._drawn
 
     def draw_unanswered(self) -> int:
-        """The next id, for a request without an answer (acks=0), which is not tracked."""
+        """The next id, for a request that has no response (acks=0) and is not tracked."""
         correlation_id = self.draw()
         self._unasked[correlation_id] = None
         if len(self._unasked) > _MEMORY:
@@ -54,24 +53,27 @@ class CorrelationIds:
         _remember(self._lost, correlation_id, sent_at)
 
     def replace(self, correlation_id: int, sent_at: float) -> None:
-        """Remembers an id whose request is not waited for any more, though nobody called it lost."""
+        """Remembers the id of a request that was given up without being declared lost (a probe)."""
         _remember(self._replaced, correlation_id, sent_at)
 
     def drop(self, correlation_id: int, sent_at: float) -> None:
-        """Remembers an id of a lost request whose answer is taken to have come under another one."""
+        """Remembers the id of a lost request whose response probably came under another id."""
         _remember(self._dropped, correlation_id, sent_at)
 
     def was_dropped(self, correlation_id: int) -> bool:
-        """Whether it is such an id."""
+        """True for an id that `drop` remembers."""
         return correlation_id in self._dropped
 
     @property
     def awaits_any(self) -> bool:
-        """True while an answer may come to a request that is not waited for any more."""
+        """True while a response may come that no request waits for any more."""
         return bool(self._lost or self._replaced)
 
     def recall(self, correlation_id: int) -> tuple[str, float | None]:
-        """Names an answer that no request waits for, and when the request of a late or replaced one was sent."""
+        """Classifies a response that no request waits for; for "late" and "replaced" also says when its request was sent.
+
+        Forgets a late or replaced id with that.
+        """
         for cause, ids in (("late", self._lost), ("replaced", self._replaced)):
             sent_at = ids.pop(correlation_id, None)
             if sent_at is not None:

@@ -1,7 +1,6 @@
-"""What the tracker wants done and known: frozen values, without payloads.
+"""Events of the tracker: frozen values without payloads.
 
-`Send`, `Completed`, `Failed` and `Retired` are work for the binding; all of
-them go to the listener and the counters.
+The binding acts upon `Completed`, `Requeued`, `Failed`, `Probe` and `Retired`; all events go to the listener and the counters.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Completed(Event):
-    """The answer of `request` arrived and decoded; `latency` in seconds since it was first sent."""
+    """The response to `request` arrived and decoded; `latency` is in seconds since it was first sent."""
 
     kind = "completed"
     request: Any = field(repr=False)
@@ -35,14 +34,14 @@ class Completed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Reordered(Event):
-    """An answer came after a later one, and before it was declared lost."""
+    """A response came after a later one, and before its request was declared lost."""
 
     kind = "reordered"
 
 
 @dataclass(frozen=True, slots=True)
 class Lost(Event):
-    """The broker is done with the request and its answer is not there."""
+    """The broker is done with the request, and its response has not come."""
 
     kind = "lost"
     reason: str
@@ -59,7 +58,7 @@ class Requeued(Event):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Event):
-    """`request` ends without an answer; `error` is set when the connection was closed with one."""
+    """`request` ends without a response; `error` is set when the connection was closed with one."""
 
     kind = "failed"
     request: Any = field(repr=False)
@@ -70,15 +69,15 @@ class Failed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Orphan(Event):
-    """An answer that is nobody's: `late`, `duplicate`, `unasked` (acks=0), `unknown` (an id never sent) or
-    `misfit` (the id of a request whose answer it cannot be)."""
+    """A response that no request waits for: `late`, `duplicate`, `unasked` (acks=0), `unknown` (an id never sent) or
+    `misfit` (the id of a request whose response it cannot be)."""
 
     kind = "orphan"
     cause: str
 
     @property
     def what(self) -> str:
-        """What makes it nobody's, for a message."""
+        """The cause as part of a message."""
         return "that does not decode" if self.cause == "misfit" else f"with a {self.cause} correlation id"
 
 
@@ -93,7 +92,7 @@ class Probe(Event):
 
 @dataclass(frozen=True, slots=True)
 class Retired(Event):
-    """The connection is to be closed; every request on it is settled by that."""
+    """The connection is to be closed, which settles every request on it."""
 
     kind = "retired"
     reason: str
@@ -104,7 +103,7 @@ class Retired(Event):
 class Storm(Event):
     """Leaders of many partitions moved at once: `partitions` of `known` within `window_ms`.
 
-    `nodes` lost leaders, the one that lost most first.  Of no API and no connection.
+    `nodes` lost leaders, the one that lost most first.  It belongs to no API and no connection.
     """
 
     kind = "storm"
@@ -124,7 +123,7 @@ class StormOver(Storm):
 
 @dataclass(frozen=True, slots=True)
 class OffsetOutOfRange(Event):
-    """A fetch at `offset` was refused, and `earliest` and `latest` asked for: a false alarm, or believed."""
+    """A fetch at `offset` was refused; the log runs from `earliest` to `latest`, so it is a false alarm or believed."""
 
     kind = "out_of_range"
     topic: str
@@ -137,7 +136,7 @@ class OffsetOutOfRange(Event):
 
 @dataclass(frozen=True, slots=True)
 class CorruptRecords(Event):
-    """The records fetched at `offset` cannot be trusted: fetched again, or believed to be so in the log."""
+    """The records fetched at `offset` are damaged: fetched again, or believed to be damaged in the log."""
 
     kind = "corrupt"
     topic: str
@@ -148,10 +147,10 @@ class CorruptRecords(Event):
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorUnavailable(Event):
-    """The group or transactional id `name` is without a coordinator for `waited_ms`.
+    """The group or transactional id `name` has had no coordinator for `waited_ms`.
 
-    It belongs to `partition` of the internal topic `topic` (-1 where that cannot be
-    seen), whose `leader` (-1: none), `replicas` and `isr` are node ids.
+    It belongs to `partition` of the internal topic `topic` (-1 if that cannot be seen), whose `leader` (-1: none),
+    `replicas` and `isr` are node ids.
     """
 
     kind = "coordinator unavailable"
@@ -169,7 +168,7 @@ Listener = Callable[[Event], None]
 
 
 class RecoveryCounters:
-    """Counts events by (kind, api, node); `of()` sums over what is not given."""
+    """Counts events by (kind, api, node); `of()` sums over the parts that are not given."""
 
     __slots__ = ("_counts",)
 
@@ -186,7 +185,7 @@ class RecoveryCounters:
         self._counts["completed", api, node] += 1
 
     def of(self, kind: str, api: str | None = None, node: Any = None) -> int:
-        """How often `kind` happened, of all APIs and nodes or of those given."""
+        """How often `kind` happened, for all APIs and nodes or for the given ones."""
         return sum(
             n
             for (k, a, node_id), n in self.as_dict().items()

@@ -1,12 +1,9 @@
-"""Cuts the bytes of one connection into Kafka frames, without copying large ones.
+"""Cuts the bytes of one connection into Kafka frames without copying large ones.
 
 Laws:
-- A frame is handed out as a view whose memory is never written again; it
-  belongs to the receiver, who may keep it as long as he likes.
-- A frame that does not fit the read-ahead chunk is received straight into a
-  buffer of exactly its size.
-- Good frames before a bad length are handed out; the bad length is then in
-  `error`, and nothing more is received.
+- A frame is handed out as a view whose memory is never written again; the receiver owns it and may keep it.
+- A frame that does not fit the read-ahead chunk is received straight into a buffer of exactly its size.
+- Good frames before a bad length are handed out; then `error` holds the bad length, and nothing more is received.
 
 Wire fact: a frame is a big-endian int32 length and that many bytes
 (Kafka protocol guide, "Protocol Primitives").
@@ -21,9 +18,9 @@ from tolerant_client.errors import FrameError
 _PREFIX = 4
 _MIN_FRAME = 4  # a correlation id
 
-# What the first four bytes of other protocols are, as a hint for the operator.
+# The first bytes of other protocols, as a hint for the operator.
 _STRANGERS: tuple[tuple[bytes, str], ...] = (
-    (b"HTTP", "an HTTP server's answer"),
+    (b"HTTP", "an HTTP server's response"),
     (b"\x15\x03", "a TLS alert; the listener wants or refuses TLS"),
     (b"\x16\x03", "a TLS handshake; the listener speaks TLS"),
     (b"SSH-", "an SSH server's banner"),
@@ -33,21 +30,21 @@ _STRANGERS: tuple[tuple[bytes, str], ...] = (
 
 
 def describe_bad_prefix(prefix: bytes, max_frame_bytes: int) -> str:
-    """Says what a four-byte length that cannot be one looks like, without printing payload."""
+    """Explains a frame length that is not valid, by the protocol that it looks like, without printing payload."""
     length = int.from_bytes(prefix, "big", signed=True)
     for start, stranger in _STRANGERS:
         if prefix.startswith(start):
             return f"Frame length {length} looks like {stranger}; check the port and security_protocol"
     if length < _MIN_FRAME:
-        return f"Frame length {length} is too small for a Kafka answer"
+        return f"Frame length {length} is too small for a Kafka response"
     return f"Frame length {length} is above receive_message_max_bytes ({max_frame_bytes})"
 
 
 class FrameAssembler:
     """Frames of one connection; feed it with `writable` and `received`.
 
-    `chunk_bytes` is the read-ahead for small frames, `smallest_frame` what a
-    frame must have (4 in general, 0 for raw SASL tokens).
+    `chunk_bytes` is the read-ahead for small frames, `smallest_frame` the least bytes of a frame (4 in general, 0 for
+    raw SASL tokens).
     """
 
     def __init__(self, max_frame_bytes: int, chunk_bytes: int = 65536) -> None:
@@ -63,7 +60,7 @@ class FrameAssembler:
 
     @property
     def missing(self) -> int:
-        """Bytes that surely come before the next frame is whole; 1 where that is not known."""
+        """Bytes that are certainly needed to complete the next frame; 1 while that is not known."""
         return len(self._large) - self._filled if self._large is not None else 1
 
     def writable(self) -> memoryview:
@@ -75,8 +72,7 @@ class FrameAssembler:
     def received(self, size: int) -> list[memoryview]:
         """Takes `size` bytes written to `writable()`; returns the frames they complete.
 
-        A frame starts at its correlation id.  After a bad length `error` is set
-        and the bytes behind it are ignored.
+        A frame starts at its correlation id.  After a bad length `error` is set, and the bytes after it are ignored.
         """
         if self.error is not None:
             return []
@@ -116,7 +112,7 @@ class FrameAssembler:
         return frames
 
     def _make_room(self) -> None:
-        """Gives the rest of a chunk up for a fresh one before reads become small."""
+        """Replaces the chunk with a fresh one before reads become small."""
         chunk = self._chunk
         unread = self._end - self._start
         if not unread and not self._is_shared:

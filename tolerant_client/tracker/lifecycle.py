@@ -1,8 +1,8 @@
-"""The life of one request: its states, and the only ways between them.
+"""The life of one request: its states and the transitions between them.
 
 Laws:
-- A change of state is in TRANSITIONS, or it is refused and the connection goes.
-- COMPLETED and FAILED have no way out: a request is settled once.
+- A change of state that is not in TRANSITIONS is refused, and the connection is retired.
+- COMPLETED and FAILED are final: a request is settled once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ TRANSITIONS: dict[tuple[State, Input], State] = {
 
 
 class Verdict(Enum):
-    """Why a request failed; the binding makes the caller's error of it."""
+    """Why a request failed; the binding turns it into the caller's error."""
 
     HAND_UP = "retriable"
     OUTCOME_UNKNOWN = "outcome unknown"
@@ -84,7 +84,7 @@ class InFlightRequest:
 
     request: Request
     correlation_id: int
-    order: int  # among all requests of the connection; a resent one keeps it
+    order: int  # among all requests of the connection; a repeat keeps it
     deadline: float
     action: Action
     context: Any
@@ -98,7 +98,7 @@ class InFlightRequest:
     first_sent_at: float = -1.0
     sent_at: float = -1.0
     lost_ids: list[int] = field(default_factory=list)  # those it was sent under before
-    is_proved_silent: bool = False  # a probe behind it was answered, which alone settles nothing
+    is_proved_silent: bool = False  # a probe sent after it has its response, which alone settles nothing
     history: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -106,20 +106,25 @@ class InFlightRequest:
         self.expected = self.request.expected_ms / 1000
 
     def move(self, happened: Input) -> None:
-        """Changes the state as the table says; raises IllegalTransition for a pair not in it."""
+        """Changes the state by the table; raises IllegalTransition for a pair that is not in it."""
         state = TRANSITIONS.get((self.state, happened))
         if state is None:
             raise IllegalTransition(f"{self.api} is {self.state.name}: {happened.name}")
         self.state = state
 
+    def hold(self, response: Any) -> None:
+        """Keeps a response until its turn."""
+        self.move(Input.HOLD)
+        self.response = response
+
     @property
     def is_open(self) -> bool:
-        """True on the wire while the right answer to it is still to come."""
+        """True on the wire while its own response is still to come."""
         return self.state is State.IN_FLIGHT or self.state is State.ODD
 
     @property
     def is_unanswered(self) -> bool:
-        """True on the wire without an answer that is believed."""
+        """True on the wire without a response that is believed."""
         return self.state is State.IN_FLIGHT or self.state is State.DOUBTED or self.state is State.ODD
 
     @property
@@ -129,21 +134,21 @@ class InFlightRequest:
 
     @property
     def is_out_of_turn(self) -> bool:
-        """Whether a held response says that the request before it, lost and sent again since, had not been seen."""
+        """Whether the held response says that the broker had not seen the request before it, which was lost and repeated."""
         return self.request.is_out_of_turn(self.response)
 
     def not_decoded(self, error: Exception) -> str:
-        """Says so by the first line of a decoder's message; long ones may quote payload, so they are cut."""
+        """A message with the first line of the decoder's error, cut short because a long one may quote payload."""
         text = str(error).split("\n", 1)[0]
         text = text if len(text) <= 120 else text[:117] + "..."
-        return f"an answer to {self.api} does not decode ({type(error).__name__}: {text})"
+        return f"a response to {self.api} does not decode ({type(error).__name__}: {text})"
 
     def takes(self, body: memoryview, other: InFlightRequest) -> bool:
-        """Whether a body that came as the answer to another request of the same API could be the answer to this one."""
+        """Whether a body that came under the id of another request of the same API could be the response to this one."""
         return self is not other and self.request.API_KEY == other.request.API_KEY and self.reads(body)
 
     def reads(self, body: memoryview) -> bool:
-        """Whether a body decodes as the answer to this request, and speaks of what it asked for."""
+        """Whether a body decodes as the response to this request and speaks of what it asked for."""
         try:
             self.request.decode_response(body)
         except Exception:  # a decoder on hostile bytes may raise anything

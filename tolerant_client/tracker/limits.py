@@ -1,11 +1,9 @@
-"""What a connection may still do: repeat a request, answer wrongly, take its time on trial.
+"""Limits of one connection: its repeats, its wrong responses, and the length of a trial.
 
 Laws:
-- A request is sent again so often, in time, and not where it would undo a newer one.
-- A trial is short: the peer's own client would have closed the connection at once, or have believed what it tells
-  apart.
-- A connection survives `max_mismatches` lost or orphaned answers in a sliding
-  window; one more and it is not worth its place (T7).
+- A request is sent again at most `max_resends` times, before its deadline, and not if it would undo a newer one.
+- A trial is short, because stock kafka-python would have closed the connection at once.
+- A connection survives `max_mismatches` lost or orphaned responses in a sliding window; one more ends it (T7).
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from tolerant_client.tracker.rules.apis import Action
 
 
 class Repeats:
-    """What may be repeated on one connection; it is told of every sending."""
+    """Which requests of one connection may be repeated; the tracker reports every sending to it."""
 
     __slots__ = ("_newest", "_policy")
 
@@ -29,13 +27,13 @@ class Repeats:
         self._newest: dict[Any, int] = {}  # by order key: the newest request that older ones yield to
 
     def sent(self, entry: InFlightRequest) -> None:
-        """Notes that `entry` is on its way: older ones of its kind yield to it."""
+        """Notes that `entry` is on its way: older requests of its kind yield to it."""
         if entry.request.yields_to_newer:
             for key in entry.request.order_keys:
                 self._newest[key] = max(entry.order, self._newest.get(key, -1))
 
     def forget(self) -> None:
-        """Nothing older is left that would have to yield."""
+        """Forgets the newest requests, when nothing older is in flight."""
         self._newest.clear()
 
     def allow(self, entry: InFlightRequest, now: float) -> bool:
@@ -50,7 +48,7 @@ class Repeats:
         )
 
     def verdict(self, entry: InFlightRequest, reason: str) -> tuple[Verdict, str]:
-        """What a lost request ends as that is not sent again (T3), and why."""
+        """The end of a lost request that is not sent again (T3), and the reason."""
         if entry.action.is_resend and self.has_yielded(entry):
             return Verdict.HAND_UP, f"{reason}, and a newer {entry.api} was sent since"
         if entry.action.is_resend:
@@ -59,7 +57,7 @@ class Repeats:
 
 
 def verdict_at_end(entry: InFlightRequest, unflushed: frozenset[int]) -> Verdict:
-    """What a request ends as when its connection does: unknown where it may not run twice and may have been carried out.
+    """The end of a request whose connection ends: unknown if it may not run twice and may have been carried out.
 
     `unflushed` are the ids of requests of which no byte has left the process.
     """
@@ -70,21 +68,21 @@ def verdict_at_end(entry: InFlightRequest, unflushed: frozenset[int]) -> Verdict
 
 @dataclass(slots=True)
 class Trial:
-    """One trial: when it began, when it asks (infinite once asked), how long it may take; seconds."""
+    """One trial, in seconds: when it began, when it sends a probe (NEVER once sent), and how long it may take."""
 
     began: float
     asks_at: float
     patience: float
     has_misfit: bool = False
-    """An answer came that fits nothing."""
+    """A response came that fits nothing."""
     unbelieved: int = 0
-    """Answers that are believed for no request: so many have no other to come."""
+    """Responses that completed no request: so many of the requests without a response have no other to come."""
     is_meant: bool = True
-    """Nothing is out of step but answers that came in their turn and speak of something else."""
+    """The only responses out of step came in their turn and speak of something else."""
 
 
 class Budget:
-    """The wrong answers that one connection may still send."""
+    """How many wrong responses a connection may still send."""
 
     __slots__ = ("_policy", "_recent")
 
@@ -93,7 +91,7 @@ class Budget:
         self._recent: deque[float] = deque()
 
     def count(self, now: float) -> str | None:
-        """Counts one at `now`, in seconds; returns why the connection is to be retired, if it is."""
+        """Counts one at `now`, in seconds; returns the reason to retire the connection, or None."""
         self._recent.append(now)
         window = self._policy.mismatch_window_ms / 1000
         while self._recent[0] < now - window:

@@ -1,9 +1,8 @@
 """How far recovery may go, as one immutable value.
 
-The defaults (`balanced`) recover within a round trip or two, never send a plain
-Produce again, and give a connection up that is wrong all the time.  `strict`
-sends nothing again by itself and leaves a connection at its first wrong answer;
-`patient` is for peers that answer out of order or seconds late.
+The defaults (`balanced`) recover within a round trip or two, never send a Produce without a producer id again, and end a
+connection that is wrong again and again.  `strict` sends nothing again by itself and ends a connection at its first wrong
+response.  `patient` is for peers that respond out of order or seconds late.
 """
 
 from __future__ import annotations
@@ -17,51 +16,51 @@ POLICIES = ("strict", "balanced", "patient")
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
-    """What a connection does about answers that are missing, late or wrong."""
+    """What a connection does about responses that are missing, late or wrong."""
 
     reorder_grace_ms: float = 5.0
-    """How long an older answer may come after a later one before a probe asks for it."""
+    """How long an older response may come after a later one before a probe asks for it."""
 
     probe_min_ms: float = 200.0
-    """The smallest silence, beyond what a request may rightly take, before a probe is sent."""
+    """The shortest silence, beyond the time that a request may rightly take, before a probe is sent."""
 
     probe_max_ms: float = 5_000.0
-    """The largest such silence, however slow the round trips were."""
+    """The longest such silence, however slow the round trips were."""
 
     max_resends: int = 8
     """How often one request is sent again before it fails; nothing is sent again after its deadline."""
 
     resend_plain_produce: bool = False
-    """Send a Produce without producer id again when its answer is lost: may double records."""
+    """Send a Produce without a producer id again when its response is lost: may double records."""
 
     retries_plain_produce: bool = False
-    """Hand up such a Produce as retriable: whoever sent it repeats it, and has said that records may be doubled.
+    """Hand up such a Produce as retriable: its sender repeats it, and has accepted that records may be doubled.
 
-    A KafkaProducer whose `retries` are above 0, as by default, sets it.
+    A KafkaProducer with `retries` above 0, the default, sets it.
     """
 
     max_mismatches: int = 64
-    """Lost answers and orphans within `mismatch_window_ms` that a connection survives."""
+    """Lost and orphaned responses within `mismatch_window_ms` that a connection survives."""
 
     mismatch_window_ms: float = 30_000.0
     """The window of `max_mismatches`."""
 
     max_throttle_ms: float = 30_000.0
-    """The longest throttle_time_ms of a broker that is obeyed: a flipped bit may say days.
+    """The longest throttle_time_ms of a broker that is obeyed; a flipped bit may claim days.
 
-    Ending it early does no harm, because a broker does not read a connection that it throttles (KIP-219).
+    To end a throttle early does no harm, because a broker does not read a connection that it throttles (KIP-219).
     """
 
     coordinator_timeout_ms: float = 30_000.0
-    """How often it is said again that a group or transactional id is without a coordinator; float("inf") says nothing.
+    """How often to report that a group or transactional id has no coordinator; float("inf") reports nothing.
 
-    With `raise_coordinator_unavailable` the time after which calls raise it: long enough for a broker's restart.
+    With `raise_coordinator_unavailable` also the time after which calls raise: long enough for a broker's restart.
     """
 
     raise_coordinator_unavailable: bool = False
-    """Whether calls that wait for a coordinator, poll() too, raise CoordinatorUnavailableError.
+    """Whether calls that wait for a coordinator, including poll(), raise CoordinatorUnavailableError.
 
-    Without it they wait as long as kafka-python's; the log and the listener say what is wrong.
+    Otherwise they wait as long as kafka-python's do; the log and the listener report the reason.
     """
 
     def __post_init__(self) -> None:
@@ -73,12 +72,12 @@ class RecoveryPolicy:
             raise OptionError(f"probe_max_ms ({self.probe_max_ms}) is below probe_min_ms ({self.probe_min_ms})")
 
     def for_retries(self, retries: float | None) -> RecoveryPolicy:
-        """This policy for a client with that `retries`: above 0 is the consent to records that may be doubled."""
+        """This policy for a client with these `retries`: a number above 0 accepts that records may be doubled."""
         return replace(self, retries_plain_produce=True) if retries is not None and retries > 0 else self
 
     @classmethod
     def of(cls, policy: RecoveryPolicy | str | None) -> RecoveryPolicy:
-        """A policy as an option gives it: itself, its name, or None for the defaults; else OptionError."""
+        """The policy of an option: a policy, its name, or None for the defaults.  Raises OptionError for anything else."""
         if isinstance(policy, RecoveryPolicy):
             return policy
         if policy is None:
@@ -92,7 +91,7 @@ class RecoveryPolicy:
 
     @classmethod
     def strict(cls) -> RecoveryPolicy:
-        """Sends nothing again by itself; the first lost or wrong answer ends its connection."""
+        """Sends nothing again by itself; the first lost or wrong response ends its connection."""
         return cls(max_resends=0, max_mismatches=0)
 
     @classmethod
@@ -102,7 +101,7 @@ class RecoveryPolicy:
 
     @classmethod
     def patient(cls) -> RecoveryPolicy:
-        """Waits longer before it believes a loss, and stays longer with a peer that is often wrong."""
+        """Waits longer before it believes a loss, and keeps a peer longer that is often wrong."""
         return cls(
             reorder_grace_ms=1_000.0,
             probe_min_ms=500.0,

@@ -1,4 +1,4 @@
-"""The strings, varints and topic lists that the raw requests and answers share (Kafka protocol guide, "Protocol Primitives")."""
+"""The strings, varints and topic lists that the raw requests and responses share (Kafka protocol guide, "Protocol Primitives")."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def encode_string(text: str) -> bytes:
 def read_topic(body: memoryview, at: int) -> tuple[str, int, int]:
     """The name of a topic and the number of its partitions that follow; (name, count, next position).
 
-    Raises ValueError or struct.error on what is no topic.
+    Raises ValueError or struct.error if the bytes are no topic.
     """
     (length,) = _LENGTH.unpack_from(body, at)
     if length < 0:
@@ -40,7 +40,7 @@ def encode_uvarint(value: int) -> bytes:
 
 
 def read_uvarint(body: memoryview | bytes | bytearray, at: int) -> tuple[int, int]:
-    """The number at `at`, of at most 5 bytes, and the position behind it; raises ValueError when it is cut or longer."""
+    """The number at `at`, of at most 5 bytes, and the position after it; raises ValueError if it is cut or longer."""
     value = 0
     for shift in range(0, 35, 7):
         if at >= len(body):
@@ -54,7 +54,7 @@ def read_uvarint(body: memoryview | bytes | bytearray, at: int) -> tuple[int, in
 
 
 def skip_tags(body: memoryview | bytes | bytearray, at: int) -> int:
-    """Where the tagged fields (KIP-482) that start at `at` end; raises ValueError when they are cut."""
+    """The end of the tagged fields (KIP-482) that start at `at`; raises ValueError if they are cut."""
     count, at = read_uvarint(body, at)
     for _ in range(count):
         _, at = read_uvarint(body, at)

@@ -1,14 +1,15 @@
 """When silence on a connection is suspicious, so that a probe should ask (T5).
 
 Laws:
-- A broker takes one request of a connection after the other, so the time of the
-  oldest one starts when the one before it was answered.
-- Bytes that are arriving, and a broker's throttle (KIP-219), are progress.
-- Silence is no fault before the broker's own wait (of a Fetch, a JoinGroup) and
-  a generous round trip are over; a repeat is given twice as long each time.
-- One probe is in flight at most; an unanswered one is replaced after a second,
-  then after twice as long each time, and no sooner than this peer may take.
-- What was sent after a probe has as much more time as the probe's response has kept it waiting (law E of inflight.py).
+- A broker handles the requests of a connection one after the other, so the time of the oldest one starts with the
+  response to the one before it.
+- Arriving bytes, and a broker's throttle (KIP-219), are progress.
+- Silence is no fault before the broker's own wait (of a Fetch, a JoinGroup) and a generous round trip are over; each
+  repeat is given twice as long.
+- At most one probe is in flight; one without a response is replaced after a second, then after twice as long each time,
+  and no sooner than this peer may take.
+- The deadline of a request that was sent after a probe moves by the time that the probe kept it waiting (law E of
+  inflight.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tolerant_client.tracker.policy import RecoveryPolicy
 from tolerant_client.tracker.sending_order import SendingOrder
 
 _AGAIN = 1.0  # seconds until an unanswered probe is replaced by the next one
-_LONG_POLL = 0.5  # the most that a trial waits for what may rightly wait at the broker (fetch.max.wait.ms)
+_LONG_POLL = 0.5  # the most that a trial allows for requests that may rightly wait at the broker (fetch.max.wait.ms)
 _MOST_DOUBLINGS = 16  # far above any ceiling, far below what a float holds
 _FIRST_ESTIMATE = 1.0  # RFC 6298, section 2.1: before the first sample
 
@@ -61,12 +62,12 @@ class RoundTrips:
         return min(self._ceiling, self._smoothed + max(self._margin, 4 * self._deviation))
 
     def after(self, repeats: int) -> float:
-        """The estimate, doubled for each of so many repeats that were not answered either."""
+        """The estimate, doubled for each of so many repeats that had no response either."""
         return float(min(self._ceiling, self.estimate * 2 ** min(repeats, _MOST_DOUBLINGS)))
 
 
 class Silence:
-    """The measure of one connection; times in seconds."""
+    """Measures the silence of one connection; times in seconds."""
 
     __slots__ = ("_probed_at", "_progress", "responded_at", "round_trips")
 
@@ -82,7 +83,7 @@ class Silence:
             self._progress = now
 
     def responded(self, now: float) -> None:
-        """Notes a response, whosever it is."""
+        """Notes a response to any request."""
         self.progress(now)
         self.responded_at = now
 
@@ -91,7 +92,7 @@ class Silence:
         return max(now, self._progress)
 
     def answered(self, entry: InFlightRequest, now: float) -> None:
-        """Learns from the answer of a request."""
+        """Learns the round trip from the response to a request."""
         took, expected = now - entry.sent_at, entry.expected
         if not expected:
             self.round_trips.sample(took)
@@ -99,7 +100,7 @@ class Silence:
             self.round_trips.sample(took - expected)
 
     def allow_for(self, probe: InFlightRequest, entries: Iterable[InFlightRequest], now: float) -> None:
-        """Moves the deadlines of those of `entries` that were sent after a probe, which has just been answered (law E)."""
+        """Moves the deadlines of the `entries` that were sent after a probe whose response has just come (law E)."""
         for entry in entries:
             if entry.order > probe.order and entry.sent_at >= 0:
                 entry.deadline += now - max(entry.sent_at, self.responded_at)
@@ -110,12 +111,12 @@ class Silence:
         self.round_trips.unanswered += 1
 
     def proved(self, probe: InFlightRequest, now: float) -> None:
-        """Notes that a probe is answered; no other response resets the pauses, for a slow peer has its probes yet to do."""
+        """Notes the response to a probe; no other one resets the pauses, because a slow peer still has probes to handle."""
         self.answered(probe, now)
         self.round_trips.unanswered = 0
 
     def due(self, requests: SendingOrder) -> float:
-        """When to probe, by the oldest request without an answer; never while the connection authenticates."""
+        """When to probe, by the oldest request without a response; NEVER while the connection authenticates."""
         oldest = requests.silent
         if oldest is None or requests.is_setting_up:
             return NEVER
@@ -127,9 +128,9 @@ class Silence:
         return max(oldest.sent_at, self._progress) + oldest.expected + self.round_trips.after(oldest.resends)
 
     def trial_ends(self, trial: Trial | None) -> float:
-        """When a trial has taken too long; never without one."""
+        """When a trial has taken too long; NEVER without one."""
         return NEVER if trial is None else self.since(trial.began) + trial.patience
 
     def patience(self, rightly: float) -> float:
-        """How long a stream may take to show that it is in step, while what is in flight may rightly wait so long."""
+        """How long a stream may take to show that it is in step, while requests in flight may wait `rightly` seconds."""
         return self.round_trips.estimate + min(rightly, _LONG_POLL)

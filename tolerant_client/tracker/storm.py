@@ -1,15 +1,14 @@
-"""Tells an election storm from the odd leader change, out of what metadata shows.  Sans-I/O.
+"""Tells an election storm from single leader changes, from metadata alone.  Does no I/O.
 
-A partition has *moved* when another broker leads it or its leader epoch rose
-(the same broker elected again fences requests all the same).
+A partition has *moved* when another broker leads it or its leader epoch rose (a broker that is elected again fences
+older requests, too).
 
 Laws:
-- A storm begins when as many different partitions as `storm_threshold` says
-  have moved within the window; it ends when none has for a whole window.
-- So it is a fact about the client's load, not about its cause: a killed broker
-  is one storm, and so is a rolling restart whose steps follow within the
-  window; a restart that hands leaders over a few at a time is none.
-- Metadata of a broker that lags behind (a lower epoch) is no news.
+- A storm begins when `storm_threshold` different partitions have moved within the window; it ends when none has moved
+  for a whole window.
+- So a storm describes the client's load, not its cause: a killed broker is one storm, and so is a rolling restart whose
+  steps follow within the window; a restart that hands over a few leaders at a time is none.
+- Metadata from a broker that lags (a lower epoch) is no news.
 """
 
 from __future__ import annotations
@@ -30,14 +29,13 @@ Leader = tuple[int, int]  # (node id, leader epoch); -1 where there is none
 def storm_threshold(known: int) -> int:
     """How many of the `known` partitions make a storm: a fifth, but at least 10 and at most 100.
 
-    Fewer than 10 errors are worth a line each; more than 100 nobody reads,
-    whatever their share.
+    Fewer than 10 errors are worth a line each; nobody reads more than 100, whatever their share.
     """
     return int(min(_MANY, max(_FEW, known * _SHARE)))
 
 
 class StormDetector:
-    """The leaders of one client's partitions, and how many moved lately."""
+    """The leaders of one client's partitions, and which of them moved within the window."""
 
     def __init__(self, window_ms: float = WINDOW_MS) -> None:
         self.window_ms = window_ms
@@ -47,7 +45,7 @@ class StormDetector:
         self._moved: set[Any] = set()  # in this storm
         self._total = 0
         self.is_news = False
-        """Whether the last `observe` showed anything that was not known."""
+        """Whether the last `observe` changed what is known."""
 
     @property
     def is_storm(self) -> bool:
@@ -55,7 +53,7 @@ class StormDetector:
         return self._began is not None
 
     def observe(self, leaders: Iterable[tuple[Any, Leader]], now: float) -> list[Storm]:
-        """Takes (partition, (leader, leader epoch)) of one metadata update, all partitions it names."""
+        """Takes one metadata update: (partition, (leader, leader epoch)) of every partition that it names."""
         events = self.expired(now)
         seen: dict[Any, Leader] = {}
         for partition, leader in leaders:
@@ -72,7 +70,7 @@ class StormDetector:
         return events
 
     def expired(self, now: float) -> list[Storm]:
-        """Drops what left the window; the end of the storm when nothing is left."""
+        """Drops moves that have left the window; returns the end of the storm when none is left."""
         since = now - self.window_ms / 1000
         last = self._moves[-1][0] if self._moves else since
         while self._moves and self._moves[0][0] <= since:
@@ -88,11 +86,11 @@ class StormDetector:
         return [StormOver("", -1, moved, known, self.window_ms, (), message)]
 
     def next_wakeup(self) -> float | None:
-        """When `expired` is next wanted; None without a storm."""
+        """When to call `expired`; None without a storm."""
         return self._moves[-1][0] + self.window_ms / 1000 if self.is_storm and self._moves else None
 
     def _newer(self, partition: Any, leader: Leader, now: float) -> Leader:
-        """The newer of what is known and what is seen; notes a move."""
+        """The newer of the known and the seen leader; notes a move."""
         known = self._leaders.get(partition)
         if known is None:
             return leader

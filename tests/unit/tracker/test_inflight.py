@@ -439,7 +439,7 @@ def test_plain_produce_is_handed_up_as_retriable_where_its_producer_retries() ->
     assert [e.verdict for e in of(Failed, events)] == [Verdict.HAND_UP]
     store = tracker(retries_plain_produce=True)
     send(store, FakeRequest(apis.PRODUCE))
-    assert [e.verdict for e in of(Failed, store.close(None, 1.0))] == [Verdict.CLOSED]
+    assert [e.verdict for e in of(Failed, store.close(None))] == [Verdict.CLOSED]
 
 
 def test_request_lost_too_often_fails_with_its_history() -> None:
@@ -904,7 +904,7 @@ def test_nothing_is_probed_where_no_harmless_question_is_known() -> None:
     entry = send(store)
     assert store.next_wakeup(0.0) == 30.0
     assert kinds(store.response(7, OK, 0.1)) == ["orphan", "retired"]
-    assert [e.request for e in of(Failed, store.close(None, 0.2))] == [entry]
+    assert [e.request for e in of(Failed, store.close(None))] == [entry]
 
 
 def test_one_probe_is_in_flight_at_most() -> None:
@@ -962,7 +962,7 @@ def test_dead_connection_is_retired_at_the_request_timeout() -> None:
     resend(store, store.expired(1.1), 1.1)
     (event,) = of(Retired, store.expired(30.0))
     assert event.is_timeout
-    assert kinds(store.close(None, 30.0)) == ["failed"]
+    assert kinds(store.close(None)) == ["failed"]
 
 
 # -- T6 -----------------------------------------------------------------------
@@ -1027,7 +1027,7 @@ def test_stream_that_is_shifted_for_good_is_left_after_a_round_trip_or_two(shift
     for probe in of(Probe, events):
         events = store.response((probe.correlation_id + shift) % SPACE, PROBE_ANSWER, 1.002)
     assert "retired" in kinds(events)
-    assert store.close(None, 1.002)
+    assert store.close(None)
 
 
 def test_stream_of_which_nothing_is_proved_in_time_is_left() -> None:
@@ -1428,8 +1428,8 @@ def test_budget_of_mismatches_retires_and_settles_all() -> None:
         seen += store.response(10 + n, OK, 0.1)
     assert len(of(Retired, seen)) == 1
     assert store.response(entry.correlation_id, OK, 0.2) == []
-    assert [e.request for e in of(Failed, store.close(None, 0.2))] == [entry]
-    assert store.close(None, 0.3) == []
+    assert [e.request for e in of(Failed, store.close(None))] == [entry]
+    assert store.close(None) == []
 
 
 def test_mismatches_outside_the_window_are_forgiven() -> None:
@@ -1449,7 +1449,7 @@ def test_closing_says_which_outcome_is_unknown() -> None:
     send(store, FakeRequest(apis.PRODUCE, resend_safe=True))
     store.queue(FakeRequest(apis.PRODUCE), 30.0)  # never sent
     error = ConnectionError("gone")
-    verdicts = [e.verdict for e in of(Failed, store.close(error, 1.0))]
+    verdicts = [e.verdict for e in of(Failed, store.close(error))]
     assert verdicts == [Verdict.OUTCOME_UNKNOWN, Verdict.CLOSED, Verdict.CLOSED]
 
 
@@ -1457,7 +1457,7 @@ def test_what_has_not_left_the_process_is_not_unknown() -> None:
     store = tracker()
     send(store, FakeRequest(apis.PRODUCE))
     waiting = send(store, FakeRequest(apis.PRODUCE))
-    events = store.close(None, 1.0, frozenset([waiting.correlation_id]))
+    events = store.close(None, frozenset([waiting.correlation_id]))
     assert [e.verdict for e in of(Failed, events)] == [Verdict.OUTCOME_UNKNOWN, Verdict.CLOSED]
 
 
