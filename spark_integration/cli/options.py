@@ -118,7 +118,7 @@ def client_properties(servers: str, path: Path | None) -> dict[str, str]:
         except OSError as error:
             raise OptionError(f"{path} cannot be read: {error.strerror}") from None
         except javaproperties.InvalidUEscapeError as error:
-            raise OptionError(f"{path} is no properties file: {error}") from None
+            raise OptionError(f"{path} is not a properties file: {error}") from None
     properties["bootstrap.servers"] = servers
     try:
         kafka_python_config(properties)

@@ -227,7 +227,7 @@ def test_open_transactions_are_told_from_hanging_ones(source: str) -> None:
     checkup = examined(source, topics="doctor-open")
     assert none_failed(checkup)
     one = found(checkup, "transactions", "doctor-transaction")
-    assert one.severity is Severity.INFO and "2 offsets of doctor-open-0 wait behind it" in one.evidence
+    assert one.severity is Severity.INFO and "2 offsets of doctor-open-0 wait after it" in one.evidence
     producer.abort_transaction()
     producer.close()
     assert not [f for f in examined(source, topics="doctor-open").findings if f.check == "transactions"]
@@ -363,7 +363,7 @@ def test_missing_rights_come_with_the_command_that_grants_them(source: str, guar
     assert own.severity is Severity.ERROR and "--operation Create --operation Write --operation Read" in own.remedy
     assert checkup.exit_code == 1
     # What the doctor itself may not look at is said, and is no fault of the cluster.
-    refused = [f for f in checkup.findings if f.thing.startswith("not looked at")]
+    refused = [f for f in checkup.findings if f.thing.startswith("not checked")]
     assert {f.check for f in refused} >= {"controller", "log-dirs", "quotas"}
     assert {f.severity for f in refused} == {Severity.INFO}
 
@@ -381,7 +381,7 @@ def test_topics_that_we_may_not_see_or_create_are_said_to_be_so(source: str, gua
     clusters = {"source": {"bootstrap.servers": source}, "target": as_mirror(guarded)}
     checkup = examine(Subject(clusters, LinkTopics.of("doctor-create"), seconds=0))
     unseen = found(checkup, "rights", "topic doctor-create")
-    assert unseen.severity is Severity.ERROR and "whether it exists is not told" in unseen.evidence
+    assert unseen.severity is Severity.ERROR and "whether it exists is unknown" in unseen.evidence
     assert unseen.remedy.endswith("--operation Create --operation Alter --operation Delete --topic doctor-create")
     allow(guarded, ResourceType.TOPIC, "doctor-create", ACLOperation.READ, ACLOperation.DESCRIBE_CONFIGS)
     refused = found(
@@ -389,7 +389,7 @@ def test_topics_that_we_may_not_see_or_create_are_said_to_be_so(source: str, gua
     )
     assert refused.severity is Severity.ERROR and "would not create it" in refused.evidence
     blind = examine(Subject({"source": as_mirror(guarded)}, LinkTopics.of("doctor-no-such"), seconds=0))
-    assert "others are not shown to it" in found(blind, "topics", "topics").remedy
+    assert "the brokers hide others" in found(blind, "topics", "topics").remedy
 
 
 @pytest.mark.parametrize(
@@ -410,7 +410,7 @@ def test_client_without_a_login_on_a_listener_that_wants_one(guarded: KafkaClust
         Subject({"cluster": {"bootstrap.servers": guarded.servers_of("SASL")}}, seconds=0), Checkup(check_s=4.0)
     )
     (one,) = checkup.findings
-    assert "want a login (SASL)" in one.evidence and checkup.exit_code == 2
+    assert "require a login (SASL)" in one.evidence and checkup.exit_code == 2
 
 
 def test_hanging_transaction_comes_with_the_command_that_aborts_it(guarded: KafkaCluster) -> None:
@@ -477,7 +477,7 @@ def test_frozen_broker_is_told_from_a_dead_one_and_both_in_bounded_time(guarded:
         frozen = examine(subject, Checkup(check_s=4.0))
     finally:
         guarded.resume(1)
-    assert "accepts connections and does not answer" in frozen.findings[0].evidence
+    assert "accepts connections and does not respond" in frozen.findings[0].evidence
     dead = examine(Subject({"cluster": {"bootstrap.servers": "127.0.0.1:1"}}, seconds=0), Checkup(check_s=4.0))
     assert "nothing listens there" in dead.findings[0].evidence
     assert (frozen.exit_code, dead.exit_code) == (2, 2)
@@ -520,7 +520,7 @@ def test_broker_that_is_lost_restarted_or_frozen(three: KafkaCluster) -> None:
     try:
         frozen = examined(servers, topics="doctor-three")
         assert time.monotonic() - frozen_at < 60
-        silent = [f for f in frozen.findings if f.severity is Severity.ERROR and "does not answer" in f.evidence]
+        silent = [f for f in frozen.findings if f.severity is Severity.ERROR and "does not respond" in f.evidence]
         assert silent and frozen.exit_code == 1
     finally:
         three.resume(3)

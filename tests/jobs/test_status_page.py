@@ -108,7 +108,7 @@ def test_what_nobody_has_seen_is_no_good_news(served: StatusServer, browser: Bro
     browser.until("return document.getElementById('level').textContent === 'waiting'")
     assert browser.text("#worst") == ": The mirror is started again: both are away"
     assert (browser.text("#ledger tbody td"), browser.text("#lost_offsets")) == ("unknown: it was not read yet", "–")
-    assert browser.text("#restarts") == "4" and "looked at not yet" in browser.text("#updated")
+    assert browser.text("#restarts") == "4" and "checked not yet" in browser.text("#updated")
 
 
 def test_an_open_transaction_and_a_refusing_broker_are_named_with_their_partitions(
@@ -171,7 +171,7 @@ def test_a_thousand_topics_are_found_by_a_part_of_their_name(
     browser.until("return document.getElementById('topics-found').textContent === '10'")
     assert browser.texts("#topics tbody button")[-1] == "topic-0040"
     field.send_keys("x")
-    browser.until("return document.querySelector('#topics tbody td').textContent === 'no topic has this in its name'")
+    browser.until("return document.querySelector('#topics tbody td').textContent === 'no topic name contains this'")
 
 
 def test_what_the_operator_has_ordered_is_shown(served: StatusServer, browser: Browser, board: Board) -> None:
@@ -182,7 +182,7 @@ def test_what_the_operator_has_ordered_is_shown(served: StatusServer, browser: B
     board.tell(replace(state(NOW_MS + 4_000), control=control))
     browser.until("return document.getElementById('control-section').checkVisibility()")
     assert browser.texts("#control tbody td") == [
-        *("throttle", "at most 2.0 MiB/s, as the operator has said"),
+        *("throttle", "at most 2.0 MiB/s, set by the operator"),
         *("paused", "topic orders"),
         *("paused", "partition clicks-3"),
     ]
@@ -208,7 +208,7 @@ def test_a_link_that_copies_nothing_any_more_is_called_so(served: StatusServer, 
         assert browser.texts("#control tbody td:first-child") == [words, "throttle"]
     assert (
         browser.text("#control tbody tr:last-child td:last-child")
-        == "at most 1.0 MiB/s, as the mirror was started with"
+        == "at most 1.0 MiB/s, set when the mirror was started"
     )
 
 
@@ -346,7 +346,7 @@ def test_page_says_when_the_mirror_does_not_answer(board: Board, browser: Browse
     with StatusServer(board, "127.0.0.1:0") as served:
         browser.driver.get(served.url)
         browser.until("return document.body.dataset.shown")
-    browser.until("return document.getElementById('phase').textContent.startsWith('the mirror does not answer')")
+    browser.until("return document.getElementById('phase').textContent.startsWith('the mirror does not respond')")
     assert browser.text("#level") == "unknown"
     assert browser.value("#lag_offsets") == 11_200  # the last numbers stay
     with StatusServer(board, f"127.0.0.1:{served.port}"):

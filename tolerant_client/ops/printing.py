@@ -1,8 +1,8 @@
-"""The one way to print what comes from outside: names of topics and groups, what brokers and servers say.
+"""Prints text from outside safely: topic and group names, and what brokers and servers say.
 
 Laws:
-- One call prints one line: line ends, control characters, and what turns or hides text come out as escapes.
-- Nobody's text is markup.
+- One call prints one line: line ends, control characters, and characters that reorder or hide text are escaped.
+- Text from outside is never interpreted as markup.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _WIDEST = 10_000
 
 
 def printable(text: object) -> str:
-    """The text with everything that a terminal or a log would obey as an escape: a line end is \\n, ESC is \\x1b."""
+    """The text with each non-printable character escaped: a line end becomes \\n, ESC becomes \\x1b."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
 
 
 def cell(text: object, style: str = "") -> Text:
-    """A cell, a title or a line for rich, which reads no markup in it."""
+    """A cell, a title or a line for rich; markup in the text is not interpreted."""
     return Text(printable(text), style)
 
 
@@ -37,7 +37,7 @@ def echo(text: object, *, err: bool = False) -> None:
 
 
 def echo_each(kind: str, texts: Iterable[object]) -> None:
-    """A line of this kind on standard error for each text."""
+    """Prints one line of this kind on standard error for each text."""
     for text in texts:
         echo(f"tolerant-kafka: {kind}: {text}", err=True)
 
@@ -48,25 +48,25 @@ def echo_json(document: object) -> None:
 
 
 def asked(question: object) -> bool:
-    """Whether the question, on standard error, is answered with yes; raises typer.Abort where it is interrupted."""
+    """Asks on standard error and returns whether the operator says yes; raises typer.Abort when interrupted."""
     return typer.confirm(printable(question), err=True)
 
 
 def working(what: str) -> AbstractContextManager[object]:
-    """Shows on standard error, if it is a terminal, that something is being done."""
+    """Shows on standard error that work is in progress, if it is a terminal."""
     console = Console(stderr=True)
     return console.status(cell(what)) if console.is_terminal else nullcontext()
 
 
 def print_table(table: rich.table.Table) -> None:
-    """Prints a table: where the terminal is too narrow for its longest words, wider than that rather than cut."""
+    """Prints a table; if the terminal is narrower than the longest words, the table is wider than the terminal, not cut."""
     console = Console()
     least = Measurement.get(console, console.options.update(width=_WIDEST), table).minimum
     Console(width=max(console.width, least)).print(table, soft_wrap=True)
 
 
 class Table(rich.table.Table):
-    """A rich table whose title and cells are what they say."""
+    """A rich table that shows its title and cells literally."""
 
     def __init__(self, *columns: str, title: str | None = None, show_header: bool = True) -> None:
         named = None if title is None else cell(title, "table.title")

@@ -142,7 +142,7 @@ def test_a_properties_file_with_a_wrong_escape_is_one_sentence(tmp_path: Path) -
     file = tmp_path / "source.properties"
     file.write_text("password = canary\\uXYZ\n")
     result = CliRunner().invoke(app, ["verify", "--source", "a:1", "--target", "b:1", "--source-properties", str(file)])
-    assert isinstance(result.exception, OptionError) and "is no properties file" in str(result.exception)
+    assert isinstance(result.exception, OptionError) and "is not a properties file" in str(result.exception)
 
 
 def test_a_table_is_wider_than_a_narrow_terminal_rather_than_cut(

@@ -1,1 +1,1 @@
-"""What is wrong with two clusters and the link between them: facts are read, findings are decided from them."""
+"""Finds problems of two clusters and the link between them: some modules read facts, others decide findings from them."""

@@ -1,7 +1,7 @@
-"""What our principal may do, against what a mirror does; and the quotas that hold it back.  Pure.
+"""The rights of our principal compared with the needs of a mirror, and the quotas that limit it.  Pure.
 
-Brokers tell the operations that a principal may do (KIP-430), whatever grants them: ACLs, super.users, another
-authorizer.  Of transactional ids they tell only Describe, which Write implies.
+Brokers report the operations that a principal may do (KIP-430), whatever grants them: ACLs, super.users, another
+authorizer.  Of transactional ids they report only Describe, which Write implies.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tolerant_client.ops.doctor.rights import Asked, Duty, Right, rights_to
 _NOT_AUTHORIZED = 29  # TOPIC_AUTHORIZATION_FAILED
 _SHOWN_IN_COMMAND = 20
 _ANONYMOUS = "User:ANONYMOUS"
-_UNKNOWN = "User:PRINCIPAL"  # only the brokers know it
+_UNKNOWN = "User:PRINCIPAL"  # only the brokers know our principal
 
 
 def principal(config: Mapping[str, Any]) -> str:
-    """Our principal as an ACL names it, where the client's configuration tells it."""
+    """Our principal as an ACL names it, if the client's configuration contains it."""
     user = config.get("sasl_plain_username")
     if user:
         return f"User:{str(user).replace('=2C', ',').replace('=3D', '=')}"
@@ -34,7 +34,7 @@ def principal(config: Mapping[str, Any]) -> str:
 def right_findings(
     facts: ClusterFacts, asked: Iterable[Asked], who: str, uncreatable: Collection[str] = ()
 ) -> Iterator[Told]:
-    """Rights to topics and to the cluster that a link lacks; the brokers refuse to create `uncreatable`."""
+    """The rights to topics and to the cluster that a link lacks; brokers refuse us to create `uncreatable`."""
     hidden: dict[str, list[Right]] = {}
     lacking: list[_Lack] = []
     untold: set[str] = set()
@@ -52,7 +52,7 @@ def right_findings(
             elif topic.operations is None:
                 untold.add(topic.name)
             else:
-                allowed[topic.name] = {*topic.operations, "Create"}  # what is there need not be created
+                allowed[topic.name] = {*topic.operations, "Create"}  # the topic exists and need not be created
         allowed |= {name: set(right.operations) - {"Create"} for name in names if name in uncreatable}
         lacking += _lacking(right, allowed)
     yield from _hidden(facts, hidden, who)
@@ -61,7 +61,7 @@ def right_findings(
         yield Told(
             Severity.INFO,
             counted(len(untold), "topic"),
-            "the brokers do not tell what a principal may do (before Kafka 2.3)",
+            "the brokers do not report what a principal may do (before Kafka 2.3)",
             f"Compare {facts.tool('kafka-acls.sh')} --list with the table of rights in this project's guide to security",
         )
 
@@ -70,14 +70,14 @@ def _not_told(facts: ClusterFacts, right: Right, who: str) -> Told:
     return Told(
         Severity.INFO,
         "the cluster",
-        f"whether {' and '.join(right.operations)} is allowed to {who} is told only with Describe; needed for {right.purpose}",
+        f"{who} needs Describe to see whether {' and '.join(right.operations)} is allowed; needed for {right.purpose}",
         _acls(facts, who, [*right.operations, "Describe"], "cluster", []),
     )
 
 
 @check("rights")
 def hidden_findings(facts: ClusterFacts, topics: Iterable[Topic], who: str) -> Iterator[Told]:
-    """Topics of one cluster alone that our principal may not see."""
+    """Topics that our principal may not see, for the examination of a single cluster."""
     for topic in topics:
         if topic.error_code == _NOT_AUTHORIZED:
             yield _unseen(facts, [topic.name], Severity.INFO, ["Describe"], who)
@@ -87,7 +87,7 @@ def hidden_findings(facts: ClusterFacts, topics: Iterable[Topic], who: str) -> I
 def group_right_findings(
     facts: ClusterFacts, rights: Mapping[str, Collection[str]], duties: Collection[Duty], who: str
 ) -> Iterator[Told]:
-    """Groups whose offsets a mirror could not copy; `rights` are those to each group."""
+    """Groups whose offsets a mirror could not copy; `rights` are ours for each group."""
     for right in rights_to(facts.name, "group", duties):
         yield from _told(facts, _lacking(right, rights), who)
 
@@ -109,7 +109,7 @@ def transactional_id_findings(
 
 @check("quotas")
 def quota_findings(name: str, found: Iterable[Quota], who: str, client_id: str) -> Iterator[Told]:
-    """Quotas that may apply to our principal and client id; which one does, ClientQuotaManager.java decides by precedence."""
+    """Quotas that may apply to our principal and client id; ClientQuotaManager.java defines which one takes precedence."""
     ours = {"user": who.removeprefix("User:"), "client-id": client_id}
     for quota in found:
         entity = dict(quota.entity)
@@ -124,7 +124,7 @@ def quota_findings(name: str, found: Iterable[Quota], who: str, client_id: str) 
             Severity.INFO,
             f"quota of {of}",
             f"{limits} for each broker",
-            "Raise it if a mirror has to be faster; it waits as long as it is told to",
+            "Raise it if a mirror has to be faster; it waits as long as the brokers tell it to",
         )
 
 
@@ -133,7 +133,7 @@ def _limit(key: str, value: float) -> str:
 
 
 class _Lack(NamedTuple):
-    """An operation that is missing of one resource."""
+    """An operation that is not allowed on one resource."""
 
     right: Right
     operation: str
@@ -150,7 +150,7 @@ def _lacking(right: Right, allowed: Mapping[str, Collection[str]]) -> list[_Lack
 
 
 def _told(facts: ClusterFacts, lacking: Iterable[_Lack], who: str) -> Iterator[Told]:
-    """A finding for each operation that is missing of things for the same reasons."""
+    """One finding for each operation, with all resources on which it is missing for the same reasons."""
     reasons: dict[tuple[str, str, str], list[Right]] = {}
     for right, operation, name in lacking:
         reasons.setdefault((right.resource, operation, name), []).append(right)
@@ -172,7 +172,7 @@ def _purposes(rights: Iterable[Right]) -> str:
 
 
 def _hidden(facts: ClusterFacts, hidden: Mapping[str, Sequence[Right]], who: str) -> Iterator[Told]:
-    """Topics that may not be seen: those that need the same rights are one finding."""
+    """Topics that we may not see; those that need the same rights are one finding."""
     alike: dict[tuple[Right, ...], list[str]] = {}
     for name, rights in hidden.items():
         alike.setdefault(tuple(rights), []).append(name)
@@ -193,13 +193,13 @@ def _unseen(
     return Told(
         severity,
         f"topic {some(names)}",
-        f"not even Describe is allowed to {who}: whether it exists is not told{purposes}",
+        f"{who} is not even allowed Describe, so whether it exists is unknown{purposes}",
         _acls(facts, who, operations, "topic", names),
     )
 
 
 def create_command(facts: ClusterFacts, who: str, topics: Sequence[str]) -> str:
-    """What lets our principal create these topics."""
+    """The command that allows our principal to create these topics."""
     return _acls(facts, who, ["Create"], "topic", topics)
 
 
@@ -212,7 +212,7 @@ def _acls(
     *,
     is_prefix: bool = False,
 ) -> str:
-    """A whole command line; what has no room in it is told in a comment of the shell."""
+    """A whole command line; names beyond _SHOWN_IN_COMMAND are only counted, in a shell comment."""
     wanted = " ".join(f"--operation {operation}" for operation in operations)
     things = " ".join(f"--{resource} {shlex.quote(name)}" for name in names[:_SHOWN_IN_COMMAND])
     if resource == "cluster":
@@ -220,6 +220,6 @@ def _acls(
     pattern = " --resource-pattern-type prefixed" if is_prefix else ""
     rest = len(names) - _SHOWN_IN_COMMAND
     more = (
-        f"  # and {rest} more: name what they begin with, and add --resource-pattern-type prefixed" if rest > 0 else ""
+        f"  # and {rest} more: name their common prefix, and add --resource-pattern-type prefixed" if rest > 0 else ""
     )
     return f"{facts.tool('kafka-acls.sh')} --add --allow-principal {shlex.quote(who)} {wanted} {things}{pattern}{more}"

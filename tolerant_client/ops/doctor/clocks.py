@@ -1,8 +1,8 @@
-"""Clocks, as far as they can be seen without writing.  Pure.
+"""Clock errors, as far as they can be seen without writing.  Pure.
 
-There is no request for a broker's time.  Seen are: the active controller's clock (DescribeQuorum tells when it
-answers, KIP-836), and the latest timestamps of logs: what a broker has stamped (LogAppendTime, group commits,
-transaction states) later than our clock proves that its clock, or ours, is wrong.  A broker whose clock is behind,
+There is no request for a broker's time.  Visible are: the active controller's clock (DescribeQuorum reports the time of
+its response, KIP-836), and the latest timestamps of logs: a timestamp set by a broker (LogAppendTime, group commits,
+transaction states) that is later than our clock proves that its clock, or ours, is wrong.  A broker whose clock is slow,
 and clusters with ZooKeeper, show nothing.
 """
 
@@ -23,7 +23,7 @@ _REMEDY = "Set the clocks by NTP: retention, timestamps of records, tokens and c
 
 
 def skew_ms(quorum: Quorum) -> tuple[float, float]:
-    """How far the controller's clock is ahead of ours, and how far off that may be, in ms."""
+    """How far the controller's clock is ahead of ours, and the uncertainty of that, in ms."""
     middle = (quorum.asked_ms + quorum.answered_ms) / 2
     return quorum.leader_time_ms - middle, (quorum.answered_ms - quorum.asked_ms) / 2 + 1
 
@@ -35,7 +35,7 @@ def clock_findings(name: str, quorum: Quorum | None) -> Iterator[Told]:
         yield Told(
             Severity.INFO,
             "clock of the brokers",
-            "it cannot be seen without writing: only controllers of Kafka 3.3 and newer (KRaft) tell their time",
+            "it cannot be seen without writing: only controllers of Kafka 3.3 and newer (KRaft) report their time",
             "Compare the hosts' clocks (chronyc tracking)",
         )
         return
@@ -68,8 +68,8 @@ def both_clocks_findings(source: Quorum | None, target: Quorum | None) -> Iterat
 
 @check("clocks")
 def future_findings(facts: ClusterFacts, newest: Mapping[TopicPartition, int], now_ms: int) -> Iterator[Told]:
-    """Timestamps later than our clock; `newest` are the latest of each partition."""
-    stamped: dict[int, list[tuple[int, str]]] = {}  # by the broker that stamped
+    """Timestamps later than our clock; `newest` is the latest of each partition."""
+    stamped: dict[int, list[tuple[int, str]]] = {}  # by the broker that set the timestamps
     ahead: dict[str, int] = {}
     for partition, timestamp in newest.items():
         early = timestamp - now_ms
@@ -95,9 +95,9 @@ def future_findings(facts: ClusterFacts, newest: Mapping[TopicPartition, int], n
         yield Told(
             Severity.WARNING,
             f"topic {some(sorted(ahead))}",
-            f"records have times more than {duration(_FUTURE_MS)} ahead of our clock, {latest} up to {_time(ahead[latest])}:"
+            f"records have timestamps more than {duration(_FUTURE_MS)} ahead of our clock, {latest} up to {_time(ahead[latest])}:"
             " their segments are kept until then, and a broker of Kafka 4 refuses such records by default",
-            "Correct the producers' clocks or times; give a target topic message.timestamp.after.max.ms=9223372036854775807",
+            "Correct the producers' clocks or timestamps; give a target topic message.timestamp.after.max.ms=9223372036854775807",
         )
 
 

@@ -1,4 +1,4 @@
-"""Everything that is looked at in one cluster."""
+"""All checks of one cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tolerant_client.ops.doctor.rights import Asked, created_names
 from tolerant_client.ops.doctor.transactions import still_open, transaction_findings
 from tolerant_client.stock.coordinator_partition import TRANSACTIONS_TOPIC
 
-_PATIENCE_MS = 4_000  # with brokers that do not answer
+_PATIENCE_MS = 4_000  # with brokers that do not respond
 _CLIENT_ID = "tolerant-client"
 _TOPIC_CONFIGS = (
     MIN_ISR,
@@ -70,7 +70,7 @@ class Examined:
 
 
 def examine_addresses(checkup: Checkup, name: str, config: Mapping[str, Any]) -> tuple[list[Probe], Cluster | None]:
-    """Knocks at every address; the cluster by those that have answered, None where none has."""
+    """Probes every address; returns a client of the addresses that responded, None if none did."""
     bootstraps = [parse_address(text) for text in config["bootstrap_servers"]]
     timeout_s = max(2.0, checkup.check_s / 2)
     probes = checkup.make("addresses", name, lambda: probe_all(bootstraps, config, timeout_s)) or []
@@ -100,7 +100,7 @@ def examine_addresses(checkup: Checkup, name: str, config: Mapping[str, Any]) ->
 
 
 def examine_cluster(checkup: Checkup, raw: Cluster, probes: list[Probe], config: Mapping[str, Any]) -> Examined | None:
-    """Brokers, controller and what they are made for: what metadata shows, before topics are chosen."""
+    """Brokers, controller and their roles: what metadata shows, before topics are chosen."""
     silent = {p.node_id for p in probes if p.node_id is not None and p.stage is not Stage.SPOKEN}
     facts = checkup.ask("partitions", raw, describe.describe_cluster, raw, silent)
     if facts is None:
@@ -170,7 +170,7 @@ def _examine_controller(checkup: Checkup, found: Examined) -> None:
             return await describe.quorum(raw), ""
         except Errors.AuthorizationError:
             raise
-        except Errors.KafkaError as error:  # a broker passes it on to the controller: there is none that answers
+        except Errors.KafkaError as error:  # a broker forwards it to the controller: none responds
             return None, str(error.__cause__ or error)
 
     seen = checkup.ask("controller", raw, look)
@@ -192,7 +192,7 @@ def _examine_logs(checkup: Checkup, found: Examined, topics: Collection[str], ta
         coordinators = facts.topics[TRANSACTIONS_TOPIC].partitions if TRANSACTIONS_TOPIC in facts.topics else ()
         is_whole = bool(coordinators) and all(p.leader in talking for p in coordinators)
         views = checkup.ask("transactions", raw, coordinator_views, raw, talking, ids)
-        # What ended while we asked the coordinators is not held back any more, whatever they said of it.
+        # A transaction that ended while we asked the coordinators holds nothing back, whatever they reported of it.
         leaders = {one.partition: facts.leader_of(one.partition) for one in open_ones}
         later = checkup.ask("transactions", raw, open_transactions, raw, leaders)
         if later is not None:
@@ -201,7 +201,7 @@ def _examine_logs(checkup: Checkup, found: Examined, topics: Collection[str], ta
 
 
 def watch_elections(checkup: Checkup, found: Examined, seconds: float) -> None:
-    """Looks at all partitions each second until the first look is so long ago."""
+    """Reads all partitions once a second until `seconds` after the first snapshot."""
     raw = found.raw
 
     def watch() -> None:
@@ -223,10 +223,10 @@ def watch_elections(checkup: Checkup, found: Examined, seconds: float) -> None:
 
 
 def _optional(raw: Cluster, function: Any, *args: Any) -> Any:
-    """What a request tells that only adds names; None where it is not told."""
+    """The response to a request that only adds names; None after an error."""
     try:
         return raw.run(function, *args)
-    except Exception:  # without it the check says less, and says so
+    except Exception:  # without it the check says less, and tells that
         return None
 
 

@@ -1,7 +1,7 @@
-"""What it means that an address can, or cannot, be spoken to; versions; whose cluster it is.  Pure.
+"""What it means that an address does, or does not, respond; versions; which cluster it belongs to.  Pure.
 
-The stages of a connection are tried one after the other, so that a failure says where it is: the name, the
-connection, TLS, the login, the first answer of a broker.
+The stages of a connection are tried one after the other, so that a failure shows its stage: name resolution,
+connection, TLS, login, the first response of a broker.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tolerant_client.mirror.state.health import counted
 from tolerant_client.ops.doctor.finding import Severity, Told, check, duration, some
 
 _EXPIRES_SOON_S = 30 * 86_400
-_PRODUCE, _RECORD_BATCHES = 0, 3  # api key, and the version that came with record batches (KIP-98, Kafka 0.11)
+_PRODUCE, _RECORD_BATCHES = 0, 3  # API key, and the version that introduced record batches (KIP-98, Kafka 0.11)
 
 
 class Stage(enum.IntEnum):
-    """How far a probe came: the stage that failed, or SPOKEN."""
+    """How far a probe got: the stage that failed, or SPOKEN."""
 
     NAME = 1
     CONNECTION = 2
@@ -31,11 +31,11 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Probe:
-    """One address that was tried from here.
+    """One address that was probed from here.
 
-    `node_id` is that of the broker which advertises it, None for a bootstrap address that no broker does.  `error` is
-    in the words of whoever refused.  `speaks_tls` is what a trial has shown, None without one.  `certificate_expires`
-    is in seconds since 1970.
+    `node_id` is that of the broker which advertises it, None for a bootstrap address that no broker advertises.  `error`
+    has the words of the side that refused.  `speaks_tls` is the result of a trial, None without one.
+    `certificate_expires` is in seconds since 1970.
     """
 
     address: str
@@ -66,7 +66,7 @@ class Probe:
 
 @check("addresses")
 def address_findings(name: str, protocol: str, probes: Sequence[Probe], now_s: float) -> Iterator[Told]:
-    """What is wrong with the addresses of a cluster; `protocol` is security.protocol of the client."""
+    """Problems of a cluster's addresses; `protocol` is security.protocol of the client."""
     bootstraps = [probe for probe in probes if probe.is_bootstrap]
     is_any_spoken = any(probe.stage is Stage.SPOKEN for probe in bootstraps)
     comes_from_afar = any(not _is_loopback(probe.host) for probe in bootstraps)
@@ -76,14 +76,14 @@ def address_findings(name: str, protocol: str, probes: Sequence[Probe], now_s: f
             yield Told(
                 Severity.ERROR,
                 probe._who,
-                "the broker advertises the address of whatever machine its client runs on",
+                "the broker advertises a loopback address: clients on other machines connect to themselves",
                 f"Set advertised.listeners of broker {probe.node_id} to an address that its clients can reach",
             )
         elif probe.stage is not Stage.SPOKEN:
             what, remedy = explain(probe, protocol)
             if is_advertised and probe.stage <= Stage.CONNECTION:
                 remedy += (
-                    f"; clients are sent to this address by advertised.listeners of broker {probe.node_id}: if it is"
+                    f"; advertised.listeners of broker {probe.node_id} sends clients to this address: if it is"
                     " wrong from here, correct it there"
                 )
             is_bad = is_advertised or not is_any_spoken
@@ -92,7 +92,7 @@ def address_findings(name: str, protocol: str, probes: Sequence[Probe], now_s: f
 
 
 def explain(probe: Probe, protocol: str) -> tuple[str, str]:
-    """What failed in plain words, and what to do."""
+    """What failed, in plain words, and the remedy."""
     said = f" ({probe.error})" if probe.error else ""
     words = probe.error.lower()
     if probe.stage is Stage.NAME:
@@ -103,7 +103,10 @@ def explain(probe: Probe, protocol: str) -> tuple[str, str]:
     if probe.stage is Stage.CONNECTION:
         if "refused" in words:
             return f"nothing listens there{said}", "Start the broker, or correct the port"
-        return f"it cannot be connected to{said}", "Look for a firewall, a missing route, or a host that is down"
+        return (
+            f"it does not accept the connection{said}",
+            "Check for a firewall, a missing route, or a host that is down",
+        )
     if probe.stage is Stage.TLS:
         return _explain_tls(probe, said, words)
     if probe.stage is Stage.LOGIN:
@@ -124,13 +127,15 @@ def explain(probe: Probe, protocol: str) -> tuple[str, str]:
         )
     if "timed out" in words or "timeout" in words or "within" in words:
         return (
-            f"it accepts connections and does not answer{said}",
-            "Look at the broker: it hangs, is overloaded, or what listens there is no Kafka broker",
+            f"it accepts connections and does not respond{said}",
+            "Check the broker: it hangs, is overloaded, or what listens there is not a Kafka broker",
         )
-    login = "" if protocol.startswith("SASL") else " Listeners that want a login (SASL) end connections without one."
+    login = (
+        "" if protocol.startswith("SASL") else " Listeners that require a login (SASL) close connections without one."
+    )
     return (
-        f"it accepts connections and gives no answer of a Kafka broker{said}.{login}",
-        "Give the port of a client listener, and the security.protocol that it has",
+        f"it accepts connections but does not respond as a Kafka broker{said}.{login}",
+        "Give the port of a client listener, and the security.protocol of that listener",
     )
 
 
@@ -173,7 +178,7 @@ def _certificate(probe: Probe, now_s: float) -> Iterator[Told]:
 
 @check("versions")
 def version_findings(name: str, probes: Sequence[Probe], *, is_target: bool) -> Iterator[Told]:
-    """Brokers that speak differently, and brokers that are too old."""
+    """Brokers with different versions, and brokers that are too old."""
     spoken = {probe.address: probe for probe in probes if probe.stage is Stage.SPOKEN and probe.api_versions}
     if not spoken:
         return
@@ -190,21 +195,21 @@ def version_findings(name: str, probes: Sequence[Probe], *, is_target: bool) -> 
         )
     else:
         versions = some(sorted({probe.version for probe in spoken.values()}))
-        evidence = f"all that answered speak the same requests, those of Kafka {versions} (or newer)"
+        evidence = f"all that responded speak the same requests, those of Kafka {versions} (or newer)"
         yield Told(Severity.INFO, counted(len(spoken), "broker"), evidence, "None needed")
     produce = min(probe.api_versions.get(_PRODUCE, (0, 0))[1] for probe in spoken.values())
     if is_target and produce < _RECORD_BATCHES:
         yield Told(
             Severity.ERROR,
             "record batches",
-            f"the brokers take Produce up to version {produce}; a mirror writes version {_RECORD_BATCHES}",
+            f"the brokers accept Produce up to version {produce}; a mirror writes version {_RECORD_BATCHES}",
             "Use a target of Kafka 0.11 or newer",
         )
 
 
 @check("same-cluster")
 def identity_findings(name: str, probes: Sequence[Probe]) -> Iterator[Told]:
-    """Addresses given as one cluster that lead to several."""
+    """Addresses given as one cluster that lead to several clusters."""
     by_id: dict[str, list[str]] = {}
     for probe in probes:
         if probe.stage is Stage.SPOKEN and probe.cluster_id:
@@ -215,13 +220,13 @@ def identity_findings(name: str, probes: Sequence[Probe]) -> Iterator[Told]:
             Severity.ERROR,
             "addresses",
             f"they lead to {len(by_id)} different clusters: {found}",
-            "Give bootstrap addresses of one cluster; a client takes whichever answers first",
+            "Give bootstrap addresses of one cluster; a client uses whichever responds first",
         )
 
 
 @check("same-cluster", cluster="link")
 def same_cluster_findings(source_id: str | None, target_id: str | None) -> Iterator[Told]:
-    """One cluster under two addresses; brokers before 0.10.1 have no cluster id."""
+    """The same cluster under two addresses; brokers before 0.10.1 have no cluster id."""
     if source_id is not None and source_id == target_id:
         yield Told(
             Severity.ERROR,

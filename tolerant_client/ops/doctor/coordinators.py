@@ -1,7 +1,7 @@
-"""Coordinator partitions that do not serve, and which groups and transactional ids that breaks (incident 3).  Pure.
+"""Coordinator partitions that do not serve, and the groups and transactional ids that this breaks (incident 3).  Pure.
 
-A group whose coordinator is away is listed by no broker: who is hit can be said only of names that are known from
-elsewhere (the other cluster, the command line).
+No broker lists a group whose coordinator is unavailable: the groups that are hit can be named only if their names are
+known from elsewhere (the other cluster, the command line).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REPLICATION_SETTING = {
 
 @check("coordinators")
 def coordinator_findings(facts: ClusterFacts, topic: str, names: Collection[str]) -> Iterator[Told]:
-    """Of __consumer_offsets and group ids, or of __transaction_state and transactional ids."""
+    """Findings of __consumer_offsets and group ids, or of __transaction_state and transactional ids."""
     found = facts.topics.get(topic)
     if found is None:
         yield from _not_there(facts, topic)
@@ -31,7 +31,7 @@ def coordinator_findings(facts: ClusterFacts, topic: str, names: Collection[str]
         yield Told(
             Severity.INFO,
             f"topic {topic}",
-            f"we may not see it: whether every {_WHO[topic]} has a coordinator cannot be said",
+            f"we may not see it: whether every {_WHO[topic]} has a coordinator is unknown",
             f"Allow Describe on topic {topic}",
         )
         return
@@ -42,9 +42,9 @@ def coordinator_findings(facts: ClusterFacts, topic: str, names: Collection[str]
     short = [p for p in found.partitions if p.leader >= 0 and len(p.isr) < len(p.replicas) and p not in below]
     kind = _WHO[topic]
     for partitions, problem in (
-        (leaderless, f"no leader: every {kind} of theirs waits for a coordinator for ever (error 15)"),
-        (silent, f"a leader that does not answer here: no {kind} of theirs can go on"),
-        (below, f"fewer in-sync replicas than min.insync.replicas={min_isr}: no {kind} of theirs can commit"),
+        (leaderless, f"no leader: each {kind} there waits for a coordinator for ever (error 15)"),
+        (silent, f"a leader that does not respond here: no {kind} there can continue"),
+        (below, f"fewer in-sync replicas than min.insync.replicas={min_isr}: no {kind} there can commit"),
     ):
         if partitions:
             yield _finding(facts, found, partitions, problem, _of(partitions, names, len(found.partitions)))
@@ -53,7 +53,7 @@ def coordinator_findings(facts: ClusterFacts, topic: str, names: Collection[str]
             Severity.WARNING,
             _label(topic, short),
             f"{len(short)} of {len(found.partitions)} have replicas that are not in sync. {_first(short[0])}",
-            f"Start {_away(facts, short)}, or look why the replicas lag",
+            f"Start {_away(facts, short)}, or check why the replicas lag",
         )
 
 
@@ -74,7 +74,7 @@ def _finding(
     whom = (
         f"hit of those we know: {some(known)}"
         if known
-        else f"none of the {kind}s that we know is hit; one whose coordinator is away is listed by no broker"
+        else f"no {kind} that we know is hit, but no broker lists one whose coordinator is unavailable"
     )
     in_sync = {n for p in partitions for n in p.isr if n not in facts.living}
     unclean = (
@@ -86,7 +86,7 @@ def _finding(
         Severity.ERROR,
         _label(topic.name, partitions),
         f"{len(partitions)} of {len(topic.partitions)} have {problem}; {whom}. {_first(partitions[0])}",
-        f"Start {_away(facts, partitions)}, or if that cannot be, reassign these"
+        f"Start {_away(facts, partitions)}, or if that is impossible, reassign these"
         f" partitions to brokers that run{unclean}. To see whether a {kind} is hit: doctor"
         f" {'--group' if kind == 'group' else '--transactional-id'} NAME",
     )
@@ -107,14 +107,14 @@ def _first(partition: Partition) -> str:
 
 
 def _not_there(facts: ClusterFacts, topic: str) -> Iterator[Told]:
-    """The brokers make it when the first group or transaction comes, unless it wants more replicas than there are brokers."""
+    """Brokers create the topic for the first group or transaction, unless it needs more replicas than there are brokers."""
     wanted = facts.broker_setting(_REPLICATION_SETTING[topic])
     brokers = len(facts.living)
     if wanted is not None and int(wanted) > brokers:
         yield Told(
             Severity.ERROR,
             f"topic {topic}",
-            f"it does not exist and cannot be made: {_REPLICATION_SETTING[topic]}={wanted}, and there are"
+            f"it does not exist and cannot be created: {_REPLICATION_SETTING[topic]}={wanted}, and there are"
             f" {counted(brokers, 'broker')}",
             f"Start more brokers, or set {_REPLICATION_SETTING[topic]} to {brokers} at most",
         )

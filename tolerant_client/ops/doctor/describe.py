@@ -1,7 +1,7 @@
-"""Reads facts from a cluster; writes nothing, and creates nothing by asking.
+"""Reads facts from a cluster; writes nothing, and no request creates anything.
 
-Each function raises kafka-python's error when the brokers refuse, ClusterUnreachableError when they do not answer
-within the cluster's patience, and UnsupportedVersionError where they are too old for the question.
+Each function raises kafka-python's error if the brokers refuse, ClusterUnreachableError if they do not respond
+within the cluster's patience, and UnsupportedVersionError if they are too old for the request.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Quota(NamedTuple):
 
 
 async def ask(cluster: Cluster, make: Callable[[], Any], node_id: int | None = None) -> Any:
-    """One answer of a node, or of any; `make` makes the request anew for each attempt."""
+    """One response of a node, or of any node; `make` creates a new request for each attempt."""
 
     async def once() -> Any:
         return await cluster.send(make(), node_id)
@@ -58,21 +58,21 @@ async def ask(cluster: Cluster, make: Callable[[], Any], node_id: int | None = N
 
 
 async def describe_cluster(cluster: Cluster, silent: Collection[int] = ()) -> ClusterFacts:
-    """Brokers, topics and rights, of one Metadata answer and one DescribeCluster answer."""
-    answer = await ask(cluster, lambda: metadata_request(None, has_rights=True))
-    topics = {topic.name: read_topic(topic) for topic in answer.topics}
+    """Brokers, topics and rights, from one Metadata response and one DescribeCluster response."""
+    response = await ask(cluster, lambda: metadata_request(None, has_rights=True))
+    topics = {topic.name: read_topic(topic) for topic in response.topics}
     topics.update(await hidden_topics(cluster, [name for name in INTERNAL_TOPICS if name not in topics]))
-    brokers = {broker.node_id: Broker(broker.node_id, broker.host, broker.port) for broker in answer.brokers}
+    brokers = {broker.node_id: Broker(broker.node_id, broker.host, broker.port) for broker in response.brokers}
     for fenced in await _fenced(cluster):
         brokers[fenced.node_id] = fenced
     return ClusterFacts(
         cluster.name,
         ",".join(map(str, cluster.bootstrap_servers)),
-        answer.cluster_id,
-        answer.controller_id if cluster.highest_version(MetadataRequest) >= _METADATA_WITH_CONTROLLER else None,
+        response.cluster_id,
+        response.controller_id if cluster.highest_version(MetadataRequest) >= _METADATA_WITH_CONTROLLER else None,
         brokers,
         topics,
-        operations(answer.authorized_operations),
+        operations(response.authorized_operations),
         silent=frozenset(silent),
         version=tuple(cluster.manager.broker_version_data.broker_version),
         is_secured=cluster.manager.config["security_protocol"] != "PLAINTEXT",
@@ -80,9 +80,10 @@ async def describe_cluster(cluster: Cluster, silent: Collection[int] = ()) -> Cl
 
 
 async def hidden_topics(cluster: Cluster, names: Sequence[str]) -> dict[str, Topic]:
-    """Those of these topics that we may not describe: a list of all leaves them out, and by name they are forbidden.
+    """Which of these topics we may not describe: a list of all topics leaves them out, a request by name is refused.
 
-    Whether such a topic exists is not told.  Brokers before 0.11 might create what is asked for: they are not asked.
+    The brokers do not tell whether such a topic exists.  Brokers before 0.11 could create a requested topic, so they are
+    not asked.
     """
     await cluster.connect()
     if not names or cluster.highest_version(MetadataRequest) < METADATA_WITHOUT_CREATION:
@@ -93,14 +94,14 @@ async def hidden_topics(cluster: Cluster, names: Sequence[str]) -> dict[str, Top
 
 
 async def read_partitions(cluster: Cluster) -> tuple[dict[int, str], list[Partition]]:
-    """Who is registered, and every partition as it is now; one Metadata answer."""
-    answer = await ask(cluster, lambda: metadata_request(None))
-    brokers = {broker.node_id: f"{broker.host}:{broker.port}" for broker in answer.brokers}
-    return brokers, [partition for topic in answer.topics for partition in read_topic(topic).partitions]
+    """The registered brokers, and every partition's current state; from one Metadata response."""
+    response = await ask(cluster, lambda: metadata_request(None))
+    brokers = {broker.node_id: f"{broker.host}:{broker.port}" for broker in response.brokers}
+    return brokers, [partition for topic in response.topics for partition in read_topic(topic).partitions]
 
 
 def read_topic(topic: Any) -> Topic:
-    """Out of a MetadataResponse."""
+    """A topic of a MetadataResponse."""
     partitions = tuple(
         Partition(
             topic.name,
@@ -118,12 +119,12 @@ def read_topic(topic: Any) -> Topic:
 
 
 def operations(codes: Iterable[int] | None) -> Operations | None:
-    """Names of what a bit field allows; None where the brokers do not tell (before 2.3)."""
+    """The names of the operations that a bit field allows; None from brokers that do not tell (before 2.3)."""
     return None if codes is None else frozenset(OPERATIONS[code] for code in codes if code in OPERATIONS)
 
 
 async def topic_configs(cluster: Cluster, topics: Collection[str], names: Collection[str]) -> dict[str, dict[str, str]]:
-    """Settings in force by topic; topics that we may not ask about are absent."""
+    """Settings in force by topic; topics whose settings we may not read are absent."""
     found: dict[str, dict[str, str]] = {}
     for chunk in chunks(sorted(topics)):
         told = await cluster.insist("describing topics", partial(describe_configs, cluster, chunk, names))
@@ -146,7 +147,7 @@ async def broker_configs(cluster: Cluster, nodes: Iterable[int], names: Collecti
 
 
 def has_quorum(cluster: Cluster) -> bool:
-    """Whether controllers are a quorum (KRaft); only once connected."""
+    """Whether the controllers are a quorum (KRaft); valid only once connected."""
     return speaks(cluster, DescribeQuorumRequest)
 
 
@@ -159,14 +160,14 @@ async def quorum(cluster: Cluster) -> Quorum:
         return DescribeQuorumRequest(topics=[topic(topic_name=_QUORUM_TOPIC, partitions=[partition])])
 
     before = _now_ms()
-    answer = await ask(cluster, request)
+    response = await ask(cluster, request)
     after = _now_ms()
-    raise_for(answer.error_code, "DescribeQuorum")
-    (partition,) = (p for t in answer.topics for p in t.partitions)
+    raise_for(response.error_code, "DescribeQuorum")
+    (partition,) = (p for t in response.topics for p in t.partitions)
     raise_for(partition.error_code, f"DescribeQuorum of {_QUORUM_TOPIC}")
     voters = {v.replica_id: (v.log_end_offset, _told(v.last_caught_up_timestamp)) for v in partition.current_voters}
     leader = [v for v in partition.current_voters if v.replica_id == partition.leader_id]
-    # Of the leader itself it is the time at which it answers (RaftUtil.java, toReplicaState).
+    # For the leader itself it is the time of the response (RaftUtil.java, toReplicaState).
     leader_time = _told(leader[0].last_fetch_timestamp) if leader else -1
     log_end = leader[0].log_end_offset if leader else -1
     return Quorum(partition.leader_id, log_end, voters, leader_time, before, after)
@@ -186,7 +187,7 @@ async def log_dirs(
 
 
 async def list_groups(cluster: Cluster, nodes: Iterable[int]) -> dict[str, int]:
-    """Group ids and their coordinators; groups that we may not describe, or whose coordinator is away, are absent."""
+    """Group ids and their coordinators; groups that we may not describe, or whose coordinator is unavailable, are absent."""
     found: dict[str, int] = {}
     for node in nodes:
         groups = await cluster.insist("listing groups", partial(groups_of, cluster, node))
@@ -195,9 +196,9 @@ async def list_groups(cluster: Cluster, nodes: Iterable[int]) -> dict[str, int]:
 
 
 async def group_rights(cluster: Cluster, groups: Collection[str], nodes: Iterable[int]) -> dict[str, Operations]:
-    """What we may do with groups; absent where the brokers do not tell (before 2.3), or a coordinator is away.
+    """Our rights to groups; absent if the brokers do not tell (before 2.3) or a coordinator is unavailable.
 
-    Every broker is asked: asking for a group's coordinator would create __consumer_offsets, and its metadata may be hidden.
+    Every broker is asked: FindCoordinator would create __consumer_offsets, and the topic's metadata may be hidden.
     """
     found: dict[str, Operations] = {}
     for node in nodes:
@@ -214,7 +215,7 @@ async def group_rights(cluster: Cluster, groups: Collection[str], nodes: Iterabl
 async def may_describe_transactional_ids(cluster: Cluster, ids: Sequence[str]) -> dict[str, bool]:
     """Whether we may describe these transactional ids, which Write implies (KIP-664, Kafka 3.0).
 
-    Any broker answers whether we may, before it says that it is not the coordinator.
+    Any broker can tell: it checks the right before it says that it is not the coordinator.
     """
     found = await cluster.insist("describing transactions", partial(describe_transactions, cluster, ids))
     refused = Errors.TransactionalIdAuthorizationFailedError
@@ -222,7 +223,7 @@ async def may_describe_transactional_ids(cluster: Cluster, ids: Sequence[str]) -
 
 
 async def uncreatable(cluster: Cluster, topics: Iterable[str]) -> set[str]:
-    """Those of these missing topics that we may not create; asked with validateOnly, so nothing is created."""
+    """Which of these missing topics we may not create; asked with validateOnly, so nothing is created."""
     found: set[str] = set()
     for name in topics:
         try:
@@ -230,25 +231,25 @@ async def uncreatable(cluster: Cluster, topics: Iterable[str]) -> set[str]:
         except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError):
             found.add(name)
         except OptionError:
-            continue  # the brokers' policy; whoever creates it will be told
+            continue  # a policy of the brokers refuses it; whoever creates the topic will see that error
     return found
 
 
 async def quotas(cluster: Cluster) -> list[Quota]:
     """All client quotas; needs DescribeConfigs on the cluster."""
-    answer = await ask(cluster, lambda: DescribeClientQuotasRequest(components=[], strict=False))
-    raise_for(answer.error_code, "DescribeClientQuotas")
+    response = await ask(cluster, lambda: DescribeClientQuotasRequest(components=[], strict=False))
+    raise_for(response.error_code, "DescribeClientQuotas")
     return [
         Quota(
             tuple((e.entity_type, e.entity_name) for e in entry.entity),
             tuple((v.key, v.value) for v in entry.values),
         )
-        for entry in answer.entries or ()
+        for entry in response.entries or ()
     ]
 
 
 async def _fenced(cluster: Cluster) -> list[Broker]:
-    """Brokers that are registered and do not serve; brokers before 4.0 do not tell (KIP-1073)."""
+    """Brokers that are registered but fenced; brokers before 4.0 do not report them (KIP-1073)."""
     await cluster.connect()
     if cluster.highest_version(DescribeClusterRequest) < 2:
         return []
@@ -258,13 +259,13 @@ async def _fenced(cluster: Cluster) -> list[Broker]:
             include_cluster_authorized_operations=False, endpoint_type=1, include_fenced_brokers=True
         )
 
-    answer = await ask(cluster, request)
-    raise_for(answer.error_code, "DescribeCluster")
-    return [Broker(b.broker_id, b.host, b.port, True) for b in answer.brokers if b.is_fenced]
+    response = await ask(cluster, request)
+    raise_for(response.error_code, "DescribeCluster")
+    return [Broker(b.broker_id, b.host, b.port, True) for b in response.brokers if b.is_fenced]
 
 
 def _told(value: Any) -> int:
-    """-1 for what an older version of an answer lacks."""
+    """The value, or -1 for a field that an older version of the response lacks."""
     return -1 if value is None else int(value)
 
 

@@ -1,7 +1,7 @@
 """Whether acknowledged records survive the loss of a broker (incident 4).  Pure.
 
-Judged: replication.factor, min.insync.replicas, unclean.leader.election.enable.  What brokers cannot show: the acks
-of producers; min.insync.replicas counts only for those with acks=all (tolerant-client's mirror has it).
+Judged are replication.factor, min.insync.replicas and unclean.leader.election.enable.  Brokers cannot show the acks
+of producers: min.insync.replicas protects only those with acks=all (tolerant-client's mirror uses it).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterato
         yield Told(
             Severity.WARNING,
             "the cluster",
-            "it has one broker: when its disk is lost all records are, and while it restarts nothing can be read or written",
-            "Use three brokers or more for what must not be lost",
+            "it has one broker: if its disk is lost all records are, and while it restarts nothing can be read or written",
+            "Use three brokers or more for data that must not be lost",
         )
     single = [name for name in factor if factor[name] == 1]
     if single and brokers > 1:
         yield _finding(
             single, Severity.WARNING,
-            "replication factor 1: the loss of one broker loses records that were acknowledged",
+            "replication factor 1: the loss of one broker loses acknowledged records",
             f"{_REASSIGN} (3 replicas, min.insync.replicas=2)",
         )  # fmt: skip
     impossible = [name for name in min_isr if min_isr[name] > factor[name]]
@@ -52,7 +52,7 @@ def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterato
     if alone:
         yield _finding(
             alone, Severity.WARNING,
-            "min.insync.replicas=1: a leader that is alone acknowledges, and what it acknowledged is lost with it",
+            "min.insync.replicas=1: a leader alone acknowledges records, and they are lost with it",
             _set(facts, alone, "min.insync.replicas=2"),
         )  # fmt: skip
     rigid = [name for name in min_isr if min_isr[name] == factor[name] > 1]
@@ -70,8 +70,8 @@ def durability_findings(facts: ClusterFacts, topics: Collection[str]) -> Iterato
     if unclean:
         yield _finding(
             unclean, Severity.WARNING,
-            f"{UNCLEAN}=true: a replica that lags may become leader, and what it lacks is lost (a mirror then finds"
-            " its source truncated)",
+            f"{UNCLEAN}=true: a replica that lags may become leader, and the records that it lacks are lost (a mirror then"
+            " finds its source truncated)",
             _set(facts, unclean, f"{UNCLEAN}=false"),
         )  # fmt: skip
     yield from _default_findings(facts, brokers)
@@ -82,15 +82,15 @@ def _default_findings(facts: ClusterFacts, brokers: int) -> Iterator[Told]:
     if factor == "1" and brokers > 1:
         yield Told(
             Severity.INFO,
-            "brokers' defaults",
-            "default.replication.factor=1: topics that are created without a replication factor have one replica",
+            "broker defaults",
+            "default.replication.factor=1: topics created without a replication factor have one replica",
             "Set default.replication.factor=3 and min.insync.replicas=2 on the brokers",
         )
 
 
 def _set(facts: ClusterFacts, topics: Sequence[str], setting: str) -> str:
     """The command for the first of these topics."""
-    more = f"  # and so {counted(len(topics) - 1, 'more topic')}" if len(topics) > 1 else ""
+    more = f"  # and likewise for {counted(len(topics) - 1, 'more topic')}" if len(topics) > 1 else ""
     command = f"{facts.tool('kafka-configs.sh')} --alter --entity-type topics --entity-name {shlex.quote(topics[0])}"
     return f"{command} --add-config {setting}{more}"
 

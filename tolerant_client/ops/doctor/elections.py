@@ -1,4 +1,4 @@
-"""Leaders, in-sync replicas and brokers that change while we look (incident 5).  Pure."""
+"""Leaders, in-sync replicas and brokers that change during the examination (incident 5).  Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tolerant_client.ops.doctor.finding import Severity, Told, check, some
 from tolerant_client.tracker.storm import storm_threshold
 
 _REMEDY = (
-    "Look for brokers that lose their session (long garbage collections, slow disks, network): in the controller's log"
-    " for fenced brokers, and at broker.session.timeout.ms"
+    "Check for brokers that lose their session (long garbage collections, slow disks, network): see the controller's log"
+    " for fenced brokers, and broker.session.timeout.ms"
 )
 
 
@@ -28,7 +28,7 @@ class Snapshot:
 
 @check("elections")
 def election_findings(name: str, snapshots: Sequence[Snapshot]) -> Iterator[Told]:
-    """What changed between the first snapshot and the last."""
+    """The changes between the first snapshot and the last."""
     if len(snapshots) < 2:
         return
     seconds = snapshots[-1].at - snapshots[0].at
@@ -40,7 +40,7 @@ def election_findings(name: str, snapshots: Sequence[Snapshot]) -> Iterator[Told
             known = before.partitions.get(key)
             if known is None:
                 continue
-            # Each election raises the epoch; a lower one is of a topic made anew, or of a broker that lags behind.
+            # Each election raises the epoch; a lower one belongs to a recreated topic, or to a broker with old metadata.
             raised = partition.leader_epoch - known.leader_epoch if known.leader_epoch >= 0 else 0
             count = max(raised, int(partition.leader != known.leader and partition.leader_epoch >= known.leader_epoch))
             if count > 0:
@@ -54,7 +54,7 @@ def election_findings(name: str, snapshots: Sequence[Snapshot]) -> Iterator[Told
             Severity.WARNING,
             counted(len(unsteady), "partition"),
             f"replicas left and joined the in-sync replicas within {seconds:.0f} s: {some([_label(key) for key in unsteady])}",
-            "Look for a replica that is slow (disk, network) against replica.lag.time.max.ms",
+            "Check for a replica that is slow (disk, network) compared with replica.lag.time.max.ms",
         )
     yield from _came_and_went(seconds, snapshots)
 
@@ -73,7 +73,9 @@ def _moved(seconds: float, known: int, elections: Counter[tuple[str, int]], away
     is_storm = len(elections) >= threshold
     severity = Severity.ERROR if is_storm else Severity.WARNING if repeated else Severity.INFO
     thing = "election storm" if is_storm else f"leader of {some([_label(key) for key in elections], 3)}"
-    remedy = _REMEDY if severity is not Severity.INFO else "None needed if a broker was restarted; else look again"
+    remedy = (
+        _REMEDY if severity is not Severity.INFO else "None needed if a broker was restarted; else run doctor again"
+    )
     yield Told(severity, thing, evidence, remedy)
 
 
@@ -89,7 +91,7 @@ def _came_and_went(seconds: float, snapshots: Sequence[Snapshot]) -> Iterator[To
         yield Told(
             Severity.ERROR if not is_there or count > 2 else Severity.WARNING,
             f"broker {node}",
-            f"it {what} within {seconds:.0f} s{'' if is_there else ', and is away'}",
+            f"it {what} within {seconds:.0f} s{'' if is_there else ', and is missing now'}",
             _REMEDY,
         )
 

@@ -1,4 +1,4 @@
-"""What was read from a cluster, as values that checks decide on.  Pure.
+"""Facts read from a cluster, as values that checks use.  Pure.
 
 What the brokers could not or would not tell is None, or absent, never a default.
 """
@@ -17,10 +17,10 @@ INTERNAL_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
 MIN_ISR = "min.insync.replicas"
 UNCLEAN = "unclean.leader.election.enable"
 _ASKS_FOR_NO_MORE_THAN_THERE_ARE = (3, 7)
-ADMIN_PROPERTIES = "admin.properties"  # of somebody who may; only the operator knows the file
-_ADMIN_CONFIG = frozenset({"kafka-leader-election.sh"})  # call it otherwise than all others
+ADMIN_PROPERTIES = "admin.properties"  # of an authorized principal; only the operator knows the file
+_ADMIN_CONFIG = frozenset({"kafka-leader-election.sh"})  # its option has another name than that of all other tools
 
-# AclOperation.java: what kafka-acls.sh calls each code.
+# AclOperation.java: the name of each code in kafka-acls.sh.
 OPERATIONS: Mapping[int, str] = {
     3: "Read",
     4: "Write",
@@ -39,7 +39,7 @@ Operations = frozenset[str]
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition as metadata shows it; `leader` is -1 where there is none."""
+    """One partition as metadata shows it; `leader` is -1 if there is none."""
 
     topic: str
     index: int
@@ -55,7 +55,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic; `operations` are those our principal may do, `error_code` is Kafka's when it was asked for by name."""
+    """One topic; `operations` are those our principal may do, `error_code` is Kafka's if it was requested by name."""
 
     name: str
     partitions: tuple[Partition, ...] = ()
@@ -65,7 +65,7 @@ class Topic:
 
     @property
     def replication_factor(self) -> int:
-        """The least of its partitions."""
+        """The smallest of its partitions' replica counts."""
         return min((len(p.replicas) for p in self.partitions), default=0)
 
 
@@ -88,7 +88,7 @@ class Broker:
 
 @dataclass(frozen=True)
 class Quorum:
-    """The controllers' quorum (KIP-595); times are the leader's, in ms; ours are before and after asking."""
+    """The controllers' quorum (KIP-595); times are the leader's, in ms; asked_ms and answered_ms are by our clock."""
 
     leader: int
     log_end: int
@@ -100,17 +100,17 @@ class Quorum:
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """What metadata shows of a cluster; `name` is "source", "target" or "cluster".
+    """The metadata of a cluster; `name` is "source", "target" or "cluster".
 
-    `silent` are brokers in the metadata that could not be spoken to from here; `configs` and
-    `broker_configs` hold values in force of those topics and brokers that were asked for; `version` is what the
-    brokers speak; `is_secured` says that a client needs more than the address.
+    `silent` are brokers in the metadata that do not respond to us; `configs` and
+    `broker_configs` hold the values in force of the topics and brokers that were asked for; `version` is the Kafka
+    version of the brokers; `is_secured` says that a client needs more than the address.
     """
 
     name: str
     bootstrap_servers: str
     cluster_id: str | None
-    controller: int | None  # -1 where there is none; brokers before 0.10 name none
+    controller: int | None  # -1 if there is none; brokers before 0.10 do not tell
     brokers: Mapping[int, Broker]
     topics: Mapping[str, Topic]
     operations: Operations | None = None
@@ -121,7 +121,7 @@ class ClusterFacts:
     is_secured: bool = False
 
     def tool(self, name: str) -> str:
-        """The beginning of a command line of Kafka's own tools, as far as it is the same for all of them."""
+        """The start of a command line of Kafka's own tools, as far as it is the same for all of them."""
         login = f" {'--admin.config' if name in _ADMIN_CONFIG else '--command-config'} {ADMIN_PROPERTIES}"
         return f"{name} --bootstrap-server {self.bootstrap_servers}{login if self.is_secured else ''}"
 
@@ -131,7 +131,7 @@ class ClusterFacts:
         return {node_id: broker for node_id, broker in self.brokers.items() if not broker.is_fenced}
 
     def leader_of(self, partition: TopicPartition) -> int:
-        """-1 where there is none."""
+        """The leader's node id; -1 if there is none."""
         known = self.topics[partition.topic].partitions if partition.topic in self.topics else ()
         return next((p.leader for p in known if p.index == partition.partition), -1)
 
@@ -139,14 +139,14 @@ class ClusterFacts:
         return self.configs.get(topic, {}).get(name)
 
     def min_isr(self, topic: str) -> int | None:
-        """min.insync.replicas in force; None where the brokers do not tell."""
+        """min.insync.replicas in force; None if the brokers do not tell."""
         value = self.config(topic, MIN_ISR)
         return None if value is None else int(value)
 
     def needed_isr(self, topic: str, replicas: int) -> int | None:
-        """How many replicas must be in sync for acks=all, of a partition with so many; None where the brokers do not tell.
+        """How many of `replicas` must be in sync for acks=all; None if the brokers do not tell.
 
-        Brokers since 3.7 ask for no more than the partition has (Partition.scala, effectiveMinIsr; KAFKA-15583).
+        Brokers since 3.7 require no more than the partition has (Partition.scala, effectiveMinIsr; KAFKA-15583).
         """
         least = self.min_isr(topic)
         return least if least is None or self.version < _ASKS_FOR_NO_MORE_THAN_THERE_ARE else min(least, replicas)
@@ -157,7 +157,7 @@ class ClusterFacts:
         return partition.leader >= 0 and needed is not None and len(partition.isr) < needed
 
     def broker_setting(self, name: str) -> str | None:
-        """A broker setting; of the lowest node id that told it."""
+        """A broker setting, from the lowest node id that told it."""
         for node_id in sorted(self.broker_configs):
             if name in self.broker_configs[node_id]:
                 return self.broker_configs[node_id][name]

@@ -1,10 +1,10 @@
-"""What a check has found: how bad, about what, the evidence, and what to do.  Pure.
+"""A finding of a check: severity, thing, evidence and remedy.  Pure.
 
 Laws:
 - A finding names a thing, shows evidence that was read from a broker (never a
   guess), and gives a remedy; many things of one kind are one finding.
-- What brokers do with a setting is judged by their version.
-- What one cluster does not tell is no finding about the other one.
+- The brokers' version decides how the effect of a setting is judged.
+- A fact that one cluster does not tell is no finding about the other.
 - A check that could not be made is a finding, too.
 - A report does not grow with the cluster (bounded).
 """
@@ -26,40 +26,40 @@ _ALIKE = 20
 
 
 class Severity(str, enum.Enum):
-    """ERROR breaks a client or a mirror now, WARNING will when one more thing happens, INFO is good to know."""
+    """ERROR breaks a client or a mirror now, WARNING will after one more failure, INFO is good to know."""
 
     ERROR = "error"
     WARNING = "warning"
     INFO = "info"
 
 
-# Every check, and what it looks at.  README.md of this folder has each with its evidence and remedy.
+# Every check, and what it covers.  README.md of this folder has each with its evidence and remedy.
 CHECKS: Final = {
-    "addresses": "each bootstrap address and each advertised address: name, connection, TLS, login, first answer",
-    "versions": "what the brokers speak, and whether they agree",
-    "same-cluster": "source and target are two clusters, and all bootstrap addresses of one are of one",
-    "rights": "what our principal may do, against what a mirror does",
-    "controller": "whether a controller is there, and the quorum follows it",
+    "addresses": "each bootstrap address and each advertised address: name, connection, TLS, login, first response",
+    "versions": "the versions that the brokers speak, and whether they agree",
+    "same-cluster": "source and target are two clusters, and all bootstrap addresses of each lead to one cluster",
+    "rights": "the rights of our principal, compared with what a mirror needs",
+    "controller": "whether there is an active controller, and the quorum follows it",
     "partitions": "partitions without leader, below min.insync.replicas, or with replicas missing",
     "coordinators": "partitions of __consumer_offsets and __transaction_state that do not serve, and whom that breaks",
     "log-dirs": "log directories that are offline or nearly full",
     "durability": "replication factor, min.insync.replicas, unclean elections, of topics and of internal ones",
-    "elections": "leaders, brokers and in-sync replicas that change while we look",
+    "elections": "leaders, brokers and in-sync replicas that change during the examination",
     "clocks": "the controller's clock against ours and the other cluster's, and records from the future",
     "quotas": "quotas that apply to our principal and client id",
     "transactions": "open transactions that hold back the last stable offset",
     "topics": "topics of the target that cannot hold the copy, or hurt it",
-    "sizes": "record sizes that one side takes and the other does not",
-    "retention": "what is not copied yet, against the time and size at which the source deletes it",
-    "ledger": "losses that the link has written down",
+    "sizes": "record sizes that one side accepts and the other does not",
+    "retention": "records not copied yet, and when the source's time and size limits delete them",
+    "ledger": "losses that the link has recorded",
     "control": "what of the link is paused, throttled or promoted",
-    "examination": "whether the doctor came to its end",
+    "examination": "whether the doctor finished",
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`cluster` is "source", "target" or "cluster", or "link" for what concerns both."""
+    """`cluster` is "source", "target" or "cluster", or "link" if it concerns both."""
 
     severity: Severity
     check: str
@@ -73,7 +73,7 @@ class Finding:
 
 
 class Told(NamedTuple):
-    """What a check tells of one thing; `check` and `cluster` where they are not its own."""
+    """What a check reports of one thing; `check` and `cluster` only if they differ from the check's own."""
 
     severity: Severity
     thing: str
@@ -84,7 +84,7 @@ class Told(NamedTuple):
 
 
 def check(name: str, *, cluster: str = "") -> Callable[[Callable[_P, Iterator[Told]]], Callable[_P, Iterator[Finding]]]:
-    """Makes findings of a check of what a function tells: of this cluster, or of the one that its first argument names."""
+    """Turns what a check function reports into findings of `cluster`, or of the cluster that its first argument names."""
     assert name in CHECKS
 
     def registered(function: Callable[_P, Iterator[Told]]) -> Callable[_P, Iterator[Finding]]:
@@ -101,7 +101,7 @@ def check(name: str, *, cluster: str = "") -> Callable[[Callable[_P, Iterator[To
 
 
 def exit_code(findings: Iterable[Finding], *, is_examined: bool) -> int:
-    """HEALTHY, WARNINGS or ERRORS by the worst finding; NOT_EXAMINED when a cluster did not answer at all."""
+    """HEALTHY, WARNINGS or ERRORS by the worst finding; NOT_EXAMINED if a cluster did not respond at all."""
     if not is_examined:
         return NOT_EXAMINED
     codes = {Severity.ERROR: ERRORS, Severity.WARNING: WARNINGS, Severity.INFO: HEALTHY}
@@ -109,19 +109,19 @@ def exit_code(findings: Iterable[Finding], *, is_examined: bool) -> int:
 
 
 def worst(severities: Iterable[Severity]) -> Severity:
-    """The worst of some; INFO of none."""
+    """The worst severity; INFO if there are none."""
     found = set(severities)
     return next((severity for severity in Severity if severity in found), Severity.INFO)
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """The worst first; else in the order in which they were found."""
+    """The worst first; equal ones in the order in which they were found."""
     order = list(Severity)
     return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
 def bounded(findings: Iterable[Finding]) -> list[Finding]:
-    """Of many findings of one severity, check and cluster the first, and one that tells how many more there are."""
+    """The first findings of each severity, check and cluster, and one finding that counts the rest."""
     kept: dict[tuple[Severity, str, str], list[Finding]] = {}
     for finding in findings:
         kept.setdefault((finding.severity, finding.check, finding.cluster), []).append(finding)
@@ -130,7 +130,7 @@ def bounded(findings: Iterable[Finding]) -> list[Finding]:
         found += alike[:_ALIKE]
         if rest := alike[_ALIKE:]:
             first = rest[0]
-            said = f"as with those above: {some([finding.thing for finding in rest])}"
+            said = f"like those above: {some([finding.thing for finding in rest])}"
             found.append(replace(first, thing=f"{len(rest)} more", evidence=said, remedy="As for those above"))
     return found
 
@@ -143,7 +143,7 @@ def some(things: Collection[object], limit: int = _SHOWN) -> str:
 
 
 def duration(ms: float) -> str:
-    """A span of time as people say it: "3.2 s", "25 min", "4.0 h", "12 days"."""
+    """A span of time for a sentence: "3.2 s", "25 min", "4.0 h", "12 days"."""
     seconds = abs(ms) / 1000
     if seconds < 90:
         return f"{seconds:.1f} s"
@@ -153,7 +153,7 @@ def duration(ms: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as people say them: "900 bytes", "1.0 MiB"."""
+    """Bytes for a sentence: "900 bytes", "1.0 MiB"."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= factor:
             return f"{count / factor:.1f} {unit}"

@@ -20,13 +20,13 @@ from tolerant_client.ops.doctor.finding import Severity, Told, check, duration, 
 
 _REQUEST_MAX = "socket.request.max.bytes"
 _DAY_MS, _HOUR_MS = 86_400_000, 3_600_000
-_PROGRESS_S = 3.0  # a look that is shorter proves no standstill
-_SOON_MS = 60_000  # a mirror that is done in this time is not in danger
+_PROGRESS_S = 3.0  # shorter observations prove no standstill
+_SOON_MS = 60_000  # a mirror that catches up within this time is not in danger
 _BYTES_FULL, _BYTES_NEAR = 0.9, 0.5  # of retention.bytes
 
 
 class LinkOptions(NamedTuple):
-    """What other commands take to mean the link: those that need its target alone, and those that need both clusters."""
+    """The options by which other commands name this link: those that need only its target, and those that need both."""
 
     of_target: str = "--target TARGET"
     of_both: str = "--source SOURCE --target TARGET"
@@ -36,7 +36,7 @@ class LinkOptions(NamedTuple):
 def topic_findings(
     source: Mapping[str, TopicSpec], target: Mapping[str, TopicSpec], brokers: int, begun: Collection[str] = ()
 ) -> Iterator[Told]:
-    """Each topic as a mirror's own plan judges it; both by the target's names.  `begun` are those that the link has copied."""
+    """Judges each topic by a mirror's own plan; names are the target's.  `begun` are topics that the link has copied to."""
     deleted = sorted(name for name in source if name not in target and name in begun)
     if deleted:
         yield Told(Severity.WARNING, f"topic {some(deleted)}", DELETED_ON_TARGET, "Start the mirror, if none runs")
@@ -52,7 +52,7 @@ def topic_findings(
             yield Told(
                 Severity.ERROR,
                 f"topic {name}",
-                f"{TIMESTAMP_TYPE}={LOG_APPEND_TIME} on the target would give every record another time: a mirror refuses it",
+                f"{TIMESTAMP_TYPE}={LOG_APPEND_TIME} on the target would change every record's timestamp: a mirror refuses it",
                 f"Set {TIMESTAMP_TYPE}=CreateTime on the target",
             )
             continue
@@ -71,7 +71,7 @@ def topic_findings(
 def creation_findings(
     target: ClusterFacts, missing: Collection[str], warnings: Iterable[str], refusal: str, who: str
 ) -> Iterator[Told]:
-    """What the target's brokers say to creating the topics that are missing there."""
+    """How the target's brokers respond to a request to create the missing topics, with validateOnly."""
     if refusal:
         is_right = "authoriz" in refusal.lower()
         yield Told(
@@ -110,7 +110,7 @@ def _warnings(name: str, wanted: TopicSpec, present: TopicSpec, brokers: int) ->
 
 @check("sizes")
 def size_findings(facts: ClusterFacts, specs: Mapping[str, TopicSpec]) -> Iterator[Told]:
-    """Topics that take records which a request to their brokers cannot hold."""
+    """Topics that accept records which a request to their brokers cannot hold."""
     limit = facts.broker_setting(_REQUEST_MAX)
     if limit is None:
         return
@@ -120,7 +120,7 @@ def size_findings(facts: ClusterFacts, specs: Mapping[str, TopicSpec]) -> Iterat
         yield Told(
             Severity.WARNING,
             f"topic {some(above)}",
-            f"{MAX_MESSAGE_BYTES} is up to {size(largest)}, but the brokers end connections with requests above"
+            f"{MAX_MESSAGE_BYTES} is up to {size(largest)}, but the brokers close connections with requests above"
             f" {_REQUEST_MAX}={limit}",
             f"Raise {_REQUEST_MAX}, or lower {MAX_MESSAGE_BYTES}",
         )
@@ -131,14 +131,14 @@ def size_findings(facts: ClusterFacts, specs: Mapping[str, TopicSpec]) -> Iterat
 
 @dataclass(frozen=True)
 class Backlog:
-    """What of a partition is not copied yet, as of the end of two looks; `oldest_ms` is the latest time in its first batch."""
+    """A partition's uncopied part, before and after the observation; `oldest_ms` is the latest timestamp in its first batch."""
 
     before: PartitionLag
     now: PartitionLag
 
     @property
     def position(self) -> int:
-        """0 where nothing was copied."""
+        """The position; 0 if nothing was copied."""
         return self.now.position or 0
 
     @property
@@ -147,12 +147,12 @@ class Backlog:
 
     @property
     def source_end(self) -> int:
-        """The last stable offset: what comes after it no mirror can copy."""
+        """The last stable offset: no mirror can copy what comes after it."""
         return self.now.stable_end or 0
 
     @property
     def copied(self) -> int:
-        """By how much it moved while we looked."""
+        """How many offsets were copied during the observation."""
         return self.position - (self.before.position or 0)
 
     @property
@@ -161,28 +161,28 @@ class Backlog:
 
     @property
     def has_stood(self) -> bool:
-        """Whether it had a lag at the first look, and has not moved since."""
+        """Whether it had a lag at the start of the observation, and has not moved since."""
         return self.now.copyable > self.appended and not self.copied
 
     def __str__(self) -> str:
         return str(self.now)
 
     def ready_in_ms(self, seconds: float) -> float | None:
-        """When it will be copied if it goes on as in these seconds; None for never."""
+        """In how many ms it will have caught up at the rate of these seconds; None for never."""
         lag, gained = self.now.copyable, self.copied - self.appended
         return 0.0 if not lag else None if gained <= 0 or seconds <= 0 else lag / (gained / seconds) * 1000
 
 
 @dataclass(frozen=True)
 class Retention:
-    """How long the source keeps a topic's records; ms and bytes a partition, None for ever."""
+    """How long the source keeps a topic's records: ms, and bytes per partition; None is unlimited."""
 
     ms: int | None
     bytes: int | None
 
     @classmethod
     def of(cls, config: Mapping[str, str]) -> Retention | None:
-        """None where the brokers did not tell."""
+        """The retention in these settings; None if the brokers did not tell."""
         if "cleanup.policy" not in config:
             return None
         is_deleted = "delete" in config["cleanup.policy"].split(",")
@@ -196,7 +196,7 @@ class Retention:
 
 @check("topics", cluster="link")
 def ahead_findings(backlogs: Iterable[Backlog], options: LinkOptions = LinkOptions()) -> Iterator[Told]:
-    """Target logs that end behind the source's: theirs was cut, or somebody else writes to the target."""
+    """Target logs that end after the source's: the source's was truncated, or somebody else writes to the target."""
     ahead: dict[str, list[Backlog]] = {}
     for backlog in backlogs:
         if backlog.position > backlog.source_end:
@@ -209,7 +209,7 @@ def ahead_findings(backlogs: Iterable[Backlog], options: LinkOptions = LinkOptio
             f"{counted(len(found), 'partition')} longer on the target than on the source: {worst} goes up to offset"
             f" {worst.position} there, and up to {worst.source_end} on the source",
             f"tolerant-kafka verify {options.of_both}  # tells which records differ: the source has lost some (unclean"
-            " election, topic made anew), or others write to the target; then use --offsets translated, or another topic",
+            " election, recreated topic), or others write to the target; then use --offsets translated, or another topic",
         )
 
 
@@ -221,9 +221,9 @@ def retention_findings(
     now_ms: int,
     seconds: float,
 ) -> Iterator[Told]:
-    """What the source has deleted before it was copied, and what it will; the worst partition of each topic.
+    """What the source deleted before it was copied, or soon will; the worst partition of each topic.
 
-    A copy that has not begun loses nothing: it begins where the source's log does.
+    A copy that has not begun loses nothing: it begins at the source's log start.
     """
     known = list(ledger)
     by_topic: dict[str, list[Backlog]] = {}
@@ -239,7 +239,7 @@ def retention_findings(
                 f"topic {topic}",
                 f"{counted(len(lost), 'partition')} lost records before they were copied: {worst} offsets {worst.position} to"
                 f" {worst.source_start} are gone from the source",
-                "The mirror stops there; with --on-loss continue it writes the loss into its ledger and goes on",
+                "The mirror stops there; with --on-loss continue it records the loss in its ledger and continues",
             )
         limits = retentions.get(topic)
         if limits is not None:
@@ -257,7 +257,7 @@ def _in_danger(topic: str, backlogs: list[Backlog], limits: Retention, now_ms: i
     if dangers:
         left, worst = min(dangers, key=lambda one: one[0])
         ready_ms = worst.ready_in_ms(seconds)
-        speed = "nothing was copied while we looked" if not worst.copied else (
+        speed = "nothing was copied during the examination" if not worst.copied else (
             "it falls behind" if ready_ms is None else f"at this rate all is copied in {duration(ready_ms)}"
         )  # fmt: skip
         when = f"may be deleted in {duration(left)}" if left > 0 else f"were due for deletion {duration(left)} ago"
@@ -278,13 +278,13 @@ def _in_danger(topic: str, backlogs: list[Backlog], limits: Retention, now_ms: i
                 Severity.ERROR if is_full else Severity.WARNING,
                 f"topic {topic}",
                 f"about {size(share * limits.bytes)} of {worst} are not copied yet, {share:.0%} of"
-                f" retention.bytes={limits.bytes}: the source deletes the oldest when as much is there",
+                f" retention.bytes={limits.bytes}: the source deletes the oldest records when that size is reached",
                 "Raise retention.bytes on the source until the mirror has caught up, and start, or speed up, the mirror",
             )
 
 
 def _left_ms(backlog: Backlog, limits: Retention, now_ms: int) -> float | None:
-    """Until the oldest uncopied records may be deleted; a segment lives as long as its newest record, so rather later."""
+    """The ms until the oldest uncopied records may be deleted, or longer: a segment stays as long as its newest record."""
     oldest_ms = backlog.now.oldest_ms
     if limits.ms is None or oldest_ms is None or oldest_ms < 0:
         return None
@@ -305,25 +305,25 @@ def _byte_share(backlog: Backlog, limit: int) -> float:
 def progress_findings(
     link: str, backlogs: Sequence[Backlog], control: LinkControl | None, seconds: float
 ) -> Iterator[Told]:
-    """Whether the link copies at all, and which partitions it leaves; the ones that an operator paused are known."""
+    """Whether the link copies at all, and which partitions do not move; those that an operator paused are left out."""
     if seconds < _PROGRESS_S or (control is not None and (control.is_promoted or WHOLE_LINK in control.paused)):
         return
     standing = [b for b in backlogs if b.has_stood and not (control is not None and control.pauses(b.now.partition))]
-    if not standing or not any(b.position > 0 for b in backlogs):  # the second: a link that was never started
+    if not standing or not any(b.position > 0 for b in backlogs):  # the second: the link was never started
         return
     lag = sum(b.now.copyable for b in standing)
-    others = ", while others go on" if any(b.copied for b in backlogs) else ""
+    others = ", while others move" if any(b.copied for b in backlogs) else ""
     yield Told(
         Severity.WARNING,
         f"link {link}",
         f"{lag} offsets of {some([str(b) for b in standing])} wait, and none was copied in {seconds:.0f} s{others}",
-        "Look at the mirror's log: a partition may be paused by policy (--on-loss, --on-oversized), or stopped"
+        "Check the mirror's log: a partition may be paused by policy (--on-loss, --on-oversized), or stopped"
         if others
-        else "Start the mirror, or look at its log",
+        else "Start the mirror, or check its log",
     )
 
 
-# -- what the link has written down -------------------------------------------
+# -- what the link has recorded ------------------------------------------------
 
 
 @check("ledger", cluster="link")
@@ -343,15 +343,15 @@ def ledger_findings(link: str, rows: Iterable[LedgerRow]) -> Iterator[Told]:
         yield Told(
             Severity.WARNING,
             f"topic {topic}",
-            f"{counted(offsets, 'offset')} not on the target ({reason}), written down at {newest[topic, reason]} ms",
+            f"{counted(offsets, 'offset')} not on the target ({reason}), recorded at {newest[topic, reason]} ms",
             "Read the ledger (tolerant-mirror-ledger) for the ranges; what is lost on the source stays lost",
         )
     if unreadable:
         yield Told(
             Severity.WARNING,
             "tolerant-mirror-ledger",
-            f"{unreadable} of its records are no ledger rows: somebody else writes to it",
-            "Take away their right to write to it",
+            f"{unreadable} of its records are not ledger rows: somebody else writes to it",
+            "Revoke their right to write to it",
         )
 
 
@@ -359,7 +359,7 @@ def ledger_findings(link: str, rows: Iterable[LedgerRow]) -> Iterator[Told]:
 def control_findings(
     link: str, control: LinkControl, options: LinkOptions = LinkOptions(), lost_map: str | None = None
 ) -> Iterator[Told]:
-    """What an operator has told the link to leave, and why it cannot copy: `lost_map` says that its offset map is lost."""
+    """An operator's orders to leave something out; `lost_map` says that the link's offset map is lost, so it cannot copy."""
     if lost_map is not None and not control.is_over:
         evidence, _, remedy = lost_map.partition(". ")
         yield Told(Severity.ERROR, f"link {link}", evidence, remedy)
@@ -369,7 +369,7 @@ def control_findings(
             Severity.WARNING,
             f"link {link}",
             "it is promoted: nothing is copied any more",
-            "None if that is meant; the guide to the failover drill says how to copy the other way",
+            "None if that is intended; the guide to the failover drill says how to copy the other way",
         )
     if paused := control.paused_words:
         yield Told(Severity.WARNING, f"link {link}", f"paused: {some(paused)}", resume)

@@ -1,4 +1,4 @@
-"""Everything that is looked at between two clusters, or in one; the whole examination."""
+"""All checks of one or two clusters and their link; the whole examination."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ from tolerant_client.ops.mm2.loops import names_of
 from tolerant_client.security.kafka_config import kafka_python_config
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
-_GROUPS = 200  # whose rights are looked at
-_SPEAKING_S = 60.0  # for all checks together, beside the time to watch
+_GROUPS = 200  # whose rights are checked
+_SPEAKING_S = 60.0  # for all checks together, besides the observation time
 
 
 @dataclass(frozen=True)
 class Subject:
     """What to examine.
 
-    `clusters` has Java client properties by role: "source" and "target", or "cluster" for one alone.  `copied_groups`
-    are those whose offsets are copied; `groups` and `transactional_ids` more names to look for at coordinators.
-    `seconds` is how long elections and progress are watched.  `duties` are those of the link, `called` what it calls
-    the topics of the rights' table.  `options` are what other commands take to mean this link: of its target alone,
-    and of both clusters.
+    `clusters` has Java client properties by role: "source" and "target", or "cluster" for a single one.  `copied_groups`
+    are those whose offsets are copied; `groups` and `transactional_ids` are more names whose coordinators are checked.
+    `seconds` is how long elections and progress are observed.  `duties` are those of the link, `called` the link's names
+    for the topics of the rights table.  `options` name this link in other commands: those that need its target only,
+    and those that need both clusters.
     """
 
     clusters: Mapping[str, Mapping[str, str]]
@@ -85,9 +85,9 @@ class Subject:
 
 
 def examine(subject: Subject, checkup: Checkup | None = None) -> Checkup:
-    """Makes every check and ends in bounded time, whatever the clusters do.
+    """Makes every check, and ends in bounded time whatever the clusters do.
 
-    Raises OptionError for options and properties that are wrong.
+    Raises OptionError for invalid options and properties.
     """
     configs = {name: kafka_python_config(java) for name, java in subject.clusters.items()}
     checkup = Checkup() if checkup is None else checkup
@@ -144,7 +144,7 @@ class _Examination:
                 self._found[name] = found
 
     def _choose_topics(self) -> dict[str, str]:
-        """The mirror's topics: the source's names, and the target's."""
+        """The mirror's topics: the target's name of each by its name on the source."""
         first = self._found.get("source") or self._found.get("cluster") or self._found.get("target")
         if first is None:
             return {}
@@ -156,9 +156,9 @@ class _Examination:
             chosen = select_topics(topics, dict.fromkeys(names))
         except OptionError as error:
             if is_target and "source" in self._configs:
-                return {}  # what the source has nobody tells
+                return {}  # nobody tells which topics the source has
             severity = Severity.INFO if topics.filter == TopicFilter() else Severity.ERROR
-            remedy = "Correct --topics, or allow our principal to describe the topics: others are not shown to it"
+            remedy = "Correct --topics, or allow our principal Describe on the topics: the brokers hide others"
             self._checkup.add(
                 [Finding(severity, "topics", first.raw.name, f"topics {topics.filter}", str(error), remedy)]
             )
@@ -175,7 +175,7 @@ class _Examination:
         examine_parts(self._checkup, found, list(topics), client_id, rights)
 
     def _examine_coordinators(self) -> None:
-        """With the names that any of the clusters has, and those that were asked for."""
+        """Checks coordinators for all names that any of the clusters knows, and those that the operator gave."""
         groups = {*self._subject.groups}.union(*(one.groups for one in self._found.values()))
         ids = {*self._subject.transactional_ids}.union(*(one.transactional_ids for one in self._found.values()))
         for one in self._found.values():
@@ -184,7 +184,7 @@ class _Examination:
 
 
 def literal_names(topics: LinkTopics) -> list[str]:
-    """Topics of the source that the expressions name whole: these are meant even where they are not shown to us."""
+    """Topics of the source that the expressions name in full: they count even if the brokers hide them from us."""
     return sorted(
         {
             names.start
@@ -206,12 +206,12 @@ class _Link:
         self._chosen = chosen
 
     def look(self) -> dict[TopicPartition, PartitionLag]:
-        """How far each partition that serves on both sides has come."""
+        """The lag of each partition that serves on both sides."""
         source, target, ask = self._source, self._target, self._checkup.ask
         leaders = logs.serving(target.facts, self._chosen.values())
         if not leaders:
             return {}
-        # The target first: what the source gains meanwhile is lag, and no target seems to be ahead.
+        # The target first: then what the source gains in between is lag, and no target seems to be ahead.
         positions = (
             ask("retention", target.raw, logs.positions, target.raw, self._subject.link, leaders, self._chosen) or {}
         )
@@ -266,7 +266,7 @@ class _Link:
         checkup.add(size_findings(target.facts, {**copies, **present}))
 
     def _examine_creation(self, missing: Mapping[str, TopicSpec]) -> None:
-        """Asks the brokers whether they would create what is missing (validateOnly: nothing is created)."""
+        """Asks the brokers whether they would create the missing topics (validateOnly: nothing is created)."""
         target, checkup = self._target, self._checkup
         if not missing:
             return
@@ -286,7 +286,7 @@ class _Link:
     ) -> None:
         source, checkup, link = self._source, self._checkup, self._subject.link
         if control is not None and control.is_promoted:
-            return  # the target has a life of its own
+            return  # the target is independent now
         lags = {p: lag for p, lag in self.look().items() if p in before}
         if not lags:
             return
@@ -317,6 +317,6 @@ class _Link:
 
 
 def _share(size: int | None, lag: PartitionLag) -> float | None:
-    """What an offset takes of a log of this size."""
+    """The mean bytes per offset of a log of this size."""
     held = (lag.stable_end or 0) - (lag.source_start or 0)
     return None if size is None or held <= 0 else size / held

@@ -1,6 +1,6 @@
-"""Reads where logs begin and end, their latest times, and the transactions that hold them back; writes nothing.
+"""Reads log starts and ends, latest timestamps, and the transactions that hold logs back; writes nothing.
 
-Partitions without a leader, or with one that does not answer, are left out: nothing waits for them.
+Partitions without a leader, or with one that does not respond, are left out: nothing waits for them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.ops.doctor.facts import ClusterFacts
 
-_TIMED_PARTITIONS = 200  # whose oldest uncopied batch is looked at
+_TIMED_PARTITIONS = 200  # whose oldest uncopied batch is read
 
 
 def serving(facts: ClusterFacts, topics: Iterable[str]) -> dict[TopicPartition, int]:
-    """Partitions of these topics that can be asked, and their leaders."""
+    """The partitions of these topics whose leaders respond, and those leaders."""
     found = {}
     for name in topics:
         for p in facts.topics[name].partitions if name in facts.topics else ():
@@ -34,7 +34,7 @@ def serving(facts: ClusterFacts, topics: Iterable[str]) -> dict[TopicPartition, 
 
 
 async def transactional_ids(cluster: Cluster, nodes: Iterable[int]) -> set[str]:
-    """All that living coordinators have, and that we may describe."""
+    """All transactional ids that these coordinators have and that we may describe."""
     found: set[str] = set()
     for node in nodes:
         found.update(await cluster.insist("listing transactions", partial(list_transactions, cluster, node)))
@@ -44,7 +44,7 @@ async def transactional_ids(cluster: Cluster, nodes: Iterable[int]) -> set[str]:
 async def positions(
     target: Cluster, link: str, leaders: Collection[TopicPartition], topics: Mapping[str, str]
 ) -> dict[TopicPartition, int]:
-    """How far each source partition was copied, 0 where nothing was; `topics` maps the source's names to the target's."""
+    """How far each source partition is copied, 0 if not at all; `topics` maps the source's names to the target's."""
     is_translated = await has_map(target, link, await read_control(target, link))
     found = await lens.positions(target, link, leaders, is_translated)
     sources = {name: source for source, name in topics.items()}
@@ -52,14 +52,14 @@ async def positions(
 
 
 async def lags(source: Cluster, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, PartitionLag]:
-    """With where each log begins, and its last stable offset."""
+    """The lags, with each log's start and last stable offset."""
     starts = await source.list_offsets(dict.fromkeys(positions, EARLIEST))
     ends = await source.list_offsets(dict.fromkeys(positions, LATEST), isolation_level=READ_COMMITTED)
     return {p: PartitionLag(p, at, ends[p], source_start=starts[p]) for p, at in positions.items()}
 
 
 async def oldest_times(source: Cluster, lags: Collection[PartitionLag]) -> dict[TopicPartition, int]:
-    """The latest time in the first uncopied batch of those partitions that lag most, which its segment lives by; ms."""
+    """The latest timestamp, in ms, of the first uncopied batch of the partitions that lag most; retention goes by it."""
     behind = sorted((lag for lag in lags if lag.copyable), key=lambda lag: lag.copyable, reverse=True)
     firsts = {lag.partition: max(lag.position or 0, lag.source_start or 0) for lag in behind[:_TIMED_PARTITIONS]}
     try:

@@ -1,7 +1,7 @@
-"""Tries addresses from here, stage by stage, each in a thread of its own and within a deadline.
+"""Probes addresses from here, stage by stage, each in its own thread and within a deadline.
 
 A name may take long to resolve, a login may ask another server: neither can be
-interrupted, so a probe that is late is left behind and said to be late.
+interrupted, so a probe that is late is abandoned and reported as late.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PREFIX = re.compile(r"^(\[Error -?\d+\] )?(\w+Error: )*")  # of kafka-python's 
 
 @dataclass(frozen=True)
 class Address:
-    """Where to knock; `node_id` of the broker that advertises it."""
+    """An address to probe; `node_id` of the broker that advertises it."""
 
     host: str
     port: int
@@ -45,13 +45,13 @@ def parse_address(text: str) -> Address:
 
 
 def probe_all(addresses: Iterable[Address], config: Mapping[str, Any], timeout_s: float) -> list[Probe]:
-    """Tries every address, many at a time; `config` is Cluster's, `timeout_s` counts for each address."""
+    """Probes every address, many at a time; `config` is Cluster's, `timeout_s` applies to each address."""
     found: list[Probe] = []
     waiting = list(addresses)
     while waiting:
         chunk, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
         trials = [_Trial(address, config, timeout_s) for address in chunk]
-        deadline = time.monotonic() + timeout_s + 1  # of waiting for what knows its own deadline
+        deadline = time.monotonic() + timeout_s + 1  # longer than the probe's own deadline
         for trial in trials:
             trial.thread.join(max(0.0, deadline - time.monotonic()))
             found.append(trial.result())
@@ -59,7 +59,7 @@ def probe_all(addresses: Iterable[Address], config: Mapping[str, Any], timeout_s
 
 
 class _Trial:
-    """One address, tried in a thread; `result` is what is known when it is asked for."""
+    """One address, probed in a thread; `result` is what is known when it is called."""
 
     def __init__(self, address: Address, config: Mapping[str, Any], timeout_s: float) -> None:
         self._address, self._config, self._timeout_s = address, config, timeout_s
@@ -91,7 +91,7 @@ class _Trial:
             return self._failed(Stage.CONNECTION, error)
         if protocol.endswith("SSL"):
             self._reached(Stage.TLS)
-            self._look_at_certificate()
+            self._read_certificate()
             if self._probe.speaks_tls is False:
                 return None
         self._reached(Stage.ANSWER)
@@ -113,7 +113,7 @@ class _Trial:
             )
 
     async def _speak(self, cluster: Cluster) -> None:
-        """One connection whose failure is told as it is, and then the first answers: connect() alone goes on trying."""
+        """One connection whose failure is raised unchanged, then the first responses: connect() alone would keep trying."""
         manager = cluster.manager
         (node,) = manager.cluster.bootstrap_brokers()
         connection = manager.get_connection(
@@ -140,15 +140,15 @@ class _Trial:
         elif any(isinstance(one, ssl.SSLError) for one in chain) or "TLS handshake" in words or "CERTIFICATE" in words:
             stage = Stage.TLS
         elif any(isinstance(one, OptionError) for one in chain):
-            stage = Stage.LOGIN  # a token or a ticket that could not be had
+            stage = Stage.LOGIN  # no token or ticket could be obtained
         else:
             stage = Stage.ANSWER
         if stage is Stage.ANSWER and not protocol.endswith("SSL"):
-            self._look_at_certificate()  # does it want TLS?
+            self._read_certificate()  # does it require TLS?
         self._failed(stage, words)
 
-    def _look_at_certificate(self) -> None:
-        """Whether the address speaks TLS, and until when its certificate holds; trusts whatever comes, and sends nothing."""
+    def _read_certificate(self) -> None:
+        """Whether the address speaks TLS, and when its certificate expires; trusts any certificate, and sends nothing."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         where, wait_s = (self._address.host, self._address.port), max(1.0, self._left_s())
@@ -160,7 +160,7 @@ class _Trial:
             is_other = error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING")
             self._probe = replace(self._probe, speaks_tls=None if not is_other else False, error=str(error))
             return
-        except OSError as error:  # closed or reset at once, or silent
+        except OSError as error:  # closed or reset at once, or no response
             self._probe = replace(self._probe, speaks_tls=False, error=str(error))
             return
         self._probe = replace(self._probe, speaks_tls=True, certificate_expires=_expires(certificate))
@@ -184,7 +184,7 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def _own_words(chain: list[BaseException]) -> str:
-    """What the last, innermost error says, without kafka-python's class names."""
+    """The message of the innermost error that has one, without kafka-python's class names."""
     for error in reversed(chain):
         if words := _PREFIX.sub("", str(error)):
             return words

@@ -10,19 +10,19 @@ from tolerant_client.mirror.state.health import counted
 from tolerant_client.ops.doctor.facts import INTERNAL_TOPICS, ClusterFacts, Partition, Quorum, Topic
 from tolerant_client.ops.doctor.finding import Severity, Told, check, duration, size, some
 
-_FULL, _NEARLY_FULL = 0.05, 0.15  # of a log directory's bytes that are left
+_FULL, _NEARLY_FULL = 0.05, 0.15  # share of a log directory's bytes that is left
 _KAFKA_STORAGE_ERROR = 56
 _VOTER_LAG_MS = 30_000
 
 
 @check("controller")
 def controller_findings(facts: ClusterFacts, quorum: Quorum | None, failure: str = "") -> Iterator[Told]:
-    """A cluster without a controller elects no leaders and creates no topics.
+    """Missing controllers: without one a cluster elects no leaders and creates no topics.
 
-    `quorum` is None with ZooKeeper, and where asking for it failed (`failure`).
+    `quorum` is None with ZooKeeper, and if asking for it failed (`failure`).
     """
     if failure:
-        yield _no_controller(f"brokers answer, but no active controller does ({failure})")
+        yield _no_controller(f"brokers respond, but no active controller does ({failure})")
         return
     if quorum is None:
         if facts.controller is not None and facts.controller < 0:
@@ -48,7 +48,7 @@ def controller_findings(facts: ClusterFacts, quorum: Quorum | None, failure: str
             f"controllers {some(sorted(behind))}",
             f"they do not follow the active controller {quorum.leader}: {some(lags)};"
             f" {living} of {len(quorum.voters)} do, {majority} are needed, so {more} more may fail",
-            "Start them, or look at their logs and at the network between the controllers",
+            "Start them, or check their logs and the network between the controllers",
         )
 
 
@@ -57,13 +57,13 @@ def _no_controller(evidence: str) -> Told:
         Severity.ERROR,
         "controller",
         f"{evidence}: no leader is elected, no topic created, no configuration changed",
-        "Start controllers until a majority runs, and look at their logs",
+        "Start controllers until a majority runs, and check their logs",
     )
 
 
 @check("partitions")
 def partition_findings(facts: ClusterFacts) -> Iterator[Told]:
-    """Topics with partitions that do not serve as they should; those of coordinators have a check of their own."""
+    """Topics with partitions that do not serve as they should; those of coordinators have their own check."""
     for name, topic in sorted(facts.topics.items()):
         if name not in INTERNAL_TOPICS:
             yield from _topic_findings(facts, topic)
@@ -87,20 +87,20 @@ def _topic_findings(facts: ClusterFacts, topic: Topic) -> Iterator[Told]:
         )  # fmt: skip
     if silent:
         yield _finding(
-            topic, silent, Severity.ERROR, "are led by a broker that does not answer here",
+            topic, silent, Severity.ERROR, "are led by a broker that does not respond here",
             f"Restart or reconnect {facts.named(p.leader for p in silent)}",
         )  # fmt: skip
     if below:
         yield _finding(
             topic, below, Severity.ERROR,
             f"have fewer in-sync replicas than min.insync.replicas={min_isr}: writes with acks=all are refused",
-            f"Start {_away(facts, below)}, or look why the replicas lag",
+            f"Start {_away(facts, below)}, or check why the replicas lag",
         )  # fmt: skip
     if short:
         one_more = f"; {len(at_least)} of them refuse writes after one more failure" if at_least else ""
         yield _finding(
             topic, short, Severity.WARNING, f"have replicas that are not in sync{one_more}",
-            f"Start {_away(facts, short)}, or look why the replicas lag",
+            f"Start {_away(facts, short)}, or check why the replicas lag",
         )  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def _missing_brokers(facts: ClusterFacts) -> Iterator[Told]:
 
 @check("log-dirs")
 def log_dir_findings(name: str, found: Iterable[LogDir]) -> Iterator[Told]:
-    """Log directories that failed, or that records will fill."""
+    """Log directories that have failed or are nearly full."""
     for one in found:
         thing = f"log directory {one.path} of broker {one.node_id}"
         if one.error_code:
@@ -151,7 +151,7 @@ def log_dir_findings(name: str, found: Iterable[LogDir]) -> Iterator[Told]:
                 Severity.ERROR,
                 thing,
                 f"{why}: the broker serves none of its replicas in it",
-                "Look at the broker's log and the disk; restart the broker once the disk is sound or replaced",
+                "Check the broker's log and the disk; restart the broker once the disk is sound or replaced",
             )
         elif one.total_bytes > 0 and one.usable_bytes >= 0 and one.usable_bytes / one.total_bytes < _NEARLY_FULL:
             left = one.usable_bytes / one.total_bytes

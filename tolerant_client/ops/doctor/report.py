@@ -1,4 +1,4 @@
-"""A finished examination for people (tables) and for programs (JSON with a schema that stays)."""
+"""A finished examination for people (tables) and for programs (JSON with a stable schema)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INF
 
 
 def as_json(checkup: Checkup, seconds: float) -> dict[str, Any]:
-    """Fields are added, never renamed; `version` rises when one goes."""
+    """The JSON document; fields are added, never renamed; `version` rises when one is removed."""
     return {
         "version": _VERSION,
         "outcome": _OUTCOMES[checkup.exit_code],
@@ -41,9 +41,9 @@ def as_json(checkup: Checkup, seconds: float) -> dict[str, Any]:
 
 
 def print_report(checkup: Checkup, seconds: float, console: Console, *, is_brief: bool = False) -> None:
-    """The clusters, a row for each finding, and a verdict; without those of severity info if `is_brief`."""
+    """Prints the clusters, a row for each finding, and a verdict; `is_brief` leaves out findings of severity info."""
     for cluster in sorted(checkup.clusters, key=lambda cluster: str(cluster["name"])):
-        said = "did not answer"
+        said = "did not respond"
         if cluster["is_examined"]:
             said = (
                 f"cluster {cluster['cluster_id']}, {counted(cluster['brokers'], 'broker')},"
@@ -67,6 +67,6 @@ def print_report(checkup: Checkup, seconds: float, console: Console, *, is_brief
     verdict = _OUTCOMES[checkup.exit_code].upper() if checkup.exit_code else "healthy"
     found = ", ".join(counted(counts[severity], noun) for severity, noun in _NOUNS.items())
     runs = f"{made} of {len(checkup.runs)} checks"
-    if away := checkup.unexamined:  # of whose checks nobody has tried most
+    if away := checkup.unexamined:  # most checks of these clusters were never tried
         verdict, runs = f"{verdict} the {' and the '.join(away)}", counted(made, "check")
     console.print(Text(f"{verdict}: {found}; {runs} made in {seconds:.1f} s"))

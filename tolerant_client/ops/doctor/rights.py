@@ -1,9 +1,9 @@
-"""Every right that a mirror's principal needs: what the doctor asks for, and the table of guides/security.md.  Pure.
+"""Every right that a mirror's principal needs, for the doctor and for the table in guides/security.md.  Pure.
 
 Laws:
-- This table is the only one: the guide's is compared with it line by line, and a mirror that has exactly these rights
+- This is the only table: a test compares the guide's with it line by line, and a mirror with exactly these rights
   was run on brokers with an authorizer (tests/brokers/test_least_rights.py).
-- A right is asked for where the link does its duty; what a link does not do needs none.
+- A right is needed only for a duty that the link has.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tolerant_client.mirror.state.ledger import LEDGER_TOPIC
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 from tolerant_client.ops.doctor.finding import Severity
 
-COPIED: Final = ""  # the name of what the link copies
+COPIED: Final = ""  # stands for the topics and groups that the link copies
 HEARTBEATS: Final = "heartbeats"
-CHECKPOINTS: Final = "A.checkpoints.internal"  # with the alias of the source
+CHECKPOINTS: Final = "A.checkpoints.internal"  # A is the alias of the source
 _MM2_OFFSETS: Final = "mm2-offsets.A.internal"
 _MM2_GROUP: Final = "A-mm2"
 
-# What the doctor asks for of names that begin with OWN_TOPICS, by role.
+# The names that begin with OWN_TOPICS for which the doctor checks rights, by role.
 _OWN: Final = {"source": (CONTROL_TOPIC,), "target": (CONTROL_TOPIC, LEDGER_TOPIC, CLAIMS_TOPIC)}
 
 
@@ -36,17 +36,17 @@ class Duty(enum.Enum):
     CONFIGS = enum.auto()
     ACLS = enum.auto()
     HEARTBEATS = enum.auto()
-    HEARTBEATS_BACK = enum.auto()  # of the flow that is not enabled, into the source
+    HEARTBEATS_BACK = enum.auto()  # of the reverse flow that is not enabled, into the source
     CHECKPOINTS = enum.auto()
     MARKERS = enum.auto()
-    TAKE_OVER = enum.auto()  # a command of its own: the doctor does not ask
+    TAKE_OVER = enum.auto()  # a separate command: the doctor does not check it
 
 
 class Right(NamedTuple):
     """Operations on one kind of resource, by their names in kafka-acls.sh.
 
-    `name` is COPIED, a name, or the beginning of names where it ends in "-".  `severity` says what a mirror that does
-    this duty is without it.  `before` is the version of the brokers from which on it is not needed.
+    `name` is COPIED, a name, or, if it ends in "-", a prefix.  `severity` is that of a mirror with this duty that lacks
+    the right.  `before` is the first broker version that does not need it.
     """
 
     role: str  # "source" or "target"
@@ -64,7 +64,7 @@ class Right(NamedTuple):
 
     @property
     def thing(self) -> str:
-        """What it is on, as the guide says it."""
+        """The resource, in the words of the guide."""
         kind = self.resource.replace("-", " ")
         if self.resource == "cluster":
             return kind
@@ -86,7 +86,7 @@ RIGHTS: Final = (
     ),
     Right(
         "source", "topic", OWN_TOPICS, ("Read", "Describe"), Duty.COPY, _WARNING,
-        "finding links that copy back from the target (circles); `failback`",
+        "finding links that copy back from the target (loops); `failback`",
     ),
     Right(
         "source", "topic", HEARTBEATS, ("Read", "Describe", "DescribeConfigs"), Duty.HEARTBEATS, _WARNING,
@@ -94,7 +94,7 @@ RIGHTS: Final = (
     ),
     Right(
         "source", "topic", HEARTBEATS, ("Create", "Write", "Describe"), Duty.HEARTBEATS_BACK, _WARNING,
-        "heartbeats of the way back, which MirrorMaker 2 writes, too (`B->A.emit.heartbeats.enabled`)",
+        "heartbeats of the reverse flow, which MirrorMaker 2 writes, too (`B->A.emit.heartbeats.enabled`)",
     ),
     Right(
         "source", "group", COPIED, ("Describe",), Duty.GROUPS, _WARNING,
@@ -111,11 +111,11 @@ RIGHTS: Final = (
     ),
     Right(
         "target", "topic", COPIED, ("DescribeConfigs",), Duty.COPY, _ERROR,
-        "knowing what the topics take",
+        "knowing what the topics accept",
     ),
     Right(
         "target", "topic", COPIED, ("Create",), Duty.COPY, _ERROR,
-        "creating topics that are missing (Create on the cluster does as well)",
+        "creating topics that are missing (Create on the cluster also suffices)",
     ),
     Right(
         "target", "topic", COPIED, ("Alter",), Duty.COPY, _WARNING,
@@ -167,13 +167,13 @@ RIGHTS: Final = (
     ),
     Right(
         "target", "group", _MM2_GROUP, ("Describe",), Duty.TAKE_OVER, _WARNING,
-        "`take-over` and `hand-back`, while they run: seeing whether MirrorMaker 2 does",
+        "`take-over` and `hand-back`, while they run: checking whether MirrorMaker 2 runs",
     ),
 )  # fmt: skip
 
 
 class Asked(NamedTuple):
-    """A right and the names that it is asked for; none of the cluster."""
+    """A right and the names for which it is checked; no names for the cluster."""
 
     right: Right
     names: tuple[str, ...] = ()
@@ -186,9 +186,9 @@ def asked(
     called: Mapping[str, str],
     version: tuple[int, ...] = (),
 ) -> Iterator[Asked]:
-    """The rights that a link with these duties needs of a cluster, but those to groups and transactional ids.
+    """The rights that a link with these duties needs on a cluster, except those to groups and transactional ids.
 
-    `copied` are the link's topics there, `called` what it calls HEARTBEATS and CHECKPOINTS, `version` the brokers'.
+    `copied` are the link's topics there, `called` its names for HEARTBEATS and CHECKPOINTS, `version` the brokers'.
     """
     for right in RIGHTS:
         if right.role != role or right.duty not in duties or (right.before is not None and version >= right.before):
@@ -201,10 +201,10 @@ def asked(
 
 
 def created_names(rights: Iterable[Asked]) -> set[str]:
-    """Topics of the link's own that it creates where they are missing."""
+    """The link's own topics that it creates if they are missing."""
     return {name for right, names in rights if right.name != COPIED and "Create" in right.operations for name in names}
 
 
 def rights_to(role: str, resource: str, duties: Collection[Duty]) -> Iterator[Right]:
-    """Those to one kind of resource."""
+    """The rights to one kind of resource."""
     return (right for right in RIGHTS if (right.role, right.resource) == (role, resource) and right.duty in duties)

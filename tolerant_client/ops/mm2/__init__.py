@@ -1,1 +1,1 @@
-"""MirrorMaker 2's configuration, read as it stands."""
+"""MirrorMaker 2's configuration, read unchanged."""

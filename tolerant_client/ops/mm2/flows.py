@@ -1,9 +1,9 @@
 """The flows of a MirrorMaker 2 file, with MirrorMaker 2's precedence and defaults.
 
 Laws:
-- What MirrorMaker 2 would copy is copied, or the file is refused before anything is written.
+- The mirror copies what MirrorMaker 2 would copy, or refuses the file before it writes anything.
 - A flow that is not enabled still has heartbeats, as in MirrorMaker 2 (MirrorMakerConfig.clusterPairs): the heartbeats
-  that B->A writes to A are copied by A->B, and tell readers on B that the link works.
+  that B->A writes to A are copied by A->B, and show readers on B that the link works.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _REASONS: Final = "tolerant_client/ops/mm2/README.md says why"
 
 @dataclass(frozen=True)
 class Flow:
-    """A link A->B as its file has it; what ends in _s are seconds between two rounds of a duty, None for none.
+    """A link A->B as configured in its file; fields that end in _s are seconds between rounds of a duty, None for none.
 
-    Topics, heartbeats and checkpoints have the aliases, which are the clusters' unless the file says otherwise
-    (source.cluster.alias).  `source` and `target` are Java client properties without prefix, for all that is done
-    there.  The expressions of `policy` are over names on the target.
+    Topics, heartbeats and checkpoints use the aliases, which are the clusters' own unless the file says otherwise
+    (source.cluster.alias).  `source` and `target` are Java client properties without prefix, for every client of that
+    cluster.  The expressions of `policy` match names on the target.
     """
 
     source_cluster: str
@@ -85,7 +85,7 @@ class Flow:
 
     @property
     def link_topics(self) -> LinkTopics:
-        """Which topics of the source are copied, and what they are called on the target."""
+        """Which topics of the source are copied, and their names on the target."""
         creation = TopicCreation(self.replication_factor, self.config_properties_exclude, self.use_defaults_from)
         return LinkTopics(
             self.topics, self.names, self.target_alias, self.copies_heartbeats, waits_for_topics=True, creation=creation
@@ -97,7 +97,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Flows:
-    """The flows that are enabled; those that are not, and have heartbeats only; what to tell about the file."""
+    """The enabled flows, those that only have heartbeats, and warnings about the file."""
 
     flows: tuple[Flow, ...]
     heartbeats_only: tuple[Flow, ...]
@@ -105,7 +105,7 @@ class Flows:
 
 
 def read_flows(path: Path, targets: Collection[str] = ()) -> Flows:
-    """The flows of a file that connect-mirror-maker.sh takes; with `targets` those into these clusters (its --clusters).
+    """The flows of a file for connect-mirror-maker.sh; with `targets` only those into these clusters (its --clusters).
 
     Raises OptionError, with key and line, for what is unknown, wrong or refused.
     """
@@ -114,7 +114,7 @@ def read_flows(path: Path, targets: Collection[str] = ()) -> Flows:
     if unknown := sorted(set(targets) - set(clusters)):
         near = keys.nearest(unknown[0], clusters)
         hint = f"; did you mean {near}?" if near else ""
-        raise OptionError(f"{unknown[0]!r} is none of clusters = {', '.join(clusters)}{hint}")
+        raise OptionError(f"{unknown[0]!r} is not in clusters = {', '.join(clusters)}{hint}")
     file = [known(setting, clusters) for setting in settings.values()]
     for one in file:
         _refuse(one)
@@ -134,7 +134,7 @@ def read_flows(path: Path, targets: Collection[str] = ()) -> Flows:
             else:
                 continue
             unused |= _other_clients(given)
-    check_flows(flows)  # those of other processes, too: they may be the way back
+    check_flows(flows)  # flows of other processes, too: one of them may close a loop
     wanted = [flow for flow in flows if not targets or flow.target_cluster in targets]
     if not wanted:
         into = f" into {', '.join(sorted(targets))}" if targets else ""
@@ -144,19 +144,19 @@ def read_flows(path: Path, targets: Collection[str] = ()) -> Flows:
 
 
 def check_flows(flows: Sequence[Flow]) -> None:
-    """Raises OptionError for flows that copy in a circle, write to one topic, or have one name."""
+    """Raises OptionError for flows that copy in a loop, write to the same topic, or have the same link name."""
     if loop := find_loop(flows):
         path = " and ".join(map(str, loop))
         raise OptionError(
-            f"{path} could copy topics round for ever: the names that they give do not tell where all topics come from."
+            f"{path} could copy topics in a loop for ever: their topic names do not show which clusters a topic came from."
             f" Use DefaultReplicationPolicy for all of them, or topics that begin differently ({loop[0]}.topics = a-.*,"
             f" {loop[-1]}.topics = b-.*)"
         )
     if shared := find_shared_target(flows):
         one, other = shared
         raise OptionError(
-            f"{one} and {other} could write to the same topics of {one.target_cluster}, and the records of one would be in the"
-            f" way of the other's. Use DefaultReplicationPolicy, or topics that begin differently ({one}.topics = a-.*,"
+            f"{one} and {other} could write to the same topics of {one.target_cluster}, and their records would get in each"
+            f" other's way. Use DefaultReplicationPolicy, or topics that begin differently ({one}.topics = a-.*,"
             f" {other}.topics = b-.*)"
         )
     by_link: dict[str, Flow] = {}
@@ -177,7 +177,7 @@ def _clusters(settings: Mapping[str, Setting]) -> tuple[str, ...]:
             named = {f"{one}.bootstrap.servers" for one in setting.items}
             others = sorted(key for key in settings if key.endswith(".bootstrap.servers") and key not in named)
             near = keys.nearest(f"{alias}.bootstrap.servers", others)
-            hint = f", and {settings[near].place} is for none of them" if near else ""
+            hint = f", and {settings[near].place} belongs to none of the clusters" if near else ""
             raise OptionError(f"{alias}.bootstrap.servers is required: {setting.place} names {alias!r}{hint}")
     return tuple(dict.fromkeys(setting.items))
 
@@ -189,17 +189,17 @@ def _refuse(one: Known) -> None:
     if not one.is_read:
         return
     if name == "enabled" and one.place == Place():
-        raise OptionError(f"{setting.place} is for no flow; write A->B.enabled = true for each flow that is wanted")
+        raise OptionError(f"{setting.place} belongs to no flow; write A->B.enabled = true for each flow that you want")
     if name == "errors.tolerance" and setting.value != "none":
         raise OptionError(
-            f"{setting.place} is refused: records that the target does not take would be lost without a trace; none is the"
-            " default, and tolerant.on.oversized says what happens to such a record"
+            f"{setting.place} is refused: records that the target rejects would be lost without a trace; leave it at none, the"
+            " default, and choose with tolerant.on.oversized what happens to such a record"
         )
     if name in STOCK_CLASSES and setting.value != STOCK_CLASSES[name]:
         why = "records are copied as the bytes they are" if name.endswith("converter") else "no Java classes are loaded"
         raise OptionError(f"{setting.place} can only be {STOCK_CLASSES[name]}: {why}")
     is_set = setting.value or name not in ("transforms", "predicates")
-    # Whether it is one that can be had is up to kafka_python_config.
+    # kafka_python_config decides which values of ssl.trustmanager.algorithm are possible.
     if one.key.fate is Fate.REFUSED and is_set and name != "ssl.trustmanager.algorithm":
         raise OptionError(f"{setting.place} is refused: {one.key.why}")
 
@@ -207,7 +207,7 @@ def _refuse(one: Known) -> None:
 def _refuse_comment(setting: Setting) -> None:
     if re.search(r"\s#", setting.value):
         raise OptionError(
-            f"{setting.place} has a # in its value, and MirrorMaker 2 takes what is behind it for a part of the value;"
+            f"{setting.place} has a # in its value, and MirrorMaker 2 takes what follows it as part of the value;"
             " put the comment on a line of its own"
         )
 
@@ -216,7 +216,7 @@ def _refuse_other_starts(given: Settings) -> None:
     reset = client_settings(given, "source", "consumer").get("auto.offset.reset")
     if reset is not None and reset.value.lower() != "earliest":
         raise OptionError(
-            f"{reset.place} is refused: a partition is copied from its first record on; take the line out, or write earliest"
+            f"{reset.place} is refused: the mirror copies a partition from its first record on; remove the line, or write earliest"
         )
 
 
@@ -227,7 +227,9 @@ def _flow(given: Settings, source: str, target: str) -> Flow:
     emit_heartbeats_s = seconds(given, "emit.heartbeats", True, 1)
     heartbeats = names.policy.heartbeats_topic()
     if names.to_target(heartbeats) == heartbeats and emit_heartbeats_s is not None:
-        topics = replace(topics, exclude=(*topics.exclude, heartbeats))  # the source's would mix with our own
+        topics = replace(
+            topics, exclude=(*topics.exclude, heartbeats)
+        )  # the source's heartbeats would mix with our own
     return Flow(
         source_cluster=source,
         target_cluster=target,
@@ -267,7 +269,7 @@ def _client_properties(settings: Settings, alias: str) -> dict[str, str]:
             properties[name] = setting.value
     try:
         kafka_python_config(properties)
-    except OptionError as error:  # names are Spark's there
+    except OptionError as error:  # its message has Spark's option names
         raise OptionError(
             f"cluster {alias}: " + re.sub(r"(?<![\w.])kafka\.(?=[a-z])", f"{alias}.", error.args[0])
         ) from None
@@ -275,7 +277,7 @@ def _client_properties(settings: Settings, alias: str) -> dict[str, str]:
 
 
 def _other_clients(given: Settings) -> set[str]:
-    """The connections that MirrorMaker 2 would make with other settings than this mirror does."""
+    """The connection settings that MirrorMaker 2 would use for other clients, and that this mirror does not use."""
     mine = client_settings(given, "source", "consumer"), client_settings(given, "target", "producer")
     others = (
         (mine[0], client_settings(given, "source", "admin")),
@@ -294,7 +296,7 @@ def _replication_policy(given: Settings, source_alias: str) -> DefaultReplicatio
     chosen = given.get("replication.policy.class")
     if chosen is not None and chosen.value not in POLICY_CLASSES:
         raise OptionError(
-            f"{chosen.place} is {chosen.shown}; it can be {' or '.join(POLICY_CLASSES)}, since names are made without Java"
+            f"{chosen.place} is {chosen.shown}; it can be {' or '.join(POLICY_CLASSES)}, because no Java classes are loaded"
         )
     separator = name_of(given, "replication.policy.separator", ".")
     is_internal_too = boolean(given, "replication.policy.internal.topic.separator.enabled", True)
@@ -317,18 +319,18 @@ def _mirror_policy(given: Settings) -> MirrorPolicy:
 
 
 def _to_tell(file: Sequence[Known], unused: set[str]) -> list[str]:
-    """One sentence for each kind of setting that has no effect, and one for old names."""
+    """One sentence for each kind of setting without effect, and one for old names."""
     idle = [one.setting.key for one in file if one.key.fate is Fate.NOT_NEEDED]
     unread = [one.setting.key for one in file if not one.is_read and one.key.fate is not Fate.NOT_NEEDED]
     old = [one.setting.key for one in file if one.name.endswith(".blacklist")]
     sentences = []
     if idle:
-        sentences.append(f"without meaning here ({_REASONS}): {', '.join(idle)}")
+        sentences.append(f"without effect here ({_REASONS}): {', '.join(idle)}")
     if unread:
-        sentences.append(f"not read where they stand, in MirrorMaker 2 neither: {', '.join(unread)}")
+        sentences.append(f"not read at this level, nor by MirrorMaker 2: {', '.join(unread)}")
     if unused:
         sentences.append(
-            "one client does all at a cluster, with the settings of the consumer at a source and of the producer at a target;"
+            "one client does all the work at a cluster, with the consumer's settings at a source and the producer's at a target;"
             f" not used: {', '.join(sorted(unused))}"
         )
     if old:

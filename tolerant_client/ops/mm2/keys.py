@@ -1,9 +1,9 @@
-"""Every key that a file of MirrorMaker 2 can have: what becomes of it here, and why.
+"""Every key that a MirrorMaker 2 file can have, what the mirror does with it, and why.
 
 Laws:
-- A key is used, or it is without meaning here and said so in one warning, or it is refused because going on without it
-  would copy something else, or to or from somebody else.  There is no fourth kind.
-- The table in this package's README is `table()`.
+- A key is used; or it has no effect here, and one warning says so; or it is refused, because ignoring it
+  would copy something else, or to or from another place.  There is no fourth kind.
+- The table in this package's README is the output of `table()`.
 
 The names are those of Kafka 4.2: MirrorMakerConfig, MirrorSourceConfig, MirrorCheckpointConfig, MirrorHeartbeatConfig and
 MirrorConnectorConfig of connect/mirror, ConnectorConfig, DistributedConfig and RestServerConfig of connect/runtime, and
@@ -22,7 +22,7 @@ from tolerant_client.security import java_properties
 
 
 class Fate(str, enum.Enum):
-    """What becomes of a key."""
+    """What the mirror does with a key."""
 
     SUPPORTED = "supported"
     NOT_NEEDED = "not needed"
@@ -33,7 +33,7 @@ class Fate(str, enum.Enum):
 
 
 class Key(NamedTuple):
-    """A key without its prefixes (or, ending in "*", all that begin so), MirrorMaker 2's default, and why it has its fate."""
+    """A key without prefix (or, ending in "*", all keys with that start), MirrorMaker 2's default, and the reason for its fate."""
 
     name: str
     default: str
@@ -45,7 +45,7 @@ _USED, _IDLE, _NO = Fate.SUPPORTED, Fate.NOT_NEEDED, Fate.REFUSED
 
 CONVERTER: Final = "org.apache.kafka.connect.converters.ByteArrayConverter"
 _MIRROR: Final = "org.apache.kafka.connect.mirror."
-# The one class that each of these keys may name.
+# The only class that each of these keys may name.
 STOCK_CLASSES: Final[Mapping[str, str]] = {
     "topic.filter.class": f"{_MIRROR}DefaultTopicFilter",
     "group.filter.class": f"{_MIRROR}DefaultGroupFilter",
@@ -58,22 +58,18 @@ STOCK_CLASSES: Final[Mapping[str, str]] = {
 POLICY_CLASSES: Final = (f"{_MIRROR}DefaultReplicationPolicy", f"{_MIRROR}IdentityReplicationPolicy")
 
 _COPIED_AS_BYTES = (
-    "records are copied as the bytes they are; a converter would change them (ByteArrayConverter is taken)"
+    "records are copied as the bytes they are; a converter would change them (ByteArrayConverter is accepted)"
 )
 _NO_WORKERS = "there are no Connect workers: Spark plans, schedules and restarts"
 _NO_STORES = (
-    "there is no Connect worker to keep offsets, status and configuration; the target's own log says where to go on"
+    "there is no Connect worker to keep offsets, status and configuration; the target's own log says where to resume"
 )
 _NO_REST = "there is no REST server of Connect"
 _NO_OFFSET_SYNCS = "offsets are identical, or their exact map is kept on the target; no offset syncs are needed"
-_EVERY_ROUND = "every round of group offsets and of checkpoints lists the groups anew; `groups` says which are taken"
-_NO_TRACE = (
-    "only none; all is refused: what the target does not take would be lost without a trace (`tolerant.on.oversized`)"
-)
-_CREATED_ALIKE = (
-    "topics get the source's partitions and settings, and `replication.factor`; so they do in MirrorMaker 2"
-)
-_NO_REPEATS = "no record is copied twice, and that without transactions of the mirror's own"
+_EVERY_ROUND = "every round of group offsets and of checkpoints lists the groups anew; `groups` selects them"
+_NO_TRACE = "only none; all is refused: what the target rejects would be lost without a trace (`tolerant.on.oversized`)"
+_CREATED_ALIKE = "topics get the source's partitions and settings, and `replication.factor`, as in MirrorMaker 2"
+_NO_REPEATS = "no record is copied twice, without transactions of the mirror's own"
 _OUR_METRICS = "metrics are served to Prometheus"
 
 GLOBAL: Final = (
@@ -87,22 +83,22 @@ GLOBAL: Final = (
     ),
 )
 FLOW: Final = (
-    Key("enabled", "false", _USED, "only behind `A->B.`"),
+    Key("enabled", "false", _USED, "only after `A->B.`"),
     Key("topics", ".*", _USED, "topics to copy: names or expressions over whole names"),
     Key("topics.exclude", ", ".join(TOPICS_EXCLUDE), _USED, "topics to leave out; wins over `topics`"),
     Key("topics.blacklist", "", _USED, "old name of `topics.exclude`"),
-    Key("groups", ".*", _USED, "consumer groups whose offsets are taken over"),
+    Key("groups", ".*", _USED, "consumer groups whose offsets are synchronised"),
     Key("groups.exclude", ", ".join(GROUPS_EXCLUDE), _USED, "groups to leave out; wins over `groups`"),
     Key("groups.blacklist", "", _USED, "old name of `groups.exclude`"),
-    Key("refresh.topics.enabled", "true", _USED, "whether new topics and partitions are looked for"),
+    Key("refresh.topics.enabled", "true", _USED, "whether new topics and partitions are discovered"),
     Key("refresh.topics.interval.seconds", "600", _USED, "how often"),
     Key("refresh.groups.enabled", "true", _IDLE, _EVERY_ROUND),
     Key("refresh.groups.interval.seconds", "600", _IDLE, _EVERY_ROUND),
-    Key("sync.topic.configs.enabled", "true", _USED, "whether topics' settings are kept as on the source"),
+    Key("sync.topic.configs.enabled", "true", _USED, "whether topic settings are kept as on the source"),
     Key("sync.topic.configs.interval.seconds", "600", _USED, "how often"),
-    Key("config.properties.exclude", ", ".join(CONFIG_PROPERTIES_EXCLUDE), _USED, "settings of topics that are not copied"),
+    Key("config.properties.exclude", ", ".join(CONFIG_PROPERTIES_EXCLUDE), _USED, "topic settings that are not copied"),
     Key("config.properties.blacklist", "", _USED, "old name of `config.properties.exclude`"),
-    Key("use.defaults.from", "target", _USED, "whose default a topic has where the source sets nothing: source or target"),
+    Key("use.defaults.from", "target", _USED, "which cluster's default a topic gets if the source sets nothing: source or target"),
     Key("sync.topic.acls.enabled", "true", _USED, "whether read access to topics is copied"),
     Key("sync.topic.acls.interval.seconds", "600", _USED, "how often"),
     Key("sync.group.offsets.enabled", "false", _USED, "whether groups' offsets are written to the target"),
@@ -110,23 +106,23 @@ FLOW: Final = (
     Key("emit.checkpoints.enabled", "true", _USED, "whether checkpoints are written, in MirrorMaker 2's format"),
     Key("emit.checkpoints.interval.seconds", "60", _USED, "how often"),
     Key("checkpoints.topic.replication.factor", "3", _USED, "replicas of a new checkpoints topic"),
-    Key("emit.heartbeats.enabled", "true", _USED, "whether heartbeats are written, for flows that are off, too"),
+    Key("emit.heartbeats.enabled", "true", _USED, "whether heartbeats are written, also for flows that are not enabled"),
     Key("emit.heartbeats.interval.seconds", "1", _USED, "how often"),
     Key("heartbeats.topic.replication.factor", "3", _USED, "replicas of a new heartbeats topic"),
-    Key("heartbeats.replication.enabled", "true", _USED, "whether heartbeats are copied even where `topics` leaves them out"),
-    Key("replication.factor", "2", _USED, "replicas of new topics; -1: what the target's brokers have as default"),
+    Key("heartbeats.replication.enabled", "true", _USED, "whether heartbeats are copied even if `topics` does not match them"),
+    Key("replication.factor", "2", _USED, "replicas of new topics; -1: the default of the target's brokers"),
     Key(
         "replication.policy.class",
         POLICY_CLASSES[0],
         _USED,
-        "DefaultReplicationPolicy or IdentityReplicationPolicy; others are refused because names are made here, without Java",
+        "DefaultReplicationPolicy or IdentityReplicationPolicy; others are refused: no Java classes are loaded",
     ),
     Key("replication.policy.separator", ".", _USED, "between alias and topic; it may be empty"),
-    Key("replication.policy.internal.topic.separator.enabled", "true", _USED, "whether internal topics have it, too"),
+    Key("replication.policy.internal.topic.separator.enabled", "true", _USED, "whether internal topics use it, too"),
     Key("tasks.max", "1", _USED, "Spark tasks that share the partitions"),
     Key("tasks.max.enforce", "true", _IDLE, "there are never more tasks than `tasks.max`"),
     Key("source.cluster.alias", "the flow's", _USED, "another alias for topics, heartbeats and checkpoints"),
-    Key("target.cluster.alias", "the flow's", _USED, "another alias for heartbeats, and for telling what came from the target"),
+    Key("target.cluster.alias", "the flow's", _USED, "another alias for heartbeats, and for recognising topics that came from the target"),
     *(
         Key(name, STOCK_CLASSES[name], _USED, "only the default; others are refused: no Java classes are loaded")
         for name in STOCK_CLASSES
@@ -137,17 +133,17 @@ FLOW: Final = (
     Key("offset-syncs.topic.location", "source", _IDLE, _NO_OFFSET_SYNCS),
     Key("offset-syncs.topic.replication.factor", "3", _IDLE, _NO_OFFSET_SYNCS),
     Key("admin.timeout.ms", "60000", _IDLE, "every request has `request.timeout.ms`, and duties are tried again for ever"),
-    Key("consumer.poll.timeout.ms", "1000", _IDLE, "no consumer is polled: fetches wait on the brokers"),
+    Key("consumer.poll.timeout.ms", "1000", _IDLE, "no consumer is polled: the brokers hold the fetches"),
     Key("metric.reporters", "JmxReporter", _IDLE, _OUR_METRICS),
     Key("auto.include.jmx.reporter", "true", _IDLE, _OUR_METRICS),
-    Key("name", "", _IDLE, "a flow is known by its aliases"),
-    Key("connector.class", "", _IDLE, "there are no connectors: one process does what the three of them do"),
+    Key("name", "", _IDLE, "a flow is identified by its aliases"),
+    Key("connector.class", "", _IDLE, "there are no connectors: one process does the work of all three"),
     Key("connector.plugin.version", "", _IDLE, "there are no plugins"),
     Key("config.action.reload", "restart", _IDLE, "values of config providers are read at the start"),
     Key("transforms", "", _NO, "records are copied as the bytes they are; a transform would change them"),
     Key("transforms.*", "", _NO, "records are copied as the bytes they are; a transform would change them"),
-    Key("predicates", "", _NO, "only transforms have use for predicates"),
-    Key("predicates.*", "", _NO, "only transforms have use for predicates"),
+    Key("predicates", "", _NO, "only transforms use predicates"),
+    Key("predicates.*", "", _NO, "only transforms use predicates"),
     Key("errors.tolerance", "none", _USED, _NO_TRACE),
     Key("errors.retry.timeout", "0", _IDLE, "what fails is tried again for ever"),
     Key("errors.retry.delay.max.ms", "60000", _IDLE, "what fails is tried again for ever"),
@@ -195,10 +191,10 @@ WORKER: Final = (
     Key("offset.storage.file.filename", "", _IDLE, _NO_STORES),
     Key("offset.flush.interval.ms", "60000", _IDLE, _NO_STORES),
     Key("offset.flush.timeout.ms", "5000", _IDLE, _NO_STORES),
-    Key("exactly.once.source.support", "disabled", _IDLE, "no record is copied twice, whatever this is"),
+    Key("exactly.once.source.support", "disabled", _IDLE, "no record is copied twice, whatever its value"),
     Key("transaction.boundary", "poll", _IDLE, _NO_REPEATS),
     Key("transaction.boundary.interval.ms", "", _IDLE, _NO_REPEATS),
-    Key("connector.client.config.override.policy", "All", _IDLE, "flows may have any settings of clients"),
+    Key("connector.client.config.override.policy", "All", _IDLE, "flows may have any client settings"),
     *(
         Key(name, default, _IDLE, _NO_WORKERS)
         for name, default in (
@@ -241,19 +237,19 @@ WORKER: Final = (
         )
     ),
     Key("metrics.context.*", "", _IDLE, _OUR_METRICS),
-    Key("zookeeper.connect", "", _IDLE, "ZooKeeper is not asked: brokers tell all; neither does MirrorMaker 2 read it"),
+    Key("zookeeper.connect", "", _IDLE, "ZooKeeper is not used, and MirrorMaker 2 does not read it either"),
 )
 
 _CLIENT_NOTES: Final[Mapping[str, str]] = {
-    "isolation.level": "only what is committed is copied, as read_committed has it",
-    "group.id": "no consumer group is used: the target's log says where to go on",
-    "enable.auto.commit": "no consumer group is used: the target's log says where to go on",
+    "isolation.level": "only committed records are copied, as with read_committed",
+    "group.id": "no consumer group is used: the target's log says where to resume",
+    "enable.auto.commit": "no consumer group is used: the target's log says where to resume",
     "auto.offset.reset": "only earliest; others are refused: every partition is copied from its first record on",
-    "compression.type": "batches keep the compression that the source has them in",
-    "acks": "all replicas in sync acknowledge always",
-    "max.request.size": "the target's max.message.bytes is asked for",
+    "compression.type": "batches keep the compression that they have on the source",
+    "acks": "always all in-sync replicas",
+    "max.request.size": "the target's max.message.bytes is used",
     "interceptor.classes": java_properties.FORBIDDEN["interceptor.classes"],
-    "bootstrap.controllers": "brokers are asked; give bootstrap.servers",
+    "bootstrap.controllers": "the mirror talks to brokers; give bootstrap.servers",
     "transactional.id": _NO_REPEATS,
 }
 _SERIALIZERS: Final = ("key.serializer", "value.serializer", "key.deserializer", "value.deserializer")
@@ -265,8 +261,8 @@ def _client(names: Iterable[str], fate: Fate, why: str) -> list[Key]:
 
 
 CLIENT: Final = (
-    *_client((*_BARE, *java_properties.NUMBERS, *java_properties.OURS), _USED, "as Kafka's clients have it"),
-    *_client(java_properties.SECURITY, _USED, "as Kafka's clients have it"),
+    *_client((*_BARE, *java_properties.NUMBERS, *java_properties.OURS), _USED, "as in Kafka's clients"),
+    *_client(java_properties.SECURITY, _USED, "as in Kafka's clients"),
     *_client(("auto.offset.reset",), _USED, ""),
     *_client((*java_properties.READ_ELSEWHERE, "enable.auto.commit", "bootstrap.controllers"), _IDLE, ""),
     *_client(java_properties.SECURITY_WITHOUT_EFFECT, _IDLE, "it tunes the JVM, or Java's logins"),
@@ -281,15 +277,15 @@ CLIENT: Final = (
 
 SECTIONS: Final[Mapping[str, tuple[Key, ...]]] = {
     "The whole file": GLOBAL,
-    "Flows: at the top for all, behind `A->B.` for one": FLOW,
-    "Ours: at the top for all, behind `A->B.` for one": OURS,
-    "Connect's workers: at the top or behind `A.`": WORKER,
-    "Clients: behind `A.`, `A.consumer.`, `A.producer.`, `A.admin.`; security and bootstrap.servers at the top, too": CLIENT,
+    "Flows: at the top for all, after `A->B.` for one": FLOW,
+    "Ours: at the top for all, after `A->B.` for one": OURS,
+    "Connect's workers: at the top or after `A.`": WORKER,
+    "Clients: after `A.`, `A.consumer.`, `A.producer.`, `A.admin.`; security and bootstrap.servers at the top, too": CLIENT,
 }
 
 
 def find(name: str, keys: Iterable[Key]) -> Key | None:
-    """The key of that name, or else the longest one with "*" that it begins with."""
+    """The key of that name, or else the longest key with "*" that the name begins with."""
     families = []
     for key in keys:
         if key.name == name:
@@ -300,7 +296,7 @@ def find(name: str, keys: Iterable[Key]) -> Key | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that has the same words, or else the one that a wrong one resembles most."""
+    """The known name with the same words in another order, or else the one that resembles it most."""
     names = list(known)
     words = sorted(name.split("."))
     swapped = (other for other in names if sorted(other.split(".")) == words)

@@ -1,8 +1,8 @@
-"""Flows that would copy topics in a circle, or two into one topic.  Pure.
+"""Finds flows that would copy topics in a loop, or two flows into one topic.  Pure.
 
 Whether two lists of expressions can match the same name is decided by what their matches must begin with.
-A circle or a shared topic is found where it cannot be ruled out so; two expressions that cannot match the same name
-but begin alike (`a.*x` and `a.*y`) are taken for one that can.
+A loop or a shared topic is reported unless this rules it out: two expressions that cannot match the same name
+but begin alike (`a.*x` and `a.*y`) count as overlapping.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Final, NamedTuple, Protocol
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames, is_cycle
 from tolerant_client.mirror.state.topic_filter import TopicFilter
 
-_ANY: Final = "\0"  # one character, whichever
+_ANY: Final = "\0"  # any one character
 _QUANTIFIERS: Final = frozenset("*+?{")
-_MOST_WAYS: Final = 1_000  # of a topic through many clusters with several policies; then no circle counts as ruled out
+_MOST_WAYS: Final = 1_000  # states of a topic on its way through the clusters; with more, a loop is assumed
 
 
 class Copies(Protocol):
-    """What has to be known of a flow."""
+    """The parts of a flow that matter here."""
 
     @property
     def source_cluster(self) -> str: ...
@@ -37,7 +37,7 @@ class Copies(Protocol):
 
 
 class Names(NamedTuple):
-    """Names that begin with `start`: this very one (`is_whole`), all of them (`is_all`), or some."""
+    """Names that begin with `start`: only this name (`is_whole`), all such names (`is_all`), or some of them."""
 
     start: str
     is_whole: bool = False
@@ -45,16 +45,16 @@ class Names(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is one name, `start`."""
+        """Whether it is exactly one name, `start`."""
         return self.is_whole and _ANY not in self.start
 
     @property
     def sample(self) -> str:
-        """Such a name, with what no alias has where it is not known."""
+        """One such name; unknown characters become "?", which no alias has."""
         return self.start.replace(_ANY, "?") + ("" if self.is_whole else "?")
 
     def meet(self, other: Names) -> Names | None:
-        """The names of both; None if there are none."""
+        """The names in both; None if there are none."""
         if len(self.start) < len(other.start):
             return other.meet(self)
         if other.is_whole and len(self.start) > len(other.start):
@@ -67,7 +67,7 @@ class Names(NamedTuple):
         return Names(start, self.is_whole or other.is_whole, self.is_all and other.is_all)
 
     def covers(self, other: Names) -> bool:
-        """Whether all names of `other` are among these, for certain."""
+        """Whether certainly all names of `other` are among these."""
         if not (self.is_all or (self.is_whole and other.is_whole and len(self.start) == len(other.start))):
             return False
         begins = zip(self.start, other.start, strict=False)
@@ -76,7 +76,7 @@ class Names(NamedTuple):
 
 @lru_cache(1024)
 def names_of(expression: str) -> tuple[Names, ...]:
-    """What the matches of a regular expression begin with, one for each alternative at its top."""
+    """What the matches of a regular expression begin with, one entry for each top-level alternative."""
     if "\\Q" in expression:
         return (Names(""),)
     return tuple(_names_of(part) for part in _alternatives(expression))
@@ -116,7 +116,7 @@ def _alternatives(expression: str) -> Iterator[str]:
 
 
 def find_loop(flows: Sequence[Copies]) -> tuple[Copies, ...]:
-    """Flows through which a topic may come back to where it was, and be taken again; () if that is ruled out."""
+    """Flows through which a topic may come back to its cluster and be copied again; () if that is ruled out."""
     if _is_told_by_names(flows):
         return ()
     for first in flows:
@@ -138,9 +138,9 @@ def find_loop(flows: Sequence[Copies]) -> tuple[Copies, ...]:
 
 
 def _is_told_by_names(flows: Sequence[Copies]) -> bool:
-    """Whether every name lists the clusters that its topic was on, so that no flow takes it there again.
+    """Whether every name lists the clusters of its topic, so that no flow copies it there again.
 
-    Then there is nothing to look for, and in a full mesh there would be much to look at: A.t, B.A.t, C.B.A.t, ...
+    Then no search is needed; in a full mesh it would be long: A.t, B.A.t, C.B.A.t, ...
     """
     aliases = {flow.source_cluster: flow.names.source_alias for flow in flows}
     separators = {flow.names.policy.separator for flow in flows if type(flow.names.policy) is DefaultReplicationPolicy}
@@ -168,7 +168,7 @@ def find_shared_target(flows: Sequence[Copies]) -> tuple[Copies, ...]:
 
 
 def _taken(flow: Copies, names: Names) -> list[Names]:
-    """What of `names` on its source the flow copies."""
+    """Which of `names` on its source the flow copies."""
     found = []
     excluded = [out for expression in flow.topics.exclude for out in names_of(expression)]
     for expression in flow.topics.include:

@@ -1,7 +1,7 @@
-"""Where a key stands in a MirrorMaker 2 file, and whether MirrorMaker 2 reads it there.
+"""The level of a key in a MirrorMaker 2 file, and whether MirrorMaker 2 reads it at that level.
 
 Facts: MirrorMakerConfig.java (clusterProps, workerConfig, connectorBaseConfig) and MirrorConnectorConfig.java of Kafka;
-KIP-458 for the overrides of clients.
+KIP-458 for client overrides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tolerant_client.security import java_properties
 
 CLIENTS: Final = ("consumer.", "producer.", "admin.")
 _NOT_READ: Final = ("consumer.override.", "admin.override.")
-# What stands before the name of a client's setting behind `A->B.`.
+# The prefixes of client settings after `A->B.`.
 _FLOW_CLIENTS: Final = (
     *CLIENTS,
     *(f"{side}.{client}" for side in ("source", "target") for client in CLIENTS),
@@ -26,12 +26,12 @@ _FLOW_CLIENTS: Final = (
     "producer.override.",
     *_NOT_READ,
 )
-# Connect's worker reads these of its cluster; here they are for all that a cluster is asked.
+# Connect's worker reads these of its cluster; here they apply to every client of the cluster.
 TUNING: Final = ("client.id", "client.dns.lookup", *java_properties.NUMBERS, *java_properties.OURS)
 
 
 class Place(NamedTuple):
-    """At the top, behind a cluster (its alias is `source`), or behind a flow."""
+    """The prefix of a key: none, that of a cluster (its alias is `source`), or that of a flow."""
 
     source: str = ""
     target: str = ""
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A setting with its place, its name there, what is known of it, and whether MirrorMaker 2 reads it there."""
+    """A setting with its place, its name without prefix, its key, and whether MirrorMaker 2 reads it there."""
 
     setting: Setting
     place: Place
@@ -58,7 +58,7 @@ class _Reading(NamedTuple):
 
 
 def is_connection(name: str) -> bool:
-    """What MirrorMaker 2 gives to every client of a cluster: CLIENT_CONFIG_DEF of MirrorClientConfig.java."""
+    """Whether MirrorMaker 2 gives it to every client of a cluster: CLIENT_CONFIG_DEF of MirrorClientConfig.java."""
     return name in ("bootstrap.servers", "security.protocol") or name.startswith(("ssl.", "sasl."))
 
 
@@ -90,7 +90,7 @@ _FLOW: Final = (
 
 
 def known(setting: Setting, clusters: tuple[str, ...]) -> Known:
-    """Raises OptionError for a key that MirrorMaker 2 does not have, with the nearest that it has."""
+    """The key of a setting; raises OptionError for a key that MirrorMaker 2 does not have, naming the nearest one."""
     place = _place(setting, clusters)
     name = setting.key.removeprefix(place.prefix)
     readings = _FLOW if place.target else _CLUSTER if place.source else _TOP
@@ -107,7 +107,7 @@ def known(setting: Setting, clusters: tuple[str, ...]) -> Known:
 
 def _place(setting: Setting, clusters: tuple[str, ...]) -> Place:
     key, aliases = setting.key, f"clusters = {', '.join(clusters)}"
-    # A cluster may be called `source`, and source.cluster.alias is not its own.
+    # A cluster may have the alias `source`; source.cluster.alias is still not a setting of that cluster.
     if keys.find(key, (*GLOBAL, *FLOW, *WORKER)):
         return Place()
     longest_first = sorted(clusters, key=len, reverse=True)
@@ -116,11 +116,11 @@ def _place(setting: Setting, clusters: tuple[str, ...]) -> Place:
             if key.startswith(f"{source}->{target}.") and source != target:
                 return Place(source, target)
     if "->" in key:
-        raise OptionError(f"{setting.place} is for no flow between two of {aliases}")
+        raise OptionError(f"{setting.place} does not name a flow between two of {aliases}")
     for alias in longest_first:
         if key.startswith(f"{alias}."):
             return Place(alias)
     alias = key.removesuffix(".bootstrap.servers")
     if alias != key and f"{alias}." not in _FLOW_CLIENTS:
-        raise OptionError(f"{setting.place} is for none of {aliases}; add its alias there, or take the line out")
+        raise OptionError(f"{setting.place} belongs to none of {aliases}; add its alias there, or remove the line")
     return Place()

@@ -1,8 +1,8 @@
-"""What holds for a cluster and for a flow, of all that a MirrorMaker 2 file says.  Pure.
+"""Which settings of a MirrorMaker 2 file apply to a cluster and to a flow.  Pure.
 
-For a flow A->B, later ones win: settings at the top; those of `A.` (clients of the source) and `B.` (of the target), where
-what is said of a connection holds for consumer, producer and admin, too; those of `A->B.`.
-Each function is one of MirrorMakerConfig.java or MirrorConnectorConfig.java of Kafka, which its docstring names.
+For a flow A->B, later ones win: settings at the top; those of `A.` (clients of the source) and `B.` (of the target), whose
+connection settings apply to consumer, producer and admin, too; those of `A->B.`.
+Each function corresponds to one of MirrorMakerConfig.java or MirrorConnectorConfig.java of Kafka, named in its docstring.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def client_settings(
 ) -> dict[str, Setting]:
     """sourceConsumerConfig, targetProducerConfig, ... of MirrorConnectorConfig, and Connect's overrides of producers.
 
-    Connect's worker, whose producer writes to the target, also has TUNING of the cluster; here all clients have.
+    Connect's worker, whose producer writes to the target, also uses TUNING of the cluster; here all clients do.
     """
     cluster = _behind(f"{side}.cluster.", flow)
     found = {name: setting for name, setting in cluster.items() if is_connection(name) or name in TUNING}

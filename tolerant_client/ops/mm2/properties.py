@@ -1,10 +1,10 @@
-"""A Java properties file with the line of every setting, and values that config providers look up.
+"""A Java properties file with the line number of each setting, and values from config providers.
 
 Laws:
-- A value is what java.util.Properties reads, without the blanks around it (ConfigDef.parseType drops them).
-- A variable ${provider:path:key} that cannot be looked up is an error; Kafka would take its text for the value.
-- No message of this module, or about a setting by its line, shows a value that came from a provider.  What a cluster's
-  client properties are refused for may show the value of one that is no secret by its name (servers, time-outs).
+- A value is what java.util.Properties reads, without surrounding blanks (ConfigDef.parseType drops them).
+- A variable ${provider:path:key} that cannot be resolved is an error; Kafka would use its text as the value.
+- No message of this module, nor any that names a setting by its line, shows a value that came from a provider.  An error
+  about a cluster's client properties may show a value whose name is not that of a secret (servers, time-outs).
 
 Facts: java.util.Properties; ConfigTransformer.java, AllowedPaths.java and the config.provider package of Kafka (KIP-297,
 KIP-421, KIP-887, KIP-993).
@@ -30,7 +30,7 @@ _COMMA: Final = re.compile(r"\s*,\s*")
 
 @dataclass(frozen=True)
 class Setting:
-    """One line of the file (lines count from 1); `is_looked_up` where a provider gave a part of the value."""
+    """One setting and its line (counted from 1); `is_looked_up` if a provider gave a part of the value."""
 
     key: str
     line: int
@@ -44,32 +44,32 @@ class Setting:
     @property
     def shown(self) -> str:
         """The value, for a message."""
-        return "a value that a config provider gave" if self.is_looked_up else repr(self.value)
+        return "a value from a config provider" if self.is_looked_up else repr(self.value)
 
     @property
     def items(self) -> tuple[str, ...]:
-        """The value as ConfigDef reads a list."""
+        """The value split as ConfigDef splits a list."""
         return tuple(_COMMA.split(self.value)) if self.value else ()
 
 
 def read_properties(path: Path) -> tuple[dict[str, Setting], tuple[str, ...]]:
-    """The settings by key, with variables looked up, and warnings.
+    """The settings by key, with variables resolved, and warnings.
 
-    Raises OptionError for a file that cannot be read, and for a variable that cannot be looked up.
+    Raises OptionError for a file that cannot be read, and for a variable that cannot be resolved.
     """
     try:
         elements = list(javaproperties.parse(path.read_bytes()))
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}") from None
     except javaproperties.InvalidUEscapeError as error:
-        raise OptionError(f"{path} is no properties file: {error}") from None
+        raise OptionError(f"{path} is not a properties file: {error}") from None
     settings: dict[str, Setting] = {}
     warnings = []
     line = 1
     for element in elements:
         if isinstance(element, javaproperties.KeyValue):
             setting = Setting(element.key, line, element.value.strip())
-            if setting.value.startswith("->"):  # a blank ends a key
+            if setting.value.startswith("->"):  # in this format a blank ends the key
                 raise OptionError(f"line {line}: write {element.key}->... without blanks around the arrow")
             if setting.key in settings:
                 first = settings[setting.key].line
@@ -86,16 +86,16 @@ def _looked_up(settings: Mapping[str, Setting]) -> dict[str, Setting]:
         def value_of(match: re.Match[str]) -> str:
             name, path, key = match[1], match[2] or "", match[3]
             if name not in providers:
-                raise OptionError(f"{setting.place} asks for {match[0]}, and {name!r} is not among config.providers")
+                raise OptionError(f"{setting.place} uses {match[0]}, but {name!r} is not in config.providers")
             try:
                 return providers[name](path, key)
             except LookupError as error:
                 why = str(error.args[0])
             except OSError as error:
                 why = error.strerror or type(error).__name__
-            except ValueError:  # its message shows some of the file
+            except ValueError:  # its message would show a part of the file
                 why = "the file is not UTF-8, or has a wrong \\u escape"
-            raise OptionError(f"{setting.place}: {match[0]} cannot be looked up: {why}")
+            raise OptionError(f"{setting.place}: {match[0]} cannot be resolved: {why}")
 
         value = _VARIABLE.sub(value_of, setting.value)
         return setting if value == setting.value else replace(setting, value=value.strip(), is_looked_up=True)
@@ -139,7 +139,7 @@ def _environment(pattern: Setting | None) -> Callable[[str, str], str]:
 
     def look_up(path: str, key: str) -> str:
         if path:
-            raise LookupError("variables of the environment have no path; write ${provider:NAME}")
+            raise LookupError("environment variables have no path; write ${provider:NAME}")
         if not allowed.fullmatch(key):
             raise LookupError("allowlist.pattern does not match it")
         if key not in os.environ:
@@ -166,7 +166,7 @@ def _reader(read: Callable[[Path, str], str], allowed: tuple[Path, ...] | None) 
         where = Path(path)
         if allowed is not None:
             where = Path(os.path.normpath(path))
-            # Links count for what they lead to: those of a Secret's volume stay inside it.
+            # A symbolic link counts as its target: those of a Secret's volume stay inside it.
             file = Path(os.path.realpath(where / key if read is _from_directory else where))
             if not any(where.is_relative_to(one) and file.is_relative_to(os.path.realpath(one)) for one in allowed):
                 raise LookupError("it is not below allowed.paths")

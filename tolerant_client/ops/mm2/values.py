@@ -1,6 +1,6 @@
-"""Values of a MirrorMaker 2 file as ConfigDef of Kafka reads them.
+"""Values of a MirrorMaker 2 file, parsed as Kafka's ConfigDef parses them.
 
-Each function raises OptionError naming the key and its line.
+Each function raises OptionError that names the key and its line.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def name_of(given: Settings, key: str, default: str) -> str:
-    """A part of topics' names; it may be empty, as in files from before IdentityReplicationPolicy (KAFKA-9726)."""
+    """A part of topic names; it may be empty, as in files from before IdentityReplicationPolicy (KAFKA-9726)."""
     setting = given.get(key)
     if setting is None:
         return default
     if setting.value and not NAME.fullmatch(setting.value):
         raise OptionError(
-            f"{setting.place} is {setting.shown}; topics' names have letters, digits, '.', '_' and '-' only"
+            f"{setting.place} is {setting.shown}; topic names have letters, digits, '.', '_' and '-' only"
         )
     return setting.value
 
@@ -54,7 +54,7 @@ def one_of(given: Settings, name: str, default: str, *others: str) -> str:
 
 
 def whole(given: Settings, name: str, default: int) -> int:
-    """At least 1."""
+    """A whole number of at least 1."""
     setting = given.get(name)
     if setting is None:
         return default
@@ -64,7 +64,7 @@ def whole(given: Settings, name: str, default: int) -> int:
 
 
 def replicas(given: Settings, name: str, default: int) -> int:
-    """-1: the default of the target's brokers (KIP-464)."""
+    """A whole number of at least 1, or -1: the default of the target's brokers (KIP-464)."""
     setting = given.get(name)
     return -1 if setting is not None and setting.value == "-1" else whole(given, name, default)
 
@@ -74,5 +74,5 @@ def seconds(given: Settings, duty: str, is_enabled: bool, default: int) -> float
         return None
     setting = given.get(f"{duty}.interval.seconds")
     if setting is not None and re.fullmatch(r"-[0-9]{1,18}", setting.value) and int(setting.value) < 0:
-        return None  # as Scheduler.java has it
+        return None  # as in Scheduler.java
     return float(whole(given, f"{duty}.interval.seconds", default))

@@ -1,4 +1,4 @@
-"""A link's progress in the terminal: a bar for each topic, or one for all where they are many."""
+"""A link's progress in the terminal: a bar for each topic, or one bar for all if there are many."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from tolerant_client.ops.printing import printable
 from tolerant_client.ops.service.link_state import LinkState, TopicState, together
 
-_MOST_BARS = 20  # more topics than these are one bar
+_MOST_BARS = 20  # more topics share one bar
 
 
 class Terminal(Console):
-    """A console whose other end may go away: rich's own would point standard output elsewhere then, and end the process."""
+    """A console that survives a closed terminal: rich's own would redirect standard output and end the process."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
 
 class LinkBars:
-    """Progress bars on standard error, or on `console`; shows nothing unless `is_shown`, but prints all the same.
+    """Progress bars on standard error, or on `console`; draws bars only if `is_shown`, but always prints lines.
 
-    A terminal that is gone is no error: nothing is shown any more.
-    With `is_once` the bars end at the goals that `show` gets, else at the source's present ends.
+    A closed terminal is no error: the bars are no longer shown.
+    With `is_once` the bars end at the goals that `show` gets, otherwise at the source's current log ends.
     """
 
     def __init__(self, *, is_once: bool, is_shown: bool, console: Console | None = None) -> None:
@@ -53,18 +53,18 @@ class LinkBars:
         self._write(self.progress.stop)
 
     def print(self, text: str) -> None:
-        """A line above the bars."""
+        """Prints a line above the bars."""
         self._write(lambda: self.progress.console.print(printable(text), markup=False, highlight=False, soft_wrap=True))
 
     def show(self, state: LinkState, goals: Mapping[str, int]) -> None:
-        """Draws what is known of the link."""
+        """Draws the link's state."""
         if self.is_shown:
             self._write(lambda: self._draw(state, goals))
 
     def _write(self, write: Callable[[], object]) -> None:
         try:
             write()
-        except (OSError, ValueError):  # ValueError: a file that is closed
+        except (OSError, ValueError):  # ValueError: the file is closed
             self.progress.disable = True
 
     def _draw(self, state: LinkState, goals: Mapping[str, int]) -> None:
@@ -88,7 +88,7 @@ class LinkBars:
 
     def _state(self, state: LinkState, row: TopicState) -> str:
         if state.unreachable:
-            return f"no answer from the {' and '.join(state.unreachable)}"
+            return f"no response from the {' and '.join(state.unreachable)}"
         counts = (("blocked", row.blocked), ("paused", row.paused), ("waiting", row.waiting))
         if said := ", ".join(f"{number} {word}" for word, number in counts if number):
             return said

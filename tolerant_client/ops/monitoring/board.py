@@ -1,9 +1,9 @@
-"""Where the links of this process write what is known of them, and where metrics and the status page read it.
+"""The board to which this process's links write their state, and from which metrics and the status page read it.
 
 Laws:
-- A sample is immutable; the board's lock is held to exchange one, never while one is made or shown.
-- What is kept is bounded: of each link the newest sample, and lag and throughput of an hour, in steps of 2 s for
-  5 minutes and of 30 s before that; of topics only MOST_TRACES have an hour.
+- A sample is immutable; the board's lock is held only to exchange one, never while one is made or shown.
+- Memory is bounded: the newest sample of each link, and one hour of lag and throughput, in steps of 2 s for
+  the last 5 minutes and of 30 s before that; at most MOST_TRACES topics of a link have such an hour.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 from tolerant_client.ops.service.link_state import LinkState, TopicState
 
-MOST_TRACES = 1_000  # topics of a link whose past is kept
+MOST_TRACES = 1_000  # topics of a link whose history is kept
 _STEP_MS, _STEPS = 2_000, 150
 _COARSE_MS, _COARSE_STEPS = 30_000, 120
 _WIDTH = 6
 
 
 class Point(NamedTuple):
-    """What is drawn over time; NaN is what was not known."""
+    """The values that are drawn over time; NaN is unknown."""
 
     time_ms: float
     lag_offsets: float
@@ -34,7 +34,7 @@ class Point(NamedTuple):
 
 
 class Trace:
-    """An hour of points: of the last 5 minutes one each 2 s, before that the greatest (rates: the mean) of each 30 s."""
+    """An hour of points: one each 2 s for the last 5 minutes, before that the greatest (rates: the mean) of each 30 s."""
 
     def __init__(self) -> None:
         self._fine = array("d")
@@ -42,7 +42,7 @@ class Trace:
         self._bucket: list[Point] = []
 
     def add(self, point: Point) -> None:
-        """Takes a point unless the last one is less than 2 s old."""
+        """Adds a point unless the last one is less than 2 s old."""
         if self._fine and point.time_ms - self._fine[-_WIDTH] < _STEP_MS:
             return
         _append(self._fine, point, _STEPS)
@@ -52,7 +52,7 @@ class Trace:
         self._bucket.append(point)
 
     def points(self, most: int | None = None) -> list[Point]:
-        """The points, oldest first; thinned to at most `most`."""
+        """The points, oldest first, thinned to at most `most`."""
         fine = _points(self._fine)
         since = fine[0].time_ms if fine else math.inf
         points = [*(p for p in _points(self._coarse) if p.time_ms < since), *fine]
@@ -63,7 +63,7 @@ class Trace:
 
 
 class Board:
-    """The newest sample of every link, and its past."""
+    """The newest sample of every link, and its history."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class Board:
         self._traces: dict[str, dict[str, Trace]] = {}
 
     def tell(self, state: LinkState) -> None:
-        """Takes a link's newest sample; may be called by any thread."""
+        """Stores a link's newest sample; any thread may call this."""
         rows = {"": state.every, **state.topics} if state.time_ms else {}
         points = {topic: _point(state.time_ms, row) for topic, row in rows.items()}
         with self._lock:
@@ -88,19 +88,19 @@ class Board:
                 trace.add(point)
 
     def states(self) -> list[LinkState]:
-        """The newest samples, by the links' names."""
+        """The newest samples, sorted by link name."""
         with self._lock:
             return [self._states[link] for link in sorted(self._states)]
 
     def past(self, link: str, topic: str = "", most: int | None = None) -> list[Point]:
-        """Lag and throughput of a link, or of one of its topics, oldest first; empty where nothing is kept."""
+        """Lag and throughput of a link, or of one of its topics, oldest first; empty if none are kept."""
         with self._lock:
             trace = self._traces.get(link, {}).get(topic)
             return [] if trace is None else trace.points(most)
 
 
 def thinned(points: list[Point]) -> Point:
-    """One point for many: the last one's time, the greatest lag and latency, the mean rates."""
+    """One point for many: the last time, the greatest lag and latency, the mean rates."""
     known = [[value for value in values if not math.isnan(value)] for values in zip(*points)]
     most = [max(values, default=math.nan) for values in known]
     mean = [sum(values) / len(values) if values else math.nan for values in known]

@@ -1,4 +1,4 @@
-"""What a watch works out from one look to the next: rates, whose age is asked for, sizes of records.  Pure."""
+"""What a watch derives from successive samples: rates, record sizes, and whose age to ask for.  Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tolerant_client.mirror.engine.copy_metrics import Copied
 from tolerant_client.ops.service.link_state import PartitionState
 
 _RATE_S = 10.0
-_KNOWN_SIZE = 100  # records of a topic, once copied, tell what its records take
+_KNOWN_SIZE = 100  # copied records of a topic from which the mean size is known
 
 
 class Rates:
@@ -21,7 +21,7 @@ class Rates:
         self._positions: deque[tuple[float, Mapping[TopicPartition, int]]] = deque()
 
     def of(self, now: float, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
-        """Takes where partitions are at `now`, seconds, and returns their rates; a position that went back has 0."""
+        """Takes the positions at `now`, in seconds, and returns their rates; a position that moved back has rate 0."""
         while len(self._positions) > 1 and now - self._positions[1][0] >= _RATE_S:
             self._positions.popleft()
         rates: dict[TopicPartition, float] = {}
@@ -34,31 +34,31 @@ class Rates:
 
 
 class Standstill:
-    """Since when partitions stand where they are though something waits there, by a clock of whoever looks.  Pure."""
+    """Since when partitions have not moved although there is something to copy, by the caller's clock.  Pure."""
 
     def __init__(self) -> None:
-        self._since: dict[TopicPartition, tuple[int, int]] = {}  # where, and since when
+        self._since: dict[TopicPartition, tuple[int, int]] = {}  # position, and since when
 
     def of(self, now: int, waiting: Mapping[TopicPartition, int], after: int) -> dict[TopicPartition, int]:
-        """Takes where the partitions stand that something waits in; those that have stood there for `after`, since when."""
+        """Takes the positions of partitions with something to copy; returns those unmoved for `after`, with their start."""
         former = self._since
         self._since = {p: former[p] if p in former and former[p][0] == at else (at, now) for p, at in waiting.items()}
         return {p: since for p, (_, since) in self._since.items() if now - since >= after}
 
 
 class Ages:
-    """When the oldest records were written that are not copied, of partitions that are asked for in turn.
+    """The times of the oldest records not yet copied; the partitions to ask for take turns.
 
-    What was told holds while the partition stays where it is.  So whatever stands still is known after one turn, and of
-    what moves a sample is.
+    A time is valid while the partition keeps its position.  So after one turn each partition that does not move is known,
+    and a sample of those that move.
     """
 
     def __init__(self) -> None:
-        self._told: dict[TopicPartition, tuple[int, int]] = {}  # the offset that was asked for, and its time
-        self._asked: dict[TopicPartition, None] = {}  # the longest ago first
+        self._told: dict[TopicPartition, tuple[int, int]] = {}  # the offset asked for, and its time
+        self._asked: dict[TopicPartition, None] = {}  # the one asked longest ago first
 
     def turn(self, states: Mapping[TopicPartition, PartitionState], most: int) -> dict[TopicPartition, int]:
-        """At most so many partitions to ask for now, with their positions."""
+        """At most `most` partitions to ask for now, with their positions."""
         for partition in [p for p in (*self._told, *self._asked) if p not in states or not states[p].lag_offsets]:
             self._told.pop(partition, None)
             self._asked.pop(partition, None)
@@ -74,17 +74,17 @@ class Ages:
         return {p: wanted[p] for p in turn}
 
     def told(self, positions: Mapping[TopicPartition, int], times_ms: Mapping[TopicPartition, int]) -> None:
-        """Takes the answer to a turn."""
+        """Takes the response to a turn."""
         self._told.update((p, (positions[p], time_ms)) for p, time_ms in times_ms.items())
 
     def oldest_ms(self, partition: TopicPartition, position: int | None) -> int | None:
-        """What was told of this position."""
+        """The time of the record at this position, if known."""
         offset, time_ms = self._told.get(partition, (-1, 0))
         return time_ms if offset == position else None
 
 
 def sizes_by_topic(copied: Mapping[TopicPartition, Copied]) -> dict[str, float]:
-    """Bytes a record by topic, where enough was copied to tell."""
+    """Mean bytes per record by topic, for topics with enough copied records."""
     records: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for (topic, _), done in copied.items():

@@ -1,8 +1,8 @@
-"""How a running link is, with every reason why it is not just healthy: for the status page, for metrics, for probes.  Pure.
+"""The health of a running link, with every reason for which it is not healthy: for the page, metrics and probes.  Pure.
 
-The words and what they mean are those of tolerant_client.mirror.state.health, which `status` has too.  Laws besides:
-- Whoever reads only the first reason at night knows what to look at, and where.
-- Numbers that nobody has refreshed for long are unknown: a page that goes on answering is no sign of a mirror.
+The words are those of tolerant_client.mirror.state.health, which `status` uses too.  Laws besides:
+- The first reason alone tells an operator what to check, and where.
+- Numbers that are not refreshed for long are unknown: a page that still responds does not prove that the mirror runs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from tolerant_client.mirror.state.health import (
 from tolerant_client.mirror.state.open_transactions import is_held_long
 from tolerant_client.ops.service.link_state import LinkState, Phase
 
-STALE_S = 90.0  # a micro-batch of a tail holds for 10 s, and a look at 10,000 partitions is followed by as much rest
-_OVERDUE_S = 120.0  # and two intervals
+STALE_S = (
+    90.0  # a micro-batch in tail mode holds for 10 s, and a sample of 10,000 partitions can be followed by 30 s of rest
+)
+_OVERDUE_S = 120.0  # plus two intervals
 
 
 def health_of(state: LinkState, now_ms: int) -> tuple[Health, tuple[Reason, ...]]:
-    """The health, and its reasons, the worst first."""
+    """The health and its reasons, the worst first."""
     control = state.control
     if control.is_handed_back:
         return Health.HANDED_BACK, ()
@@ -59,18 +61,18 @@ def _unknown(state: LinkState, now_ms: int) -> Iterator[Reason]:
     away = {name: why for name, why in state.unreachable.items() if name not in state.refused}
     texts = [f"The {name} cluster does not respond: {why}" for name, why in away.items()]
     if state.blind:
-        texts.append(f"The clusters cannot be looked at: {state.blind}")
+        texts.append(f"The clusters cannot be checked: {state.blind}")
     if state.control_problem:
         texts.append(f"{UNKNOWN_ORDERS[0].upper()}{UNKNOWN_ORDERS[1:]}: {state.control_problem}")
     if state.phase is Phase.RUNNING and looked_s > STALE_S:
-        texts.append(f"The clusters were last looked at {_long(looked_s)} ago: all numbers are as old")
+        texts.append(f"The clusters were last checked {_long(looked_s)} ago: all numbers are that old")
     if state.phase is Phase.RUNNING and (silent_s := _silent_s(state, now_ms)) > STALE_S:
         texts.append(f"No micro-batch has ended for {_long(silent_s)}: what the tasks do is unknown")
     if state.phase is Phase.STOPPED:
         texts.append("The mirror was stopped: all numbers are as of then")
     for name, left_out in state.leaderless.items():
         number = counted(left_out.partitions, "partition")
-        texts.append(f"{number} of the {name} cannot be looked at, so the numbers are as of before: {left_out.why}")
+        texts.append(f"{number} of the {name} cannot be checked, so their numbers are older: {left_out.why}")
     yield from (Reason(Health.UNKNOWN, text) for text in texts)
 
 
@@ -92,7 +94,7 @@ def _waiting(state: LinkState, now_ms: int) -> Iterator[Reason]:
 
 
 def _silent_s(state: LinkState, now_ms: int) -> float:
-    """Since when the tasks have told nothing."""
+    """For how long the tasks have reported nothing, in seconds."""
     return (now_ms - (state.report.time_ms or state.started_ms)) / 1000
 
 

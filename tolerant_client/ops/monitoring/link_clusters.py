@@ -1,7 +1,7 @@
 """Both clusters of a link as its watch asks them: each question once, with little patience.
 
-Whoever asks gets the answer or an error of AWAY within seconds, also where one broker hangs; the next look asks again.  One
-thread at a time.
+A caller gets the response, or an error of AWAY within seconds, even if one broker hangs; the next sample asks again.
+Only one thread at a time may call.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tolerant_client.ops.service.clusters import connected
 from tolerant_client.ops.service.link_state import LeftOut
 
 _T = TypeVar("_T")
-AWAY = (KafkaError, OSError, ValueError)  # ValueError: an answer that cannot be decoded, again and again
-_BOUND_MS = 12_000  # two questions to a broker that hangs
-_PATIENCE_MS = 5_000  # a cluster that is away for a moment shows no progress, nothing else
+AWAY = (KafkaError, OSError, ValueError)  # ValueError: a response that repeatedly cannot be decoded
+_BOUND_MS = 12_000  # enough for two requests to a broker that hangs
+_PATIENCE_MS = 5_000  # if a cluster is unavailable for a moment, no progress is shown; nothing else suffers
 
 
 class LinkClusters:
-    """Clients of source and target, given as Java client properties; nothing is connected before the first question."""
+    """Clients of source and target, from Java client properties; nothing is connected before the first question."""
 
     def __init__(
         self, source: Mapping[str, str], target: Mapping[str, str], link: str, names: TopicNames | None
@@ -46,19 +46,19 @@ class LinkClusters:
         self._source.close()
 
     def source_ends(self, partitions: Collection[TopicPartition]) -> lens.SourceEnds:
-        """Where the source's logs end, and how far they are stable; without those that have no leader that responds."""
+        """The source's log ends and last stable offsets; leaves out partitions without a leader that responds."""
         return self._ask(self._source, lens.source_ends, self._source, partitions)
 
     def target_ends(self, partitions: Collection[TopicPartition]) -> LedOffsets:
-        """Where the target's logs end; without those that have no leader that responds."""
+        """The target's log ends; leaves out partitions without a leader that responds."""
         return self._ask(self._target, lens.log_ends, self._target, partitions)
 
     def deleted(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """Those whose topic the target does not have, as it said last."""
+        """The partitions whose topic the target does not have, according to its last metadata."""
         return {p for p in partitions if self._target.lacks(p.topic)}
 
     def held(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> list[Held]:
-        """Whose transactions hold back these partitions of the source, by last stable offset and high watermark."""
+        """The open transactions that hold back these source partitions, given by last stable offset and high watermark."""
         return self._ask(self._source, find_held, self._source, spans)
 
     def ledger(self) -> list[LedgerRow]:
@@ -66,7 +66,7 @@ class LinkClusters:
         return [row for row in self._ask(self._target, read_ledger, self._target) if row.link == self._link]
 
     def control(self) -> LinkControl:
-        """What the operator has ordered; raises TopicAuthorizationFailedError where we may not look."""
+        """The operator's orders; raises TopicAuthorizationFailedError if we may not read them."""
         found = self._ask(self._source, self._control.refresh)
         if self._control.is_hidden:
             raise TopicAuthorizationFailedError(HIDDEN)
@@ -75,27 +75,27 @@ class LinkClusters:
         return found
 
     def oldest_ms(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """When the records at these offsets of the source were written; absent where that is not told."""
+        """The timestamps of the records at these offsets of the source; unknown ones are absent."""
         return self._ask(self._source, lens.oldest_ms, self._source, positions)
 
     def bytes_per_offset(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
-        """What an offset takes on the source's disks on average; absent where that is not known."""
+        """The mean bytes per offset on the source's disks; unknown ones are absent."""
         return self._ask(self._source, lens.bytes_per_offset, self._source, ends)
 
     def _ask(self, cluster: Cluster, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         async def bounded() -> _T:
             asked = cluster.net.call_soon_with_future(function, *args)
             try:
-                answer: _T = await cluster.manager.wait_for(asked, _BOUND_MS)
+                response: _T = await cluster.manager.wait_for(asked, _BOUND_MS)
             except KafkaTimeoutError as error:
                 raise cluster.unreachable(_BOUND_MS, error, "asking its brokers") from error
-            return answer
+            return response
 
         return cluster.run(bounded)
 
 
 def asked_of(away: dict[str, Exception], name: str, ask: Callable[..., _T], *arguments: object) -> _T | None:
-    """What a cluster answered; where it did not, `away` says why."""
+    """The response of a cluster; without one, returns None and `away` says why."""
     try:
         return ask(*arguments)
     except AWAY as error:
@@ -104,7 +104,7 @@ def asked_of(away: dict[str, Exception], name: str, ask: Callable[..., _T], *arg
 
 
 def not_responding(away: Mapping[str, Exception]) -> tuple[dict[str, str], frozenset[str]]:
-    """Why clusters do not respond, as LinkState tells it: `unreachable` and `refused`.  Pure."""
+    """Why clusters do not respond, in LinkState's fields: `unreachable` and `refused`.  Pure."""
     refused = frozenset(name for name, error in away.items() if isinstance(error, LoginRefusedError))
     return {name: text_of(error) for name, error in away.items()}, refused
 
@@ -112,7 +112,7 @@ def not_responding(away: Mapping[str, Exception]) -> tuple[dict[str, str], froze
 def leave_out(
     leaderless: dict[str, LeftOut], name: str, why: Mapping[TopicPartition, str], told: Collection[TopicPartition]
 ) -> set[TopicPartition]:
-    """Takes it down which partitions of a cluster cannot be looked at; of those `told` as blocked that is known."""
+    """Records which partitions of a cluster cannot be checked, except those `told` as blocked; returns all of them."""
     if dark := why.keys() - set(told):
         first = min(dark)
         leaderless[name] = LeftOut(len(dark), f"{first.topic}-{first.partition}: {why[first]}")
@@ -120,7 +120,7 @@ def leave_out(
 
 
 def quietly(ask: Callable[..., _T], *arguments: object) -> _T | None:
-    """What was answered; None where that failed: the next look tells whether the cluster is away."""
+    """The response; None after an error: the next sample shows whether the cluster is unavailable."""
     try:
         return ask(*arguments)
     except AWAY:

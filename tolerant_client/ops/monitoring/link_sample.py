@@ -1,4 +1,4 @@
-"""The newest sample of a link, put together from what its tasks, its duties and its watch tell, each in its own thread."""
+"""The newest sample of a link, combined from what its tasks, its duties and its watch report, each from its own thread."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ _RECENT_MS = 60_000
 
 
 class LinkSample:
-    """Holds a LinkState; every change makes another one."""
+    """Holds a LinkState; every change replaces it."""
 
     def __init__(self, state: LinkState) -> None:
         self._state = state
         self._lock = threading.Lock()
         self._latest: deque[tuple[int, Mapping[TopicPartition, Copied]]] = deque()
-        self._former_reports = TaskReport()  # of queries that were started again
-        self._only_told: set[TopicPartition] = set()  # no task has them: they are refused, or have no leader
+        self._former_reports = TaskReport()  # the sums of earlier queries, before restarts
+        self._only_told: set[TopicPartition] = set()  # no task has these: they are refused, or have no leader
 
     @property
     def state(self) -> LinkState:
         return self._state
 
     def change(self, changed: Callable[[LinkState], LinkState]) -> None:
-        """Puts what `changed` makes of the state into its place; nobody else changes it meanwhile."""
+        """Replaces the state by what `changed` makes of it, atomically."""
         with self._lock:
             self._state = changed(self._state)
 
     def tell_report(self, report: TaskReport) -> None:
-        """Takes what the tasks of the running query have done; one of another query is added to those before."""
+        """Takes the report of the running query's tasks; a new query's sums are added to those of the queries before."""
         self.change(lambda state: self._reported(state, report))
 
     def _reported(self, state: LinkState, report: TaskReport) -> LinkState:
@@ -60,7 +60,7 @@ class LinkSample:
                 state, report=replace(last, paused=report.paused, blocked=report.blocked, waiting=report.waiting)
             )
         if report.records < last.records - self._former_reports.records:
-            self._former_reports = last  # another query: it counts from 0
+            self._former_reports = last  # a new query counts from 0
         self._latest.append((report.time_ms, report.latest))
         while report.time_ms - self._latest[0][0] > _RECENT_MS:
             self._latest.popleft()
@@ -72,12 +72,12 @@ class LinkSample:
         )
 
     def tell_phase(self, phase: Phase, problem: str = "") -> None:
-        """Takes what has become of the query; RESTARTING counts as one restart."""
+        """Takes the query's phase; RESTARTING counts as one restart."""
         again = phase is Phase.RESTARTING
         self.change(lambda state: replace(state, phase=phase, problem=problem, restarts=state.restarts + again))
 
     def tell_duty(self, duty: str, problem: str = "") -> None:
-        """Takes how a round of a periodic duty has ended just now."""
+        """Takes the result of a duty's round that ended now."""
         now_ms = int(time.time() * 1000)
 
         def told(state: LinkState) -> LinkState:
@@ -87,7 +87,7 @@ class LinkSample:
         self.change(told)
 
     def tell_groups(self, groups: Iterable[GroupState]) -> None:
-        """Takes what a round has said of the groups' offsets; what it does not name is as the round before has left it."""
+        """Takes a round's report about group offsets; offsets that it does not name stay as the round before left them."""
 
         def told(state: LinkState) -> LinkState:
             known = {group[:3]: group._replace(note="") for group in state.groups or ()}

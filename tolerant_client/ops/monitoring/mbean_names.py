@@ -1,9 +1,9 @@
-"""MirrorMaker 2's metrics under the names that Prometheus knows them by, so that existing dashboards and alerts go on.
+"""MirrorMaker 2's metrics under their usual Prometheus names, so that existing dashboards and alerts keep working.
 
 An MBean `kafka.connect.mirror:type=MirrorSourceConnector,source=A,target=B,topic=orders,partition=0` with attribute
-`record-count` is, by jmx_exporter's default format in lower case (and Strimzi's metrics reporter, whose dashboards are
-made for it), `kafka_connect_mirror_mirrorsourceconnector_record_count{source=,target=,topic=,partition=}`.
-Attributes: MirrorSourceMetrics.java and MirrorCheckpointMetrics.java.  All are gauges there, and so here.
+`record-count` becomes, in jmx_exporter's default format in lower case (and in Strimzi's metrics reporter, for which its
+dashboards are made), `kafka_connect_mirror_mirrorsourceconnector_record_count{source=,target=,topic=,partition=}`.
+Attributes: MirrorSourceMetrics.java and MirrorCheckpointMetrics.java.  All are gauges there, and here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHECKPOINT_LABELS = ("source", "target", "group", "topic", "partition")
 
 
 class MBeanMetric(NamedTuple):
-    """A metric of MirrorMaker 2; `help` says what it means here."""
+    """A metric of MirrorMaker 2; `help` says what it means in this mirror."""
 
     name: str
     help: str
@@ -36,7 +36,7 @@ SOURCE_METRICS = tuple(
         ("record_count", "Records that the target has acknowledged since the start of the query"),
         ("record_rate", "Offsets that the target's log has gained per second, mean of 10 s"),
         ("byte_count", "Bytes, as they are stored, that the target has acknowledged since the start of the query"),
-        ("byte_rate", "Bytes per second: the rate of offsets times the bytes that an offset takes"),
+        ("byte_rate", "Bytes per second: the rate of offsets times the mean bytes per offset"),
         *(
             (f"record_age_ms{end}", f"Age of records when they are sent to the target, {word}")
             for end, word in _SPANS.items()
@@ -54,9 +54,9 @@ CHECKPOINT_METRICS = tuple(
 
 
 def source_values(copied: Copied, offsets_per_s: float, bytes_per_s: float | None) -> Iterator[tuple[str, float]]:
-    """Names and values of SOURCE_METRICS for one partition; without those that are not known.
+    """Names and values of SOURCE_METRICS for one partition; unknown values are left out.
 
-    `copied` has the sums of all time, and the ages and latencies of the last minute.
+    `copied` has the sums since the start, and the ages and latencies of the last minute.
     """
     yield _SOURCE + "record_count", copied.records
     yield _SOURCE + "record_rate", offsets_per_s

@@ -1,4 +1,4 @@
-"""What a watch knows of a link's partitions from one look to the next: lag, age, size, rate, and what stands still."""
+"""What a watch keeps about a link's partitions between samples: lag, age, size, rate, and what does not move."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tolerant_client.ops.monitoring.link_clusters import LinkClusters, quietly
 from tolerant_client.ops.service.link_state import LinkState, PartitionState
 
 _HELD_INTERVAL_S = 10.0
-_HELD_AFTER_MS = 5_000  # most transactions are over by then
-_MOST_HELD = 50  # partitions of which is asked whose transactions hold them back
+_HELD_AFTER_MS = 5_000  # most transactions have ended by then
+_MOST_HELD = 50  # partitions for which the open transactions are asked
 _STILL_AFTER_MS = 25_000
 _SIZES_INTERVAL_S = 60.0
-_AGAIN_S = 5.0  # after a question that failed
+_AGAIN_S = 5.0  # after a question failed
 
 States = Mapping[TopicPartition, PartitionState]
 Offsets = Mapping[TopicPartition, int]
 
 
 class PartitionWatch:
-    """Takes what each look has seen; `now` is monotonic, in seconds."""
+    """Takes the observations of each sample; `now` is monotonic seconds."""
 
     def __init__(self, *, is_identical: bool) -> None:
         self._is_identical = is_identical
@@ -47,7 +47,7 @@ class PartitionWatch:
         *,
         may_ask: bool,
     ) -> dict[TopicPartition, PartitionState]:
-        """The partitions of `state` now; with `may_ask` the source is asked for ages and sizes."""
+        """The partitions of `state` as of now; with `may_ask` the source is asked for ages and sizes."""
         ends, stable = (source.ends, source.stable) if source is not None else ({}, {})
         positions = dict(target_ends if self._is_identical else state.report.acked)
         rates = self._rates.of(now, positions)
@@ -76,7 +76,7 @@ class PartitionWatch:
         return states
 
     def _read_sizes(self, clusters: LinkClusters, states: States, now: float) -> None:
-        """Asks what offsets take of partitions that are behind and have not told it by what was copied."""
+        """Asks for the bytes per offset of partitions that are behind and whose topic has too few copied records to tell."""
         wanted = {
             p: known.source_end
             for p, known in states.items()
@@ -90,7 +90,7 @@ class PartitionWatch:
     def still(
         self, states: States, goals: Offsets, left_out: Collection[TopicPartition], now_ms: int
     ) -> dict[TopicPartition, int]:
-        """What has not moved for long though there is something to copy, since when."""
+        """The partitions that have not moved for _STILL_AFTER_MS although there is something to copy, and since when."""
         waiting = {
             p: known.position
             for p, known in states.items()
@@ -108,7 +108,7 @@ class PartitionWatch:
         *,
         may_ask: bool,
     ) -> tuple[Held, ...]:
-        """Whose transactions hold back the source's last stable offsets, of those that have stood for long."""
+        """The transactions that hold back last stable offsets of the source which have not moved for _HELD_AFTER_MS."""
         spans = open_spans(states.values())
         long = self._held.of(now_ms, {p: stable for p, (stable, _) in spans.items()}, _HELD_AFTER_MS)
         found = tuple(one for one in former if one.partition in long and spans[one.partition][0] == one.from_offset)

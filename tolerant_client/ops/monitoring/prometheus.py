@@ -1,9 +1,9 @@
-"""The links of this process as Prometheus metrics; README.md of this package has a row for each of them.
+"""The links of this process as Prometheus metrics; this package's README.md has a row for each of them.
 
 Laws:
-- A scrape reads the board, nothing is kept here.  What is not known has no sample.
-- Labels are bounded: MOST_PARTITIONS and MOST_TOPICS of a link, those that are behind most; beyond them there is one
-  row for the rest, so that sums stay right.
+- A scrape reads the board; nothing is kept here.  An unknown value has no sample.
+- Labels are bounded: the MOST_PARTITIONS and MOST_TOPICS of a link with the greatest lag; one row stands
+  for the rest, so that sums stay right.
 """
 
 from __future__ import annotations
@@ -42,39 +42,39 @@ _PREFIX = "tolerant_mirror_"
 _LINK = ("link",)
 _TOPIC = ("link", "topic")
 
-# By name: what it is, and its labels.  Names end as Prometheus wants them: a unit, _total for what only grows.
+# By name: help text and labels.  Names end as Prometheus recommends: a unit, _total for counters.
 _GAUGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "up": ("1 while the link's query runs", _LINK),
     "health": (
-        "0 ok (healthy, paused, promoted), 1 look at it (waiting, unknown), 2 blocked: a person has to do something",
+        "0 ok (healthy, paused, promoted), 1 check it (waiting, unknown), 2 blocked: a person has to act",
         _LINK,
     ),
-    "cluster_reachable": ("1 while the cluster responds; absent where it was not asked", ("link", "cluster")),
+    "cluster_reachable": ("1 while the cluster responds; absent if it was not asked", ("link", "cluster")),
     "promoted": ("1 for a link that was promoted", _LINK),
     "fenced": ("1 for a link whose promotion has begun", _LINK),
     "handed_back": ("1 for a link that was handed back to MirrorMaker 2", _LINK),
     "start_time_seconds": ("When the link was started", _LINK),
-    "look_time_seconds": ("When the clusters were last looked at", _LINK),
+    "look_time_seconds": ("When the clusters were last checked", _LINK),
     "report_time_seconds": ("When the last micro-batch ended", _LINK),
-    "throttle_bytes_per_second": ("The limit that holds; said_by: operator, or start", ("link", "said_by")),
+    "throttle_bytes_per_second": ("The limit in force; said_by: operator, or start", ("link", "said_by")),
     "log_end_offset": ("Sum of the log end offsets of a topic", ("link", "cluster", "topic")),
     "lag_offsets": ("Offsets that the target is behind", _TOPIC),
-    "lag_bytes": ("Bytes that the target is behind: its lag in offsets times the bytes that an offset takes", _TOPIC),
-    "lag_seconds": ("Age of the oldest record that is not copied, of the partitions asked so far", _TOPIC),
+    "lag_bytes": ("Bytes that the target is behind: its lag in offsets times the mean bytes per offset", _TOPIC),
+    "lag_seconds": ("Age of the oldest record not yet copied, of the partitions asked so far", _TOPIC),
     "offset_rate": ("Offsets that the target's log gains per second, mean of 10 s", _TOPIC),
     "partition_lag_offsets": ("Offsets that the target's partition is behind", ("link", "topic", "partition")),
     "partition_lag_seconds": (
-        "Age of the partition's oldest record that is not copied",
+        "Age of the partition's oldest record not yet copied",
         ("link", "topic", "partition"),
     ),
     "behind_partitions": ("Partitions that are not copied to their end", _LINK),
-    "aged_partitions": ("Partitions that are behind, and whose lag in seconds is known", _LINK),
+    "aged_partitions": ("Partitions that are behind and whose lag in seconds is known", _LINK),
     "leaderless_partitions": ("Partitions that have no leader, or one that does not respond", ("link", "cluster")),
     "paused_partitions": ("Partitions that an operator has paused", _TOPIC),
     "blocked_partitions": ("Partitions that need a person", _TOPIC),
-    "waiting_partitions": ("Partitions that do not move, and go on by themselves", _TOPIC),
+    "waiting_partitions": ("Partitions that do not move, and resume by themselves", _TOPIC),
     "uncommitted_offsets": (
-        "Of the lag, offsets after the source's last stable offset: they wait for open transactions",
+        "Part of the lag: offsets after the source's last stable offset, which wait for open transactions",
         _TOPIC,
     ),
     "open_transaction_seconds": ("Age of the oldest open transaction that holds back the source", _LINK),
@@ -84,7 +84,7 @@ _GAUGES: Mapping[str, tuple[str, Sequence[str]]] = {
     ),
     "ledger_rows": ("Losses in the ledger", ("link", "reason")),
     "lost_offsets": ("Offsets that the ledger says are lost", ("link", "topic", "reason")),
-    "duty_failing": ("1 where the last round of a periodic duty failed, or could not do all", ("link", "duty")),
+    "duty_failing": ("1 if the last round of a periodic duty failed, or did only a part", ("link", "duty")),
     "duty_time_seconds": ("When the last round of a periodic duty ended", ("link", "duty")),
     "groups": ("Consumer groups whose offsets are synchronised", _LINK),
 }
@@ -93,15 +93,15 @@ _COUNTERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "records": ("Records that the target has acknowledged", _TOPIC),
     "bytes": ("Bytes, as they are stored, that the target has acknowledged", _TOPIC),
     "filled_offsets": ("Offsets without a record on the source that micro-batches filled", _LINK),
-    "troubles": ("Places that were read again from the target's log after a fault", _LINK),
-    "recovery_events": ("What recovery did about answers that were missing, late or wrong", ("link", "kind")),
+    "troubles": ("Positions that were read again from the target's log after a fault", _LINK),
+    "recovery_events": ("Actions of recovery after missing, late or wrong responses", ("link", "kind")),
 }
 
 
 class LinkCollector(Collector):
-    """Collects from a board; register it in a registry of its own, or in prometheus_client.REGISTRY.
+    """Collects from a board; register it in its own registry, or in prometheus_client.REGISTRY.
 
-    `now_ms` tells the time, ms since 1970.
+    `now_ms` returns the time, ms since 1970.
     """
 
     def __init__(self, board: Board, now_ms: Callable[[], int]) -> None:
@@ -109,11 +109,11 @@ class LinkCollector(Collector):
         self._now_ms = now_ms
 
     def describe(self) -> Iterable[Metric]:
-        """Every metric, without samples: a link may be told of later."""
+        """Every metric, without samples: links may be added later."""
         return _families().values()
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics of this moment."""
+        """The current values of all metrics."""
         families = _families()
         for state in self._board.states():
             _add_link(families, state, self._now_ms())

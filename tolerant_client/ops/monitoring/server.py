@@ -1,11 +1,11 @@
-"""Serves what the board has: `/` the status page, `/api/state.json` its data, `/metrics` for Prometheus, `/healthz`.
+"""Serves the board: `/` is the status page, `/api/state.json` its data, `/metrics` for Prometheus, `/healthz` for probes.
 
 Laws:
 - Read only: GET and HEAD, nothing else.
 - The page is one file, and its policy lets it load nothing but /api/state.json of this server.
-- What others open is bounded: MOST_CONNECTIONS, of which the oldest goes when one more comes, and REQUEST_S for each.
-- Bound to a loopback address it answers only requests that name such a host: a page of somebody else's, whose
-  name is made to point here (DNS rebinding), reads nothing.
+- Connections are bounded: at most MOST_CONNECTIONS, of which a new one closes the oldest, and REQUEST_S for each.
+- On a loopback address it serves only requests whose Host names a loopback host: a foreign page whose
+  name was made to resolve to this machine (DNS rebinding) reads nothing.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from tolerant_client.ops.monitoring.status import DEFAULT_TOPICS, state_json
 from tolerant_client.ops.service.link_state import Phase
 
 MOST_CONNECTIONS = 32
-REQUEST_S = 10.0  # from the connection to the end of the answer
-_PAUSE_S = 0.2  # before connections are looked for again when the process can open no more files
+REQUEST_S = 10.0  # from the connection to the end of the response
+_PAUSE_S = 0.2  # before the next accept when the process can open no more files
 _WORTH_PACKING = 2_000  # bytes
 _REASONS = 5  # of a link
-_SILENT_S = 120.0  # a watch that has not looked for so long is dead
+_SILENT_S = 120.0  # a watch without a sample for so long is dead
 
 
 class StatusServer:
-    """Serves a board at HOST:PORT in threads of its own until it is closed; port 0 takes a free one.
+    """Serves a board at HOST:PORT in its own threads until it is closed; port 0 takes a free port.
 
     Raises OptionError.
     """
@@ -95,7 +95,7 @@ class _Server(ThreadingHTTPServer):
         self.registry = registry
         self.page = files("tolerant_client.ops.monitoring").joinpath("status.html").read_bytes()
         self.policy = content_security_policy(self.page.decode())
-        self._open: dict[Any, float] = {}  # connections and until when they may last, the oldest first
+        self._open: dict[Any, float] = {}  # connections and their deadlines, the oldest first
         self._lock = threading.Lock()
         super().__init__((host, port), _Handler)
         self.is_local = _is_loopback(str(self.server_address[0]))
@@ -104,7 +104,7 @@ class _Server(ThreadingHTTPServer):
         try:
             return super().get_request()
         except OSError:
-            time.sleep(_PAUSE_S)  # no descriptor is left, and the connection waits on: do not ask again at once
+            time.sleep(_PAUSE_S)  # no file descriptor is left, and the connection keeps waiting: do not retry at once
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -121,7 +121,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Several times a second: ends what lasts too long, whoever it waits for."""
+        """Called several times a second: closes connections after their deadline, whichever side they wait for."""
         now = time.monotonic()
         with self._lock:
             for request in [request for request, until in self._open.items() if until < now]:
@@ -129,7 +129,7 @@ class _Server(ThreadingHTTPServer):
                 _hang_up(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that went away before its answer is nothing to tell of."""
+        """Reports nothing when a client disconnected before its response."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -138,23 +138,23 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version = "tolerant-kafka"
     sys_version = ""
-    timeout = REQUEST_S  # HTTP/1.0: a connection is one answer, and none is left open when the server closes
+    timeout = REQUEST_S  # HTTP/1.0: one response per connection, so none is left open when the server closes
 
     def do_GET(self) -> None:
         try:
             self._get()
-        except (ValueError, TypeError):  # an address or a header that is none: prometheus_client raises both
-            self._answer(HTTPStatus.BAD_REQUEST, b"This is no request that can be answered.\n")
+        except (ValueError, TypeError):  # an invalid address or header: prometheus_client raises both
+            self._respond(HTTPStatus.BAD_REQUEST, b"This request is not valid.\n")
 
     def _get(self) -> None:
         name = (self.headers.get("Host") or "").strip()
         if self.server.is_local and not _is_local_name(name):
-            self._answer(HTTPStatus.FORBIDDEN, b"This server is for this machine only.\n")
+            self._respond(HTTPStatus.FORBIDDEN, b"This server is for this machine only.\n")
             return
         url = urlsplit(self.path)
         board = self.server.board
         if url.path == "/":
-            self._answer(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
+            self._respond(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
         elif url.path == "/api/state.json":
             asked = {key: values[-1] for key, values in parse_qs(url.query).items()}
             most = int(asked["topics"]) if re.fullmatch("[0-9]{1,4}", asked.get("topics", "")) else DEFAULT_TOPICS
@@ -162,19 +162,19 @@ class _Handler(BaseHTTPRequestHandler):
                 name: asked.get(key, "") for name, key in (("matching", "filter"), ("link", "link"), ("focus", "topic"))
             }
             found = state_json(board, now_ms(), most=most, **texts)
-            self._answer(HTTPStatus.OK, json.dumps(found, allow_nan=False).encode(), "application/json")
+            self._respond(HTTPStatus.OK, json.dumps(found, allow_nan=False).encode(), "application/json")
         elif url.path == "/metrics":
             encode, content_type = choose_encoder(self.headers.get("Accept") or "")
-            self._answer(HTTPStatus.OK, encode(self.server.registry), content_type)
+            self._respond(HTTPStatus.OK, encode(self.server.registry), content_type)
         elif url.path == "/healthz":
             status, report = liveness(board, now_ms())
-            self._answer(status, json.dumps(report).encode(), "application/json")
+            self._respond(status, json.dumps(report).encode(), "application/json")
         else:
-            self._answer(HTTPStatus.NOT_FOUND, b"Here are /, /api/state.json, /metrics and /healthz.\n")
+            self._respond(HTTPStatus.NOT_FOUND, b"This server has /, /api/state.json, /metrics and /healthz.\n")
 
     do_HEAD = do_GET
 
-    def _answer(self, status: HTTPStatus, body: bytes, content_type: str = "text/plain; charset=utf-8") -> None:
+    def _respond(self, status: HTTPStatus, body: bytes, content_type: str = "text/plain; charset=utf-8") -> None:
         self.send_response(status)
         if len(body) > _WORTH_PACKING and "gzip" in (self.headers.get("Accept-Encoding") or ""):
             body = gzip.compress(body, 1)
@@ -191,20 +191,20 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A scrape is nothing to tell of."""
+        """Logs no requests: scrapes are frequent."""
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """Whoever reads or writes there ends; the descriptor is its thread's to close."""
+    """Ends all reads and writes of the connection; its own thread closes the descriptor."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def liveness(board: Board, at_ms: int) -> tuple[HTTPStatus, dict[str, Any]]:
-    """Whether the process is of use: 503 once a link has failed for good, or nobody looks at it any more.
+    """Whether the process is of use: 503 after a link has failed for good, or if its watch takes no samples any more.
 
-    A cluster that does not answer, a partition that is blocked, or a watch that says why it cannot look, is no reason to kill
-    the mirror: `status` and `links` tell of it, in the words of the page and of `tolerant-kafka status`.
+    A cluster that does not respond, a partition that is blocked, or a watch that says why it cannot check, is no reason to
+    kill the mirror: `status` and `links` report it, in the words of the page and of `tolerant-kafka status`.
     """
     states = board.states()
     dead = [
@@ -226,7 +226,7 @@ def liveness(board: Board, at_ms: int) -> tuple[HTTPStatus, dict[str, Any]]:
 
 
 def content_security_policy(page: str) -> str:
-    """A policy by which a page runs its own inline script and style, and asks its own server, and nothing else."""
+    """A policy that allows a page its own inline script and style and requests to its own server, and nothing else."""
 
     def hashes(tag: str) -> str:
         inline = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)

@@ -1,9 +1,9 @@
-"""What the status page shows, as JSON; `status.html` draws it, other programs may read it.
+"""The content of the status page as JSON; `status.html` draws it, other programs may read it.
 
 Laws:
 - Texts are data: the page sets them as text, never as markup.
-- The answer's size is bounded, whatever a link has: topics by `most`, partitions, what is paused, ledger rows and groups by
-  MOST_ROWS.  What is left out is the least: of partitions those that are behind least.
+- The size of the response is bounded: topics by `most`; partitions, pauses, ledger rows and groups by
+  MOST_ROWS.  Of partitions, those with the least lag are left out.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _TOTALS = (
     *("partitions", "lag_offsets", "lag_bytes", "lag_seconds", "behind", "aged"),
     *("paused", "blocked", "waiting", "uncommitted", "offsets_per_s", "bytes_per_s"),
 )
-_CHARTED = 5  # topics with an hour of their own
+_CHARTED = 5  # topics with their own chart of the last hour
 
 
 def state_json(
     board: Board, now_ms: int, *, most: int = DEFAULT_TOPICS, matching: str = "", link: str = "", focus: str = ""
 ) -> dict[str, Any]:
-    """All links in short; of the chosen one (or the first) all that is known.
+    """A summary of all links, and the full state of the chosen one (or the first).
 
-    Topics are those whose name contains `matching`, the ones most behind first; `focus` is one to tell the past hour of.
-    Times are ms since 1970, rates per second; null is what is not known.
+    Topics are those whose name contains `matching`, the greatest lag first; `focus` is a topic to show in full.
+    Times are ms since 1970, rates per second; null is unknown.
     """
     states = board.states()
     chosen = next((state for state in states if state.link == link), states[0] if states else None)
@@ -106,7 +106,7 @@ def _in_full(board: Board, state: LinkState, now_ms: int, most: int, matching: s
 
 
 def _standing(state: LinkState) -> Iterator[dict[str, Any]]:
-    """What does not move: first what needs a person, then what waits, the longest first, then open transactions."""
+    """What does not move: first blocked partitions, then waiting ones, the longest wait first, then open transactions."""
     for p, reason in sorted(state.blocked.items()):
         yield {**p._asdict(), "health": Health.BLOCKED, "since_ms": None, "reason": reason}
     for p, wait in sorted(state.waiting.items(), key=lambda item: (item[1].since_ms, item[0])):
@@ -143,7 +143,7 @@ def _span(span: Span) -> dict[str, float] | None:
 
 
 def _most_behind(state: LinkState, topic: str) -> list[tuple[TopicPartition, PartitionState]]:
-    """The topic's partitions in their order; of more than MOST_ROWS those that wait for somebody or are behind most."""
+    """The topic's partitions in their order; of more than MOST_ROWS, those blocked or waiting, then the greatest lags."""
     rows = [(partition, known) for partition, known in state.partitions.items() if partition.topic == topic]
     standing = state.blocked.keys() | state.waiting.keys()
     worst = sorted(rows, key=lambda row: (row[0] not in standing, -(row[1].lag_offsets or 0), row[0]))
@@ -164,7 +164,7 @@ def _partition(state: LinkState, partition: TopicPartition, known: PartitionStat
 
 
 def _groups(state: LinkState) -> list[dict[str, Any]] | None:
-    """One row a group: how many of its offsets are on the target, the slowest of them, what holds it back; None: not known."""
+    """One row per group: its number of offsets on the target, its greatest latency, what holds it back; None: unknown."""
     if state.groups is None:
         return None
     by_group: dict[str, list[Any]] = {}

@@ -1,10 +1,10 @@
-"""Watches a link from outside: progress bars, and samples of what is known of it.
+"""Watches a link from outside: progress bars, and samples of its state.
 
 Laws:
-- What stands still is told on the terminal, whether a board or bars are shown or not.
-- The watch never delays the mirror: its thread has the clients, and all their waiting.  Its start waits for nothing, its
-  end for END_S; a thread that a dead cluster holds longer is left to itself, with its clients.
-- What is known is never lost: where a cluster does not tell how far the copies are, the tasks' reports do.
+- What does not move is reported on the terminal, whether or not a board or bars are shown.
+- The watch never delays the mirror: its thread owns the clients and does all their waiting.  Its start waits for nothing,
+  its end for END_S; a thread that a dead cluster holds longer is abandoned, with its clients.
+- No progress is forgotten: if a cluster does not tell how far the copies are, the tasks' reports do.
 """
 
 from __future__ import annotations
@@ -51,25 +51,27 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-END_S = 1.5  # for the last look
-_LOSSES_S = 10.0  # for the last look of a mirror that has come to its end by itself, and has had losses
+END_S = 1.5  # for the last sample
+_LOSSES_S = 10.0  # for the last sample of a mirror that ended by itself and has had losses
 _INTERVAL_S = 0.5
-_SHARE = 30  # a look that takes the processor n seconds is followed by 30 n without one, but no more than that:
+_SHARE = 30  # a sample that takes n seconds of processor time is followed by a pause of 30 n, but at most:
 _LONGEST_S = 30.0
-_UNSEEN_S = 5.0  # between two looks where nothing is shown but what stands still
+_UNSEEN_S = 5.0  # between two samples if only what does not move is shown
 _CONTROL_INTERVAL_S = 2.0
-_START_MS = 120_000  # Spark takes its time on a busy machine: until then a partition that no task has begun is no news
+_START_MS = (
+    120_000  # Spark starts slowly on a busy machine: until then a partition that no task has begun is not reported
+)
 _LEDGER_INTERVAL_S = 10.0
 
 
 class LinkWatch:
     """Reads the log ends of a link's partitions up to twice a second, and gives samples to a board.
 
-    `ends` are the source's last stable offsets at the start; where the link is copied `once` they are the goal, else the
-    present ones are.  A StatusServer shows the `board` at `url`; it is the caller's.
-    `names` are those of the clusters, `duties` the intervals of the link's periodic duties in seconds.
-    `say` gets what stands still, a sentence each, from several threads; by default it is printed.
-    Topics of the reports that `ends` does not have are watched, too.
+    `ends` are the source's last stable offsets at the start; they are the goal if the link is copied `once`, otherwise
+    the current ones are.  A StatusServer shows the `board` at `url`; the caller owns both.
+    `names` are the clusters' names, `duties` the intervals of the link's periodic duties in seconds.
+    `say` gets what does not move, one sentence per call, from several threads; by default it is printed.
+    Topics that are in the reports but not in `ends` are watched, too.
     """
 
     def __init__(
@@ -123,17 +125,17 @@ class LinkWatch:
         self._away = Away()
         self._control_at = self._ledger_at = float("-inf")
         self._former_losses: list[LedgerRow] | None = None
-        self._problem = "it was not asked"  # why the last look has not seen all
-        self.losses: list[LedgerRow] = []  # ledger rows of the link since the start, or behind which it went on
+        self._problem = "it was not asked"  # why the last sample is incomplete
+        self.losses: list[LedgerRow] = []  # the link's ledger rows since the start, or after which it resumed
 
     @property
     def state(self) -> LinkState:
-        """What is known now."""
+        """The current state."""
         return self.sample.state
 
     @property
     def standing(self) -> TaskReport:
-        """What the last report says is paused, blocked or waiting."""
+        """The last report, with what is paused, blocked or waiting."""
         return self.state.report
 
     @property
@@ -148,35 +150,35 @@ class LinkWatch:
 
     @property
     def behind(self) -> list[TopicPartition]:
-        """Partitions that are not copied as far as the source's logs went at the start."""
+        """Partitions that are not copied up to the source's log ends of the start."""
         reached = self.reached
         return [partition for partition, end in self._ends.items() if reached.get(partition, 0) < end]
 
     @property
     def reached(self) -> Mapping[TopicPartition, int]:
-        """How far partitions are copied, in source offsets, as far as that was told."""
+        """How far partitions are copied, in source offsets; unknown ones are absent."""
         return self._target_ends() if self._is_identical else self.state.report.acked
 
     def _target_ends(self) -> dict[TopicPartition, int]:
-        """Where the target's logs end, as far as it has told, or, with identical offsets, the tasks have."""
+        """The target's log ends as the target reported them or, with identical offsets, the tasks did."""
         acked = self.state.report.acked if self._is_identical else {}
         return {p: max(self._last.get(p, 0), acked.get(p, 0)) for p in {**self._last, **acked}}
 
-    # -- what others tell -----------------------------------------------------
+    # -- reports from others --------------------------------------------------
 
     def tell(self, report: TaskReport) -> None:
-        """Takes what the tasks of the running query have done, and prints what stands still that did not before."""
-        self._bars.start()  # Spark has started: what its JVM writes to the terminal would be drawn over
+        """Takes the report of the running query's tasks, and prints what newly does not move."""
+        self._bars.start()  # Spark has started: earlier output of its JVM would have disturbed the bars
         self.sample.tell_report(report)
         for text in self._standing_told.news(report, self.reached, _now_ms()):
             self._say(text)
 
     def tell_phase(self, phase: Phase, problem: str = "") -> None:
-        """Takes what has become of the query, and shows it at once."""
+        """Takes the query's phase, and shows it at once."""
         self.sample.tell_phase(phase, problem)
         self._show()
 
-    # -- its life -------------------------------------------------------------
+    # -- life cycle -----------------------------------------------------------
 
     def __enter__(self) -> LinkWatch:
         if self._bars.is_shown:
@@ -185,7 +187,7 @@ class LinkWatch:
         return self
 
     def stop(self) -> None:
-        """Lets it end, and waits for nothing."""
+        """Asks the thread to end, without waiting."""
         if not self._stop.is_set():
             self._stop_by = time.monotonic() + END_S
             self._stop.set()
@@ -193,7 +195,7 @@ class LinkWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raises TolerantClientError where losses were found, and the target does not tell which."""
+        """Raises TolerantClientError if there were losses and the target does not tell which."""
         self.stop()
         self._thread.join(max(0.0, self._stop_by - time.monotonic()))
         if self._is_once and error is None and self._owes_losses:
@@ -203,11 +205,11 @@ class LinkWatch:
         elif self.state.phase is not Phase.FAILED:
             self.tell_phase(Phase.STOPPED, self.state.problem)
         problem = "they did not respond in time" if self._thread.is_alive() else self._problem
-        if problem and error is None:  # else the mirror's own error is the one to show
+        if problem and error is None:  # otherwise the mirror's own error is the one to show
             text = f"the clusters did not tell how far the copies are: {problem}; the numbers are the tasks' own"
             self._bars.print(f"tolerant-kafka: {text}")
         if problem and error is not None and self._owes_losses:
-            text = f"what was lost before is in the target's ledger, which did not tell it: {problem}; see tolerant-kafka status"
+            text = f"the losses before are in the target's ledger, which could not be read: {problem}; see tolerant-kafka status"
             self._bars.print(f"tolerant-kafka: loss: {text}")
         self._bars.stop()
         if problem and error is None and self._owes_losses:
@@ -220,7 +222,7 @@ class LinkWatch:
     def _owes_losses(self) -> bool:
         return sum(self.state.report.losses.values()) > len(self.losses)
 
-    # -- looking --------------------------------------------------------------
+    # -- sampling -------------------------------------------------------------
 
     def _run(self) -> None:
         clusters: LinkClusters | None = None
@@ -249,7 +251,7 @@ class LinkWatch:
         return self._board is not None or self._bars.is_shown
 
     def look(self, clusters: LinkClusters) -> None:
-        """One sample; what could not be read stays as it was, and the cluster is said not to answer."""
+        """Takes one sample; what could not be read stays as it was, and the cluster is recorded as unreachable."""
         away: dict[str, Exception] = {}
         partitions = list(self.state.partitions)
         leaderless: dict[str, LeftOut] = {}
@@ -261,7 +263,7 @@ class LinkWatch:
             now_ms, blocked, known = _now_ms(), self.state.report.blocked, self.state.deleted
             gone = (
                 clusters.deleted(ends.left_out) if self._is_identical else set()
-            )  # what is translated is not filled again
+            )  # a translated copy is not filled again
             gone = {p for p in gone if self.state.has_begun(p) and p not in blocked}
             deleted = {p: known.get(p, now_ms) for p in gone}
             left_out |= leave_out(leaderless, "target", ends.left_out, {*blocked, *deleted})
@@ -296,7 +298,7 @@ class LinkWatch:
         held = self._partitions.held(clusters, states, self.state.held, now, now_ms, may_ask=has_source)
         goals = self._ends if self._is_once else {}
         still = self.state.still if unreachable else self._partitions.still(states, goals, left_out, now_ms)
-        own = states.keys() - self.state.blocked.keys()  # into a topic that is refused another link may copy
+        own = states.keys() - self.state.blocked.keys()  # another link may copy into a topic that is refused to us
         moves = any(states[p].offsets_per_s for p in own)  # the first micro-batch may be long
         self.sample.change(
             lambda state: replace(
@@ -325,7 +327,7 @@ class LinkWatch:
         self._show()
 
     def _tell_still(self) -> None:
-        """Says on the terminal, once, what stands still and no task has spoken of, and whose transactions hold it up."""
+        """Reports once, on the terminal, what does not move without a task's report, and the transactions that hold it back."""
         state = self.state
         is_begun = state.phase is not Phase.STARTING or state.time_ms - state.started_ms > _START_MS
         still = {
@@ -342,7 +344,7 @@ class LinkWatch:
         self._told_still = {*waits, *held}
 
     def look_last(self, clusters: LinkClusters) -> None:
-        """What counts once the mirror has ended: how far the target is, and what was lost."""
+        """Takes the last sample of a mirror that has ended: the target's log ends, and the losses."""
         away: dict[str, Exception] = {}
         problem = ""
         ends = asked_of(away, "target", clusters.target_ends, list(self.state.partitions))
@@ -356,9 +358,9 @@ class LinkWatch:
         self._problem = text_of(away["target"]) if away else problem
 
     def _took(self, target_ends: Mapping[TopicPartition, int]) -> None:
-        """Takes the target's ends; of partitions that are new, what was copied so far counts as gained.
+        """Takes the target's ends; for new partitions, what was copied so far counts as gained.
 
-        Nothing is gained while a partition is blocked: what is refused to us another link may write.
+        A blocked partition gains nothing: another link may write to what is refused to us.
         """
         for partition in target_ends.keys() - self._first.keys() - self.state.blocked.keys():
             done = self.state.report.copied.get(partition, Copied())
@@ -366,9 +368,10 @@ class LinkWatch:
         self._last = {**self._last, **target_ends}
 
     def _since_the_start(self, rows: Iterable[LedgerRow]) -> list[LedgerRow]:
-        """The first look may be late, and clocks may differ: either of the two tells.
+        """The ledger rows that are new since the start, by time or because the first sample did not have them.
 
-        A mirror that was killed behind a row has gone on behind nothing: who does tells it, too.
+        Both count, because the first sample may be late and clocks may differ.  A loss that the tasks report counts even
+        if its row is older: a mirror that was killed after it wrote the row did not resume after it.
         """
         former, found = self._former_losses, list(rows)
         new = [row for row in found if row.time_ms >= self.state.started_ms or former is not None and row not in former]
@@ -381,7 +384,7 @@ class LinkWatch:
     def _cannot_look(self, error: Exception) -> None:
         blind = f"{type(error).__name__}: {sentence(error)}"
         if blind != self.state.blind:
-            _log.error("The watch of link %s cannot look, and tries again: %s", self.state.link, blind, exc_info=error)
+            _log.error("The watch of link %s cannot check, and tries again: %s", self.state.link, blind, exc_info=error)
         self.sample.change(lambda state: replace(state, blind=blind))
         self._show()
 

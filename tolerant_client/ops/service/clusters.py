@@ -1,4 +1,4 @@
-"""Clients of both clusters of a link on one event loop, from Java client properties; the source's speaks the target's names."""
+"""Clients of both clusters of a link on one event loop, from Java client properties; the source's client uses the target's topic names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tolerant_client.security.kafka_config import kafka_python_config
 def connected(
     source: Mapping[str, str], target: Mapping[str, str], names: TopicNames | None = None, patience_ms: int = 60_000
 ) -> tuple[Cluster, Cluster]:
-    """To be closed, the target first."""
+    """The clients of source and target; the caller closes them, the target first."""
     first = Cluster(kafka_python_config(source), name="source", names=names, patience_ms=patience_ms)
     try:
         return first, Cluster(kafka_python_config(target), first.net, name="target", patience_ms=patience_ms)
@@ -26,7 +26,7 @@ def connected(
 def both(
     source: Mapping[str, str], target: Mapping[str, str], names: TopicNames | None = None, patience_ms: int = 60_000
 ) -> Iterator[tuple[Cluster, Cluster]]:
-    """The same, for as long as the block lasts."""
+    """The clients of source and target, closed at the end of the block."""
     origin, there = connected(source, target, names, patience_ms)
     with origin, there:
         yield origin, there

@@ -1,12 +1,12 @@
 """What a flow does besides copying records: group offsets, topic configurations, ACLs, heartbeats, checkpoints.
 
 Laws:
-- Each duty has an interval, and what fails is a warning: it is tried again an interval later.
-- A duty that is late is done once, not once for each interval that it missed.
-- Duties have connections and a thread of their own: they wait for no record, and no record for them.  What others
-  measure the mirror's life by (heartbeats) waits for no other duty either.
-- Nothing is done for a link that is promoted: its target has a life of its own.
-- Partitions that the mirror has stopped may be no copies: their groups and settings are left alone.
+- Each duty has an interval.  A duty that fails gives a warning and is tried again after its interval.
+- A duty that is late runs once, not once for each interval that it missed.
+- Duties have their own connections and thread: they never wait for records, and records never wait for them.
+  Heartbeats, by which others measure whether the mirror is alive, do not wait for other duties either.
+- No duty runs for a promoted link: its target is independent.
+- Duties leave out the groups and settings of partitions that the mirror has stopped: those may not be copies.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError
 from tolerant_client.mirror.state.control_topic import ControlWatch
 
 _log = logging.getLogger(__name__)
-_LOOK_S = 0.25  # between two looks at the timetable
+_LOOK_S = 0.25  # between two checks of the timetable
 
 
 @dataclass(frozen=True)
 class Duty:
-    """Something done every `interval_s` seconds; `round` does it once, on the loop of source and target.
+    """A task that runs every `interval_s` seconds; `round` runs it once, on the event loop of source and target.
 
-    It gets the two clusters, and the partitions that the mirror has stopped.  One that `is_apart` has a thread of its own.
+    `round` gets the two clusters and the partitions that the mirror has stopped.  A duty that `is_apart` has its own thread.
     """
 
     name: str
@@ -42,20 +42,20 @@ class Duty:
 
 
 def lanes(duties: Iterable[Duty]) -> list[list[Duty]]:
-    """The duties by the thread that does them, in their order: each that is apart alone, the others together.  Pure."""
+    """The duties grouped by thread, in their order: one group for each duty that is apart, one for all others.  Pure."""
     every = list(duties)
     together = [duty for duty in every if not duty.is_apart]
     return [*([duty] for duty in every if duty.is_apart), *([together] if together else [])]
 
 
 class Timetable:
-    """When which duty is due: each at once, then an interval after its last round has begun.  Pure."""
+    """When each duty is due: at once, then one interval after its last round began.  Pure."""
 
     def __init__(self, duties: Iterable[Duty]) -> None:
         self._due_at = dict.fromkeys(duties, float("-inf"))
 
     def due(self, now: float) -> list[Duty]:
-        """Those whose time has come, the one that has waited longest first."""
+        """The duties that are due, the one that has waited longest first."""
         return sorted((d for d, at in self._due_at.items() if at <= now), key=lambda d: self._due_at[d])
 
     def begun(self, duty: Duty, now: float) -> None:
@@ -65,9 +65,9 @@ class Timetable:
 class DutyThread:
     """Does the duties of one link until it is closed.
 
-    `connect` makes clients of source and target on one event loop; after an error it is called again.
-    `stopped` are the partitions that the mirror has stopped: set it before and whenever that changes.
-    `tell` gets (duty's name, what its round returned, None) or (name, None, the error).
+    `connect` creates clients of source and target on one event loop; it is called again after an error.
+    `stopped` are the partitions that the mirror has stopped; the caller updates it whenever that changes.
+    `tell` gets (name of the duty, result of its round, None) or (name, None, error).
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class DutyThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Lets it end after the round that runs now."""
+        """Ends the thread after the current round."""
         self._stop.set()
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Stops, and waits for the end; a round that takes longer than `timeout_s` is left to itself."""
+        """Stops the thread and waits for its end; a round that takes longer than `timeout_s` is not waited for."""
         self.stop()
         self._thread.join(timeout_s)
 
@@ -115,8 +115,8 @@ class DutyThread:
             source.run(control.refresh).require_not_promoted(self._link)
             report = source.run(duty.round, source, target, self.stopped)
         except LinkPromotedError:
-            pass  # the mirror itself says so
-        except Exception as error:  # whatever it was, the other duties are not to suffer
+            pass  # the mirror itself reports this
+        except Exception as error:  # an error of any kind must not stop the other duties
             if not isinstance(error, (KafkaError, OSError, ValueError)):
                 _log.exception("Duty %s of link %s", duty.name, self._link)
             if isinstance(error, ClusterUnreachableError) or not isinstance(error, KafkaError):
@@ -133,5 +133,5 @@ class DutyThread:
         try:
             target.close()
             source.close()
-        except Exception:  # the thread goes on, with new ones
+        except Exception:  # the thread continues with new clients
             _log.exception("Duties of link %s", self._link)

@@ -1,8 +1,8 @@
-"""What happens to the links of a service, as events; who is told, and what an operator reads of it.
+"""Events of a service's links: who receives them, and what an operator reads.
 
 Laws:
-- Nobody who is told may stop who tells: a terminal that is gone, or a page that cannot be made, never ends a link's thread.
-- What stays as it is is told once.
+- A receiver never stops the sender: a closed terminal, or a page that cannot be rendered, never ends a link's thread.
+- A state that does not change is reported once.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tolerant_client.ops.printing import echo
 _log = logging.getLogger(__name__)
 
 _LEFT_AT_ONCE = 20  # lines of one round
-_LONGEST = 500  # characters of what is shown on the page
-_AS_IT_SHOULD_BE = {"ahead", "members", "write", "kept", "type"}  # what is left by the rules of a duty
+_LONGEST = 500  # characters shown on the page
+_AS_IT_SHOULD_BE = {"ahead", "members", "write", "kept", "type"}  # reasons that are a duty's rule, not a failure
 
 
 @dataclass(frozen=True)
 class LinkEvent:
-    """What happened to a link, as one sentence; `facts` are for programs.
+    """Something that happened to a link, as one sentence; `facts` are for programs.
 
-    kind: started (facts: PreparedLink), report (facts: TaskReport; twice a second), standing (what is paused, blocked or
-    waiting now and was not before, and what moves again), failed (facts: the error), promoted,
+    kind: started (facts: PreparedLink), report (facts: TaskReport; twice a second), standing (which partitions are newly
+    paused, blocked or waiting, and which move again), failed (facts: the error), promoted,
     duty (facts: what its round returned; `text` is the duty's name), left (facts: a Left), duty failed
-    (facts: its name), stopped, dead (it can only go on in another process).
+    (facts: its name), stopped, dead (the link can only resume in another process).
     """
 
     link: str
@@ -44,7 +44,7 @@ Tell = Callable[[LinkEvent], None]
 
 
 class Listeners:
-    """Tells everybody; an error of one of them is logged, once each, and neither the others nor the link notice."""
+    """Tells every listener; an error of a listener is logged once per type, and reaches neither other listeners nor the link."""
 
     def __init__(self, tells: Sequence[Tell]) -> None:
         self._tells = tells
@@ -58,12 +58,12 @@ class Listeners:
                 kind = (number, type(error).__name__)
                 if kind not in self._logged:
                     self._logged.add(kind)
-                    with contextlib.suppress(Exception):  # where the log goes may be what is gone
+                    with contextlib.suppress(Exception):  # the log itself may be what failed
                         _log.exception("Telling of link %s failed; told no more of that", event.link)
 
 
 def tell_duty(link: str, tell: Tell) -> Callable[[str, object, Exception | None], None]:
-    """What DutyThread tells, as events of a link; what a round left undone, once, and again when it comes back."""
+    """Turns what DutyThread tells into events of a link; what a round left out is told once, and again if it recurs."""
     so_far = LeftSoFar()
 
     def done(name: str, report: object, error: Exception | None) -> None:
@@ -83,17 +83,17 @@ def tell_duty(link: str, tell: Tell) -> Callable[[str, object, Exception | None]
 
 
 def undone(left: Iterable[Left]) -> str:
-    """What of a round did not work, as one sentence; "" where all that it left it left by its rules.  Pure."""
+    """What failed in a round, as one sentence; "" if everything that it left out was left out by its rules.  Pure."""
     failures = [each for each in left if each.is_failure]
     if not failures:
         return ""
     more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
-    first = str(failures[0])  # it may name thousands of groups
+    first = str(failures[0])  # can name thousands of groups
     return f"did not do all: {first if len(first) <= _LONGEST else f'{first[:_LONGEST]}...'}{more}"
 
 
 class EventPrinter:
-    """Prints what an operator should read, a line each on standard error; a duty that fails again in the same way, once."""
+    """Prints what an operator should read, one line each on standard error; a duty that repeats the same failure is printed once."""
 
     def __init__(self) -> None:
         self._failing: dict[tuple[str, str], str] = {}
@@ -116,6 +116,6 @@ class EventPrinter:
 
 
 def sentence(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """The first line of an error's text."""
     lines = text_of(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

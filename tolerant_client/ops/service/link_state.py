@@ -1,10 +1,10 @@
-"""What is known of a running link: immutable samples, and what its tasks report.  Pure: no I/O, no clock, no Spark.
+"""The known state of a running link: immutable samples, and the reports of its tasks.  Pure: no I/O, no clock, no Spark.
 
 Laws:
-- A number that nobody knows is None, never 0.
-- Topics are called as on the target.  Offsets are half-open, times ms since 1970, rates per second, ages seconds.
+- An unknown number is None, never 0.
+- Topics have their names on the target.  Offsets are half-open, times ms since 1970, rates per second, ages seconds.
 - `position` is how far a partition is copied, in source offsets: with identical offsets the target's log end,
-  with translated ones what the last report says.
+  with translated offsets the position in the last report.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held
 
 _NO_LATENCIES = (0,) * (len(LATENCY_BOUNDS_MS) + 1)
-OTHERS = "(others)"  # no topic can be called so
+OTHERS = "(others)"  # not a legal topic name
 
 
 @dataclass(frozen=True)
 class TaskReport:
-    """What tasks have done; their commit messages carry it to the driver, a file carries it to the mirror's process.
+    """What tasks have done; commit messages carry it to the driver, a file carries it to the mirror's process.
 
-    `troubles` are places that were read again from the target's log, `losses` ledger rows behind which a partition goes on,
-    `filled` offsets in gaps; of
-    the last two those of micro-batches: what happens while Spark plans the next one is not among them.
-    `acked` says by partition how far it is copied, in source offsets.  `latencies` is a histogram over
+    `troubles` counts positions that were read again from the target's log, `losses` the ledger rows after which a
+    partition resumed, `filled` the offsets in gaps.  `losses` and `filled` count micro-batches only, not the time in
+    which Spark plans the next one.
+    `acked` says for each partition how far it is copied, in source offsets.  `latencies` is a histogram over
     LATENCY_BOUNDS_MS.  `paused` is what an operator has paused, `blocked` what needs a person and why, `waiting` what does
-    not move though it is tried; they and `acked` are as of `time_ms`, `made_again` says when
-    target topics were made that had been copied to and were deleted, `latest` is what the last micro-batch copied, the
-    rest are sums since the start of the query.
+    not move although tasks keep trying; these three and `acked` are as of `time_ms`.  `made_again` says when
+    target topics were created again that had been copied to and then deleted.  `latest` is what the last micro-batch
+    copied.  All other fields are sums since the start of the query.
     """
 
     time_ms: int = 0
@@ -62,7 +62,7 @@ class TaskReport:
     made_again: Mapping[str, int] = field(default_factory=dict)
 
     def measured(self, found: Measured) -> TaskReport:
-        """This report with what its process has measured: records and bytes, too, of the time between two micro-batches."""
+        """This report with its process's own measurements, which include the records and bytes between two micro-batches."""
         return replace(
             self,
             records=sum(done.records for done in found.copied.values()),
@@ -73,7 +73,7 @@ class TaskReport:
         )
 
     def plus(self, later: Iterable[TaskReport], time_ms: int) -> TaskReport:
-        """The report after one micro-batch more, whose tasks told `later`."""
+        """The report after one more micro-batch, whose tasks reported `later`."""
         tasks = list(later)
         latest = added({}, *(task.copied for task in tasks))
         recoveries = Counter(self.recoveries)
@@ -101,7 +101,7 @@ class TaskReport:
 
 
 class Phase(str, enum.Enum):
-    """What the link's query does; FAILED is the end, a link that is RESTARTING tries again by itself."""
+    """The phase of a link's query; FAILED is final, a link that is RESTARTING tries again by itself."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -115,7 +115,7 @@ class Phase(str, enum.Enum):
 
 @dataclass(frozen=True)
 class PartitionState(PartitionLag):
-    """One partition, with where the target's log ends, and how fast it is copied."""
+    """One partition with the target's log end and its copy rate."""
 
     target_end: int | None = None
     offsets_per_s: float = 0.0
@@ -128,10 +128,10 @@ class PartitionState(PartitionLag):
 
 
 class TopicState(NamedTuple):
-    """A topic's partitions together: ends, lags in offsets and bytes and rates are sums, ages and latencies the greatest.
+    """All partitions of a topic together: ends, lags in offsets and bytes and rates are sums, ages and latencies maxima.
 
-    A sum leaves out what is not known, and is None where nothing is.  Of the partitions that are `behind` the age is known
-    of so many (`aged`); `paused` are paused by an operator, `blocked` need a person, `waiting` go on by themselves.
+    A sum leaves out unknown values, and is None if all are unknown.  Of the partitions that are `behind`, `aged` have a
+    known age.  `paused` are paused by an operator, `blocked` need a person, `waiting` resume by themselves.
     """
 
     topic: str
@@ -156,9 +156,9 @@ class TopicState(NamedTuple):
 
 
 class GroupState(NamedTuple):
-    """A consumer group's offset of one topic partition, as the last synchronisation left it on the target.
+    """A consumer group's offset of one topic partition, as the last synchronisation wrote it to the target.
 
-    `latency` is the time between reading it on the source and having it on the target; `note` says what holds it back.
+    `latency` is the time from reading it on the source to committing it on the target; `note` says what holds it back.
     """
 
     group: str
@@ -170,7 +170,7 @@ class GroupState(NamedTuple):
 
 
 class DutyState(NamedTuple):
-    """A periodic duty: when its last round ended (0: none has yet), what went wrong with it, or "", and its interval."""
+    """A periodic duty: when its last round ended (0: no round yet), what went wrong in it or "", and its interval."""
 
     time_ms: int = 0
     problem: str = ""
@@ -178,7 +178,7 @@ class DutyState(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Partitions of a cluster that have no leader, or one that does not respond: how many, and why the first is left out."""
+    """Partitions of a cluster without a leader that responds: how many, and why the first of them is left out."""
 
     partitions: int
     why: str
@@ -186,16 +186,18 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkState:
-    """A link as of `time_ms`, 0 where nobody has looked yet.
+    """A link as of `time_ms`; 0 before the first sample.
 
-    `query` is its Spark query.  `problem` says what the last restart, or the end, was about; `asked` are the clusters
-    ("source", "target") of the last look, `unreachable` says why some of them did not answer, `refused` which of these refuse
-    our login, so that a person is needed, `blind` why nobody could look at all, `leaderless` what had no leader that answers, `deleted` since when the target does not have what the link
-    had begun.  `recent` is what was copied in the last minute or so, by
-    partition.  `still` says since when partitions have not moved though they could, `held` whose transactions are open on
-    the source.  `control` is what the operator had ordered when that was read last, `control_problem` why it was not read
+    `query` is its Spark query.  `problem` is the reason for the last restart or for the end.
+    `asked` are the clusters ("source", "target") that the last sample asked, `unreachable` says why some of them did not
+    respond, `refused` are those of `unreachable` that refuse our login, so that a person is needed, `blind` says why no
+    sample could be taken at all, `leaderless` which partitions had no leader that responds.
+    `deleted` says since when the target lacks partitions that the link had begun.
+    `recent` is what was copied in about the last minute, by partition.
+    `still` says since when partitions have not moved although they could, `held` which of them have open transactions on
+    the source.  `control` is the operator's orders as last read, `control_problem` why they could not be read
     since, `own_rate` the limit that the mirror was started with, bytes/s.
-    `ledger` and `groups` are None until they were read; `addresses` are the clusters' bootstrap servers.
+    `ledger` and `groups` are None until they are read; `addresses` are the clusters' bootstrap servers.
     """
 
     link: str
@@ -229,14 +231,14 @@ class LinkState:
 
     @property
     def blocked(self) -> Mapping[TopicPartition, str]:
-        """What needs a person, and why."""
+        """Partitions that need a person, and why."""
         return self.report.blocked
 
     @cached_property
     def waiting(self) -> Mapping[TopicPartition, Waiting]:
-        """What does not move and goes on by itself: as its task says, or else because nobody saw it move.
+        """Partitions that do not move and resume by themselves: because a task says so, or because no sample saw them move.
 
-        A task that took a partition over counts from then on: it stands for as long as it was seen to.
+        A task that took a partition over knows only its own time: the wait counts from the sample that first saw it stand.
         """
         still = {
             p: Waiting(f"it stands at offset {self.partitions[p].position:,}, and no task has said why", since_ms)
@@ -256,13 +258,13 @@ class LinkState:
         }
 
     def has_begun(self, partition: TopicPartition) -> bool:
-        """Whether the link is known to have copied into a partition of the target."""
+        """Whether the link is known to have copied into this partition of the target."""
         known = self.partitions.get(partition)
         begun = self.control.begun.keys() | self.control.copied.keys() | self.report.acked.keys()
         return partition in begun or known is not None and known.position is not None
 
     def reason_of(self, partition: TopicPartition) -> str:
-        """Why a partition does not move; "" where nothing is known against it."""
+        """Why a partition does not move; "" if no reason is known."""
         if self.control.pauses(partition):
             return "paused by an operator"
         if partition in self.blocked:
@@ -274,12 +276,12 @@ class LinkState:
 
     @property
     def throttle_bytes(self) -> int | None:
-        """The limit that holds, bytes/s; None without one."""
+        """The limit in force, bytes/s; None without one."""
         return self.control.rate(self.own_rate)
 
     @property
     def throttle_from(self) -> str:
-        """Who has said the limit: "operator", or "start" (the file or command that started the mirror); "" without one."""
+        """Who set the limit: "operator", or "start" (the file or command that started the mirror); "" without one."""
         if self.throttle_bytes is None:
             return ""
         return "start" if self.control.bytes_per_s is None else "operator"
@@ -293,7 +295,7 @@ class LinkState:
         return {topic: together(topic, map(self._row, partitions)) for topic, partitions in sorted(members.items())}
 
     def most(self, limit: int) -> list[TopicState]:
-        """The topics that are behind most, at most `limit`; the others, if there are any, are one row more, OTHERS."""
+        """The `limit` topics with the greatest lag; if there are more, the others follow as one row, OTHERS."""
         topics = sorted(self.topics.values(), key=lambda t: (-(t.lag_offsets or 0), -t.offsets_per_s, t.topic))
         if len(topics) <= limit:
             return topics
@@ -331,7 +333,7 @@ class LinkState:
 
     @cached_property
     def lost(self) -> Mapping[tuple[str, str], int]:
-        """Offsets that are lost, by (topic, reason), as the ledger says."""
+        """Offsets that are lost according to the ledger, by (topic, reason)."""
         return lost_offsets(self.ledger or ())
 
 
@@ -345,7 +347,7 @@ def together(name: str, rows: Iterable[TopicState]) -> TopicState:
 def added(
     before: Mapping[TopicPartition, Copied], *later: Mapping[TopicPartition, Copied]
 ) -> dict[TopicPartition, Copied]:
-    """What was copied, by partition, with what was copied later."""
+    """The sum of `before` and `later`, by partition."""
     found = dict(before)
     for copies in later:
         for partition, done in copies.items():
@@ -355,13 +357,13 @@ def added(
 
 
 def total(values: Iterable[Any]) -> Any:
-    """The sum of what is known; None where nothing is."""
+    """The sum of the known values; None if none is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 def greatest(values: Iterable[Any]) -> Any:
-    """The greatest of what is known; None where nothing is."""
+    """The greatest of the known values; None if none is known."""
     return max((value for value in values if value is not None), default=None)
 
 
@@ -372,7 +374,7 @@ def _together_spans(values: Iterable[Span]) -> Span:
     return found
 
 
-# How columns of TopicState are combined that are no plain sums.
+# How the columns of TopicState are combined that are not plain sums.
 _COMBINED: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     **dict.fromkeys(("source_end", "target_end", "lag_offsets", "lag_bytes", "bytes_per_s"), total),
     "lag_seconds": greatest,

@@ -1,7 +1,7 @@
 """The mirror in the process of its command, without Spark and Java: for small links and short copies.
 
-The same planner and the same copier as in Spark's tasks, one micro-batch after the other, and short ones: nobody plans
-between them, and a stop waits for the end of one.
+It uses the planner and the copier of Spark's tasks, one short micro-batch after the other: nothing is planned
+during a micro-batch, and a stop waits for its end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tolerant_client.ops.service.run_claim import RunClaim
 from tolerant_client.ops.service.task_reports import RunReport
 
 _HOLD_MS: Final = 1_000
-_ATTEMPTS: Final = 8  # as Spark's of a task: it goes on from the target's log
+_ATTEMPTS: Final = 8  # as for a task of Spark; each resumes from the target's log
 _LOOK_S: Final = 1.0
 _END_S: Final = 10.0
 
@@ -41,9 +41,9 @@ def run(
     *,
     claim: RunClaim,
 ) -> bool:
-    """Runs the mirror until it is done (`once`) or `is_stopping`; whether it has ended by itself.
+    """Runs the mirror until it is done (`once`) or `is_stopping`; returns whether it ended by itself.
 
-    `tell` gets once a second, and at the end, what was done and what is paused.  Raises the error that stopped a partition.
+    `tell` gets the report once a second and at the end.  Raises the error that stopped a partition.
     """
     if is_stopping():
         return False
@@ -62,7 +62,7 @@ def run(
                 is_stopped = is_stopping()
         finally:
             batches.stopped.set()
-            claim.end()  # what the copier holds it releases, and takes nothing more
+            claim.end()  # the copier releases what it holds, and takes nothing more
             batches.join(_END_S)
             tell(report.read())
         if batches.error is not None and (not is_stopped or isinstance(batches.error, INCURABLE)):
@@ -71,7 +71,7 @@ def run(
 
 
 class _Batches(threading.Thread):
-    """The micro-batches of a link; `error` is what ended them.  A daemon: a copy that waits for brokers holds up no exit."""
+    """The micro-batches of a link; `error` is what ended them.  A daemon: a copy that waits for brokers does not delay the exit."""
 
     def __init__(self, job: MirrorJob) -> None:
         super().__init__(name=f"tolerant-mirror-{job.settings.link}", daemon=True)
@@ -88,14 +88,14 @@ class _Batches(threading.Thread):
                 if self._is_once:
                     break
                 self._planner.look()
-        except Exception as error:  # whatever it is, the command tells it
+        except Exception as error:  # the command reports errors of every kind
             self.error = error
         finally:
             self._planner.stop()
             close_workers()
 
     def _copied(self, ranges: tuple[Range, ...]) -> CopiedRanges:
-        """What became of the ranges; an error that a repeat may cure is raised by the last one only."""
+        """The result for the ranges; an error that a retry may cure is raised only by the last attempt."""
         until = {TopicPartition(topic, partition): end for topic, partition, end in ranges}
         for attempt in range(1, _ATTEMPTS + 1):
             try:

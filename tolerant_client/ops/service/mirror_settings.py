@@ -1,4 +1,4 @@
-"""A mirror of one link as it was asked for, and what holds for it with Spark and without."""
+"""The settings of a mirror of one link, as given by its user, with Spark and without."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tolerant_client.ops.service.clusters import both
 from tolerant_client.ops.service.run_claim import RunClaim
 from tolerant_client.state_json import decoded
 
-_OPTION: Final = "linkSecrets"  # Spark shows no option with that word in its name: the clusters' passwords are in it
+_OPTION: Final = "linkSecrets"  # holds the clusters' passwords: Spark redacts options whose names contain "secret"
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class MirrorSettings:
     `once` ends the mirror at the log ends seen at its start.  In tail mode each
     micro-batch copies for `hold_ms`, and for `lease_ms` more while Spark plans
     the next one.  `offsets` is identical or translated.  `topics` may be a regular expression.
-    With `goes_on` a partition that cannot go on, or a topic that is refused, is reported, and the query lives.  New topics
-    and partitions are looked for every `refresh_s` seconds; None: never.  `bytes_per_s` is the rate of the link unless its
-    operator says another one; None: no limit.  `from_ms` and, with `once`, `until_ms` bound what is copied by the times of
-    its records (prepare_link).  `run` is the same for all processes of one mirror.
+    With `goes_on` a partition that cannot be copied, or a topic that is refused, is reported, and the query continues.
+    New topics and partitions are discovered every `refresh_s` seconds; None: never.  `bytes_per_s` limits the link unless
+    its operator sets another rate; None: no limit.  `from_ms` and, with `once`, `until_ms` limit what is copied by record
+    timestamps (prepare_link).  `run` is the same for all processes of one mirror.
     """
 
     source: Mapping[str, str] = field(repr=False)
@@ -63,15 +63,15 @@ class MirrorSettings:
 
     @property
     def names(self) -> TopicNames | None:
-        """What the link's topics are called on the target; None: as on the source."""
+        """The topic names on the target; None: as on the source."""
         return self.link_topics.names
 
 
 @dataclass(frozen=True)
 class MirrorJob:
-    """A prepared link as those are told of it who plan and copy, which may be other processes: one document.
+    """A prepared link as one document for the planner and the copiers, which may be other processes.
 
-    In `folder` of the driver they tell what became of it (task_reports.py), if there is one.
+    They write their reports to `folder` on the driver (task_reports.py), if there is one.
     """
 
     settings: MirrorSettings
@@ -80,12 +80,12 @@ class MirrorJob:
 
     @property
     def options(self) -> dict[str, str]:
-        """As options of Spark's data source."""
+        """The job as options of Spark's data source."""
         return {"payload": "ranges", _OPTION: msgspec.json.encode(self).decode()}
 
     @staticmethod
     def of(options: Mapping[str, str]) -> MirrorJob:
-        """The job that such options tell; raises OptionError."""
+        """The job in such options; raises OptionError."""
         try:
             return decoded(options.get(_OPTION), MirrorJob)
         except ValueError as error:
@@ -95,12 +95,12 @@ class MirrorJob:
 
 
 def run_claim(settings: MirrorSettings) -> RunClaim:
-    """The claim of a mirror that starts now; to be closed."""
+    """The claim of a mirror that starts now; the caller closes it."""
     return RunClaim(settings.target, settings.link, settings.run, is_translated=not settings.is_identical)
 
 
 def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
-    """Checks the link, claims its topics and creates missing ones.
+    """Checks the link, claims its topics and creates those that are missing.
 
     Raises the errors of prepare_link, and TargetClaimedError.
     """

@@ -1,12 +1,12 @@
-"""Which partitions a mirror copies in each micro-batch, by which task, and what became of them; without Spark.
+"""Which partitions a mirror copies in each micro-batch, in which task, and the results; without Spark.
 
 Laws:
-- A partition keeps its task from micro-batch to micro-batch.  Where Spark gives that task to another Python worker, the
-  one hands the partition over to the other (mirror/state/claims.py).
-- What is wrong with one topic or partition is told of it alone; the others go on, and it is looked at again.
-- An error that no repeat cures is not raised by the task, which Spark would repeat, but when the micro-batch is settled: the
-  other tasks bring their partitions to the end before.  With goesOn it is not raised at all but reported, as what the
-  partition waits for, and the next micro-batch looks at it again.
+- A partition keeps its task from micro-batch to micro-batch.  If Spark gives that task to another Python worker, the
+  old worker hands the partition over to the new one (mirror/state/claims.py).
+- An error of one topic or partition is reported for it alone; the others continue, and it is checked again.
+- A task does not raise an error that no retry cures, because Spark would retry the task.  It is raised when the
+  micro-batch is settled, after the other tasks have finished their partitions.  With goesOn it is not raised at all but
+  reported as the partition's reason to wait, and the next micro-batch tries again.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ INCURABLE = (
 )
 _T = TypeVar("_T")
 _NO_TOPICS_S = 1.0
-_LOOK_S = 30.0  # between two looks at the leaders, and at what the target lacks
-_CHECK_S = 10.0  # between two looks at what a refusal of topics hangs on
+_LOOK_S = 30.0  # between two checks of the leaders, and of what the target lacks
+_CHECK_S = 10.0  # between two checks of the reasons for which topics are refused
 
 
 @dataclass
 class CopiedRanges:
-    """What one task did, and the error that ended it if no repeat cures it."""
+    """What one task did, and the error that ended it, if no retry cures that."""
 
     report: TaskReport = TaskReport()
     error: TolerantClientError | None = None
@@ -80,7 +80,7 @@ Range = tuple[str, int, int | None]  # topic, partition, until_offset
 
 
 class RangesPlanner:
-    """Plans what there is to copy, and creates topics that appear on the target."""
+    """Plans what to copy, and creates new topics on the target."""
 
     def __init__(self, job: MirrorJob) -> None:
         self._settings = settings = job.settings
@@ -96,11 +96,11 @@ class RangesPlanner:
 
     @property
     def is_tail(self) -> bool:
-        """Whether what arrives is copied, too, and not only up to the ends of the start."""
+        """Whether the mirror also copies what arrives, beyond the log ends at the start."""
         return not self._settings.once
 
     def begin(self, *, is_final: bool = False) -> None:
-        """Looks at the source, if nobody has; `is_final`: anew, and the ends that it has now, or at a time, are to be reached."""
+        """Plans for the first time; with `is_final` again, up to the log ends as they are now, or as of `until_ms`."""
         if is_final or not self._has_planned:
             self._refresh()
         if is_final and (until_ms := self._settings.until_ms) is not None:
@@ -108,13 +108,13 @@ class RangesPlanner:
             self._scope = replace(self._scope, ends=source.run(ends_at, source, self._scope.ends, until_ms))
 
     def look(self) -> None:
-        """Looks again at what there is to copy, as often as is due; without any topic it waits a moment."""
+        """Plans again, as often as is due; without any topic it waits a moment."""
         self._refresh()
         if not self._scope.ends:
-            time.sleep(_NO_TOPICS_S)  # topics may appear; until then no task slows the micro-batches down
+            time.sleep(_NO_TOPICS_S)  # topics may appear; until then no task limits the rate of micro-batches
 
     def tasks(self) -> tuple[tuple[Range, ...], ...]:
-        """The ranges of each task that has any; an empty log is one, too: from then on what it loses is a loss (M7)."""
+        """The ranges of each task that has any; an empty log is a range, too: what it loses from then on is a loss (M7)."""
         ends = self._scope.ends
         self._task_of = dealt({p: self._scope.gained.get(p, 0) for p in ends}, self._tasks, self._task_of)
         rows: list[list[Range]] = [[] for _ in range(self._tasks)]
@@ -135,9 +135,9 @@ class RangesPlanner:
         return self._clusters
 
     def _refresh(self) -> None:
-        """Looks for new topics and partitions, and creates them on the target; in between for leaders only.
+        """Discovers new topics and partitions and creates them on the target; between two such plans it checks leaders only.
 
-        What the target has lost, or what was refused and may be free, is not left to the next look at all topics.
+        A topic that the target lacks, and a refused topic that may be free now, cause a plan at once.
         """
         now = time.monotonic()
         is_due = now - self._looked_at >= _LOOK_S
@@ -150,7 +150,7 @@ class RangesPlanner:
             self._looked_at = now
 
     def _may_be_free(self, now: float) -> bool:
-        """Whether what the refusal of topics hangs on is not what it was before the last plan for that."""
+        """Whether the facts that caused the refusal of topics have changed since the last check."""
         if self._refresh_s == float("inf") or now - self._checked_at < _CHECK_S:
             return False
         self._checked_at = now
@@ -161,13 +161,13 @@ class RangesPlanner:
         return facts != before
 
     def _lacks_topics(self) -> bool:
-        """Whether somebody has deleted a topic of the target that is copied: it is made again."""
+        """Whether somebody has deleted a copied topic on the target; the plan creates it again."""
         if self._refresh_s == float("inf"):
             return False
         return bool(self._quickly(lacking, {p.topic for p in self._scope.ends}))
 
     def _quickly(self, ask: Callable[[Cluster, set[str]], Awaitable[_T]], topics: set[str]) -> _T | None:
-        """What the target says of topics; None where it does not respond soon: the mirror waits for it elsewhere, and says so."""
+        """What the target says about topics; None if it does not respond soon: the copier waits for it, and reports that."""
         source, target = self._connected()
         try:
             return source.run(within_bound, target, ask, target, topics)
@@ -232,16 +232,16 @@ class RangesCopier:
         self._goes_on = settings.goes_on
 
     def copy(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
-        """Copies partitions at least up to these offsets, for as long as a micro-batch lasts."""
+        """Copies partitions at least up to these offsets, for the time of one micro-batch."""
         hold_until = time.monotonic() + self._hold_ms / 1000
         done = self._copied(until)
         if until and done.error is None:
-            # Where all are paused the copier is done at once; Spark is not to plan one micro-batch after another then.
+            # If all partitions are paused the copier returns at once; without the wait Spark would plan without a pause.
             time.sleep(max(0.0, hold_until - time.monotonic()))
         return done
 
     def held(self) -> set[TopicPartition]:
-        """What was not handed over to another process of the run, and did not stop."""
+        """Partitions that were neither handed over to another process of the run nor stopped."""
         return held_partitions(self._link)
 
     def _copied(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
@@ -249,7 +249,7 @@ class RangesCopier:
             return CopiedRanges()
         try:
             copied = copy_ranges(self._link, until, hold_ms=self._hold_ms, lease_ms=self._lease_ms)
-        except INCURABLE as error:  # of the task as a whole
+        except INCURABLE as error:  # concerns the whole task
             if not self._goes_on or isinstance(error, LinkPromotedError):
                 return CopiedRanges(error=error)
             return CopiedRanges(
@@ -276,7 +276,7 @@ class RangesCopier:
         return CopiedRanges(report.measured(take_measures(self._link)), final[0] if final else None)
 
     def settle(self, done: Sequence[CopiedRanges]) -> None:
-        """Adds to the report what all tasks of a micro-batch did, and raises the first error that no repeat cures."""
+        """Adds the results of all tasks of a micro-batch to the report, and raises the first error that no retry cures."""
         if self._report is not None:
             self._report.write(self._report.read().plus([each.report for each in done], int(time.time() * 1000)))
         for each in done:
@@ -287,7 +287,7 @@ class RangesCopier:
 def dealt(
     sizes: Mapping[TopicPartition, int], tasks: int, before: Mapping[TopicPartition, int] = {}
 ) -> dict[TopicPartition, int]:
-    """The task of each partition: the one that it had before, or else, the largest first, that which has least.  Pure."""
+    """The task of each partition: the one it had, or else, largest partition first, the task with the least load.  Pure."""
     found = {p: before[p] for p in sizes if p in before}
     load = [0] * tasks
     for p, task in found.items():

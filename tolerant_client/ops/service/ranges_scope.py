@@ -1,8 +1,8 @@
-"""Which partitions a running mirror copies, and which wait and what for.  Pure: what was seen is an argument.
+"""Which partitions a running mirror copies, which wait, and for what.  Pure: observations are arguments.
 
 Laws:
-- A partition that has lost its leader keeps its former end and stays among those that are copied.
-- What is wrong with a topic or a partition is told for as long as it lasts, and of no other.
+- A partition that has lost its leader keeps its former end and remains among those that are copied.
+- An error of a topic or a partition is reported for as long as it lasts, and for no other.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _PARTITION_GONE = "the source has no such partition of this topic any more: it w
 
 @dataclass(frozen=True)
 class Scope:
-    """What the last looks have found; topics are called as on the target.
+    """The result of the last plans; topics have their names on the target.
 
-    `ends` are the last stable offsets of what is copied, `gained` how many offsets more than at the look before.
+    `ends` are the last stable offsets of what is copied, `gained` their growth since the plan before.
     `leaderless`, `refused` and `gone` say why partitions are not copied.
     """
 
@@ -38,27 +38,27 @@ class Scope:
 
     @property
     def blocked(self) -> dict[TopicPartition, str]:
-        """Why partitions are not copied before a person has done something; those in `leaderless` wait for a broker alone."""
+        """Why partitions are not copied until a person acts; those in `leaderless` only wait for a broker."""
         return {**self.gone, **self.refused}
 
     @property
     def led(self) -> list[TopicPartition]:
-        """Those whose leaders are looked at."""
+        """The partitions whose leaders are checked."""
         return [*self.ends, *(p for p in self.leaderless if p not in self.ends)]
 
     def lacking(self, planned: PlannedLink) -> set[str]:
-        """Topics that were copied, by us or before, and that the source does not have any more."""
+        """Topics that were copied, by this run or before, and that the source no longer has."""
         known = {p.topic for p in (*self.ends, *self.gone)} | planned.gone.keys()
         return known - {topic.name for topic in planned.topics.copied} - planned.topics.refused.keys()
 
     def made_again(self, planned: PlannedLink) -> set[str]:
-        """Topics that were copied and that the target did not have any more."""
+        """Topics that were copied and that the target no longer had."""
         return {topic.name for topic in planned.topics.create} & {p.topic for p in self.ends}
 
     def after_plan(
         self, planned: PlannedLink, copies: Mapping[str, Sequence[int]], starts: Mapping[TopicPartition, int]
     ) -> Scope:
-        """After a look at all topics: `copies` are those of `lacking` on the target, `starts` the source's log starts."""
+        """The scope after a plan of all topics: `copies` are those of `lacking` on the target, `starts` the source's log starts."""
         refused = {p: why for p, why in planned.waiting.items() if p.topic in planned.topics.refused}
         leaderless = {p: why for p, why in planned.waiting.items() if p not in refused}
         kept = {p: self.ends[p] for p in leaderless if p in self.ends}
@@ -75,6 +75,6 @@ class Scope:
         return Scope({**kept, **planned.ends}, gained, leaderless, refused, gone)
 
     def after_look(self, found: LedOffsets) -> Scope:
-        """After a look at the leaders of `led`."""
+        """The scope after a check of the leaders of `led`."""
         gained = {p: max(0, end - self.ends.get(p, 0)) for p, end in found.offsets.items()}
         return replace(self, ends={**self.ends, **found.offsets}, gained=gained, leaderless=found.left_out)

@@ -1,9 +1,9 @@
-"""When a link of a service is started, left alone, taken down and started again.  Pure: time and chance are arguments.
+"""When a link of a service is started, left alone, stopped and started again.  Pure: time and chance are arguments.
 
 Laws:
-- There is no last try: what failed is tried again for as long as the service runs.
-- A query that finishes no micro-batch is as dead as one that ended.
-- A promoted link is asked about now and then, and never counts as failed.
+- There is no last attempt: a failed link is started again for as long as the service runs.
+- A query that finishes no micro-batch counts as dead, like one that has ended.
+- A promoted link is checked from time to time, and never counts as failed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tolerant_client.cluster.patience import Backoff
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Seconds: the first and the longest wait before a new try, how long a link must run well for the waits to begin anew,
-    how long a query may go without a finished micro-batch, and how often a promoted link is asked about.
+    """Seconds: the first and the longest wait before a restart, how long a link must run well for the waits to start over,
+    how long a query may run without finishing a micro-batch, and how often a promoted link is checked.
     """
 
     first_s: float = 1.0
@@ -27,18 +27,18 @@ class RestartPolicy:
     promoted_s: float = 60.0
 
     def wait_s(self, failures: int, chance: float) -> float:
-        """The wait after so many failures in a row: twice the last one, of which chance (0 to 1) takes up to a half away,
-        so that many links whose cluster was away do not come back in one moment.
+        """The wait after so many failures in a row: it doubles, and `chance` (0 to 1) shortens it by up to a half,
+        so that many links of a cluster that was unavailable do not all return at the same moment.
         """
         return Backoff(self.first_s, self.longest_s).pause_s(failures) * (1 - chance / 2)
 
 
 class Step(enum.Enum):
-    """What is to be done with a link now."""
+    """What to do with a link now."""
 
     START = "start"
-    LOOK = "look"  # it runs: ask how far it has got
-    TAKE_DOWN = "take down"  # it runs, but no micro-batch has ended for too long
+    LOOK = "look"  # it runs: check its progress
+    TAKE_DOWN = "take down"  # it runs, but has not finished a micro-batch for too long
     WAIT = "wait"
 
 
@@ -77,7 +77,7 @@ class LinkLife:
         return self._rest(now, self._policy.wait_s(self.failures, chance))
 
     def promoted(self, now: float) -> float:
-        """The seconds until it is asked again whether the link is still promoted."""
+        """The seconds until the next check whether the link is still promoted."""
         self.failures = 0
         return self._rest(now, self._policy.promoted_s)
 

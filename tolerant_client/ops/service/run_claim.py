@@ -1,7 +1,7 @@
-"""A mirror's own claim: the topics that it copies, held by the process that was started, for as long as it runs.
+"""A mirror's own claim: the process that was started holds the topics that it copies, for as long as it runs.
 
-Of two mirrors that start at once one has all its topics, and the other is refused before it writes anything.  What the
-tasks write is claimed by their own processes (mirror/state/claims.py); this one is also the mirror's heartbeat.
+If two mirrors start at once, one gets all its topics, and the other is refused before it writes anything.  The
+processes of the tasks claim what they write (mirror/state/claims.py); this claim is also the mirror's heartbeat.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tolerant_client.security.kafka_config import kafka_python_config
 
 
 class RunClaim:
-    """One run of a mirror, on a thread of its own; `target` are Java client properties."""
+    """One run of a mirror, on its own thread; `target` are Java client properties."""
 
     def __init__(self, target: Mapping[str, str], link: str, run: str, *, is_translated: bool = False) -> None:
         self._link = link
@@ -42,13 +42,13 @@ class RunClaim:
         self.close()
 
     def take(self, topics: Collection[str]) -> None:
-        """Claims topics of the target; waits for a mirror that is gone, and raises what Claims.take does."""
+        """Claims topics of the target; waits for a mirror that is gone, and raises the errors of Claims.take."""
         whole = [TopicPartition(topic, WHOLE_TOPIC) for topic in topics]
         names = [claimed_part(name, self._link) for name in whole] if self._is_translated else whole
         self._net.run(self._claims.take, names, lambda text: echo(f"tolerant-kafka: {text}", err=True))
 
     def require_held(self) -> None:
-        """Raises TargetClaimedError where another mirror has what this one had claimed: it was frozen, or cut off."""
+        """Raises TargetClaimedError if another mirror has taken what this one had claimed, because it was frozen or cut off."""
 
         async def rivals() -> dict[TopicPartition, Claim]:
             return self._claims.rivals()
@@ -57,7 +57,7 @@ class RunClaim:
             raise claimed_by(*min(found.items()))
 
     def tell(self, report: TaskReport) -> None:
-        """What the mirror's heartbeat says of partitions that stand still: those that wait, and those that need a person."""
+        """Sets what the mirror's heartbeat says about partitions that do not move: those that wait, and those that need a person."""
         now_ms, before = int(time.time() * 1000), self._standing
         blocked = {
             p: Waiting(why, before[p].since_ms if p in before and before[p].reason == why else now_ms, is_blocked=True)
@@ -68,7 +68,7 @@ class RunClaim:
         self._claims.claimant.waiting = self._standing
 
     def end(self) -> None:
-        """Says that the run is over, and waits a moment for its tasks' processes to release what they hold."""
+        """Says that the run is over, and gives its tasks' processes a moment to release what they hold."""
         self._net.run(self._claims.end)
 
     def close(self) -> None:

@@ -1,11 +1,12 @@
-"""What of a link stands still, as an operator is told of it: once when it begins, and once when it moves again.  Pure.
+"""What of a link does not move, reported to an operator once when it begins and once when it moves again.  Pure.
 
 Laws:
-- What was told to stand still, whatever held it, is told once to be copied again.  What waited: when it was copied further than it was when
-  it waited last; that its position is known, or that a new task has not yet had its time to wait, is no progress.
-- What was paused or blocked: when a task says that it is elsewhere.  Where the target's log ends does not tell it: into a topic that is
-  refused another link writes.
-- What nobody has spoken of for FORGOTTEN_MS is told anew.
+- Each partition that was reported as paused, blocked or waiting is reported once as copied again.
+- One that waited: when it is copied further than when it last waited.  That its position becomes known, or that a new
+  task has not waited yet, is no progress.
+- One that was paused or blocked: when a task reports another position.  The target's log end does not count: another
+  link writes to a topic that is refused.
+- One that no report has mentioned for FORGOTTEN_MS is reported as new.
 """
 
 from __future__ import annotations
@@ -20,34 +21,34 @@ from tolerant_client.mirror.state.health import bare, names
 from tolerant_client.ops.service.link_state import LeftOut, TaskReport
 
 FORGOTTEN_MS = 120_000
-AWAY_AFTER_MS = 5_000  # after the first look that a cluster does not respond to, which has waited for it
+AWAY_AFTER_MS = 5_000  # from the first sample that a cluster does not respond to; that sample has itself waited for it
 
 Positions = Mapping[TopicPartition, int]
 
 
 class _Wait(NamedTuple):
-    """How far a partition was copied when it was said to wait last, if that was known, and when that was."""
+    """How far a partition was copied when it last waited, if that is known, and when that was."""
 
     reached: int | None
     said_ms: int
 
 
 class Standing:
-    """What was told of one link."""
+    """What was reported of one link."""
 
     def __init__(self) -> None:
         self._paused: Mapping[TopicPartition, str] = {}
         self._blocked: Mapping[TopicPartition, str] = {}
         self._waits: dict[TopicPartition, _Wait] = {}
-        self._stopped: dict[TopicPartition, _Wait] = {}  # were paused or blocked, and no task has moved them since
+        self._stopped: dict[TopicPartition, _Wait] = {}  # were paused or blocked; no task has moved them since
         self._made_again: Mapping[str, int] = {}
 
     def waits(self, partition: TopicPartition) -> bool:
-        """Whether it was told to wait, and has not moved since."""
+        """Whether the partition was reported as waiting, and has not moved since."""
         return partition in self._waits
 
     def news(self, report: TaskReport, reached: Positions, now_ms: int) -> list[str]:
-        """What stands still that did not before, and what moves again, in words; `reached` is how far partitions are copied."""
+        """What newly does not move, and what moves again, in words; `reached` is how far partitions are copied."""
         new = {p: wait.reason for p, wait in report.waiting.items() if p not in self._waits}
         made = [topic for topic, at in sorted(report.made_again.items()) if self._made_again.get(topic) != at]
         told = [
@@ -84,7 +85,7 @@ class Standing:
 
 
 class _Told(NamedTuple):
-    """What is told of a cluster: that it does not respond, or how many of its partitions nobody can look at."""
+    """What is reported of a cluster: that it does not respond, or how many of its partitions have no usable leader."""
 
     dark: int | None  # None where the cluster itself does not respond
     text: str
@@ -94,15 +95,15 @@ class _Told(NamedTuple):
     def what(self) -> str:
         if self.is_refused:
             return "cluster refuses our login"
-        return "cluster does not respond" if self.dark is None else "has partitions that nobody can look at"
+        return "cluster does not respond" if self.dark is None else "has partitions that cannot be checked"
 
     def is_news(self, told: _Told | None) -> bool:
-        """Whether it is worse than what was told, or another thing."""
+        """Whether it is worse than what was reported, or of another kind."""
         return told is None or told.what != self.what or (self.dark or 0) > (told.dark or 0)
 
 
 class Away:
-    """What was told of clusters that do not respond, and of partitions without a leader that does."""
+    """What was reported of clusters that do not respond, and of partitions without a leader that responds."""
 
     def __init__(self) -> None:
         self._since: dict[str, int] = {}
@@ -115,9 +116,9 @@ class Away:
         now_ms: int,
         refused: Collection[str] = (),
     ) -> list[str]:
-        """What does not respond for long and did before, and what responds again, in words; both by a cluster's name.
+        """What has not responded for AWAY_AFTER_MS and is not reported yet, and what responds again, in words.
 
-        `refused` are those of `unreachable` that refuse our login: a person is needed.
+        Both mappings are by cluster name; `refused` are those of `unreachable` that refuse our login, so a person is needed.
         """
         seen = {
             name: _Told(left.partitions, f"{left.partitions:,} of them, {left.why}")
@@ -131,7 +132,7 @@ class Away:
                 lines.append(f"{'blocked' if now.is_refused else 'unknown'}: the {name} {now.what}: {now.text}")
                 self._told[name] = now
             elif name in self._told and self._told[name].what == now.what:
-                self._told[name] = now  # fewer: what grows again is told again
+                self._told[name] = now  # fewer partitions: if the number grows again, that is reported again
         for name in sorted(self._told.keys() - seen.keys()):
             lines.append(f"over: the {name} {self._told.pop(name).what}")
         return lines
@@ -140,7 +141,7 @@ class Away:
 def carried(
     before: Mapping[TopicPartition, Waiting], now: TaskReport, former: Positions
 ) -> dict[TopicPartition, Waiting]:
-    """What waits, since when it really does: a new task, or one that took a partition over, counts from its own beginning."""
+    """What waits, with the true start of the wait: a new task, or one that took a partition over, counts from its own start."""
     return {
         p: wait._replace(since_ms=min(wait.since_ms, before[p].since_ms))
         if p in before and now.acked.get(p) == former.get(p)
@@ -150,7 +151,7 @@ def carried(
 
 
 def _lines(kind: str, before: Mapping[TopicPartition, str], now: Mapping[TopicPartition, str]) -> list[str]:
-    """Who is there that was not before, and why; partitions of one topic for one reason together."""
+    """One line for the new entries of a topic that have the same reason."""
     found: dict[tuple[str, str], list[int]] = {}
     for topic, partition in sorted(now.keys() - before.keys()):
         found.setdefault((topic, now[TopicPartition(topic, partition)]), []).append(partition)

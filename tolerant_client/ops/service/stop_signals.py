@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT ask a mirror to stop; a second one ends it.
+"""SIGTERM and SIGINT ask a mirror to stop; a second one ends it at once.
 
-A mirror that is ending anyway ends with the exit code that it has: while Python takes its modules apart it would have
-the handlers of signals no more, but those that are ignored stay so (Py_FinalizeEx, _PySignal_Fini).
+A mirror that is already ending keeps its exit code: at exit the signals are set to be ignored, because finalization
+removes Python's signal handlers but not that (Py_FinalizeEx, _PySignal_Fini).
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import signal
 import threading
 import time
 
-_SAME_S = 1.0  # two signals closer than this are one that came twice: timeout(1) signals a process and its group
+_SAME_S = 1.0  # two signals closer than this are one sent twice: timeout(1) signals a process and its group
 FORCED = 130  # exit code after a second signal
 
 
 class StopSignal(threading.Event):
-    """Whether a signal has asked for a stop; `number` is which one, 0 before."""
+    """Whether a signal has asked for a stop; `number` is that signal, 0 before."""
 
     number = 0
 
     @property
     def exit_code(self) -> int:
-        """That of a process which the signal has ended, as shells tell it."""
+        """The exit code of a process that the signal ended, as shells report it."""
         return 128 + self.number
 
 

@@ -1,4 +1,4 @@
-"""What the processes of a mirror on the driver's host tell each other, in files of its folder."""
+"""How the processes of a mirror on the driver's host report to each other, in files of the mirror's folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tolerant_client.ops.service.link_state import TaskReport
 
 
 class ReportFile:
-    """A TaskReport in a file; read again only when it was replaced."""
+    """A TaskReport in a file; it is read again only after it was replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -19,7 +19,7 @@ class ReportFile:
         self._report = TaskReport()
 
     def read(self) -> TaskReport:
-        """What was written last; an empty report before that."""
+        """The last report written; an empty one before that."""
         try:
             stat = self._path.stat()
             if (seen := (stat.st_ino, stat.st_mtime_ns)) != self._seen:
@@ -29,14 +29,14 @@ class ReportFile:
         return self._report
 
     def write(self, report: TaskReport) -> None:
-        """Replaces the file at once: a reader finds the whole of it, or that of the micro-batch before."""
+        """Replaces the file atomically: a reader finds the whole new report or the whole old one."""
         beside = self._path.with_name(f"{self._path.name}.new")
         beside.write_bytes(msgspec.msgpack.encode(report))
         beside.replace(self._path)
 
 
 class RunReport:
-    """What a mirror with this folder has `done` up to its last micro-batch, and what its planner leaves `waiting`."""
+    """The reports in a mirror's folder: what is `done` up to its last micro-batch, and what its planner keeps `waiting`."""
 
     def __init__(self, folder: Path) -> None:
         self.done = ReportFile(folder / "tolerant-mirror-report")

@@ -134,7 +134,7 @@ def test_leader_that_does_not_answer_here_is_an_error_though_metadata_is_content
     (one,) = partition_findings(cluster(topic("orders", (2, ALL, ALL)), silent=frozenset({2})))
     assert (
         one.severity is ERROR
-        and "led by a broker that does not answer here" in one.evidence
+        and "led by a broker that does not respond here" in one.evidence
         and "b2:9092" in one.remedy
     )
 
@@ -154,7 +154,7 @@ def test_commands_for_partitions_and_settings_are_whole() -> None:
     (one,) = durability_findings(alone, ["a", "b"])
     assert one.remedy == (
         "kafka-configs.sh --bootstrap-server b1:9092 --alter --entity-type topics --entity-name a"
-        " --add-config min.insync.replicas=2  # and so 1 more topic"
+        " --add-config min.insync.replicas=2  # and likewise for 1 more topic"
     )
 
 
@@ -187,20 +187,18 @@ def test_names_that_hash_to_a_partition_without_leader_are_told(name: str, kind:
     assert f"hit of those we know: billing ({name}-{at['billing']})" in one.evidence
     assert "orders-app" not in one.evidence
     assert "Start broker 3 (not registered)" in one.remedy and "unclean election" in one.remedy
-    assert f"every {kind} of theirs waits for a coordinator for ever" in one.evidence
+    assert f"each {kind} there waits for a coordinator for ever" in one.evidence
 
 
 def test_nobody_known_is_hit_is_not_said_as_nobody_is_hit() -> None:
     (one,) = coordinator_findings(cluster(offsets_topic({0}), nodes=(1, 2)), OFFSETS_TOPIC, ["billing"])
-    assert (
-        "none of the groups that we know is hit; one whose coordinator is away is listed by no broker" in one.evidence
-    )
+    assert "no group that we know is hit, but no broker lists one whose coordinator is unavailable" in one.evidence
 
 
 @pytest.mark.parametrize(
     ("part", "silent", "severity", "words"),
     [
-        ((2, ALL, ALL), {2}, ERROR, "a leader that does not answer here"),
+        ((2, ALL, ALL), {2}, ERROR, "a leader that does not respond here"),
         ((1, ALL, (1,)), set(), ERROR, "fewer in-sync replicas than min.insync.replicas=2"),
         ((1, ALL, (1, 2)), set(), WARNING, "replicas that are not in sync"),
     ],
@@ -226,7 +224,7 @@ def test_offsets_topic_that_is_not_there(wanted: str | None, expected: list[Seve
 
 def test_offsets_topic_that_we_may_not_see() -> None:
     (one,) = coordinator_findings(cluster(topic(OFFSETS_TOPIC, error_code=29)), OFFSETS_TOPIC, ["billing"])
-    assert one.severity is INFO and "cannot be said" in one.evidence
+    assert one.severity is INFO and "is unknown" in one.evidence
 
 
 def test_sound_coordinators_are_not_mentioned() -> None:
@@ -542,10 +540,10 @@ def test_hidden_topic_and_brokers_that_do_not_tell() -> None:
     )
     control = cluster(topic("tolerant-mirror-control", error_code=29), operations=EVERYTHING)
     (one,) = right_findings(control, rights, "User:m")
-    assert one.severity is WARNING and "(circles)" in one.evidence
+    assert one.severity is WARNING and "(loops)" in one.evidence
     assert one.remedy.endswith("--operation Read --operation Describe --topic tolerant-mirror-control")
     (untold,) = right_findings(cluster(topic("orders", SOUND)), rights, "User:m")
-    assert untold.severity is INFO and "do not tell" in untold.evidence
+    assert untold.severity is INFO and "do not report" in untold.evidence
     (alone,) = hidden_findings(cluster(name="cluster"), [topic("__consumer_offsets", error_code=29)], "User:m")
     assert alone.severity is INFO and alone.remedy.endswith("--operation Describe --topic __consumer_offsets")
 

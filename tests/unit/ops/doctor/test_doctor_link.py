@@ -233,7 +233,7 @@ MOVING = backlog(9, 0, 100, copied=1, partition=TopicPartition("orders", 1))
     ("backlogs", "paused", "seconds", "words"),
     [
         ([backlog(90, 0, 100)], (), 10, "10 offsets of orders-0 wait, and none was copied in 10 s"),
-        ([backlog(90, 0, 100), MOVING], (), 10, "while others go on"),
+        ([backlog(90, 0, 100), MOVING], (), 10, "while others move"),
         ([backlog(90, 0, 100)], (), 2, None),  # too short a look
         ([backlog(100, 0, 100)], (), 10, None),
         ([backlog(90, 0, 100, appended=10)], (), 10, None),  # all of it has just come
@@ -362,7 +362,7 @@ def probe(stage: Stage, error: str = "", **more: Any) -> Probe:
     [
         (probe(Stage.NAME, "Name or service not known"), "PLAINTEXT", "has no address here", "Correct the name"),
         (probe(Stage.CONNECTION, "Connection refused"), "PLAINTEXT", "nothing listens there", "Start the broker"),
-        (probe(Stage.CONNECTION, "timed out"), "PLAINTEXT", "cannot be connected to", "firewall"),
+        (probe(Stage.CONNECTION, "timed out"), "PLAINTEXT", "does not accept the connection", "firewall"),
         (probe(Stage.TLS, "[SSL: WRONG_VERSION_NUMBER]"), "SSL", "does not speak TLS", "without SSL"),
         (probe(Stage.TLS, "EOF", speaks_tls=False), "SASL_SSL", "does not speak TLS", "without SSL"),
         (probe(Stage.TLS, "CERTIFICATE_VERIFY_FAILED: self-signed"), "SSL", "is not trusted", "truststore"),
@@ -383,10 +383,10 @@ def probe(stage: Stage, error: str = "", **more: Any) -> Probe:
             "speaks TLS",
             "security.protocol to SASL_SSL",
         ),
-        (probe(Stage.ANSWER, "nothing within 5 s"), "PLAINTEXT", "does not answer", "hangs"),
-        (probe(Stage.ANSWER, "timed out"), "PLAINTEXT", "does not answer", "hangs"),
-        (probe(Stage.ANSWER, "not answered within its timeout"), "SASL_SSL", "does not answer", "hangs"),
-        (probe(Stage.ANSWER, "closed"), "PLAINTEXT", "want a login (SASL)", "security.protocol"),
+        (probe(Stage.ANSWER, "nothing within 5 s"), "PLAINTEXT", "does not respond", "hangs"),
+        (probe(Stage.ANSWER, "timed out"), "PLAINTEXT", "does not respond", "hangs"),
+        (probe(Stage.ANSWER, "not answered within its timeout"), "SASL_SSL", "does not respond", "hangs"),
+        (probe(Stage.ANSWER, "closed"), "PLAINTEXT", "require a login (SASL)", "security.protocol"),
     ],
 )
 def test_failed_connection_in_plain_words(one: Probe, protocol: str, words: str, remedy: str) -> None:
@@ -512,7 +512,7 @@ def test_silent_address_ends_in_time() -> None:
         one = probed(silent)
     assert one.stage is Stage.ANSWER and one.error
     assert time.monotonic() - began < 10
-    assert "does not answer" in next(address_findings("source", "PLAINTEXT", [one], 0)).evidence
+    assert "does not respond" in next(address_findings("source", "PLAINTEXT", [one], 0)).evidence
 
 
 # -- checks that could not be made --------------------------------------------
@@ -521,9 +521,9 @@ def test_silent_address_ends_in_time() -> None:
 @pytest.mark.parametrize(
     ("error", "severity", "remedy"),
     [
-        (Errors.UnsupportedVersionError("the brokers of the source do not know X"), INFO, "newer brokers tell it"),
+        (Errors.UnsupportedVersionError("the brokers of the source do not know X"), INFO, "newer brokers report it"),
         (Errors.ClusterAuthorizationFailedError("no"), INFO, "Allow Describe on the cluster"),
-        (Errors.KafkaTimeoutError("10 s"), WARNING, "did not answer"),
+        (Errors.KafkaTimeoutError("10 s"), WARNING, "did not respond"),
         (Errors.UnknownError("?"), WARNING, "logs"),
         (TypeError("bug"), WARNING, "fault of the doctor"),
     ],
@@ -549,7 +549,7 @@ def test_examination_that_blocks_is_cut_off_and_says_where(monkeypatch: pytest.M
     checkup = link_examination.examine(subject, Checkup(check_s=0.1))
     released.set()
     (one,) = checkup.findings
-    assert "while doing: addresses of the cluster" in one.evidence
+    assert "during: addresses of the cluster" in one.evidence
     assert checkup.exit_code == 2
 
 

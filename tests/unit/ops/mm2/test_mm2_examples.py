@@ -15,7 +15,7 @@ from tolerant_client.ops.mm2.places import is_connection
 EXAMPLES = SUPPORT / "mm2_examples"
 
 # Flows as "A->B", those with heartbeats only in brackets, and the first words of each warning.
-IDLE, OLD, ONE_CLIENT = "without meaning here", "old names", "one client does all"
+IDLE, OLD, ONE_CLIENT = "without effect here", "old names", "one client does all"
 TAKEN = {
     "apache_kafka_2_4_sample": ("A->B B->C (A->C B->A C->A C->B)",),
     "apache_kafka_sample": ("A->B B->A ()", IDLE),
@@ -46,11 +46,11 @@ REFUSED = {
     "kafka_docs_flows": "us-west->us-east.emit.heartbeats (line 10) is no key of MirrorMaker 2; did you mean us-west->us-east"
     ".emit.heartbeats.enabled?",
     "kafka_docs_two_way": "us-east.bootstrap.servers is required: clusters (line 2) names 'us-east', and"
-    " Us-east.bootstrap.servers (line 4) is for none",
+    " Us-east.bootstrap.servers (line 4) belongs to none",
     "misterhex_wrong_keys": "primary->secondary.emit.offset-syncs.interval.seconds (line 13) is no key of MirrorMaker 2",
     "oneuptime_comment": "source->destination.topics (line 6) has a # in its value",
-    "oneuptime_dead_letters": "errors.tolerance (line 9) is refused: records that the target does not take would be lost",
-    "sage_from_now_on": "primary.consumer.auto.offset.reset (line 6) is refused: a partition is copied from its first record on",
+    "oneuptime_dead_letters": "errors.tolerance (line 9) is refused: records that the target rejects would be lost",
+    "sage_from_now_on": "primary.consumer.auto.offset.reset (line 6) is refused: the mirror copies a partition from its first record on",
     "yoonjk_policy": "replication.policy.class (line 8) is 'com.kafka.mirror.PrefixlessReplicationPolicy'; it can be",
 }  # fmt: skip
 

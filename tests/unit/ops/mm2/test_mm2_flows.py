@@ -144,7 +144,7 @@ def test_only_flows_into_the_clusters_that_are_asked_for(path: Path) -> None:
     found = read_flows(path, ["C"])
     assert [str(flow) for flow in found.flows] == ["B->C"]
     assert [str(flow) for flow in found.heartbeats_only] == ["A->C"]
-    with pytest.raises(OptionError, match="'D' is none of clusters = A, B, C"):
+    with pytest.raises(OptionError, match="'D' is not in clusters = A, B, C"):
         read_flows(path, ["D"])
     with pytest.raises(OptionError, match="enables no flow into A; write A->B.enabled = true"):
         read_flows(path, ["A"])
@@ -198,7 +198,7 @@ def test_client_settings_without_meaning_are_left_out_and_told(path: Path) -> No
     found = read(path, text)
     assert found.flows[0].source.keys() == found.flows[0].target.keys() == {"bootstrap.servers"}
     told = "A.consumer.fetch.min.bytes, B.producer.acks, B.group.id"
-    assert found.warnings == (f"without meaning here (tolerant_client/ops/mm2/README.md says why): {told}",)
+    assert found.warnings == (f"without effect here (tolerant_client/ops/mm2/README.md says why): {told}",)
 
 
 def test_one_warning_names_all_that_has_no_meaning(path: Path) -> None:
@@ -214,7 +214,7 @@ def test_one_warning_names_all_that_has_no_meaning(path: Path) -> None:
 def test_keys_where_mirrormaker_2_does_not_read_them_are_told(path: Path) -> None:
     found = read(path, "consumer.client.id = me\nA.replication.factor = 7\nA->B.ssl.truststore.location = /x\n")
     names = "consumer.client.id, A.replication.factor, A->B.ssl.truststore.location"
-    assert found.warnings == (f"not read where they stand, in MirrorMaker 2 neither: {names}",)
+    assert found.warnings == (f"not read at this level, nor by MirrorMaker 2: {names}",)
     assert found.flows[0].replication_factor == 2
 
 
@@ -236,7 +236,7 @@ def test_no_secret_is_in_a_repr_or_an_error(path: Path) -> None:
 def test_a_value_from_a_provider_is_not_shown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MM2_TASKS", CANARY)
     text = "config.providers = e\nconfig.providers.e.class = org.apache.kafka.common.config.provider.EnvVarConfigProvider\n"
-    assert "tasks.max (line 7) is a value that a config provider gave" in refused(
+    assert "tasks.max (line 7) is a value from a config provider" in refused(
         path, f"{text}tasks.max = ${{e:MM2_TASKS}}\n"
     )
 
@@ -260,10 +260,10 @@ def test_our_own_keys(path: Path) -> None:
         ("A.consumer.isolation = x", "did you mean A.consumer.isolation.level?"),
         ("tolerant.onloss = fail", "did you mean tolerant.on.loss?"),
         ("---%<---", "---%<--- (line 5) is no key of MirrorMaker 2; tolerant_client/ops/mm2/README.md has all keys"),
-        ("A->C.enabled = true", "A->C.enabled (line 5) is for no flow between two of clusters = A, B"),
-        ("A->A.enabled = true", "A->A.enabled (line 5) is for no flow between two of clusters = A, B"),
-        ("C.bootstrap.servers = c:9092", "C.bootstrap.servers (line 5) is for none of clusters = A, B; add its alias there"),
-        ("enabled = true", "enabled (line 5) is for no flow; write A->B.enabled = true"),
+        ("A->C.enabled = true", "A->C.enabled (line 5) does not name a flow between two of clusters = A, B"),
+        ("A->A.enabled = true", "A->A.enabled (line 5) does not name a flow between two of clusters = A, B"),
+        ("C.bootstrap.servers = c:9092", "C.bootstrap.servers (line 5) belongs to none of clusters = A, B; add its alias there"),
+        ("enabled = true", "enabled (line 5) belongs to no flow; write A->B.enabled = true"),
         ("topics = .*  # all", "topics (line 5) has a # in its value"),
         ("topics = *.x", "topics (line 5): '*.x' is not a regular expression"),
         ("groups.exclude = \\\\p{Alpha}", "groups.exclude (line 5): "),
@@ -273,15 +273,15 @@ def test_our_own_keys(path: Path) -> None:
         ("emit.heartbeats.interval.seconds = 0", "emit.heartbeats.interval.seconds (line 5) is '0'"),
         ("emit.heartbeats.interval.seconds = 1.5", "emit.heartbeats.interval.seconds (line 5) is '1.5'"),
         ("use.defaults.from = both", "use.defaults.from (line 5) is 'both'; it must be source or target"),
-        ("replication.policy.separator = /", "replication.policy.separator (line 5) is '/'; topics' names have letters"),
+        ("replication.policy.separator = /", "replication.policy.separator (line 5) is '/'; topic names have letters"),
         ("replication.policy.class = com.example.Names", "replication.policy.class (line 5) is 'com.example.Names'; it can be org.apache"),
         ("topic.filter.class = com.example.Filter", "topic.filter.class (line 5) can only be org.apache.kafka.connect.mirror.DefaultTopicFilter"),
         ("forwarding.admin.class = com.example.Admin", "can only be org.apache.kafka.clients.admin.ForwardingAdmin: no Java classes"),
         ("B.value.converter = org.apache.kafka.connect.json.JsonConverter", "records are copied as the bytes they are"),
         ("A->B.transforms = Insert", "A->B.transforms (line 5) is refused: records are copied as the bytes they are"),
         ("A->B.transforms.Insert.type = x", "A->B.transforms.Insert.type (line 5) is refused"),
-        ("errors.tolerance = all", "errors.tolerance (line 5) is refused: records that the target does not take"),
-        ("A.consumer.auto.offset.reset = latest", "A.consumer.auto.offset.reset (line 5) is refused: a partition is copied from its first"),
+        ("errors.tolerance = all", "errors.tolerance (line 5) is refused: records that the target rejects"),
+        ("A.consumer.auto.offset.reset = latest", "A.consumer.auto.offset.reset (line 5) is refused: the mirror copies a partition from its first"),
         ("A.consumer.interceptor.classes = x", "A.consumer.interceptor.classes (line 5) is refused: no Java classes"),
         ("A.consumer.ssl.provider = x", "A.consumer.ssl.provider (line 5) is refused"),
         ("A.security.protocol = TLS", "cluster A: A.security.protocol must be one of PLAINTEXT"),
@@ -331,7 +331,7 @@ def test_stock_classes_and_empty_transforms_are_taken(path: Path) -> None:
 def test_circles_and_shared_topics_are_refused(path: Path) -> None:
     both = "B->A.enabled = true\n"
     assert len(read(path, both).flows) == 2
-    assert refused(path, both + IDENTITY).startswith("A->B and B->A could copy topics round for ever")
+    assert refused(path, both + IDENTITY).startswith("A->B and B->A could copy topics in a loop for ever")
     assert len(read(path, both + IDENTITY + "A->B.topics = a-.*\nB->A.topics = b-.*\n").flows) == 2
     assert "A->B and B->C and C->A" in refused(path, f"B->C.enabled = true\nC->A.enabled = true\n{IDENTITY}", ABC)
     shared = refused(path, f"C->B.enabled = true\n{IDENTITY}", ABC)
@@ -346,7 +346,7 @@ def test_links_with_one_name_are_refused(path: Path) -> None:
 
 def test_the_way_back_that_another_process_runs_is_a_circle_too(path: Path) -> None:
     path.write_text(AB + "B->A.enabled = true\n" + IDENTITY)
-    with pytest.raises(OptionError, match="A->B and B->A could copy topics round for ever"):
+    with pytest.raises(OptionError, match="A->B and B->A could copy topics in a loop for ever"):
         read_flows(path, ["B"])
 
 

@@ -49,7 +49,7 @@ def test_blanks_around_an_arrow_are_refused(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="none.properties cannot be read: No such file"):
         read_properties(tmp_path / "none.properties")
-    with pytest.raises(OptionError, match="is no properties file"):
+    with pytest.raises(OptionError, match="is not a properties file"):
         read(tmp_path, "a = \\u00zz\n")
 
 
@@ -71,9 +71,9 @@ def test_values_of_all_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("${x:KEY}", "'x' is not among config.providers"),
+        ("${x:KEY}", "'x' is not in config.providers"),
         ("${e:MM2_NOT_SET}", "the environment has no such variable"),
-        ("${e:path:MM2_USER}", "variables of the environment have no path"),
+        ("${e:path:MM2_USER}", "environment variables have no path"),
         ("${f:KEY}", "it has no path; write"),
         ("${f:/nowhere/secrets:KEY}", "No such file"),
         ("${f:PATH/secrets:KEY}", "the file has no such key"),

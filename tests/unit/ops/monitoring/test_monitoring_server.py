@@ -163,7 +163,7 @@ def test_control_is_told_and_who_has_set_the_limit() -> None:
 
 def test_what_is_old_is_said_to_be_old(board: Board) -> None:
     reasons = state_json(board, NOW_MS + 600_000)["link"]["reasons"]
-    assert any("all numbers are as old" in reason["text"] for reason in reasons)
+    assert any("all numbers are that old" in reason["text"] for reason in reasons)
 
 
 def test_what_was_never_seen_is_null_and_not_zero() -> None:

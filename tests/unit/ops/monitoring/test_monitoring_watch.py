@@ -509,7 +509,7 @@ def test_what_nobody_thought_of_is_shown_and_the_watch_goes_on(
         clusters.ends["target"] = {FIRST: 5}
         until(lambda: not watch.state.blind)
         assert board.states()[0].partitions[FIRST].target_end == 5
-    assert len([record for record in caplog.records if "cannot look" in record.message]) == 1
+    assert len([record for record in caplog.records if "cannot check" in record.message]) == 1
 
 
 def test_clients_that_cannot_be_made_are_shown_and_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -566,7 +566,7 @@ def test_terminal_shows_topics_rates_pauses_and_clusters_that_are_away(monkeypat
         "18/20",
         "2 offsets/s",
         "1 blocked",
-        "no answer from the target",
+        "no response from the target",
         "blocked: orders-0: too large",
     ):
         assert words in shown, words
@@ -691,7 +691,7 @@ def test_partitions_that_nobody_can_look_at_are_told(
         watch.after(5)
         now_ms += 5_000
     (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("tolerant-kafka: unknown: the target has partitions that nobody can look at: ")
+    assert told.startswith("tolerant-kafka: unknown: the target has partitions that cannot be checked: ")
     assert told.endswith("it has no leader")
 
 

@@ -315,7 +315,7 @@ def test_only_the_flows_into_the_clusters_of_this_process_run(tmp_path: Path) ->
     assert flows() == ["primary->backup", "primary->lake"]
     assert flows("--clusters", "backup") == ["primary->backup"]
     assert flows("--clusters", "lake, backup") == ["primary->backup", "primary->lake"]
-    with pytest.raises(OptionError, match="'bakcup' is none of clusters = primary, backup, lake; did you mean backup?"):
+    with pytest.raises(OptionError, match="'bakcup' is not in clusters = primary, backup, lake; did you mean backup?"):
         CliRunner().invoke(app, ["mirror", "--config", str(file), "--clusters", "bakcup"], catch_exceptions=False)
     with pytest.raises(OptionError, match="--clusters goes with --config"):
         CliRunner().invoke(app, [*LINK, "--clusters", "backup"], catch_exceptions=False)

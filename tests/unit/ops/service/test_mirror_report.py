@@ -225,11 +225,11 @@ def test_a_cluster_that_gets_worse_is_told_anew_and_nothing_is_over_while_nobody
     away, one, many = Away(), {"source": LeftOut(1, "a-0: no leader")}, {"source": LeftOut(300, "a-0: no leader")}
     assert away.news({}, one, 0) == []
     assert away.news({}, one, 6_000) == [
-        "unknown: the source has partitions that nobody can look at: 1 of them, a-0: no leader"
+        "unknown: the source has partitions that cannot be checked: 1 of them, a-0: no leader"
     ]
     assert away.news({}, one, 7_000) == []
     assert away.news({}, many, 8_000) == [
-        "unknown: the source has partitions that nobody can look at: 300 of them, a-0: no leader"
+        "unknown: the source has partitions that cannot be checked: 300 of them, a-0: no leader"
     ]
     assert away.news({}, one, 9_000) == []
     assert len(away.news({}, many, 10_000)) == 1, "the broker has frozen again"
