@@ -1,4 +1,4 @@
-"""A compatibility layer on kafka-python that survives lost, late and wrong answers."""
+"""A compatibility layer on kafka-python that survives lost, late and wrong responses."""
 
 from __future__ import annotations
 

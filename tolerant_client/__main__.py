@@ -3,9 +3,9 @@
     python -m tolerant_client [--policy patient] [--counters] your_script.py args...
     python -m tolerant_client [--policy patient] [--counters] -m your.module args...
 
-The program sees what `python your_script.py args...` would have given it:
-`sys.argv`, `sys.path`, `__main__`, exit codes and tracebacks.  Processes that
-it forks are tolerant too; those that it spawns run stock Python.
+The program sees the same `sys.argv`, `sys.path`, `__main__`, exit codes and
+tracebacks as under `python your_script.py args...`.  Processes that it forks
+are tolerant too; processes that it spawns run stock Python.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obj
 
 
 def main(arguments: list[str]) -> None:
-    """Installs, then runs the program that `arguments` name; ends as the program ends."""
+    """Installs, then runs the program named in `arguments`; ends as the program ends."""
     parser = _parser()
     options = parser.parse_args(arguments)
     install(options.policy)
@@ -46,9 +46,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _run_script(path: str) -> None:
-    """Runs a file as `python path` does; unlike runpy's, its `__main__` stays when it ends, for threads and exits."""
+    """Runs a file as `python path` does; unlike with runpy its `__main__` outlives it, for threads and atexit functions."""
     if not getattr(sys.flags, "safe_path", False):
-        # `python -m` puts the working directory there, `python script` the script's.
+        # `python -m` puts the working directory there, `python script` the script's directory.
         sys.path[0] = os.path.dirname(os.path.realpath(path))
     path = os.path.abspath(path)
     module = ModuleType("__main__")
@@ -64,14 +64,14 @@ def _run_script(path: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tolerant_client",
-        description="Runs a Python program with kafka-python's clients made tolerant of lost and wrong answers.",
+        description="Runs a Python program with kafka-python's clients made tolerant of lost and wrong responses.",
         allow_abbrev=False,
     )
     parser.add_argument("--policy", choices=POLICIES, default="balanced", help="how far recovery goes")
     parser.add_argument("--counters", action="store_true", help="print what recovery did, to stderr, at the end")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the program is a module, as in python -m")
     parser.add_argument("program", help="a script, or with -m a module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program gets")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
     return parser
 
 
@@ -86,7 +86,7 @@ def _print_counters() -> None:
 
 
 def _without_our_frames(hook: _Hook) -> _Hook:
-    """The same hook, for errors whose traceback starts where the program does."""
+    """Wraps an excepthook: its tracebacks start in the program, not in our frames."""
 
     def shorter(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> object:
         start = trace

@@ -2,35 +2,36 @@
 
     TolerantClientError(KafkaError)
       ConnectionLostError(+KafkaConnectionError)        the connection of a request ended; `__cause__` says why
-        ConnectionTimedOutError(+RequestTimedOutError)  ... because something on it was not answered in time
-      CorrelationIdMismatchError(+CorrelationIdError)   an answer that no request waits for
+        ConnectionTimedOutError(+RequestTimedOutError)  ... because a request on it got no response in time
+      CorrelationIdMismatchError(+CorrelationIdError)   a response that no request waits for
       FrameError(+InvalidReceiveError)                  bytes that are no Kafka frame
       RecoveryExhaustedError(+KafkaConnectionError)     gave up after `history`
-      OutcomeUnknownError                               may have been applied; never sent again by us
+      OutcomeUnknownError                               may have been applied; we never send it again
         TransactionOutcomeUnknownError(+kafka's ProducerFencedError)
-                                                        a commit that may or may not have been carried out
+                                                        a commit that may or may not have taken effect
       RecordBatchError(+CorruptRecordError)             a record batch that cannot be trusted
       OptionError(+ValueError)                          a wrong option, found before anything is written
-      ClusterUnreachableError                           no broker of a cluster answers
-      LoginRefusedError(+SaslAuthenticationFailedError) a cluster refuses our login, until a person has corrected it
+      ClusterUnreachableError                           no broker of a cluster responds
+      LoginRefusedError(+SaslAuthenticationFailedError) a cluster refuses our login until somebody corrects it
       TargetDivergedError                               the target log holds what the source does not
       DataLossError                                     the source no longer has what should be copied
-        SourceTruncatedError                            ... or what was copied already: it was truncated, or created again
+        SourceTruncatedError                            ... or what was already copied: it was truncated or recreated
       LinkPausedError                                   an operator has paused a partition of the link
-      LinkPromotedError                                 the link was promoted: it may not write any more
-      UnsupportedSourceError                            the source has something that is not copied yet
-      OversizedRecordError                              a record that no batch the target takes can hold
-      OffsetMapError                                    a translated link's map of offsets cannot be what was copied
+      LinkPromotedError                                 the link was promoted and may not write any more
+      TargetClaimedError                                another mirror writes this partition of the target
+      UnsupportedSourceError                            the source has something that we do not copy yet
+      OversizedRecordError                              a record too large for any batch that the target takes
+      OffsetMapError                                    a translated link's offset map contradicts what was copied
       CoordinatorUnavailableError(+CoordinatorNotAvailableError, +KafkaTimeoutError)
                                                         a group or transactional id has no coordinator
       DeliveryTimeoutError(+KafkaTimeoutError)          records were not acknowledged in time; may have been written
-      RecordRefusedError                                a record that the broker, or the topic, does not take
+      RecordRefusedError                                a record that the broker or the topic refuses
         RecordTooLargeError                             ... because of its size
       ProducerFencedError                               another producer has taken over the transactional.id
-      RepeatDiffersError                                a repeated write has other rows than the one that was committed
+      RepeatDiffersError                                a repeated write has other rows than the committed one
 
 A message names the thing, the place and the remedy.  All of them pickle, so
-that a Spark worker can raise them in the driver.
+that the driver can raise what a Spark worker raised.
 """
 
 from __future__ import annotations
@@ -56,18 +57,18 @@ class TolerantClientError(KafkaError):  # type: ignore[misc]  # kafka-python is 
 
 
 class ConnectionLostError(TolerantClientError, KafkaConnectionError):  # type: ignore[misc]
-    """The connection of a request ended before its answer; `__cause__` says why.  Retriable."""
+    """The connection of a request ended before its response; `__cause__` says why.  Retriable."""
 
 
 class ConnectionTimedOutError(ConnectionLostError, RequestTimedOutError):  # type: ignore[misc]
-    """The connection of a request was given up because a request on it was not answered in time."""
+    """The connection of a request was given up because a request on it got no response in time."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else type(self).__name__
 
 
 class CorrelationIdMismatchError(TolerantClientError, CorrelationIdError):  # type: ignore[misc]
-    """An answer carried a correlation id that no request in flight has."""
+    """A response carried a correlation id that no request in flight has."""
 
     def __init__(self, message: str, expected: int | None = None, received: int | None = None) -> None:
         super().__init__(message, expected, received)
@@ -79,7 +80,7 @@ class CorrelationIdMismatchError(TolerantClientError, CorrelationIdError):  # ty
 
 
 class FrameError(TolerantClientError, InvalidReceiveError):  # type: ignore[misc]
-    """The bytes received are not a Kafka frame; the connection cannot go on."""
+    """The bytes received are not a Kafka frame; the connection cannot continue."""
 
 
 class RecoveryExhaustedError(TolerantClientError, KafkaConnectionError):  # type: ignore[misc]
@@ -94,11 +95,11 @@ class RecoveryExhaustedError(TolerantClientError, KafkaConnectionError):  # type
 
 
 class OutcomeUnknownError(TolerantClientError):
-    """The request may have been applied: its answer was lost and a repeat is not safe."""
+    """The request may have been applied: its response was lost and a repeat is not safe."""
 
 
 class TransactionOutcomeUnknownError(OutcomeUnknownError, KafkaProducerFencedError):  # type: ignore[misc]
-    """A transaction that may or may not be committed; the producer has ended, and who handles fencing handles it."""
+    """A transaction may or may not be committed; the producer has ended, and who handles fencing handles this."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -120,7 +121,7 @@ class OptionError(TolerantClientError, ValueError):
 
 
 class ClusterUnreachableError(TolerantClientError):
-    """No broker of a cluster could be reached; `cluster` is what it is called ("source", "target"), "" where that is not told."""
+    """No broker of a cluster could be reached; `cluster` is "source" or "target", or "" where that is not known."""
 
     def __init__(self, message: str, cluster: str = "") -> None:
         super().__init__(message, cluster)
@@ -131,7 +132,7 @@ class ClusterUnreachableError(TolerantClientError):
 
 
 class LoginRefusedError(TolerantClientError, SaslAuthenticationFailedError):  # type: ignore[misc]
-    """The brokers of a `cluster` refuse our login (SASL): no repeat helps before a person has corrected it here or there."""
+    """The brokers of `cluster` refuse our login (SASL); no retry helps until somebody corrects it on either side."""
 
     def __init__(self, message: str, cluster: str = "") -> None:
         super().__init__(message, cluster)
@@ -150,7 +151,7 @@ class DataLossError(TolerantClientError):
 
 
 class SourceTruncatedError(DataLossError):
-    """The source no longer has records that were copied: it was truncated, or its topic created again."""
+    """The source no longer has records that were copied: it was truncated, or its topic recreated."""
 
 
 class LinkPausedError(TolerantClientError):
@@ -170,9 +171,9 @@ class UnsupportedSourceError(TolerantClientError):
 
 
 class OversizedRecordError(TolerantClientError):
-    """A source record that the target's max.message.bytes has no room for, even in a batch of its own.
+    """A source record that exceeds the target's max.message.bytes even in a batch of its own.
 
-    `size` is that of the batch as it would be sent, `limit` what the target takes; bytes.
+    `size` is that of the batch as it would be sent, `limit` is what the target takes; both in bytes.
     """
 
     def __init__(self, message: str, offset: int = -1, size: int = -1, limit: int = -1) -> None:
@@ -190,7 +191,7 @@ class OversizedRecordError(TolerantClientError):
 
 
 class OffsetMapError(TolerantClientError):
-    """The map of a link with translated offsets holds what no mirror has written, or contradicts the target's log."""
+    """The offset map of a translated link holds what no mirror has written, or contradicts the target's log."""
 
 
 class CoordinatorUnavailableError(TolerantClientError, CoordinatorNotAvailableError, KafkaTimeoutError):  # type: ignore[misc]
@@ -198,8 +199,8 @@ class CoordinatorUnavailableError(TolerantClientError, CoordinatorNotAvailableEr
 
     `partition` of `topic` is the one that `group` hashes to, -1 where the topic
     could not be seen; `leader` is -1 where there is none; `replicas` and `isr`
-    are node ids; `waited_ms` says how long it was looked for.  Retriable: the
-    next call looks again, as long again.
+    are node ids; `waited_ms` is how long we looked for it.  Retriable: the
+    next call looks for it again, for as long.
     """
 
     def __init__(
@@ -231,10 +232,10 @@ class DeliveryTimeoutError(TolerantClientError, KafkaTimeoutError):  # type: ign
 
 
 class RecordRefusedError(TolerantClientError):
-    """A record that cannot be written where it should go, however often it is tried.
+    """A record that cannot be written to its destination, however often it is tried.
 
-    `row` counts the rows of the task that wrote it from 0, -1 where it is not
-    known; `partition` is -1 where none was chosen.
+    `row` counts the rows of the task that wrote it from 0, and is -1 where it is
+    not known; `partition` is -1 where none was chosen.
     """
 
     def __init__(self, message: str, topic: str = "", partition: int = -1, row: int = -1) -> None:
@@ -252,13 +253,13 @@ class RecordTooLargeError(RecordRefusedError):
 
 
 class ProducerFencedError(TolerantClientError):
-    """Another producer has taken over the transactional.id, or the transaction has timed out: it commits no more."""
+    """Another producer took over the transactional.id, or the transaction timed out: it can no longer commit."""
 
 
 class RepeatDiffersError(TolerantClientError):
-    """A repeated write has other rows than were committed: it is not deterministic, or its source has lost some."""
+    """A repeated write has other rows than the committed one: it is not deterministic, or its source has lost some."""
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says, without the name of its class, which kafka-python's errors begin with."""
+    """The text of an error without its class name, with which kafka-python begins its errors' texts."""
     return str(error).removeprefix(f"{type(error).__name__}: ")

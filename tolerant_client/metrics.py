@@ -5,10 +5,9 @@
 
     REGISTRY.register(RecoveryCollector(consumer, producer))
 
-kafka-python's own metrics have them by themselves (client_metrics.py).
+kafka-python's own metrics show the same counters without this module (client_metrics.py).
 
-Laws:
-- RecoveryCounters is the one store; a scrape reads it.
+Law: RecoveryCounters is the only store; a scrape reads it.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from tolerant_client.tracker.events import RecoveryCounters
 class RecoveryCollector(Collector):
     """A Prometheus collector: tolerant_client_recovery_events_total{kind,api,node,client_id}.
 
-    `source` is a client of tolerant_client, RecoveryCounters, or a function that
-    returns them (installation.recovery_counters for all stock clients); a node
-    that no broker id is known of is the empty label.  A registry takes one
-    collector of this metric, so several clients go into one:
-    RecoveryCollector(consumer, producer).  Without `client_id` it is the client's own.
+    Each source is a client of tolerant_client, a RecoveryCounters, or a function that returns
+    one (installation.recovery_counters covers all stock clients).  The label `node` is empty
+    where no broker id is known.  A registry takes only one collector of this metric, so pass
+    several clients to one: RecoveryCollector(consumer, producer).  `client_id` defaults to
+    each client's own.
     """
 
     def __init__(self, *sources: Any, client_id: str | None = None) -> None:
@@ -38,10 +37,10 @@ class RecoveryCollector(Collector):
         self._client_id = client_id
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """The counts of this moment, summed where two sources share all labels."""
+        """The current counts, summed where two sources share all labels."""
         family = CounterMetricFamily(
             "tolerant_client_recovery_events",
-            "What recovery did about answers that were missing, late or wrong",
+            "What recovery did about responses that were missing, late or wrong",
             labels=["kind", "api", "node", "client_id"],
         )
         sums: dict[tuple[str, str, str, str], int] = {}
@@ -65,7 +64,7 @@ def _counters_of(source: Any) -> RecoveryCounters:
     if hasattr(source, "recovery_counters"):
         counters = source.recovery_counters
         return counters
-    # A stock client made tolerant by install() has them in its connection manager only, a producer in that of its sender.
+        # After install() a stock client's counters are only in its connection manager, a producer's in its sender's.
     client = source._sender._client if isinstance(source, KafkaProducer) else source._client
     counters = client._manager.recovery_counters
     return counters

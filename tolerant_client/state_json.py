@@ -1,11 +1,12 @@
-"""JSON documents as typed values: of the mirror's own topics, which anybody may have written who has Write on them.  Pure.
+"""Decodes JSON documents of the mirror's own topics into typed values.  Pure.
 
-msgspec reads them by the types of their fields: a text can be encoded there, a number is none in quotes, NaN is none.
+Anybody with Write on these topics may have written them.  msgspec checks each field against its type: text must be
+encodable, a number in quotes is not a number, and NaN is refused.
 Laws:
-- Whatever is there, reading it ends with a value within bounds or with ValueError, whose message has nothing of it.
-- A number is whole and between 0 and 2^63-1, a moment is before the year 9999: what adds, shows or encodes them needs no
-  bounds of its own.
-- How many partitions a field names is bounded, of ranges before they are unfolded.
+- Reading any document ends with a value within bounds or with ValueError, whose message quotes nothing of it.
+- A number is whole and between 0 and 2^63-1, a moment is before the year 9999: code that adds, shows or encodes them
+  needs no bounds of its own.
+- The number of partitions that a field names is bounded, and for ranges it is checked before they are expanded.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
-MOST: Final = 2**63 - 1  # what an offset, a producer id or a rate has room for (int64)
-MOST_INDEX: Final = 2**31 - 1  # of a partition (int32)
+MOST: Final = 2**63 - 1  # the largest offset, producer id or rate (int64)
+MOST_INDEX: Final = 2**31 - 1  # the largest partition number (int32)
 LAST_MS: Final = 253_370_764_799_999  # the end of the year 9998: calendars end a year later, in every time zone
-MOST_PARTITIONS: Final = 200_000  # that one field of a record names: more than a cluster has
+MOST_PARTITIONS: Final = 200_000  # in one field of a record; more than a cluster has
 _MOST_DEPTH: Final = 32
 
 Whole = Annotated[int, Meta(ge=0, le=MOST)]
@@ -30,7 +31,7 @@ _T = TypeVar("_T")
 
 
 def decoded(data: bytes | str | None, kind: type[_T]) -> _T:
-    """A JSON document of this type; without one it is not of any."""
+    """Decodes a JSON document of this type; raises ValueError for any other document, and for none."""
     try:
         return msgspec.json.decode(data or b"", type=kind)
     except RecursionError:
@@ -38,14 +39,14 @@ def decoded(data: bytes | str | None, kind: type[_T]) -> _T:
 
 
 def named_partition(digits: str) -> int:
-    """The number of a partition from its digits, as a name has them."""
+    """The partition number that a name has as digits; raises ValueError for anything else."""
     if not digits.isascii() or not digits.isdecimal() or len(digits) > len(str(MOST_INDEX)):
-        raise ValueError("no number of a partition")
+        raise ValueError("not a partition number")
     return msgspec.convert(int(digits), PartitionNumber)
 
 
 def require_few(ranges: Iterable[range]) -> None:
-    """Raises ValueError for more partitions than a field of a record may name, and for a range that ends before it begins."""
+    """Raises ValueError for a range that ends before it begins, and for more than MOST_PARTITIONS partitions."""
     found = list(ranges)
     if any(each.start > each.stop for each in found):
         raise ValueError("a range that ends before it begins")
@@ -54,7 +55,7 @@ def require_few(ranges: Iterable[range]) -> None:
 
 
 def shallow(value: Any, depth: int = _MOST_DEPTH) -> Any:
-    """Anything that is nested so little that it can be encoded again, wherever that is done."""
+    """Returns the value; raises ValueError where it is nested too deeply to be encoded again."""
     if isinstance(value, (dict, list)):
         if not depth:
             raise ValueError("nested too deeply")

@@ -107,7 +107,7 @@ def codes_of(row: ApiRow) -> list[int]:
 
 
 def assert_same(row: ApiRow, answers: tuple[Any, Any]) -> None:
-    assert row.repeat_shows.startswith("same answer")
+    assert row.repeat_shows.startswith("same response")
     assert answers[0] == answers[1]
 
 

@@ -1,12 +1,12 @@
-"""What a lost answer means, one row for each case: what is done, why, and what a repeat shows on a broker.
+"""What a lost response means, one row for each case: what we do, why, and what a repeat shows on a broker.
 
 Laws (tests/brokers/test_repeated_requests.py sends the same bytes of every doubtful case twice):
-- A request is sent again only on the connection on which a later answer proved
-  that the broker is done with it: the first one cannot run after the second.
-- A repeat must be as if the request had taken effect once, at any time while
-  its caller waits, and its answer must not mislead the caller.
-- Where a repeat could undo a newer request, the row yields to newer ones: it is
-  handed up once one with a shared order key has been sent.
+- A request is sent again only on the connection on which a later response proved
+  that the broker is done with it: the first copy cannot run after the second.
+- A repeat must have the same effect as if the request had run once, at any time while
+  its caller waits, and its response must not mislead the caller.
+- Where a repeat could undo a newer request, the row yields to newer ones: the request
+  is handed up once a newer one that shares an order key has been sent.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Action(Enum):
     """What settles a lost request."""
 
     RESEND = "safe to send again"
-    SAME_BYTES = "same bytes only"  # the broker knows the repeat by producer id, epoch and sequence
+    SAME_BYTES = "same bytes only"  # the broker recognises the repeat by producer id, epoch and sequence
     HAND_UP = "hand up as retriable"  # the layer above decides
-    OUTCOME_UNKNOWN = "hand up as outcome unknown"  # may have been applied; said, never repeated
-    CLOSE = "close the connection"  # its own state is in doubt
+    OUTCOME_UNKNOWN = "hand up as outcome unknown"  # may have been applied; reported, never repeated
+    CLOSE = "close the connection"  # the connection's own state is in doubt
 
     @property
     def is_resend(self) -> bool:
@@ -32,11 +32,11 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ApiRow:
-    """What a lost answer means; `source` cites the KIP or the broker's file, `when` names the case of an API.
+    """What a lost response means; `source` cites the KIP or the broker's file, `when` names the case of an API.
 
-    `check` tells the caller how to find out what an unknown outcome was.  Of the
-    requests that share an order key and have `yields_to_newer`, only the newest
-    is ever sent again.
+    `check` tells the caller how to find out what an unknown outcome was.  Of the requests
+    that share an order key, and whose rows have `yields_to_newer`, only the newest is ever
+    sent again.
     """
 
     action: Action
@@ -51,28 +51,28 @@ class ApiRow:
 
 _SAFE, _UP, _UNKNOWN, _CLOSE = Action.RESEND, Action.HAND_UP, Action.OUTCOME_UNKNOWN, Action.CLOSE
 
-READ_ONLY = ApiRow(_SAFE, "read only", "KafkaApis.scala", "same answer", is_read=True)
-NOTHING_CHANGED = ApiRow(_SAFE, "validates only", "ControllerApis.scala", "same answer", "that only validates")
+READ_ONLY = ApiRow(_SAFE, "read only", "KafkaApis.scala", "same response", is_read=True)
+NOTHING_CHANGED = ApiRow(_SAFE, "validates only", "ControllerApis.scala", "same response", "that only validates")
 NOT_KNOWN = ApiRow(_UP, "not known to be safe to repeat below the caller", "the layer above knows", "not checked")
 
 PRODUCE_IDEMPOTENT = ApiRow(
     Action.SAME_BYTES,
-    "the broker knows a producer's last 5 batches of a partition",
+    "the broker remembers a producer's last 5 batches of a partition",
     "KIP-98; ProducerStateEntry.java",
     "same base offset; 45 OUT_OF_ORDER_SEQUENCE_NUMBER if older than 5 batches",
     "with a producer id",
 )
 PRODUCE_PLAIN = ApiRow(
     _UNKNOWN,
-    "a repeat appends the records again; a producer with `retries` above 0 gets it as retriable",
+    "a repeat appends the records again; a producer with `retries` above 0 gets a retriable error",
     "UnifiedLog.java",
     "another base offset",
     "without a producer id",
     check=(
-        "read the end of the log; use enable_idempotence=True, or `retries` above 0 if doubled records are acceptable"
+        "read the end of the log; use enable_idempotence=True, or `retries` above 0 if duplicate records are acceptable"
     ),
 )
-FETCH_ALONE = ApiRow(_SAFE, "read only", "FetchSession.scala", "same answer", "outside a session", is_read=True)
+FETCH_ALONE = ApiRow(_SAFE, "read only", "FetchSession.scala", "same response", "outside a session", is_read=True)
 FETCH_IN_SESSION = ApiRow(
     _UP,
     "its session epoch is used up: the consumer starts a new session",
@@ -83,9 +83,9 @@ FETCH_IN_SESSION = ApiRow(
 )
 METADATA_REFRESH = ApiRow(
     _SAFE,
-    "read only: the repeat is answered with what holds then",
+    "read only: the repeat returns the metadata of its own moment",
     "KafkaApis.scala, handleTopicMetadataRequest",
-    "same answer",
+    "same response",
     is_read=True,
 )
 
@@ -97,20 +97,20 @@ COMMIT = ApiRow(
     _SAFE,
     "writes the same offsets; after a newer commit it would rewind the group",
     "OffsetMetadataManager.java",
-    "same answer; 22, 25 after a rebalance",
+    "same response; 22, 25 after a rebalance",
     yields_to_newer=True,
 )
 COMMIT_DELETE = ApiRow(
     _UNKNOWN,
-    "the repeat may say that there was no such group, or delete a newer commit",
+    "the repeat may report that there is no such group, or delete a newer commit",
     "OffsetMetadataManager.java; GroupCoordinator.scala",
-    "same answer; 69 GROUP_ID_NOT_FOUND on Kafka 3 once nothing is left",
+    "same response; 69 GROUP_ID_NOT_FOUND on Kafka 3 once nothing is left",
     yields_to_newer=True,
     check="list_group_offsets() shows what is left",
 )
 JOIN_KNOWN = ApiRow(
     _SAFE,
-    "the member has its place already",
+    "the member is in the group already",
     _GROUP,
     "same generation; a leader that has synced gets the next one",
     "with a member id",
@@ -118,7 +118,7 @@ JOIN_KNOWN = ApiRow(
 )
 JOIN_STATIC = ApiRow(
     _SAFE,
-    "the instance takes its own place again, under another member id",
+    "the instance rejoins as itself, under another member id",
     "KIP-345; " + _GROUP,
     "another member id, the next generation",
     "of a static member without member id",
@@ -134,7 +134,7 @@ JOIN_NEW = ApiRow(
 )
 JOIN_GHOST = ApiRow(
     _UP,
-    "each one adds a member; the first stalls the next rebalance until it expires",
+    "each repeat adds a member; the first one stalls the next rebalance until it expires",
     "KIP-394; " + _GROUP,
     "another member id, after the rebalance timeout",
     "v0-3 without member id",
@@ -144,21 +144,21 @@ SYNC = ApiRow(
 )
 BEAT = ApiRow(
     _SAFE,
-    "says only that the member lives; after a newer JoinGroup it would be refused",
+    "says only that the member is alive; after a newer JoinGroup it would be refused",
     _GROUP,
-    "same answer; 22, 25, 27 after a rebalance",
+    "same response; 22, 25, 27 after a rebalance",
     yields_to_newer=True,
 )
 LEAVE = ApiRow(
     _SAFE,
-    "a member id is never given again",
+    "a member id is never reused",
     _GROUP,
     "25 UNKNOWN_MEMBER_ID for the member: it has left",
     yields_to_newer=True,
 )
 GROUP_DELETE = ApiRow(
     _UNKNOWN,
-    "the repeat would say that there was no such group, or delete a newer one",
+    "the repeat would report that there is no such group, or delete a newer one",
     "GroupMetadataManager.java",
     "69 GROUP_ID_NOT_FOUND",
     check="list_groups() shows whether the group is gone",
@@ -189,16 +189,16 @@ INIT_NEXT_EPOCH = ApiRow(
 )
 TXN_ADD = ApiRow(
     _SAFE,
-    "what is in the transaction stays in it; after EndTxn it would begin the next one",
+    "what is in the transaction stays in it; after EndTxn the repeat would begin the next one",
     _TXN,
-    "same answer",
+    "same response",
     yields_to_newer=True,
 )
 TXN_COMMIT = ApiRow(
     _SAFE,
-    "writes the same pending offsets; after EndTxn it would outlive its transaction",
+    "writes the same pending offsets; after EndTxn they would outlive their transaction",
     "KIP-447; OffsetMetadataManager.java",
-    "same answer",
+    "same response",
     yields_to_newer=True,
 )
 END_KNOWN = ApiRow(
@@ -212,17 +212,17 @@ END_KNOWN = ApiRow(
 )
 END_BLIND = ApiRow(
     _SAFE,
-    "the same outcome, as long as nothing newer was sent: later it would end the next transaction",
+    "the same outcome while nothing newer was sent: later it would end the next transaction",
     "KAFKA-17754; " + _TXN,
-    "same answer, 51 CONCURRENT_TRANSACTIONS until markers are written; 48 INVALID_TXN_STATE for the opposite outcome",
+    "same response, 51 CONCURRENT_TRANSACTIONS until markers are written; 48 INVALID_TXN_STATE for the opposite outcome",
     "v0-4",
     yields_to_newer=True,
 )
 MARKERS = ApiRow(
     _UNKNOWN,
-    "nothing recognises a marker: each one is appended",
+    "the broker does not recognise a repeated marker: it appends each one",
     "KafkaApis.scala, handleWriteTxnMarkersRequest",
-    "same answer, and one more marker in the log",
+    "same response, and one more marker in the log",
     check="describe_producers() shows whether the transaction is still open",
 )
 
@@ -232,24 +232,24 @@ _TOPICS = "ReplicationControlManager.java"
 
 TOPIC_CREATE = ApiRow(
     _UNKNOWN,
-    "the repeat would say that somebody else's topic is there",
+    "the repeat would report somebody else's topic",
     _TOPICS,
     "36 TOPIC_ALREADY_EXISTS",
-    check="describe_topics() shows whether the topic is there",
+    check="describe_topics() shows whether the topic exists",
 )
 TOPIC_DELETE_BY_ID = ApiRow(
-    _SAFE, "an id is never given again", "KIP-516; " + _TOPICS, "100 UNKNOWN_TOPIC_ID: it is gone", "by id"
+    _SAFE, "a topic id is never reused", "KIP-516; " + _TOPICS, "100 UNKNOWN_TOPIC_ID: it is gone", "by id"
 )
 TOPIC_DELETE_BY_NAME = ApiRow(
     _UNKNOWN,
-    "the repeat would say that there was no such topic, or delete a newer one",
+    "the repeat would report that there is no such topic, or delete a newer one",
     _TOPICS,
     "3 UNKNOWN_TOPIC_OR_PARTITION",
     "by name",
     check="describe_topics() shows whether the topic is gone",
 )
 RECORDS_DELETE_TO_OFFSET = ApiRow(
-    _SAFE, "the log start only moves forward", "KIP-107; ReplicaManager.scala", "same answer", "up to an offset"
+    _SAFE, "the log start only moves forward", "KIP-107; ReplicaManager.scala", "same response", "up to an offset"
 )
 RECORDS_DELETE_TO_END = ApiRow(
     _UNKNOWN,
@@ -261,7 +261,7 @@ RECORDS_DELETE_TO_END = ApiRow(
 )
 PARTITIONS_CREATE = ApiRow(
     _UNKNOWN,
-    "the repeat would say that the partitions were there before",
+    "the repeat would report that the partitions already exist",
     _TOPICS,
     "37 INVALID_PARTITIONS",
     check="describe_topics() shows how many partitions there are",
@@ -270,18 +270,18 @@ REASSIGN = ApiRow(
     _SAFE,
     "sets the same replicas; it would undo a newer reassignment",
     "KIP-455; " + _TOPICS,
-    "same answer",
+    "same response",
     "that sets replicas",
     yields_to_newer=True,
 )
 REASSIGN_CANCEL = ApiRow(
     _UNKNOWN,
-    "the repeat would say that there was nothing to cancel, or cancel a newer one",
+    "the repeat would report that there was nothing to cancel, or cancel a newer one",
     "KIP-455; " + _TOPICS,
     "85 NO_REASSIGNMENT_IN_PROGRESS",
     "that cancels",
     yields_to_newer=True,
-    check="list_partition_reassignments() shows whether it goes on",
+    check="list_partition_reassignments() shows whether it is still in progress",
 )
 ELECT_PREFERRED = ApiRow(
     _SAFE, "the preferred leader leads", "KIP-460; " + _TOPICS, "84 ELECTION_NOT_NEEDED: it is done", "preferred"
@@ -295,27 +295,27 @@ ELECT_UNCLEAN = ApiRow(
     check="describe_topics() shows who leads",
 )
 LOG_DIRS_ALTER = ApiRow(
-    _SAFE, "the same directory; it would undo a newer move", "KIP-113", "same answer", yields_to_newer=True
+    _SAFE, "the same directory; it would undo a newer move", "KIP-113", "same response", yields_to_newer=True
 )
 CONFIGS_ALTER = ApiRow(
     _SAFE,
-    "sets the same values, and appends what is not in a list yet; it would undo a newer change",
+    "sets the same values, and appends to a list only what it lacks; it would undo a newer change",
     "KIP-339; ConfigurationControlManager.java",
-    "same answer",
+    "same response",
     yields_to_newer=True,
 )
 ACLS_CREATE = ApiRow(
     _SAFE,
     "an ACL exists once; it would undo a newer delete",
     "AclControlManager.java",
-    "same answer",
+    "same response",
     yields_to_newer=True,
 )
 ACLS_DELETE = ApiRow(
     _UNKNOWN,
-    "the repeat would say that nothing matched",
+    "the repeat would report that nothing matched",
     "AclControlManager.java",
-    "same answer, but no matching ACLs",
+    "same response, but no matching ACLs",
     yields_to_newer=True,
     check="describe_acls() with the same filter shows what is left",
 )
@@ -323,38 +323,40 @@ SCRAM_UPSERT = ApiRow(
     _SAFE,
     "sets the same credentials; it would undo a newer change",
     "KIP-554; ScramControlManager.java",
-    "same answer",
+    "same response",
     "that only upserts",
     yields_to_newer=True,
 )
 SCRAM_DELETE = ApiRow(
     _UNKNOWN,
-    "the repeat would say that there was no such credential",
+    "the repeat would report that there is no such credential",
     "KIP-554; ScramControlManager.java",
     "91 RESOURCE_NOT_FOUND",
     "that deletes",
     yields_to_newer=True,
-    check="describe_user_scram_credentials() shows what is there",
+    check="describe_user_scram_credentials() shows which credentials exist",
 )
 QUOTAS_ALTER = ApiRow(
     _SAFE,
     "sets the same values; it would undo a newer change",
     "KIP-546; ClientQuotaControlManager.java",
-    "same answer",
+    "same response",
     yields_to_newer=True,
 )
 FEATURES_UPDATE = ApiRow(
     _SAFE,
     "sets the same levels; it would undo a newer change",
     "KIP-584; FeatureControlManager.java",
-    "same answer",
+    "same response",
     yields_to_newer=True,
 )
 
 AUTHENTICATION = ApiRow(
     _CLOSE,
-    "stateful: a new connection starts it anew",
+    "stateful: a new connection authenticates from the start",
     "KIP-43, KIP-152; SaslServerAuthenticator.java (not checked)",
     "34 ILLEGAL_SASL_STATE",
 )
-FIRST_REQUEST = ApiRow(_CLOSE, "the first on a connection: nothing else is known yet", "KIP-35, KIP-511", "same answer")
+FIRST_REQUEST = ApiRow(
+    _CLOSE, "the first on a connection: nothing else is known yet", "KIP-35, KIP-511", "same response"
+)

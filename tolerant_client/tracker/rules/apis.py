@@ -1,8 +1,8 @@
-"""Kafka's APIs and their rows: what is done when the answer to a request is lost (T3).
+"""Kafka's APIs and their rows: what happens when the response to a request is lost (T3).
 
-A request on which its row depends brings it along (`row`, requests.py) or says
-`resend_safe`; otherwise the API's last row counts, which assumes least.  A new
-API gets its key and its line here, and a row in api_rows.py.
+Where the row depends on the request, the request provides it (`row`, requests.py) or sets
+`resend_safe`; otherwise the API's last row applies, which assumes least.  A new API gets
+its key and its line here, and a row in api_rows.py.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ DESCRIBE_USER_SCRAM_CREDENTIALS, ALTER_USER_SCRAM_CREDENTIALS = 50, 51
 DESCRIBE_QUORUM, UPDATE_FEATURES, DESCRIBE_CLUSTER, DESCRIBE_PRODUCERS = 55, 57, 60, 61
 DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS, LIST_CONFIG_RESOURCES, DESCRIBE_TOPIC_PARTITIONS = 65, 66, 74, 75
 
-SETUP = frozenset({API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE})  # what makes a connection ready
+SETUP = frozenset({API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE})  # the requests that make a connection ready
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """An API's name and its rows; of several the last one assumes least about the request."""
+    """An API's name and its rows; of several, the last one assumes least about the request."""
 
     name: str
     rows: tuple[ApiRow, ...]
@@ -103,16 +103,16 @@ APIS: dict[int, Api] = {
 _DEFAULTS = RecoveryPolicy()
 
 _NOTES = (
-    "Requests are sent again only on the connection on which a later answer proves that the broker is done with them;",
-    "one that ends hands up all of its requests, those with an unknown outcome as such. `*` Handed up as retriable",
-    "where a newer request of the same group, transaction or resource has been sent.",
+    "A request is sent again only on the connection on which a later response proves that the broker is done with it.",
+    "When a connection ends, all of its requests are handed up, those with an unknown outcome as such. `*` Handed up",
+    "as retriable where a newer request of the same group, transaction or resource has been sent.",
 )
 
 
 class Request(ABC):
-    """All that the tracker reads of a request; what it does not say itself assumes least.
+    """All that the tracker reads of a request; the defaults assume least.
 
-    `expected_ms` is how long a broker may take of its own will (a long poll).
+    `expected_ms` is how long a broker may hold the request by design (a long poll).
     """
 
     __slots__ = ()
@@ -122,12 +122,12 @@ class Request(ABC):
     name: str
     expected_ms: float
 
-    is_raw = False  # neither its frame nor that of its response has a correlation id
-    resend_safe: bool | None = None  # what chooses among the rows of its API, where the request itself has no row
+    is_raw = False  # True: neither its frame nor its response's has a correlation id
+    resend_safe: bool | None = None  # chooses among its API's rows where the request has no row of its own
 
     @property
     def order_keys(self) -> tuple[Any, ...]:
-        """What it shares with requests that it must not overtake."""
+        """What it shares with other requests that it must not overtake."""
         return ()
 
     @property
@@ -137,7 +137,7 @@ class Request(ABC):
 
     @property
     def row(self) -> ApiRow:
-        """What a lost response means; of an unknown API it is handed up as retriable."""
+        """What a lost response means; a request of an unknown API is handed up as retriable."""
         if self.resend_safe is None or self.API_KEY not in APIS:
             return row_of_api(self.API_KEY)
         fitting = [row for row in APIS[self.API_KEY].rows if row.action.is_resend is self.resend_safe]
@@ -157,14 +157,14 @@ class Request(ABC):
 
     @abstractmethod
     def decode_response(self, body: memoryview) -> Any:
-        """Raises anything where a body is not whole, OtherSubject where it speaks of something else."""
+        """Raises any error where the body is not whole, OtherSubject where it names something else."""
 
     def is_out_of_turn(self, response: Any) -> bool:
-        """Whether a response says that the request before it, lost and sent again since, had not been seen."""
+        """Whether the broker says that it had not seen the request before it, which was lost and sent again."""
         return False
 
     def is_unmistakable(self, response: Any) -> bool:
-        """Whether no short response to something else decodes as this one."""
+        """Whether no short response to another request decodes as this one."""
         return True
 
 
@@ -175,12 +175,12 @@ def row_of_api(api_key: int) -> ApiRow:
 
 
 def is_settled_by_silence(request: Request) -> bool:
-    """Whether a probe's response alone settles `request`: a read, or what its owner may send again at any time."""
+    """Whether a probe's response alone settles `request`: a read, or one that its owner may send again at any time."""
     return request.row.is_read or request.is_repeated_above
 
 
 def action_for(request: Request, policy: RecoveryPolicy = _DEFAULTS) -> Action:
-    """What settles `request` when its answer is lost."""
+    """What settles `request` when its response is lost."""
     row = request.row
     if row is rows.PRODUCE_PLAIN and request.resend_safe is not False:
         if policy.resend_plain_produce:
@@ -196,7 +196,7 @@ def as_markdown() -> str:
     for api in APIS.values():
         for row in api.rows:
             names.setdefault(row, []).append(api.name)
-    lines = ["| request | its answer is lost | why | a repeat shows | source |", "|---|---|---|---|---|"]
+    lines = ["| request | its response is lost | why | a repeat shows | source |", "|---|---|---|---|---|"]
     for row, apis in names.items():
         action = row.action.value + ("*" if row.yields_to_newer and row.action.is_resend else "")
         request = f"{', '.join(apis)} {row.when}".rstrip()
@@ -205,10 +205,10 @@ def as_markdown() -> str:
 
 
 class OtherSubject(ValueError):
-    """An answer that decodes but speaks of something else than its request.
+    """A response that decodes but names something else than its request.
 
-    `response` is what it says, None where no caller could act upon it; `names`
-    is what it speaks of, by which a repeat's answer is known to say the same.
+    `response` is the decoded response, or None where no caller could act on it.
+    `names` is what it names: a repeat whose response names the same confirms it.
     """
 
     def __init__(self, message: str, response: Any, names: Any) -> None:

@@ -1,15 +1,15 @@
-"""Whether an answer speaks of what its request asked for.
+"""Checks whether a response names what its request asked for.
 
-An answer under our correlation id may decode and still be another request's.
-Where an API's answer names its subjects (topics, partitions, groups,
+A response under our correlation id may decode and still belong to another request.
+Where an API's response names its subjects (topics, partitions, groups,
 resources, users...), they are compared with those of the request.
 
 Laws:
-- A legitimate answer is never refused: where either names something by null or
-  an empty string (a topic known by its id), or asks for everything, nothing is
-  compared; an answer with an error of its own may leave subjects out.
-- What was asked for once is answered once: a bit that turns one name into its
-  neighbour's would have one partition taken for another.
+- A legitimate response is never refused.  Nothing is compared where either side has
+  a null or empty name (a topic known by its id), or where the request asks for
+  everything; a response with an error of its own may leave subjects out.
+- What was asked for once may be named once only: otherwise one flipped bit, which
+  turns a name into its neighbour's, would pass one partition off as another.
 - Produce and Fetch are not here: requests.py compares their partitions faster.
 """
 
@@ -31,12 +31,12 @@ _NEWEST = 0x7FFF
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """What a request and its answer name, from version `since` up to `until` (kafka-python fills old and new fields).
+    """What a request and its response name, in versions `since` to `until` (kafka-python fills old and new fields).
 
-    `is_whole`: an answer without an error names all that was asked for; otherwise
-    a part will do, and asking for nothing asks for everything.  `failed` reads the
-    beginnings of names that an error in the answer excuses from being there.
-    `may_repeat`: one subject may have several answers.
+    `is_whole`: a response without an error names all that was asked for; otherwise
+    a part is enough, and asking for nothing asks for everything.  `failed` reads the
+    prefixes of names that may be missing because of an error in the response.
+    `may_repeat`: the response may name one subject several times.
     """
 
     asked: _Read
@@ -48,7 +48,7 @@ class Subjects:
     may_repeat: bool = False
 
     def fit(self, request: Any, response: Any) -> bool:
-        """False when the answer names what the request did not, or more often, or leaves out what it did."""
+        """False when the response names what the request did not, names it more often, or leaves out what it did."""
         asked = self.asked(request)
         if asked is None or not (asked or self.is_whole) or _is_anonymous(asked):
             return True
@@ -68,8 +68,8 @@ class Subjects:
 def _named(*paths: str) -> _Read:
     """Reads the names along each path: lists with the fields that name their items, as in "topics.name partitions.*".
 
-    `*` is an item that is itself the name, `-` a field before or between that
-    names nothing (it has its place in a tuple).
+    `*` is an item that is itself the name; `-` skips a field that names nothing
+    but has its position in a tuple.
     """
     levels = [[level.split(".") for level in path.split()] for path in paths]
 
@@ -78,14 +78,14 @@ def _named(*paths: str) -> _Read:
         try:
             is_everything = not all([_collect(getattr(message, path[0][0]), path, (), names) for path in levels])
         except (AttributeError, IndexError, TypeError):
-            return None  # a shape that kafka-python's encoder may take, but none that we can read
+            return None  # kafka-python's encoder may take this shape, but we cannot read it
         return None if is_everything else names
 
     return read
 
 
 def _same(*paths: str, is_whole: bool = True, since: int = 0, until: int = _NEWEST) -> Subjects:
-    """For an answer that names its subjects as the request does."""
+    """For an API whose response names its subjects as the request does."""
     return Subjects(_named(*paths), _named(*paths), is_whole, since, until)
 
 
@@ -112,7 +112,7 @@ def _collect(items: Any, path: list[list[str]], prefix: tuple[Any, ...], names: 
 
 
 def _as_text(names: Names) -> Names:
-    """Numbers as text: kafka-python takes both where names belong (a broker's resource name)."""
+    """Numbers as text: kafka-python takes either as a name (a broker's resource name)."""
     return Counter(tuple(str(part) if isinstance(part, int) else part for part in name) for name in names.elements())
 
 
@@ -128,12 +128,12 @@ def part(thing: Any, field: str, place: int) -> Any:
 
 
 def _count(field: str) -> _Read:
-    """Reads how many there are, for answers that come in the request's order and name nothing."""
+    """Reads how many there are, for responses that keep the request's order and name nothing."""
     return lambda message: Counter([(len(getattr(message, field)),)])
 
 
 def _scalar(field: str) -> _Read:
-    """Reads one field; empty and null name nothing."""
+    """Reads one field; an empty or null value names nothing."""
 
     def read(message: Any) -> Names:
         value = getattr(message, field)
@@ -248,7 +248,7 @@ SUBJECTS: dict[int, tuple[Subjects, ...]] = {
 
 
 def speaks_of(api_key: int, version: int, request: Any, response: Any) -> bool:
-    """True when the answer may be this request's, as far as their names tell."""
+    """True when the response may belong to this request, as far as their names tell."""
     for subjects in SUBJECTS.get(api_key, ()):
         if subjects.since <= version <= subjects.until and not subjects.fit(request, response):
             return False
@@ -256,7 +256,7 @@ def speaks_of(api_key: int, version: int, request: Any, response: Any) -> bool:
 
 
 def spoken_of(api_key: int, version: int, response: Any) -> Names:
-    """What an answer names, as far as it could be a request's; empty where it names nothing."""
+    """What a response names, as far as a request could ask for it; empty where it names nothing."""
     named: Names = Counter()
     for subjects in SUBJECTS.get(api_key, ()):
         if subjects.since <= version <= subjects.until:
@@ -265,7 +265,7 @@ def spoken_of(api_key: int, version: int, response: Any) -> Names:
 
 
 def asked_for(api_key: int, request: Any) -> set[Name]:
-    """What a request names, as far as an answer could name it; empty where it asks for anything."""
+    """What a request names, as far as a response could name it; empty where it asks for everything."""
     named: set[Name] = set()
     for subjects in SUBJECTS.get(api_key, ()):
         named |= (subjects.asked(request) or Counter()).keys()

@@ -1,4 +1,4 @@
-"""What is read from a request itself: its row, what it may not overtake, how long a broker may rightly wait.
+"""Reads three facts from a request: its row, what it may not overtake, and how long a broker may hold it.
 
 Laws:
 - A row that depends on the request is chosen by its fields: a producer id in the
@@ -35,25 +35,25 @@ _LEADER_ASSIGNS_MS = 3_000.0  # a follower's SyncGroup waits for the leader's
 
 
 def row_of(api_key: int, request: Any) -> ApiRow:
-    """What a lost answer to one of kafka-python's requests means."""
+    """What a lost response to one of kafka-python's requests means."""
     choose = _CHOOSE_ROW.get(api_key)
     return apis.row_of_api(api_key) if choose is None else choose(request)
 
 
 def order_keys(api_key: int, request: Any) -> tuple[Any, ...]:
-    """What a request shares with others that it must not overtake; empty where nothing."""
+    """What a request shares with others that it must not overtake; empty where there is nothing."""
     find = _ORDER_KEYS.get(api_key)
     return () if find is None else find(request)
 
 
 def expected_ms(api_key: int, request: Any) -> float:
-    """How long a broker may rightly wait before it answers, in ms; 0.0 where it answers at once."""
+    """How long a broker may hold the request before it responds, in ms; 0.0 where it responds at once."""
     wait = _EXPECTED_MS.get(api_key)
     return 0.0 if wait is None else wait(request)
 
 
 def partitions_of(topics: Any, topic: str, partitions: str, index: str) -> set[tuple[str, int]]:
-    """Topic and partition numbers of Produce and Fetch, faster than identity.py reads names."""
+    """(topic, partition) pairs of Produce and Fetch, read faster than identity.py reads names."""
     if isinstance(next(iter(topics), None), tuple):
         return {(t[0], part(p, index, 0)) for t in topics for p in t[1]}
     return {(getattr(t, topic), part(p, index, 0)) for t in topics for p in getattr(t, partitions)}
@@ -182,15 +182,15 @@ _ORDER_KEYS: dict[int, Callable[[Any], tuple[Any, ...]]] = {
     apis.UPDATE_FEATURES: _settings("feature"),
 }
 
-# -- how long a broker may rightly wait ---------------------------------------
+# -- how long a broker may hold a request -------------------------------------
 
 
 def _at_most(request: Any) -> float:
     return max(0.0, float(request.timeout_ms))
 
 
-# Produce has a timeout too, but a broker does not wait by design there: its
-# answers are what round trips are measured by.
+# Produce has a timeout too, but a broker does not hold it by design: round trips
+# are measured by its responses.
 _EXPECTED_MS: dict[int, Callable[[Any], float]] = {
     apis.FETCH: lambda r: float(r.max_wait_ms),
     apis.JOIN_GROUP: lambda r: float(max(r.session_timeout_ms, r.rebalance_timeout_ms)),

@@ -1,10 +1,10 @@
-"""kafka-python's requests, through the interface that the tracker knows (apis.Request).
+"""Adapts kafka-python's requests to the interface that the tracker knows (apis.Request).
 
 Laws:
 - A request is encoded once; a resend patches its correlation id in a copy of
   the first twelve bytes and shares all others.
-- An answer must consume its body exactly.  One that names something else than
-  its request is told apart (identity.py, apis.OtherSubject): the tracker judges it.
+- Decoding a response must consume its body exactly.  A response that names something else
+  than its request raises OtherSubject (identity.py, apis.py), and the tracker decides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ID_AT = 8  # length, api_key, api_version, correlation_id (RequestHeader.json)
 _ID_END = 12
 _LAST_FETCH_BY_NAME = 12  # later versions name topics by id (KIP-516)
 _OUT_OF_ORDER_SEQUENCE = 45
-_SMALL = 4096  # bytes of a body that are copied to decode it
+_SMALL = 4096  # bytes; a smaller body is copied to decode it
 _LARGEST_ERROR_CODE = 255  # Errors.java has 134 codes (Kafka 4.2) and gets some five a year
 
 _Decode = Callable[[memoryview, int], tuple[Any, int]]
@@ -35,7 +35,7 @@ _names: dict[type, str] = {}
 
 
 def with_correlation_id(buffers: list[Buffer], correlation_id: int) -> list[Buffer]:
-    """The same frame under another correlation id; everything behind it is shared."""
+    """The same frame under another correlation id; all bytes after the id are shared."""
     first = memoryview(buffers[0])
     prefix = bytearray(first[:_ID_END])
     struct.pack_into(">i", prefix, _ID_AT, correlation_id)
@@ -89,11 +89,11 @@ class KafkaRequest(Request):
             # A broker that does not know the version answers in version 0 (KIP-511).
             key = self.API_KEY, 0
         decode = _decoders.get(key) or _compile(self._request.header, key)
-        # kafka-python cuts a tagged field that runs over the end: behind one more byte it ends too late.
+        # kafka-python truncates a tagged field that runs past the end; one more byte makes it end past len(body).
         whole = memoryview(bytes(body) + b"\0") if len(body) < _SMALL else body
         response, end = decode(whole, 0)
         if end != len(body):
-            raise ValueError(f"{self.name} answer has {len(body)} bytes, its fields {end}")
+            raise ValueError(f"{self.name} response has {len(body)} bytes, its fields {end}")
         self._check_identity(response)
         return response
 
@@ -104,11 +104,11 @@ class KafkaRequest(Request):
         return _OUT_OF_ORDER_SEQUENCE in _codes(response)
 
     def is_unmistakable(self, response: Any) -> bool:
-        """A broker names itself at least; a Metadata response without brokers is as short as many others."""
+        """A broker names at least itself; a Metadata response without brokers is as short as many others."""
         return self.API_KEY != apis.METADATA or bool(response.brokers)
 
     def _check_identity(self, response: Any) -> None:
-        """An answer that decodes may still be another request's: it must speak of what was asked for."""
+        """A response that decodes may still belong to another request: it must name what this one asked for."""
         request = self._request
         meant: Any = response
         if self.API_KEY == apis.PRODUCE:
@@ -116,9 +116,9 @@ class KafkaRequest(Request):
             codes = _codes(response)
             speaks = names == set(self.order_keys) and len(codes) == len(names)
             if not all(-1 <= code <= _LARGEST_ERROR_CODE for code in codes):
-                # For good: kafka-python fails a batch, and all later ones, on a code it does not know.
-                raise ValueError(f"{self.name} answer has an error code that no Kafka has")
-            # kafka-python fails with a KeyError on a partition of nobody, and a batch that is not named waits on:
+                # On a code that it does not know, kafka-python would fail this batch and all later ones for good.
+                raise ValueError(f"{self.name} response has an error code that no Kafka has")
+            # kafka-python raises KeyError for a partition it did not send, and a batch that is not named waits on:
             meant = None
         elif self.API_KEY != apis.FETCH:
             speaks = speaks_of(self.API_KEY, self.API_VERSION, request, response)
@@ -130,10 +130,10 @@ class KafkaRequest(Request):
                 None  # one subject under another one's name: its records or offset would move the other one's position
             )
         if not speaks:
-            raise OtherSubject(f"{self.name} answer speaks of something else than its request", meant, names)
+            raise OtherSubject(f"{self.name} response names something else than its request", meant, names)
 
     def _fetched(self, response: Any) -> tuple[bool, Names]:
-        """Whether it is of what was asked for; what is named twice is a partition under another one's name."""
+        """Whether it names what was asked for; a partition named twice is another one under its name."""
         request = self._request
         is_incremental = self.row is FETCH_IN_SESSION and request.session_epoch != 0
         if is_incremental and response.session_id not in (request.session_id, 0):
@@ -149,12 +149,12 @@ class KafkaRequest(Request):
 
 
 def _codes(response: Any) -> list[int]:
-    """The error codes of a Produce answer."""
+    """The error codes of a Produce response."""
     return [part.error_code for topic in response.responses for part in topic.partition_responses]
 
 
 class SaslToken(Request):
-    """A raw SASL token (SaslHandshake version 0): no header, no correlation id, either way."""
+    """A raw SASL token (SaslHandshake version 0): neither it nor its response has a header or a correlation id."""
 
     __slots__ = ("_request",)
 
@@ -171,7 +171,7 @@ class SaslToken(Request):
         return True
 
     def frame_buffers(self, correlation_id: int, client_id: str) -> list[Buffer]:
-        """The token behind its length."""
+        """The token after its length."""
         self._request.with_header(correlation_id=correlation_id)
         return [self._request.encode(framed=True, header=True)]
 
@@ -181,7 +181,7 @@ class SaslToken(Request):
 
 
 def adapt(request: Any) -> Request:
-    """Any request as the tracker wants it; cluster/cluster.py's own pass through."""
+    """Any request as the tracker wants it; cluster/cluster.py's own requests are returned as they are."""
     if isinstance(request, Request):
         return request
     if not hasattr(request, "API_KEY"):
@@ -190,7 +190,7 @@ def adapt(request: Any) -> Request:
 
 
 def _compile(header: Any, key: tuple[int, int]) -> _Decode:
-    """kafka-python's compiled decoder for an answer, behind its header's tagged fields (KIP-482)."""
+    """kafka-python's compiled decoder for a response, which starts after its header's tagged fields (KIP-482)."""
     response_class = header.get_response_class()
     _, version = key
     is_flexible = response_class.flexible_version_q(version)
@@ -198,7 +198,7 @@ def _compile(header: Any, key: tuple[int, int]) -> _Decode:
         version, compact=is_flexible, tagged=is_flexible, data_class=response_class[None]
     )
     decode = decode_body
-    if is_flexible and key[0] != apis.API_VERSIONS:  # its answer's header never has tagged fields (KIP-511)
+    if is_flexible and key[0] != apis.API_VERSIONS:  # its response's header never has tagged fields (KIP-511)
 
         def decode(body: memoryview, at: int) -> tuple[Any, int]:
             return decode_body(body, skip_tags(body, at))

@@ -468,7 +468,7 @@ def test_answer_that_speaks_of_something_else_is_refused_and_no_other(
     for values in own:
         assert adapted.decode_response(answer(api, version, **values)) is not None
     for values in foreign:
-        with pytest.raises(ValueError, match=f"{api} answer speaks of something else"):
+        with pytest.raises(ValueError, match=f"{api} response names something else"):
             adapted.decode_response(answer(api, version, **values))
 
 
@@ -525,7 +525,7 @@ def test_requests_are_read_in_every_shape_that_kafka_python_takes(
     adapted.frame_buffers(1, "test")
     assert adapted.decode_response(answer(api, version, **own)) is not None
     if foreign is not None:
-        with pytest.raises(ValueError, match=f"{api} answer speaks of something else"):
+        with pytest.raises(ValueError, match=f"{api} response names something else"):
             adapted.decode_response(answer(api, version, **foreign))
 
 
@@ -614,7 +614,7 @@ def test_answer_that_speaks_of_one_thing_twice_and_not_of_another_is_refused(
 ) -> None:
     adapted = asked(api, version, **request_)
     adapted.frame_buffers(1, "test")
-    with pytest.raises(ValueError, match=f"{api} answer speaks of something else"):
+    with pytest.raises(ValueError, match=f"{api} response names something else"):
         adapted.decode_response(answer(api, version, **twice))
 
 

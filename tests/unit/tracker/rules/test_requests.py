@@ -25,7 +25,7 @@ def test_produce_answer_names_exactly_what_was_produced() -> None:
     request.frame_buffers(1, "test")
     assert request.decode_response(answer("Produce", 9, responses=produced("b", "a"))) is not None
     for topics in (["a"], ["a", "c"], [], ["a", "b", "c"], ["a", "a"], ["a", "b", "a"]):
-        with pytest.raises(OtherSubject, match="Produce answer speaks of something else") as raised:
+        with pytest.raises(OtherSubject, match="Produce response names something else") as raised:
             request.decode_response(answer("Produce", 9, responses=produced(*topics)))
         assert raised.value.names == {(topic, 0) for topic in topics}
         assert raised.value.response is None, "kafka-python leaves a batch in flight that is not named"
@@ -44,7 +44,7 @@ def test_answer_to_a_full_fetch_names_some_of_its_partitions(epoch: int) -> None
     for own in (fetched(9, 0, 1), fetched(0, 1), fetched(0)):
         assert request.decode_response(own) is not None
     for foreign in (fetched(0, 2), fetched(0, 0, topic="b")):
-        with pytest.raises(ValueError, match="Fetch answer speaks of something else"):
+        with pytest.raises(ValueError, match="Fetch response names something else"):
             request.decode_response(foreign)
 
 
@@ -54,7 +54,7 @@ def test_answer_to_a_fetch_in_a_session_is_of_that_session_or_of_none() -> None:
     # The session holds partitions that this request does not name.
     for own in (fetched(9, 5), fetched(9), fetched(0, error_code=71), fetched(0, 0)):
         assert request.decode_response(own) is not None
-    with pytest.raises(ValueError, match="Fetch answer speaks of something else"):
+    with pytest.raises(ValueError, match="Fetch response names something else"):
         request.decode_response(fetched(8, 0))
 
 
@@ -63,7 +63,7 @@ def test_answer_to_a_fetch_names_a_partition_once(session_id: int, epoch: int) -
     request = fetch(11, session_id, epoch)
     request.frame_buffers(1, "test")
     assert request.decode_response(fetched(session_id, 0, 1)) is not None
-    with pytest.raises(OtherSubject, match="Fetch answer speaks of something else") as raised:
+    with pytest.raises(OtherSubject, match="Fetch response names something else") as raised:
         request.decode_response(fetched(session_id, 0, 0))
     assert raised.value.response is None, "one partition's records would move another one's position"
 
@@ -87,7 +87,7 @@ def test_answer_with_a_byte_left_over_is_refused(api: str, version: int) -> None
     request.frame_buffers(1, "test")
     body = bytes(answer(api, version))
     assert request.decode_response(memoryview(body)) is not None
-    with pytest.raises(ValueError, match=f"{api} answer has {len(body) + 1} bytes, its fields {len(body)}"):
+    with pytest.raises(ValueError, match=f"{api} response has {len(body) + 1} bytes, its fields {len(body)}"):
         request.decode_response(memoryview(body + b"\0"))
 
 
