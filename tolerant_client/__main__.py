@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _run_script(path: str) -> None:
-    """Runs a file as `python path` does; unlike with runpy its `__main__` outlives it, for threads and atexit functions."""
+    """Runs a file as `python path` does; its `__main__` outlives it (runpy's does not), for threads and exits."""
     if not getattr(sys.flags, "safe_path", False):
         # `python -m` puts the working directory there, `python script` the script's directory.
         sys.path[0] = os.path.dirname(os.path.realpath(path))

@@ -1,14 +1,14 @@
-"""A request that any broker may answer is put to another one while the first is silent.
+"""Sends a request that any broker can response to another broker while the first one is silent.
 
-A broker that is frozen (SIGSTOP, a long garbage collection, a host that is gone) keeps its connections, and
-kafka-python waits there for request_timeout_ms; what is asked of any broker is asked for everybody: no send to a
-new topic, no poll and no lookup gets on without metadata.
+A frozen broker (SIGSTOP, a long garbage collection, a lost host) keeps its connections, and kafka-python waits there
+for request_timeout_ms.  These requests hold up everybody: no send to a new topic, no poll and no lookup proceeds
+without metadata.
 
 Laws:
-- Only what changes nothing and every broker answers alike is asked twice.
-- The first answer counts; a failure counts once nobody is left who may still answer.
-- The next broker is asked when the connection of the last one is doubtful, or after a second, then two, then four.
-- All of it ends at the deadline that the request had at the first broker.
+- Only a request that changes nothing, and that every broker answers alike, is sent twice.
+- The first response counts; a failure counts once no broker is left that may still respond.
+- The next broker is asked when the connection to the last one is doubtful, or after a second, then two, then four.
+- All attempts end at the deadline that the request had at the first broker.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from tolerant_client.tracker.rules.api_rows import READ_ONLY
 from tolerant_client.tracker.rules.apis import APIS, FIND_COORDINATOR, INIT_PRODUCER_ID, METADATA
 
 _LOOK_EVERY = 0.1  # seconds
-_PATIENCE = 1.0  # seconds; then twice as long for each one more
+_PATIENCE = 1.0  # seconds; doubles for each further broker
 
 
 def is_for_any_broker(request: Any, node_id: Any) -> bool:
-    """Whether another broker's answer is as good: of lookups, and of what only reads and names no broker."""
+    """Whether another broker's response is as good: for lookups, new producer ids, and reads that name no broker."""
     key = getattr(request, "API_KEY", None)
     if key in (METADATA, FIND_COORDINATOR):
-        return True  # kafka-python names the broker that it has just drawn
+        return True  # kafka-python names a broker, but has just chosen it itself
     if key == INIT_PRODUCER_ID:
         return request.transactional_id is None
     return node_id is None and key in APIS and APIS[key].rows == (READ_ONLY,)
 
 
 class AnyBroker:
-    """One request, and the brokers that it was put to; on the event loop of `manager`.
+    """One request and the brokers that it was sent to; on the event loop of `manager`.
 
-    `future` has the answer.
+    `future` ends with the response.
     """
 
     def __init__(self, manager: Any, request: Any, timeout_ms: float) -> None:
         self.future = Future()
         self._manager = manager
-        self._unsent = copy.copy(request)  # sending gives a request the version of its broker
+        self._unsent = copy.copy(request)  # sending sets a request's version to its broker's
         self._deadline = time.monotonic() + timeout_ms / 1000
         self._asked: list[Any] = []
         self._waiting = 0
         self._patience = _PATIENCE
         self._patience_ends = 0.0
 
-    def ask(self, node_id: Any, answer: Any) -> None:
-        """Notes that `node_id` has been asked: `answer` is the future of it."""
+    def ask(self, node_id: Any, response: Any) -> None:
+        """Notes that `node_id` has been asked; `response` is the future of its response."""
         self._asked.append(node_id)
         self._waiting += 1
         self._patience_ends = time.monotonic() + self._patience
         self._patience *= 2
-        answer.add_callback(self._answered)
-        answer.add_errback(self._failed)
+        response.add_callback(self._answered)
+        response.add_errback(self._failed)
         if not self.future.is_done:
             self._manager._net.call_later(_LOOK_EVERY, self._look)
 

@@ -1,7 +1,7 @@
 """Recovery counters in kafka-python's own metrics: `client.metrics()["tolerant-client-metrics"]`.
 
 Laws:
-- RecoveryCounters is the one store; a metric reads it when it is asked.
+- RecoveryCounters is the only store; a metric reads it on demand.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from tolerant_client.tracker.events import RecoveryCounters
 GROUP = "tolerant-client-metrics"
 
 TOTALS = {
-    "completed": "Requests whose answer arrived.",
-    "reordered": "Answers that came after a later one, in time.",
-    "lost": "Requests whose answer did not come.",
-    "requeued": "Requests sent again after their answer was lost.",
-    "failed": "Requests that ended without an answer.",
-    "orphan": "Answers that no request waited for.",
-    "orphan:late": "Answers to requests that were settled before.",
-    "orphan:duplicate": "Answers that came twice.",
-    "orphan:unknown": "Answers under an id that was never sent.",
-    "orphan:misfit": "Answers that cannot be those of their request.",
-    "probe": "Small requests sent to find out whether an answer is lost.",
+    "completed": "Requests whose response arrived.",
+    "reordered": "Responses that came after a later one, in time.",
+    "lost": "Requests whose response did not come.",
+    "requeued": "Requests sent again after their response was lost.",
+    "failed": "Requests that ended without a response.",
+    "orphan": "Responses that no request waited for.",
+    "orphan:late": "Responses to requests that were settled before.",
+    "orphan:duplicate": "Responses that came twice.",
+    "orphan:unknown": "Responses under an id that was never sent.",
+    "orphan:misfit": "Responses that cannot belong to their request.",
+    "probe": "Small requests sent to find out whether a response is lost.",
     "retired": "Connections given up.",
 }
 

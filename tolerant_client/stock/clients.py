@@ -29,10 +29,10 @@ masking.attach()  # kafka-python logs before it makes a connection manager
 
 
 def _stock_init_with(client: Any, replaced: Mapping[str, Any]) -> Any:
-    """The `__init__` of one of kafka-python's clients with other classes under some of the names that it looks up.
+    """kafka-python's `__init__` of a client, with our classes under some of the names that it looks up.
 
-    It builds its parts itself, under names of its module, and a second one built
-    afterwards would register metrics and listeners twice.
+    The `__init__` builds the client's parts itself; a part built again afterwards
+    would register its metrics and listeners twice.
     """
     init = inspect.unwrap(client.__init__)
     names = {**vars(sys.modules[client.__module__]), **replaced}
@@ -42,10 +42,10 @@ def _stock_init_with(client: Any, replaced: Mapping[str, Any]) -> Any:
 
 
 def build(init: Any, client: Any, args: tuple[Any, ...], configs: dict[str, Any], make_client: Any) -> None:
-    """Runs kafka-python's `__init__` of a client; where that fails, the connections made for it are closed.
+    """Runs kafka-python's `__init__` of a client; if that fails, closes the connections made for it.
 
-    kafka-python leaves the thread and the descriptors behind for ever.  What a
-    `kafka_client` of the user's returned is theirs.
+    kafka-python would leave their thread and descriptors behind for good.  What the
+    user's own `kafka_client` returned is theirs to close.
     """
     if "kafka_client" in configs:
         init(client, *args, **configs)
@@ -66,11 +66,11 @@ def build(init: Any, client: Any, args: tuple[Any, ...], configs: dict[str, Any]
 
 
 class Recovering:
-    """Takes our options out before kafka-python, which rejects those it does not know, sees them."""
+    """Takes our options out before kafka-python, which rejects unknown ones, sees them."""
 
     recovery_counters: RecoveryCounters
-    _stock: Any  # the client of kafka-python that this one stands for
-    _replaced: Mapping[str, Any] = {}  # classes of ours, under kafka-python's names for its own
+    _stock: Any  # the kafka-python class that this one replaces
+    _replaced: Mapping[str, Any] = {}  # our classes, under kafka-python's names for its own
 
     @forking.repeatable
     def __init__(
@@ -94,7 +94,7 @@ class KafkaProducer(Recovering, kafka.KafkaProducer):  # type: ignore[misc]
     """kafka.KafkaProducer that repeats what a broker de-duplicates, and nothing else.
 
     With `enable_idempotence=False` (or options that imply it: acks=0 or 1, more than
-    5 requests in flight) records whose answer was lost are sent again as by
+    5 requests in flight) records whose response was lost are sent again as by
     kafka.KafkaProducer, at least once; with `retries=0` they fail with OutcomeUnknownError.
 
     In a forked child the first call builds it anew, with a producer id of its own.

@@ -3,8 +3,8 @@
 Laws:
 - The tracker decides, this file acts: it writes, completes futures, closes.
 - All events of one call are acted upon before the connection is closed, so that
-  good answers before a bad one reach their callers.
-- `close` and `connection_lost` may come at any time and twice; the tracker
+  good responses before a bad one reach their callers.
+- `close` and `connection_lost` may come at any time, and twice; the tracker
   settles each request once.
 """
 
@@ -50,7 +50,7 @@ _LIMIT = "max_in_flight"  # kafka-python's name for this reason to pause
 
 @dataclass(slots=True)
 class _Context:
-    """What the binding keeps with a request: its caller's future, its bytes, and how many went before them."""
+    """What we keep with a request: its caller's future, its bytes, and how many bytes were written before them."""
 
     future: Any
     buffers: list[Buffer] = field(default_factory=list)
@@ -60,9 +60,9 @@ class _Context:
 class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python is untyped
     """One connection to one broker.
 
-    `recovery_policy`, `recovery_listener` (called with each event, on the event
-    loop), `recovery_counters` and `disproved`, the nodes whose probes prove
-    nothing (both shared by the connections of a client).
+    `recovery_listener` is called with each event, on the event loop.  `disproved` are
+    the nodes whose probes prove nothing; a client's connections share it and
+    `recovery_counters`.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         self._unsent: deque[InFlightRequest] = deque()
         self._unsent_bare: list[Buffer] = []
         self._written_bytes = 0  # given to the transport
-        self._flushed_bytes: int | None = None  # of those, once closed: what left the process, where that is known
+        self._flushed_bytes: int | None = None  # once closed: how many of them left the process, if that is known
         self.is_retired = False
-        self.has_served = False  # whether a request of a caller was answered
+        self.has_served = False  # whether a caller's request got a response
         self._timer: Any = None
         self._timer_at = NEVER
         self._node_name = f"node {node_id}"
@@ -98,7 +98,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
 
     @property
     def is_doubtful(self) -> bool:
-        """True while this connection is silent for too long, or its stream may be out of step: others answer sooner."""
+        """True while this connection is silent for too long, or may be out of step: others respond sooner."""
         return self.in_flight_requests.is_doubtful
 
     # -- connecting -----------------------------------------------------------
@@ -121,7 +121,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         super()._init_complete()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Closes for good; every request is settled by it."""
+        """Closes for good, which settles every request."""
         self._flushed_bytes = getattr(self.transport, "sent_bytes", None)
         super().connection_lost(exc)
         self._disarm()
@@ -129,7 +129,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
     # -- sending --------------------------------------------------------------
 
     def send_request(self, request: Any, request_timeout_ms: float | None = None) -> Any:
-        """Sends now, or once the connection is ready; the future ends by its deadline either way."""
+        """Sends now, or once the connection is ready; either way the future ends by its deadline."""
         future = super().send_request(request, request_timeout_ms)
         if self._request_buffer:
             self._arm(time.monotonic())
@@ -160,7 +160,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         try:
             context.buffers = adapted.frame_buffers(entry.correlation_id, self.config["client_id"])
         except Exception as error:
-            # Never sent: it only has to leave the store again.
+            # Never sent: it only has to leave the store.
             self.in_flight_requests.withdraw(entry)
             return future.failure(error)
         if adapted.is_raw:
@@ -172,10 +172,10 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         return future
 
     def _write(self, entry: InFlightRequest, now: float, is_repair: bool = False) -> None:
-        """Writes a request now, or when no reason to pause is left.
+        """Writes a request now, or once there is no reason to pause.
 
-        Resends and probes are not held up by the limit of requests in flight: the
-        answers that count towards it may be waiting for them.
+        The limit of requests in flight does not hold up resends and probes: the
+        responses that would lower it may be waiting for them.
         """
         if self.paused and not (is_repair and self.paused == {_LIMIT}):
             self._unsent.append(entry)
@@ -197,7 +197,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
             self.transport.writelines(buffers)
 
     def unpause(self, v: Any) -> None:
-        """Removes one reason to pause; writes what waited when it was the last."""
+        """Removes one reason to pause; after the last one, writes what waited."""
         if v not in self.paused:
             return
         self.paused.discard(v)
@@ -226,11 +226,11 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
     # -- receiving ------------------------------------------------------------
 
     def bytes_received(self, now: float) -> None:
-        """Notes that bytes are arriving: a large answer on its way is progress, not silence."""
+        """Notes that bytes are arriving: a large response on its way is progress, not silence."""
         self.in_flight_requests.silence.progress(now)
 
     def data_received(self, data: Buffer) -> None:
-        """Takes bytes from a transport that is not ours, by kafka-python's own interface."""
+        """Takes bytes from a transport that is not ours, through kafka-python's own interface."""
         waiting = memoryview(data)
         while waiting and not self.closed:
             room = self.transport.assembler.writable()
@@ -303,7 +303,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
             self._tell(event)
         if self._sensors:
             self._sensors.request_time.record(event.latency * 1000)
-        log.debug("%s: %s, id %d answered", self._node_name, event.api, event.correlation_id)
+        log.debug("%s: response to %s, id %d", self._node_name, event.api, event.correlation_id)
         self._maybe_throttle(event.response)
         if not entry.context.future.is_done:
             entry.context.future.success(event.response)
@@ -312,12 +312,12 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         longest = self.recovery_policy.max_throttle_ms
         if getattr(response, "throttle_time_ms", 0) > longest:
             log.warning(
-                "%s: a throttle of %d ms is taken for %d ms", self._node_name, response.throttle_time_ms, longest
+                "%s: a throttle of %d ms is limited to %d ms", self._node_name, response.throttle_time_ms, longest
             )
             response.throttle_time_ms = int(longest)
         super()._maybe_throttle(response)
         if self._throttle_time:
-            # A throttling broker does not read our requests before that (KIP-219).
+            # A throttling broker reads none of our requests before that time (KIP-219).
             self.in_flight_requests.silence.progress(self._throttle_time)
 
     def _send_probe(self, event: Probe, now: float) -> None:
@@ -358,7 +358,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
             log.exception("recovery_listener failed")
 
     def fail_in_flight_requests(self, error: BaseException | None) -> None:
-        """Settles everything that waits here; called by the base class once closed."""
+        """Settles everything that waits here; the base class calls it once closed."""
         if not self.closed:
             raise RuntimeError("Connection must be closed to fail in flight requests")
         cause = error if isinstance(error, BaseException) else Errors.Cancelled()
@@ -371,7 +371,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         self._act(self.in_flight_requests.close(cause, self._unflushed()), now)
 
     def _unflushed(self) -> frozenset[int]:
-        """The ids of requests of which no byte has left this process."""
+        """The correlation ids of requests of which no byte has left this process."""
         flushed = self._flushed_bytes
         if flushed is None:
             return frozenset()
@@ -380,7 +380,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
     # -- the one timer --------------------------------------------------------
 
     def _arm(self, now: float) -> None:
-        """Makes sure that `_on_timer` runs when the tracker next wants it; an early timer is left to run."""
+        """Makes sure that `_on_timer` runs when the tracker next needs it; an earlier timer stays."""
         due = self.in_flight_requests.next_wakeup(now)
         if self._request_buffer:
             due = min(NEVER if due is None else due, *(deadline for _, _, deadline in self._request_buffer))
@@ -404,7 +404,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         self._arm(now)
 
     def _expire_buffered(self, now: float) -> None:
-        """Fails what waited too long for the connection to be ready."""
+        """Fails requests that waited too long for the connection to be ready."""
         waiting = list(self._request_buffer)
         self._request_buffer.clear()
         self._request_buffer.extend(item for item in waiting if item[2] > now)
@@ -427,5 +427,5 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
 
 
 def _is_answered_under_0(oldest: InFlightRequest | None) -> TypeGuard[InFlightRequest]:
-    """Kafka 0.8.2 answers FindCoordinator version 0 with id 0 (both Python clients tolerate it)."""
+    """Kafka 0.8.2 responds to FindCoordinator version 0 with id 0 (both Python clients tolerate it)."""
     return oldest is not None and oldest.request.API_KEY == FIND_COORDINATOR and oldest.request.API_VERSION == 0

@@ -5,7 +5,7 @@
     table = consumer.poll_arrow(timeout_ms=1000)
 
 Laws:
-- What is ours is in the fetcher and the coordinator; this class only has them built.
+- All changes are in the fetcher and the coordinator; this class only has them built.
 - kafka-python's own consumers in the same process stay as they are.
 - Whoever replaces or wraps poll() (a subclass, a tracing agent) sees records, never Arrow.
 """
@@ -28,8 +28,8 @@ _stock_poll: Any = inspect.unwrap(kafka.KafkaConsumer.poll)
 
 
 class KafkaConsumer(Recovering, kafka.KafkaConsumer):  # type: ignore[misc]  # kafka-python is untyped
-    """kafka.KafkaConsumer that recovers from lost, late, doubled and misnumbered answers, decodes in bulk,
-    and does not believe an OffsetOutOfRange before it has looked.
+    """kafka.KafkaConsumer that recovers from lost, late, duplicate and misnumbered responses, decodes in bulk,
+    and checks an OffsetOutOfRange before it believes it.
 
     Besides kafka-python's options it takes `recovery_policy` and `recovery_listener`;
     `recovery_counters` says what happened so far.
@@ -45,13 +45,13 @@ class KafkaConsumer(Recovering, kafka.KafkaConsumer):  # type: ignore[misc]  # k
     def poll_arrow(
         self, timeout_ms: float = 0, max_records: int | None = None, include_headers: bool = False
     ) -> pa.Table:
-        """As poll(), but an Arrow table of tolerant_client.records.arrow.SCHEMA (with `include_headers`: SCHEMA_WITH_HEADERS).
+        """Like poll(), but returns an Arrow table of tolerant_client.records.arrow.SCHEMA, or SCHEMA_WITH_HEADERS.
 
-        Keys and values are bytes: deserializers are not applied.  Waits `timeout_ms` at most for
-        the first record and gives what is there: `max_records` at most, without it about
+        Keys and values are bytes: deserializers are not applied.  Waits at most `timeout_ms` for the
+        first record and returns what is buffered: at most `max_records`, by default about
         `fetch_max_bytes` of records (`max_poll_records` is for poll()).  An empty table has the
-        schema too.  Positions, group, callbacks and auto-commit go on as with poll(), and the two
-        can be mixed; an iterator that has begun is given up at the record it yielded last.
+        schema too.  Positions, group, callbacks and auto-commit work as with poll(), and the two
+        can be mixed; an iterator in progress is abandoned after the record it yielded last.
 
         Raises what poll() raises, and RecordBatchError for a timestamp beyond microseconds.
         """

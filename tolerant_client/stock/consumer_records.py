@@ -4,12 +4,12 @@ Laws:
 - Records, `next_fetch_offset` and `leader_epoch` are those of kafka-python's
   PartitionRecords after every `take`, and so are the arguments of deserializers;
   records before the fetch offset are not deserialized.
-- Batches of every message format are decoded here, never by kafka-python: in pieces of `PIECE_BYTES` or
-  one batch, whichever is more, and large batches in slices (batch_columns.iter_columns);
-  pieces without compression lie in the fetch, which is held until it is drained anyway.
+- Batches of every message format are decoded here, never by kafka-python, in pieces of `PIECE_BYTES` or one batch,
+  whichever is more; large batches are decoded in slices (batch_columns.iter_columns).  Pieces without compression are
+  views of the fetch, which is held until it is drained anyway.
 - `take` and `take_arrow` move the same cursor: a record is given out once.
-- Every error of decoding is a CorruptRecordError.  An error is raised once the records before it have been taken, and then the
-  rest of the fetch is let go: the next one starts at what could not be read.
+- Every decoding error is a CorruptRecordError.  It is raised once the records before it have been taken; then the rest
+  of the fetch is dropped, and the next fetch starts at what could not be read.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         value_deserializer: Any = None,
         **options: Any,
     ) -> None:
-        # The stock iterator that this makes is never advanced: it only says that we are not drained.
+        # The stock iterator that this makes is never advanced: it only marks this object as not drained.
         super().__init__(fetch_offset, tp, records, key_deserializer, value_deserializer, **options)
         self._key_deserializer = key_deserializer
         self._value_deserializer = value_deserializer
-        data = bytes(records._buffer)  # kafka-python's decoder has made it bytes already
+        data = bytes(records._buffer)  # kafka-python's decoder has already made it bytes
         stretches, self.end = survey(data)
         self._is_committed = self.isolation_level == IsolationLevel.READ_COMMITTED
         self._aborted = AbortedTransactions((each.producer_id, each.first_offset) for each in self.aborted_transactions)
@@ -75,7 +75,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         self._pieces = self._decoded(data, stretches)
 
     def drain(self) -> None:
-        """Lets go of what was not taken."""
+        """Drops what was not taken."""
         super().drain()
         self._piece, self._pieces = None, iter(())
 
@@ -104,7 +104,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         return records
 
     def take_arrow(self, n: int, max_bytes: int, schema: pa.Schema) -> tuple[list[Any], int]:
-        """At most `n` records as Arrow batches, and their bytes: no more than one piece above `max_bytes`.
+        """At most `n` records as Arrow batches, and their bytes: at most one piece more than `max_bytes`.
 
         Deserializers are not applied.  Raises CorruptRecordError.
         """
@@ -136,7 +136,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         self._next_inline_exception = error
 
     def _current(self) -> Piece | None:
-        """The piece with the next record; None, and drained, behind the last one."""
+        """The piece with the next record; None, and drained, after the last one."""
         while True:
             piece = self._piece
             if piece is None:
@@ -166,7 +166,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
             self.next_fetch_offset = max(self.next_fetch_offset, offset + 1)
 
     def _deserialized(self, rows: Rows) -> tuple[Rows, Exception | None]:
-        """The rows up to the first that a deserializer refuses, and what it raised."""
+        """The rows before the first that a deserializer refuses, and what it raised."""
         for_key, for_value = self._key_deserializer, self._value_deserializer
         if for_key is None and for_value is None:
             return rows, None
@@ -217,7 +217,7 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         yield self._named(Piece(0, error=distrust))
 
     def _named(self, piece: Piece) -> Piece:
-        """With an error that says which partition it is of."""
+        """The piece; its error names its partition."""
         error = piece.error
         if error is not None:
             piece.error = RecordBatchError(f"{self.topic_partition}: {error.args[0]}", error.offset)
@@ -227,14 +227,14 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
     def _v2_pieces(self, data: bytes, stretch: Stretch) -> Iterator[Piece]:
         run, distrust = read_run(data, stretch.starts, stretch.end, verify_crc=self.check_crcs)
         headers, view = run.headers, memoryview(data)
-        # A committed reader has to look at every batch of a producer with an id.
+        # With read_committed, every batch with a producer id has to be checked.
         plain = _NO_PRODUCER_ID if self._is_committed else _ANY_PRODUCER_ID
         is_unusual = (headers["attributes"] & _UNUSUAL != 0) | (headers["producer_id"] > plain)
         epochs = headers["partition_leader_epoch"].tolist()
         chosen: list[Chosen] = []
         size = 0
         end_epoch: int | None = None
-        end_offset: int | None = None  # behind batches that were skipped after the last row
+        end_offset: int | None = None  # after batches that were skipped after the last row
 
         def pieces() -> Iterator[Piece]:
             return map(self._named, read_pieces(run.sections(chosen), self.fetch_offset)) if chosen else iter(())
@@ -267,6 +267,6 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         yield self._named(Piece(0, end_epoch, end_offset, distrust))
 
     def _is_skipped(self, header: BatchHeader, batch: memoryview) -> bool:
-        """True for control batches, and for those of aborted transactions when reading committed."""
+        """True for control batches, and with read_committed for batches of aborted transactions."""
         is_aborted = self._is_committed and self._aborted.cover(header, batch)
         return is_aborted or header.is_control

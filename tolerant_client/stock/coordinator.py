@@ -1,12 +1,12 @@
-"""kafka-python's group coordinator that says what is wrong instead of asking for ever.
+"""kafka-python's group coordinator, which reports what is wrong instead of asking for ever.
 
 Laws:
-- That a coordinator is away is watched and said as coordinator_watch.py lays down.
-- A coordinator is found when it has answered a request, not when its name is known.
-- A join that has begun is needed until its assignment is taken over.  One that ends between two
-  polls waits for the next one, which takes it over; heartbeats keep the member's place until then.
-- Where no broker can be connected to, a call without a timeout has an end, and the commit of a close() does not
-  take all of it: both say so, as kafka-python does when it meets the first refused connection there.
+- An absent coordinator is watched and reported as coordinator_watch.py defines.
+- A coordinator is found when it has responded to a request, not when its name is known.
+- A join that has begun stays pending until its assignment is taken over.  If it ends between two
+  polls, the next poll takes the assignment over; until then heartbeats keep the member in the group.
+- Where no broker can be connected to, a call without a timeout ends, and the commit of a close() does not
+  use up all of its time.  Both say so, as kafka-python does at the first refused connection.
 """
 
 from __future__ import annotations
@@ -29,45 +29,45 @@ from tolerant_client.stock.stock_names import ConsumerCoordinator
 log = logging.getLogger(__name__)
 
 _MAX_PAUSE_MS = 1_000.0  # retry.backoff.max.ms of KIP-580
-_LAST_LOOK_MS = 250.0  # for a call whose time is over, and whose error shall say why
+_LAST_LOOK_MS = 250.0  # for the lookup of a call whose time is up, so that its error can say why
 _UNREACHED = 2  # lookups in a row: each goes to a connected broker if there is one
-_REACH = 0.5  # seconds between two looks whether nobody can be reached
+_REACH = 0.5  # seconds between two checks whether any broker can be reached
 _HELD = 1.0  # seconds; a broker that is not the coordinator refuses a JoinGroup at once
 
 
 class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is untyped
-    """kafka-python's ConsumerCoordinator, same arguments, whose silence has an end."""
+    """kafka-python's ConsumerCoordinator, same arguments, that does not wait silently for ever."""
 
     def __init__(self, client: Any, subscription: Any, **configs: Any) -> None:
         super().__init__(client, subscription, **configs)
         self._watch = CoordinatorWatch(self._manager, self.group_id, OFFSETS_TOPIC)
         self._absence = self._watch.absence
-        self._told: CoordinatorUnavailableError | None = None  # raised where kafka-python's poll() may swallow it
+        self._told: CoordinatorUnavailableError | None = None  # poll() raises it where kafka-python's may swallow it
         self._next_lookup = 0.0
         self._is_closing = False
         self._unreached = 0  # lookups in a row that reached no broker
-        self._refusal = ""  # of a broker, the last one
+        self._refusal = ""  # the last error of a refused connection
         self._assigned: Any = None  # by a join that has ended; the next poll takes it over
 
     async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
         """Waits until the coordinator is known; False when `timeout_ms` passed.
 
         Raises CoordinatorUnavailableError where the policy says so; without `timeout_ms`, and when closing,
-        KafkaConnectionError once nobody can be connected to.
+        KafkaConnectionError once no broker can be connected to.
         """
         is_patient = timeout_ms is not None and not self._is_closing
         self._unreached = 0
         deadline = float("inf") if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         while True:
             now = time.monotonic()
-            # Not below a pause: at the end of the time the answer of the lookup under way is still awaited.
+            # At least one backoff: when the absence is due, the response to the lookup under way is still awaited.
             patience = max(self._absence.left(now), self.config["retry_backoff_ms"] / 1000)
             patience = max(0.0, min(patience, deadline - now, float("inf") if is_patient else _REACH))
             bounded_ms = None if patience == float("inf") else patience * 1000
             try:
                 is_known = await super().ensure_coordinator_ready_async(bounded_ms)
             except Errors.RetriableError as error:
-                # kafka-python lets the failure of one metadata refresh out, where the next broker would answer.
+                # kafka-python raises the failure of one metadata refresh, although the next broker would respond.
                 log.debug("Group %r: metadata for the coordinator lookup: %s", self.group_id, error)
                 is_known = False
                 pause = min(self.config["retry_backoff_ms"] / 1000, deadline - time.monotonic())
@@ -86,7 +86,7 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
                 return bool(is_known)
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
-        """As kafka-python's; its commit is given up where nobody can be connected to, and logged."""
+        """Like kafka-python's; where no broker can be connected to, its commit is given up and logged."""
         self._is_closing = True
         super().close(autocommit=autocommit, timeout_ms=timeout_ms)
 
@@ -94,10 +94,10 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
         try:
             await self._manager.wait_for(future, None if timeout_ms == float("inf") else max(0.0, timeout_ms))
         except Errors.KafkaTimeoutError:
-            pass  # the next call hears of it
+            pass  # the next call gets the result
 
     def poll(self, timeout_ms: float | None = None) -> bool:
-        """As kafka-python's, which takes every KafkaTimeoutError for a poll that found nothing."""
+        """Like kafka-python's, which would take a CoordinatorUnavailableError for a poll that found nothing."""
         self._told = None
         is_ready = bool(super().poll(timeout_ms=timeout_ms))
         if self._told is not None:
@@ -105,20 +105,20 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
         return is_ready
 
     def commit_offsets_sync(self, offsets: Any, timeout_ms: float | None = None) -> Any:
-        """Commits; a timeout for want of a coordinator raises CoordinatorUnavailableError."""
+        """Commits; a timeout for lack of a coordinator raises CoordinatorUnavailableError."""
         with self._saying_why():
             return super().commit_offsets_sync(offsets, timeout_ms=timeout_ms)
 
     def fetch_committed_offsets(self, partitions: Any, timeout_ms: float | None = None) -> Any:
-        """Committed offsets; a timeout for want of a coordinator raises CoordinatorUnavailableError."""
+        """Committed offsets; a timeout for lack of a coordinator raises CoordinatorUnavailableError."""
         with self._saying_why():
             return super().fetch_committed_offsets(partitions, timeout_ms=timeout_ms)
 
     async def refresh_committed_offsets_if_needed_async(self, timeout_ms: float | None = None) -> bool:
         """Starts partitions without a position at their committed offsets; False when `timeout_ms` passed.
 
-        With the leader epoch that was committed (KIP-320), which kafka-python drops: without it a
-        log that was truncated between the commit and a restart goes unnoticed.
+        Uses the committed leader epoch (KIP-320), which kafka-python drops: without it a log that was
+        truncated between the commit and a restart goes unnoticed.
         """
         missing = set(self._subscription.missing_fetch_positions())
         try:
@@ -128,7 +128,7 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
         except Errors.KafkaTimeoutError:
             return False
         for partition, offset in committed.items():
-            # Where it is missing (3.0.4) a position older than its leader is validated again on every poll, for ever.
+            # Without it (3.0.4) a position whose epoch is older than its leader's is validated on every poll, for ever.
             can_validate = hasattr(self._subscription.assignment[partition], "_current_leader_epoch")
             epoch = offset.leader_epoch if can_validate else -1
             self._subscription.seek(partition, OffsetAndMetadata(offset.offset, "", epoch))
@@ -136,7 +136,7 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
 
     @contextmanager
     def _saying_why(self) -> Iterator[None]:
-        """A timeout becomes the error that says what is wrong with the coordinator, if that is the reason."""
+        """Turns a timeout into the error that says what is wrong with the coordinator, if that is the reason."""
         try:
             yield
         except CoordinatorUnavailableError:
@@ -157,18 +157,18 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
     async def _do_join_and_sync_async(self) -> Any:
         """The assignment of the join that has ended since the last poll, else of a new one.
 
-        kafka-python would join once more, and again, for as long as joins end between polls.
+        kafka-python would join again and again for as long as joins end between polls.
         """
         if self._assigned is not None:
             return self._assigned
-        # Its reasons (another subscription, other metadata) are gone for kafka-python once it has sent the
+        # kafka-python drops the reasons to rejoin (another subscription, other metadata) once it has sent the
         # subscription and assigned by the metadata: a poll that ended before the join would have been the last
-        # to look at it.  As requestRejoinIfNecessary of AbstractCoordinator.java.
+        # to check them.  This is requestRejoinIfNecessary of AbstractCoordinator.java.
         self.request_rejoin()
         try:
             assigned = await super()._do_join_and_sync_async()
         except Errors.KafkaConnectionError as error:
-            # kafka-python tries the same node again without a word, until its pauses have grown.
+            # kafka-python silently tries the same node again until its backoff has grown.
             self._absence.failed(f"coordinator {self.coordinator_id}: {_name(error)}", time.monotonic(), is_known=True)
             raise
         if not self.rebalance_in_progress():
@@ -182,7 +182,7 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
         await super()._on_join_complete_async(generation, member_id, protocol, assigned)
 
     def reset_generation(self, *args: Any, **kwargs: Any) -> None:
-        """Forgets the membership, and what was assigned with it."""
+        """Forgets the membership and its assignment."""
         self._assigned = None
         super().reset_generation(*args, **kwargs)
 
@@ -190,10 +190,10 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
         """Whether the broker expects heartbeats: from the end of the join on, not only from the next poll."""
         return self._assigned is not None or bool(super().stable())
 
-    # -- what kafka-python does with the coordinator, watched -------------------
+    # -- kafka-python's requests to the coordinator, watched --------------------
 
     async def _send_group_coordinator_request(self) -> Any:
-        # kafka-python asks again at once while the coordinator it was told of refuses connections.
+        # kafka-python asks again at once while the coordinator that it was told of refuses connections.
         pause = self._next_lookup - time.monotonic()
         if pause > 0:
             await self._net.sleep(pause)
@@ -204,7 +204,7 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
         except Errors.KafkaError as error:
             self._absence.failed(_name(error), time.monotonic())
             is_refused = isinstance(error, Errors.KafkaConnectionError)
-            # While it throttles us, or has as much in flight as it may, a broker is not asked either.
+            # A broker that throttles us, or has its limit of requests in flight, is not asked either.
             is_unreached = isinstance(error, Errors.NodeNotReadyError) and not self._manager.is_connected
             self._unreached = self._unreached + 1 if is_refused or is_unreached else 0
             if is_refused:
@@ -214,7 +214,7 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
         return found
 
     def coordinator_dead(self, error: Any) -> None:
-        """Forgets the coordinator that was known."""
+        """Forgets the known coordinator."""
         if self.coordinator_id is not None:
             why = f"coordinator {self.coordinator_id}: {_name(error)}"
             self._absence.failed(why, time.monotonic(), is_known=True)
@@ -244,5 +244,5 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
 
 
 def _name(error: Any) -> str:
-    """Kafka's name of an error, or its own words."""
+    """Kafka's name of an error, or its text."""
     return str(getattr(error, "message", None) or error)

@@ -4,7 +4,7 @@ Laws:
 - The partition is Java's String.hashCode of the name, absolute, modulo the
   partition count of the internal topic (GroupCoordinatorService.java and
   TransactionStateManager.scala, partitionFor; Utils.java, abs).
-- Only what metadata shows is said; what cannot be seen is said to be so.
+- A diagnosis states only what metadata shows, and says so where metadata shows nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def java_hash(text: str) -> int:
 def partition_of(name: str, partition_count: int) -> int:
     """The partition of the internal topic that a group id or transactional id belongs to."""
     value = java_hash(name)
-    # Utils.abs: the smallest int has no positive twin and counts as 0.
+    # Utils.abs: the smallest int has no positive counterpart and counts as 0.
     return 0 if value == -(1 << 31) else abs(value) % partition_count
 
 
@@ -66,7 +66,7 @@ class CoordinatorPartition:
 
     @classmethod
     def read(cls, name: str, topic: str, metadata: Any) -> CoordinatorPartition:
-        """Out of a MetadataResponse that `topic` was asked for in."""
+        """Reads it from the response to a MetadataRequest for `topic`."""
         brokers = {broker.node_id: f"{broker.host}:{broker.port}" for broker in metadata.brokers}
         found = next((t for t in metadata.topics if t.name == topic), None)
         error_code = _UNKNOWN_TOPIC if found is None else found.error_code
@@ -89,7 +89,7 @@ class CoordinatorPartition:
         return f"{'Transactional id' if self.topic == TRANSACTIONS_TOPIC else 'Group'} {self.name!r}"
 
     def error(self, waited_ms: float, last_failure: str) -> CoordinatorUnavailableError:
-        """The error for the caller that waited so long."""
+        """The error for a caller that has waited `waited_ms`."""
         problem, remedy = self._diagnosis()
         message = (
             f"{self._owner} has had no coordinator for {waited_ms / 1000:.1f} s: {problem}. {remedy}."
@@ -114,7 +114,7 @@ class CoordinatorPartition:
         move = f", or move the leadership of {self._label} to {_brokers(others)}" if others else ""
         return (
             f"{state}, and its leader, broker {self.leader} at {at}, does not serve it",
-            f"Look whether that address can be reached from here and what broker {self.leader} logs; restart it{move}",
+            f"Check whether that address can be reached from here and what broker {self.leader} logs; restart it{move}",
         )
 
     def _without_leader(self, missing: list[int]) -> str:
@@ -124,7 +124,7 @@ class CoordinatorPartition:
         in_sync = [node for node in missing if node in self.isr]
         if not missing:
             return (
-                f"All its brokers are registered: look for an offline log directory on {_brokers(self.isr)}, or"
+                f"All its brokers are registered: check for an offline log directory on {_brokers(self.isr)}, or"
                 f" reassign partition {self._label}.{elsewhere}"
             )
         lossy = [node for node in self.replicas if node in self.brokers]
@@ -132,8 +132,8 @@ class CoordinatorPartition:
         if lossy and in_sync:
             unclean = f"; an unclean election of {_brokers(lossy)} would lose what only the others had"
         return (
-            f"Start {_brokers(in_sync or missing)}, or if that cannot be, reassign partition {self._label}"
-            f" to brokers that run{unclean}.{elsewhere}"
+            f"Start {_brokers(in_sync or missing)}; if that is impossible, reassign partition {self._label}"
+            f" to running brokers{unclean}.{elsewhere}"
         )
 
     def _unseen(self) -> tuple[str, str]:
@@ -146,12 +146,12 @@ class CoordinatorPartition:
             setting = _REPLICATION_SETTING[self.topic]
             return (
                 f"the topic {self.topic} does not exist, and the cluster has not created it",
-                f"Look at the brokers' logs; often {setting} is above the number of brokers"
+                f"Check the brokers' logs; often {setting} is above the number of brokers"
                 f" ({len(self.brokers)} registered)",
             )
         return (
             f"it belongs to a partition of {self.topic}, whose metadata comes with error {self.error_code}",
-            "Look at the brokers' logs",
+            "Check the brokers' logs",
         )
 
 

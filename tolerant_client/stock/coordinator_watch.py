@@ -1,14 +1,14 @@
-"""How long a group or a transactional id is without its coordinator, and why: looked up, logged, told.
+"""Watches how long a group or a transactional id has no coordinator, finds out why, and reports it.
 
 Laws:
-- A call ends when it would with kafka-python.  What is wrong is said beside it: a warning in the log and an event
-  within seconds, and again after each `RecoveryPolicy.coordinator_timeout_ms`; a call that times out for want of the
-  coordinator says it in its error.
-- With `RecoveryPolicy.raise_coordinator_unavailable` a call that has waited for `coordinator_timeout_ms`, over however
-  many calls, raises it.  The next call looks again, as long again.
-- Only a broker's answer accuses: where no broker can be asked for metadata, the whole cluster is away, which a client
+- A call ends when it would end with kafka-python.  The reason is reported separately: a warning in the log and an event
+  within seconds, and again after each `RecoveryPolicy.coordinator_timeout_ms`.  The error of a call that times out for
+  lack of the coordinator names the reason.
+- With `RecoveryPolicy.raise_coordinator_unavailable` a call raises the reason once the coordinator has been away for
+  `coordinator_timeout_ms`, over however many calls.  The next call checks again, for as long.
+- Only a broker's response accuses: where no broker responds to Metadata, the whole cluster is away, which a client
   survives as kafka-python does.
-- Looking takes no time from a call: it goes on by itself on the event loop.
+- The lookup takes no time from a call: it runs by itself on the event loop.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ log = logging.getLogger(__name__)
 
 _SAY_AFTER = 5.0  # seconds; an election takes less
 _ASK_WITHIN = 5.0  # seconds
-_ENOUGH_FAILURES = 3  # one or two are an election
-_LONGEST_GAP = 15.0  # seconds; socket_connection_setup_timeout_ms is 10 by default
+_ENOUGH_FAILURES = 3  # an election causes one or two
+_LONGEST_GAP = 15.0  # seconds; socket_connection_setup_timeout_ms is 10 s by default
 
 
 class Absence:
-    """How long a coordinator has not been there: a series of failures without an answer between them.
+    """How long a coordinator has been away: a series of failures without a response between them.
 
-    It is due after `first` seconds (default: `limit`), and again after each `limit`.  Two failures further apart
-    than twice `limit` seconds, and than connecting may take, are two series: their caller polls rarely.
+    It is due after `first` seconds (default: `limit`), and again after each `limit`.  Failures further apart than twice
+    `limit`, and than an attempt to connect may take, are two series: their caller polls rarely.
     """
 
     def __init__(self, limit: float, first: float | None = None) -> None:
@@ -49,7 +49,7 @@ class Absence:
         self._since = self._due_at = self._last = 0.0
 
     def failed(self, why: object, now: float, is_known: bool = False) -> None:
-        """Notes a failure; `is_known`: a coordinator was named and did not serve."""
+        """Notes a failure; `is_known`: the coordinator was known but did not serve."""
         if not self.failures or now - self._last > max(2 * self.limit, _LONGEST_GAP):
             self.failures = 0
             self._since = now
@@ -60,20 +60,20 @@ class Absence:
         self.last_failure = str(why)
 
     def answered(self) -> None:
-        """Ends the series: the coordinator has answered a request."""
+        """Ends the series: the coordinator has responded to a request."""
         self.failures = 0
 
     def told(self, now: float) -> None:
-        """The caller knows; the next time is due after `limit` seconds more."""
+        """Notes that the caller was told; the next time is due after another `limit` seconds."""
         self._due_at = now + self.limit
 
     @property
     def is_lasting(self) -> bool:
-        """True for more than the odd failure of an election."""
+        """True for more failures than an election causes."""
         return self.failures >= _ENOUGH_FAILURES
 
     def is_due(self, is_known: bool) -> bool:
-        """Whether the caller should be told; a coordinator just named has its chance unless it failed last."""
+        """Whether the caller should be told; a coordinator that was just found gets a chance unless it failed last."""
         return self.is_lasting and self._last >= self._due_at and (not is_known or self._is_known)
 
     def left(self, now: float) -> float:
@@ -88,7 +88,7 @@ class Absence:
 async def describe_coordinator(manager: Any, name: str, topic: str = OFFSETS_TOPIC) -> CoordinatorPartition | None:
     """Asks one broker after another for the partition of `topic` that `name` belongs to; None where none responds.
 
-    On the manager's event loop, at most a few seconds, each broker once: the first one chosen may be the dead one.
+    Runs on the manager's event loop for a few seconds at most; asks each broker once, as the first may be the dead one.
     """
     deadline = time.monotonic() + _ASK_WITHIN
     asked: list[Any] = []
@@ -97,20 +97,20 @@ async def describe_coordinator(manager: Any, name: str, topic: str = OFFSETS_TOP
         if node_id is None:
             break
         asked.append(node_id)
-        # Never created by asking: an internal topic of the broker's own making has its own settings.  And made anew for
-        # each broker: sending gives a request the version of its broker.
+        # The request must not create the topic: brokers create internal topics with settings of their own.  It is built
+        # for each broker: sending sets a request's version to its broker's.
         named = [MetadataRequest.MetadataRequestTopic(name=topic)]
         request = MetadataRequest(topics=named, allow_auto_topic_creation=False)
         try:
             metadata = await manager.wait_for(manager.send(request, node_id), 1000 * left)
             return CoordinatorPartition.read(name, topic, metadata)
         except Errors.KafkaError as error:
-            log.debug("Metadata of %s cannot be had from node %s: %s", topic, node_id, error)
+            log.debug("Metadata of %s could not be fetched from node %s: %s", topic, node_id, error)
     return None
 
 
 class CoordinatorWatch:
-    """Notices that the coordinator of `name`, by a partition of `topic`, is away, and finds out and says why."""
+    """Notices that the coordinator of `name`, a partition of `topic`, is away; finds out why and reports it."""
 
     def __init__(self, manager: Any, name: str, topic: str) -> None:
         policy = getattr(manager, "recovery_policy", None) or RecoveryPolicy()
@@ -124,17 +124,17 @@ class CoordinatorWatch:
         self._error: CoordinatorUnavailableError | None = None
 
     def answered(self) -> None:
-        """A request to the coordinator has been answered."""
+        """Notes that the coordinator has responded to a request."""
         self.absence.answered()
         self._error = None
 
     def take_error(self) -> CoordinatorUnavailableError | None:
-        """What was found and not raised yet."""
+        """The error that was found and not yet raised."""
         error, self._error = self._error, None
         return error
 
     async def look(self) -> None:
-        """Finds out what is wrong and says it, unless that is under way; on the event loop."""
+        """Finds out what is wrong and reports it, unless a lookup is under way; on the event loop."""
         if self._is_looking:
             return
         self._is_looking = True
@@ -143,7 +143,7 @@ class CoordinatorWatch:
         finally:
             self._is_looking = False
         if not self.absence.failures:
-            return  # it has answered meanwhile
+            return  # it has responded meanwhile
         now = time.monotonic()
         waited_ms, failure = self.absence.waited_ms(now), self.absence.last_failure
         self.absence.told(now)

@@ -1,20 +1,21 @@
-"""kafka-python's Fetcher with vectorised decoding, fetching ahead, Arrow, and doubt about OffsetOutOfRange.
+"""kafka-python's Fetcher with vectorised decoding, fetching ahead, Arrow, and a check of each OffsetOutOfRange.
 
 Laws:
-- Positions, pausing, seeking, rebalances, metrics and errors stay kafka-python's:
-  what differs is which records it is given and when the next fetch leaves.
-- One fetch a node is in flight.  It leaves when the last buffered answer is
-  begun, and asks for what follows that answer: memory holds two answers a node,
-  each of `fetch_max_bytes` at most.  An answer is used only if the position has
-  come to its first offset, so a seek in between costs a fetch and nothing else.
-- What may rightly wait at the broker is not sent ahead, since whatever else is asked of the node waits after it: while records
-  of a node are buffered, it is asked only if it responds at once, as far as is known.  A reader of committed records is given
-  none from the last stable offset on, and nobody knows how many bytes of a log are left to make up `fetch_min_bytes`.
+- Positions, pausing, seeking, rebalances, metrics and errors stay kafka-python's;
+  only which records it gets and when the next fetch is sent differ.
+- At most one fetch per node is in flight.  It is sent when the last buffered response
+  is begun, and asks for what follows that response: memory holds two responses per
+  node, each of at most `fetch_max_bytes`.  A response is used only once the position
+  has reached its first offset, so a seek in between costs one fetch and nothing else.
+- A fetch that the broker may hold is not sent ahead, since every later request to the node waits for it.  While
+  records of a node are buffered, the node is asked only if it responds at once, as far as is known.  A read_committed
+  consumer gets no record from the last stable offset on, and nobody knows whether the rest of a log reaches
+  `fetch_min_bytes`.
 - A fill gives an iterator records of as many partitions as poll() would; a fetch
-  that follows what this fill has handed out waits for the next one.
-- An OffsetOutOfRange is believed only when `out_of_range` has looked (incident 2),
-  a corrupt batch when it was fetched three times: bytes are spoiled on their way
-  more often than in a log.
+  that follows what this fill has handed out waits for the next fill.
+- An OffsetOutOfRange is believed only when `out_of_range` has checked it (incident 2),
+  a corrupt batch when it was fetched three times: bytes are corrupted in transit more
+  often than in a log.
 """
 
 from __future__ import annotations
@@ -52,27 +53,27 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
     def __init__(self, client: Any, subscriptions: Any, **configs: Any) -> None:
         super().__init__(client, subscriptions, **configs)
         self._doubts = Doubts(self)
-        self._corrupt: dict[TopicPartition, tuple[int, int]] = {}  # offset, and how often it was found so
-        self._readable_ends: dict[TopicPartition, int] = {}  # where each log ended for us, when it was last read
+        self._corrupt: dict[TopicPartition, tuple[int, int]] = {}  # offset, and how often it was found corrupt
+        self._readable_ends: dict[TopicPartition, int] = {}  # where each log ended for this reader at its last fetch
         self._taking = threading.Lock()
-        self._is_fetch_due = False  # asked for on the event loop, not begun yet
+        self._is_fetch_due = False  # scheduled on the event loop, not begun yet
         self._handed_out: set[TopicPartition] = set()  # to an iterator, which moves the position record by record
         self._too_early: list[Any] = []  # fetches that follow what this fill has handed out: the next one may use them
-        self._arrow = threading.local()  # its `budget` is that of the thread in poll_arrow
+        self._arrow = threading.local()  # its `budget` belongs to the thread in poll_arrow
 
     # -- giving out -----------------------------------------------------------
 
     def fetch_records(
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> tuple[dict[TopicPartition, list[Any]], bool]:
-        """As kafka-python's, but with records at hand the next fetch leaves without waiting for the event loop.
+        """Like kafka-python's, but with records at hand the next fetch is sent without waiting for the event loop.
 
-        Raises IllegalStateError when another thread is in it; of two that come at the same moment one may wait for the other.
+        Raises IllegalStateError when another thread is in it; of two that enter at the same moment, one may wait.
         """
         if self._taking.locked():
             raise Errors.IllegalStateError(
                 "KafkaConsumer is not safe for multi-threaded access: two threads poll this one;"
-                " give each its own, or lock around it"
+                " give each thread its own consumer, or use a lock"
             )
         with self._taking:
             return self._fetch_records(max_records, update_offsets, timeout_ms)
@@ -96,19 +97,19 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         return records, False
 
     def _awaited(self) -> list[Any]:
-        """What may bring records: fetches, and a reset of positions, after which one can be sent."""
+        """What may bring records: fetches, and a reset of positions, after which a fetch can be sent."""
         resets = [self._reset_task] if self._reset_task is not None and not self._reset_task.is_done else []
         return [*self._fetch_futures, *resets]
 
     async def _until_one_is_done(self, futures: list[Any], timeout_ms: float | None) -> None:
-        """Returns at once if one was done before; raises KafkaTimeoutError after `timeout_ms`."""
+        """Returns at once if one is done already; raises KafkaTimeoutError after `timeout_ms`."""
         done = Future()
         for future in futures:
             future.add_both(lambda _: done.is_done or done.success(None))
         await self._manager.wait_for(done, timeout_ms)
 
     def _ask_ahead(self) -> None:
-        """Has the next fetch leave, if there is one to send; the records at hand are given out either way."""
+        """Has the next fetch sent, if there is one; the records at hand are given out either way."""
         if self._completed_fetches or self._is_fetch_due:
             return
         if self._is_fetch_wanted():
@@ -116,7 +117,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
             self._manager.call_soon(self._send_fetches_async)
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
-        """As kafka-python's, which forgets a resumed partition as long as a drained one is in its place."""
+        """Like kafka-python's, which forgets a resumed partition while a drained one is in its slot."""
         if not self._next_partition_records:
             self._next_partition_records = None
         try:
@@ -128,7 +129,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
 
     @contextmanager
     def arrow(self, schema: pa.Schema) -> Iterator[None]:
-        """Inside it records are given out as Arrow batches, whose size together fetch_max_bytes bounds."""
+        """Within it, records are given out as Arrow batches, whose total size fetch_max_bytes bounds."""
         self._arrow.budget = _ArrowBudget(schema, self.config["fetch_max_bytes"])
         try:
             yield
@@ -161,7 +162,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
             count: int = super()._append(drained, part, max_records, update_offsets)
             if count and not update_offsets:
                 self._handed_out.add(tp)
-                if part:  # with an error behind its records: it is of use only when the iterator has come there
+                if part:  # with an error after its records, which counts only when the iterator has come there
                     return max_records
             return count
         if budget.left <= 0:
@@ -185,9 +186,9 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
     # -- asking ---------------------------------------------------------------
 
     def send_fetches(self) -> Any:
-        """As kafka-python's, but does not wait for the event loop while what can be asked for is in flight.
+        """Like kafka-python's, but does not wait for the event loop while all that can be fetched is in flight.
 
-        Fetches that are done have to go from `_fetch_futures` first, else the wait for the next record ends at once.
+        Fetches that are done must leave `_fetch_futures` first, else the wait for the next record ends at once.
         """
         in_flight = list(self._fetch_futures)
         is_waiting = bool(in_flight) and not any(future.is_done for future in in_flight)
@@ -196,11 +197,11 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         return super().send_fetches()
 
     def _is_fetch_wanted(self) -> bool:
-        """Whether there may be a fetch to send, for a caller outside the event loop, which plans it."""
+        """Whether there may be a fetch to send; for callers outside the event loop, which plans the fetch."""
         try:
             return any(self._to_fetch())
         except (KeyError, RuntimeError):
-            return True  # the assignment changes just now: the event loop looks again
+            return True  # the assignment is changing: the event loop checks again
 
     async def _send_fetches_async(self) -> Any:
         try:
@@ -213,7 +214,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         return [tp for tp in super()._fetchable_partitions() if tp not in self._doubts and tp not in resting]
 
     def _to_fetch(self) -> Iterator[tuple[Any, TopicPartition, int, int]]:
-        """(node id, partition, offset, epoch of the record before it) for every fetch that may leave now."""
+        """(node id, partition, offset, epoch of the record before it) for every fetch that may be sent now."""
         positions = [(tp, self._subscriptions.position(tp)) for tp in self._fetchable_partitions()]
         wanted = [(tp, position.offset, position.leader_epoch) for tp, position in positions if position is not None]
         busy = None
@@ -243,7 +244,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         return end is None or offset < end
 
     def _node_to_ask(self, tp: TopicPartition) -> Any:
-        """The node to fetch a partition from, None while there is none or it cannot be asked now."""
+        """The node to fetch a partition from; None where there is none, or it cannot be asked now."""
         node_id = self._select_read_replica(tp)
         if node_id is None or node_id == -1:
             self._manager.cluster.request_update()
@@ -317,21 +318,21 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         return int(data.last_stable_offset if is_stable_known else data.high_watermark)
 
     def _is_refused_here(self, tp: TopicPartition, offset: int) -> bool:
-        """True for a refusal by the leader, at the position of now; kafka-python handles the others itself."""
+        """True for a refusal by the leader at the current position; kafka-python handles the others itself."""
         if not self._subscriptions.is_fetchable(tp):
             return False
         state = self._subscriptions.assignment[tp]
         return bool(state.position.offset == offset and state.preferred_read_replica() is None)
 
     def close(self) -> None:
-        """Lets go of what is buffered."""
+        """Drops what is buffered."""
         super().close()
         self._doubts.clear()
 
 
 @dataclass
 class _ArrowBudget:
-    """How the records of one poll_arrow are given out, and how many bytes of them still may be."""
+    """The schema of one poll_arrow's records, and how many bytes of them may still be given out."""
 
     schema: pa.Schema
     left: int

@@ -1,24 +1,25 @@
-"""A forked child never touches its parent's connections: a client that it inherited is built anew on its first call.
+"""A forked child never touches its parent's connections: an inherited client is rebuilt on its first call.
 
 A child inherits every socket and the kernel's event queue, but none of the
-threads that drive them.  Using them would shift the parent's answers, closing
-them would end the parent's connections, and going on with the parent's member
-id or producer id would make the broker take two processes for one (a child's
-batch under a sequence that the parent used too is dropped as a repeat).  So:
+threads that drive them.  Using them would put the parent's responses out of step,
+closing them would end the parent's connections, and keeping the parent's member
+id or producer id would make the broker take two processes for one (it drops a
+child's batch as a repeat where the parent used the same sequence).  So:
 
 Laws:
 - The child closes its copies of the descriptors and nothing else: no shutdown,
   no TLS close, no change to the parent's event queue, no request.
 - An inherited client is *dormant*.  Its first call runs its `__init__` again, in place and with
-  the same arguments: a new event loop, producer id, member id, counters.  Where that
-  fails the call raises why, and the next call tries again.
+  the same arguments: a new event loop, producer id, member id, counters.  If that
+  fails, the call raises the reason, and the next call tries again.
 - What the parent buffered or has in flight stays the parent's: the child neither sends nor completes it.
 - An identity that the broker gives to one process at a time (transactional_id, group_instance_id)
-  is not taken from the parent: these clients raise IllegalStateError in the child.
+  is not taken from the parent: a client with one raises IllegalStateError in the child.
 - close() of a dormant client sends nothing.
-- A consumer is subscribed as the parent's was.  The parent may have stopped anywhere (the fork took its threads away), so
-  no lock of it is taken.  A member of a group joins anew: which partitions it gets, and where it begins, is the group's
-  to say.  Without a group, and with a manual assignment, positions, resets that were asked for and pauses are taken over.
+- A consumer gets the parent's subscription.  The parent may have stopped anywhere (the fork took its threads away), so
+  none of its locks is taken.  A group member joins as a new member, and the group decides which partitions it gets and
+  where it begins.  Without a group, or with a manual assignment, the child takes over positions, requested resets and
+  pauses.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 _managers: weakref.WeakSet[Any] = weakref.WeakSet()
 _clients: weakref.WeakSet[Any] = weakref.WeakSet()
-_inherited: list[Any] = []  # never finalized: their ends would act on the parent's connections
+_inherited: list[Any] = []  # never finalized: their finalizers would act on the parent's connections
 
-# Options under which a broker knows one process at a time.
+# Options under which a broker accepts one process at a time.
 _EXCLUSIVE = {
     "transactional_id": "a second producer with its transactional_id would fence the parent's",
     "group_instance_id": "a second member with its group_instance_id would fence the parent's",
@@ -53,18 +54,18 @@ _EXCLUSIVE = {
 
 
 class _Recipe:
-    """How a client was made; on the client itself, because the arguments may refer to it."""
+    """How a client was made; kept on the client itself, because the arguments may refer to it."""
 
     def __init__(self, init: Callable[..., None], args: tuple[Any, ...], configs: dict[str, Any]) -> None:
         self.init, self.args, self.configs = init, args, configs
         self.lock = threading.RLock()
-        self.is_building = False  # only the thread that builds sees it true
+        self.is_building = False  # only the building thread sees it true
         self.subscription: Any = None  # the parent's, of a dormant consumer
         self.is_iterated = False
 
 
 def watch(manager: Any) -> None:
-    """Has a child drop the connections of this connection manager."""
+    """Has a forked child drop the connections of this connection manager."""
     _managers.add(manager)
 
 
@@ -73,7 +74,7 @@ def repeatable(init: _Init) -> _Init:
 
     @functools.wraps(init)
     def keeping(client: Any, *args: Any, **configs: Any) -> None:
-        if "_recipe" not in vars(client):  # else called by the one of a subclass
+        if "_recipe" not in vars(client):  # else the `__init__` of a subclass called this one
             client._recipe = _Recipe(keeping, args, configs)
             _clients.add(client)
         init(client, *args, **configs)
@@ -98,7 +99,7 @@ def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    """What ends an event loop, and finalizes a client, in the child: both are the parent's."""
+    """Replaces what ends an event loop, or finalizes a client, in the child: both are the parent's."""
 
 
 def _leave_to_parent() -> None:
@@ -118,7 +119,7 @@ def _leave_to_parent() -> None:
 
 def _put_to_sleep(client: Any) -> None:
     recipe: _Recipe = client._recipe
-    recipe.lock = threading.RLock()  # a thread that is not here may have held it
+    recipe.lock = threading.RLock()  # a thread that does not exist here may have held it
     recipe.is_building = False
     if is_dormant(client) or getattr(client, "_closed", False):
         return
@@ -129,11 +130,11 @@ def _put_to_sleep(client: Any) -> None:
 
 
 def _drop_event_loop(net: Any) -> None:
-    """Closes the descriptors of an event loop whose thread is not in this process; every use raises from now on."""
+    """Closes the descriptors of an event loop whose thread is not in this process; every later use raises."""
     _inherited.append((net._selector, net._ready, net._scheduled, net._pending_tasks, net._current))
     keys = net._selector.get_map()
     sockets = [key.fileobj for key in keys.values()] if keys else []
-    # First the queue: while it is open, taking a socket out of it would take it out of the parent's.
+    # The queue first: while it is open, taking a socket out of it would take it out of the parent's.
     with contextlib.suppress(OSError):
         net._selector.close()
     for sock in [*sockets, net._wakeup_r, net._wakeup_w]:
@@ -153,7 +154,7 @@ def _close_copy(sock: Any) -> None:
 
 
 def _wake(client: Any) -> None:
-    """Builds a dormant client anew; other threads that call it meanwhile wait."""
+    """Rebuilds a dormant client; other threads that call it meanwhile wait."""
     recipe: _Recipe = client._recipe
     if _is_event_loop_of(client):
         return
@@ -180,10 +181,10 @@ def _wake(client: Any) -> None:
 
 
 def _resubscribe(consumer: Any, other: Any) -> None:
-    """Subscribes or assigns a new consumer as the SubscriptionState `other` was.
+    """Subscribes or assigns a new consumer as in the SubscriptionState `other`.
 
-    Raises KafkaTimeoutError where the partitions of a consumer without a group are
-    not in the metadata after `request_timeout_ms`.
+    Raises KafkaTimeoutError where the metadata lacks partitions of a consumer without a
+    group after `request_timeout_ms`.
     """
     is_groupless = consumer.config["group_id"] is None
     if other.subscription_type == SubscriptionType.USER_ASSIGNED:
@@ -224,9 +225,9 @@ def _take_place(subscription: Any, other: Any) -> None:
 
 
 def _is_event_loop_of(client: Any) -> bool:
-    """Whether this thread runs the event loop of the client: who builds it waits for it, so it may not wait for them.
+    """Whether this thread runs the event loop of the client: the building thread waits for it, so it must not wait.
 
-    Such a call (a listener's, while the client connects) meets a client half made, as in any constructor.
+    Such a call (a listener's, while the client connects) sees a half-built client, as in any constructor.
     """
     return threading.current_thread() is getattr(getattr(client, "_net", None), "_io_thread", None)
 
@@ -239,7 +240,7 @@ def _refuse_exclusive(config: Mapping[str, Any]) -> None:
 
 @functools.cache
 def _dormant(kind: Any) -> type:
-    """The class of a client that another process made: its first call builds it anew, its end does nothing."""
+    """The class of an inherited client: its first call rebuilds it, its finalizer does nothing."""
 
     def waking(name: str) -> Callable[..., Any]:
         call = getattr(kind, name)

@@ -4,11 +4,11 @@
     tolerant_client.install()
 
 Laws:
-- `_replacements` is the whole list of what is replaced; `uninstall` puts every attribute back.
-- A client is for life what it was when it was made: install does not touch
-  those made before it, uninstall not those made after it.
-- The classes stay the same objects, so it does not matter who imported them
-  when, or derives from them.
+- `_replacements` is the whole list of what is replaced; `uninstall` restores every attribute.
+- A client stays what it was when it was made: install() does not touch clients made
+  before it, uninstall() does not touch clients made while it was installed.
+- The classes stay the same objects, so it does not matter who imported or
+  subclassed them, or when.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tolerant_client.stock.transactions import TolerantTransactionManager
 from tolerant_client.tracker.events import Listener, RecoveryCounters
 from tolerant_client.tracker.policy import RecoveryPolicy
 
-_ABSENT = object()  # an attribute that its owner did not have
+_ABSENT = object()  # an attribute that its owner did not define
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ _ended = RecoveryCounters()
 def install(recovery_policy: RecoveryPolicy | str | None = None, recovery_listener: Listener | None = None) -> None:
     """Gives every stock Kafka client made from now on in this process tolerant connections.
 
-    The policy and the listener (called with each event, on the event loops of
-    the clients, so it must be quick) hold for all of them; calling it again
-    replaces both for the clients made after that.  The options of the stock
-    classes stay as they are.  It reaches forked children, not spawned ones.
+    The policy and the listener (called with each event, on the clients' event
+    loops, so it must be quick) apply to all of them; another call replaces both
+    for clients made after it.  The options of the stock classes stay as they
+    are.  Forked children are covered, spawned ones are not.
     """
     global _settings
     with _lock:
@@ -73,7 +73,7 @@ def install(recovery_policy: RecoveryPolicy | str | None = None, recovery_listen
 
 
 def uninstall() -> None:
-    """Puts the stock classes back as they were; existing clients go on, and logs stay masked."""
+    """Restores the stock classes; existing clients stay as they are, and logs stay masked."""
     with _lock:
         while _originals:
             owner, name, original = _originals.pop()
@@ -89,10 +89,10 @@ def is_installed() -> bool:
 
 
 def recovery_counters() -> RecoveryCounters:
-    """What recovery did so far in all the clients that this process made while installed, ended ones included; a copy."""
+    """What recovery did so far in all the clients made in this process while installed, ended ones included; a copy."""
     total = RecoveryCounters()
     with _lock:
-        living = list(_managers)  # first: one that ends now would be in neither
+        living = list(_managers)  # first: a client that ends in between would be in neither
         total.merge(_ended)
         for manager in living:
             total.merge(manager.recovery_counters)
@@ -102,13 +102,13 @@ def recovery_counters() -> RecoveryCounters:
 def _replacements() -> list[tuple[Any, str, Any]]:
     """Every attribute of kafka-python that is replaced: (owner, name, replacement)."""
     return [
-        # Every connection of every client is made by a manager, so this reaches KafkaNetClient and all that use it.
+        # A manager makes every connection of every client, so this reaches KafkaNetClient and all that use it.
         (KafkaConnectionManager, "__init__", _init_manager),
         (consumer_module, "Fetcher", TolerantFetcher),
         (consumer_module, "ConsumerCoordinator", TolerantCoordinator),
         (producer_module, "TransactionManager", TolerantTransactionManager),
         (kafka.KafkaConsumer, "poll_arrow", poll_arrow),
-        # A forked child has to find the clients, and to know how to build them anew.
+        # A forked child has to find the clients, and know how to rebuild them.
         (kafka.KafkaConsumer, "__init__", _guarded(kafka.KafkaConsumer.__init__)),
         (kafka.KafkaProducer, "__init__", _guarded(kafka.KafkaProducer.__init__)),
         (kafka.KafkaAdminClient, "__init__", _guarded(kafka.KafkaAdminClient.__init__)),
@@ -151,7 +151,7 @@ def _init_manager(self: Any, *args: Any, **configs: Any) -> None:
 
 @functools.cache
 def _tolerant_kind(kind: Any) -> type:
-    """The tolerant version of the stock manager, or of somebody's subclass of it."""
+    """The tolerant version of the stock manager, or of a subclass of it."""
     if kind is KafkaConnectionManager:
         return TolerantConnectionManager
     return type(kind.__name__, (kind, TolerantConnectionManager), {"__module__": kind.__module__})
@@ -163,11 +163,11 @@ def _keep(ended: RecoveryCounters, counters: RecoveryCounters) -> None:
 
 
 def _start_anew() -> None:
-    """In a forked child: a thread that is not there may have held the lock, and the counts are the parent's."""
+    """In a forked child: a thread that does not exist here may have held the lock, and the counts are the parent's."""
     global _lock, _ended
     _lock = threading.RLock()
     _managers.clear()
-    _ended = RecoveryCounters()  # inherited managers, when they are collected, add to the old one
+    _ended = RecoveryCounters()  # inherited managers add to the old one when they are collected
 
 
 os.register_at_fork(after_in_child=_start_anew)

@@ -1,15 +1,15 @@
 """Watches the leaders in a client's metadata: reports election storms, paces refreshes.
 
 Laws:
-- A storm is told once when it begins and once when it ends: a warning in the
+- A storm is reported once when it begins and once when it ends: a warning in the
   log, an event for the listener, a count.
-- Refreshes that follow each other and bring nothing new come further and
-  further apart, up to a second, with jitter (KIP-580).  kafka-python itself
-  asks ten times a second for as long as any partition answers with an error,
-  every client in step with the others that lost the same broker.
-- While a broker that leads partitions cannot be reached, metadata is asked for
-  about once a second until others lead them.  kafka-python asks only when it
-  has tried to connect again, and waits up to 30 s between two tries.
+- Refreshes that follow each other and bring nothing new get further and further
+  apart, up to a second, with jitter (KIP-580).  kafka-python asks ten times a
+  second while any partition has an error, and all clients that lost the same
+  broker ask in step.
+- While a broker that leads partitions cannot be reached, metadata is requested
+  about once a second until other brokers lead them.  kafka-python asks only after
+  it has tried to connect again, and waits up to 30 s between two tries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tolerant_client.tracker.storm import Leader, StormDetector
 log = logging.getLogger(__name__)
 
 _MAX_PAUSE_MS = 1_000.0
-_REST_PAUSES = 2.0  # a refresh that much later than it could have been was not waiting for its turn
+_REST_PAUSES = 2.0  # a refresh this many pauses after the last one was not waiting for its turn
 
 
 class RefreshPace:
@@ -39,7 +39,7 @@ class RefreshPace:
         self._last: float | None = None
 
     def refreshed(self, is_news: bool, now: float) -> float:
-        """Notes a refresh; milliseconds, with a fifth of jitter, before the next may come."""
+        """Notes a refresh; returns the milliseconds, with a fifth of jitter, before the next one may come."""
         in_vain = not is_news and self._last is not None and (now - self._last) * 1000 < _REST_PAUSES * self._pause_ms
         self._pause_ms = min(self._pause_ms * 2, max(_MAX_PAUSE_MS, self._base_ms)) if in_vain else self._base_ms
         self._last = now
@@ -47,7 +47,7 @@ class RefreshPace:
 
 
 class LeaderWatch:
-    """Belongs to one TolerantConnectionManager, which it tells of storms."""
+    """Belongs to one TolerantConnectionManager, to which it reports storms."""
 
     def __init__(self, manager: Any) -> None:
         self._manager = weakref.ref(manager)
@@ -65,7 +65,7 @@ class LeaderWatch:
             self._search = self._net.call_later(_MAX_PAUSE_MS / 1000 * random.uniform(0.8, 1.2), self._ask_again)
 
     def updated(self, _: Any = None) -> None:
-        """Looks at metadata that has just been renewed."""
+        """Checks metadata that has just been refreshed."""
         now = time.monotonic()
         events = self._detector.observe(self._leaders(), now)
         self._cluster.config["retry_backoff_ms"] = self._pace.refreshed(self._detector.is_news, now)

@@ -1,9 +1,9 @@
 """kafka-python's connection manager and client, making tolerant connections.
 
 Laws:
-- Which broker, when to connect, back off and give up stay kafka-python's;
-  only the connection and its transport are ours.
-- All connections of one manager share one policy, one listener, one set of
+- kafka-python decides when to connect, back off and give up; each override says
+  where it differs.
+- All connections of one manager share one policy, one listener and one set of
   counters.
 """
 
@@ -40,14 +40,14 @@ log = logging.getLogger(__name__)
 # Older releases of kafka-python 3.0 hand their TLS transport a context, newer ones the ssl_* options.
 _TLS_TAKES_CONTEXT = "ssl_context" in inspect.signature(KafkaSSLTransport.__init__).parameters
 
-_BESIDE_S = 1.0  # after which the next of the first addresses is tried, too
-_LAST_WORDS_S = 0.25  # for attempts that end at the deadline to say why
-# What no repeat cures; IncompatibleBrokerVersion is of a controller, say.
+_BESIDE_S = 1.0  # after which the next bootstrap address is tried in parallel
+_LAST_WORDS_S = 0.25  # in which attempts that end at the deadline may report why
+# No retry cures these; IncompatibleBrokerVersion may come from a controller, for example.
 _NOT_CURED = (Errors.IncompatibleBrokerVersion, Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)
 _SILENT = (Errors.KafkaTimeoutError, Errors.RequestTimedOutError)
-_LEAST_RENEWAL = 10.0  # for one step of a re-authentication
+_LEAST_RENEWAL = 10.0  # seconds for one step of a re-authentication
 
-# Which node is asked first for what any broker may answer.
+# The order in which nodes get a request that any broker can response.
 _RANKS = ("connected", "not tried", "doubtful", "failed")
 
 
@@ -58,14 +58,14 @@ def _last(failures: dict[Any, BaseException]) -> str:
 class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python is untyped
     """Connections of one client; takes kafka-python's configuration.
 
-    Besides it `recovery_policy`, `recovery_listener` (called with every event on
+    It also takes `recovery_policy`, `recovery_listener` (called with every event on
     the event loop, so it must be quick) and `recovery_counters`.
     """
 
     DEFAULT_CONFIG = {
         **KafkaConnectionManager.DEFAULT_CONFIG,
-        "receive_message_max_bytes": 100_000_000,  # kafka-python's own default is below what a Fetch answer may have
-        "max_block_ms": 60_000,  # of a producer: transactions.py ends its calls by it
+        "receive_message_max_bytes": 100_000_000,  # kafka-python's own default is below the size of a Fetch response
+        "max_block_ms": 60_000,  # a producer's; transactions.py bounds its calls by it
     }
 
     def __init__(
@@ -80,45 +80,45 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         self.recovery_policy = RecoveryPolicy.of(recovery_policy).for_retries(configs.get("retries", 0))
         self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
         self._recovery_listener = recovery_listener
-        self.guards: list[Callable[[], bool]] = []  # asked before anything goes out; see Cluster.guard
-        self.is_misunderstood = False  # a first address took the connection, and then broke it off: another protocol
-        self._accepted: set[Any] = set()  # nodes that took a TCP connection
+        self.guards: list[Callable[[], bool]] = []  # asked before anything is sent; see Cluster.guard
+        self.is_misunderstood = False  # a bootstrap address accepted a connection, then broke it off: another protocol
+        self._accepted: set[Any] = set()  # nodes that accepted a TCP connection
         self._failures: dict[
             Any, BaseException
-        ] = {}  # nodes that could not be connected to last, the newest at the end
+        ] = {}  # nodes whose last attempt to connect failed, the newest at the end
         self._leader_watch: LeaderWatch | None = None
-        self._disproved: set[Any] = set()  # nodes that do not answer in order, so that probes prove nothing
-        masking.attach()  # again: modules imported since may log
+        self._disproved: set[Any] = set()  # nodes that do not respond in order, so that probes prove nothing
+        masking.attach()  # again: modules imported since then may log
         super().__init__(net, **configs)
         if self.config["metrics"]:
             register(self.config["metrics"], self.recovery_counters)
         forking.watch(self)
 
     def bootstrap_async(self, timeout_ms: float | None = None, refresh: bool = True) -> Any:
-        """Connects to the cluster for the first time, or anew."""
+        """Connects to the cluster for the first time, or again."""
         if self._leader_watch is None:
             self._leader_watch = LeaderWatch(self)
         return super().bootstrap_async(timeout_ms, refresh)
 
     def update_backoff(self, node_id: Any) -> Any:
-        """Notes that connecting failed; milliseconds until it may be tried again."""
+        """Notes that connecting failed; returns the milliseconds until the next attempt may begin."""
         backoff_ms = super().update_backoff(node_id)
         if self._leader_watch is not None:
             self._leader_watch.unreachable(node_id)
         return backoff_ms
 
     def unreachable_nodes(self) -> list[Any]:
-        """The nodes that could not be connected to when it was last tried."""
+        """The nodes whose last attempt to connect failed."""
         return list(self._backoff)
 
     def not_ready(self, node_id: Any = None) -> Errors.NodeNotReadyError:
-        """The error for a node that is left alone after a failure, or for all of them, with what that failure was."""
+        """The error for a node that backs off after a failure, or for all nodes, with the reason of that failure."""
         newest = next(reversed(self._failures.values()), None)
         failure = newest if node_id is None else self._failures.get(node_id)
         who = (
             "no broker can be connected to at the moment"
             if node_id is None
-            else f"node {node_id} is left alone for a moment"
+            else f"node {node_id} backs off for a moment"
         )
         return Errors.NodeNotReadyError(who if failure is None else text_of(failure))
 
@@ -128,16 +128,16 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         return any(connection.connected for connection in self._conns.values())
 
     def least_loaded_node(self) -> Any:
-        """The node for a request that any broker may answer; None where all are backing off.
+        """The node for a request that any broker can response; None where all are backing off.
 
-        Connected nodes come first, then those not tried, those whose connection is
-        doubtful, those that failed last.  kafka-python prefers a dead broker without a request in flight to a
-        living one that has some, and then waits for it to connect.
+        Connected nodes come first, then those not tried, those whose connection is doubtful, and those that failed
+        last.  kafka-python prefers a dead broker without a request in flight to a living one that has some, and then
+        waits for it to connect.
         """
         return self.best_node()
 
     def best_node(self, but: Collection[Any] = ()) -> Any:
-        """As least_loaded_node, leaving some out."""
+        """Like least_loaded_node, but leaves some out."""
         nodes = [broker.node_id for broker in self.cluster.brokers() if broker.node_id not in but]
         random.shuffle(nodes)
         best, best_rank = None, (len(_RANKS), 0)
@@ -158,13 +158,13 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         return "doubtful" if connection.is_doubtful else "connected"
 
     def is_doubtful(self, node_id: Any) -> bool:
-        """Whether the connection to a node is silent, or answers wrongly."""
+        """Whether the connection to a node is silent for too long, or may be out of step."""
         return self._standing(node_id) == "doubtful"
 
     def send(self, request: Any, node_id: Any = None, request_timeout_ms: float | None = None) -> Any:
-        """The future of an answer: of `node_id`, or of any broker; of the next one while that is silent.
+        """The future of a response from `node_id` or any broker; a silent one's request may go to the next one as well.
 
-        Raises what get_connection raises, but for NodeNotReadyError, which is in the future.
+        Raises what get_connection raises, except NodeNotReadyError, which is in the future.
         """
         is_for_any = is_for_any_broker(request, node_id)
         node_id = self.least_loaded_node() if node_id is None else node_id
@@ -172,14 +172,14 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             return super().send(request, node_id, request_timeout_ms)
         timeout_ms = self.config["request_timeout_ms"] if request_timeout_ms is None else request_timeout_ms
         asked = AnyBroker(self, request, timeout_ms)
-        answer = super().send(request, node_id, request_timeout_ms)
-        if answer.is_done:
-            return answer
-        asked.ask(node_id, answer)
+        response = super().send(request, node_id, request_timeout_ms)
+        if response.is_done:
+            return response
+        asked.ask(node_id, response)
         return asked.future
 
     def recovery_event(self, event: Event, node_id: Any = None) -> None:
-        """Counts, and tells the listener, what belongs to no connection."""
+        """Counts an event that belongs to no connection, and tells the listener."""
         self.recovery_counters.add(event, node_id)
         if self._recovery_listener is not None:
             try:
@@ -188,9 +188,9 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
                 log.exception("recovery_listener failed")
 
     async def _do_bootstrap(self, deadline: float | None) -> Any:
-        """Finds the brokers: the addresses are tried beside each other, each _BESIDE_S after the one before.
+        """Finds the brokers: tries the addresses in parallel, and begins each _BESIDE_S after the one before.
 
-        kafka-python tries one at a time, any of them, and one whose broker is frozen takes all the time that there is.
+        kafka-python tries one random address at a time, and one whose broker is frozen takes all the time there is.
         """
         trying: dict[Any, Any] = {}
         failures: dict[Any, BaseException] = {}
@@ -236,13 +236,13 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         raise Errors.KafkaTimeoutError(f"Unable to bootstrap from {servers}: {'; '.join(told) or 'there was no time'}")
 
     async def _try_address(self, node_id: Any, deadline: float | None) -> None:
-        """Asks one of the first addresses for the brokers; raises what went wrong."""
+        """Asks one bootstrap address for the brokers; raises what went wrong."""
         timeout_ms = None if deadline is None else (deadline - time.monotonic()) * 1000
         try:
             await self.get_connection(
                 node_id, timeout_ms, pop_on_close=False, refresh_metadata_on_err=False, reset_backoff_on_connect=False
             )
-            # Not refresh_metadata: of callers beside each other it sends the first one's request only.
+            # Not refresh_metadata: of concurrent callers it sends only the first one's request.
             await self.cluster._do_refresh_metadata(node_id)
             if not self.cluster.brokers():
                 raise Errors.KafkaConnectionError("it knows of no brokers")
@@ -261,7 +261,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             connection.close()
 
     async def _connect(self, node: Any, connection: Any, *args: Any, **kwargs: Any) -> None:
-        """Connects and keeps why it failed; refused credentials are raised to callers at once for a while.
+        """Connects and keeps the reason of a failure; for a while, callers get refused credentials raised at once.
 
         kafka-python means to do so, but takes every failure after the handshake for success.
         """
@@ -272,7 +272,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         if failure is None:
             return
         self._failures[node.node_id] = failure
-        # kafka-python counts a failure before the handshake, and forgets all of them after one behind it.
+        # kafka-python counts a failure before the handshake, and forgets all of them after a failure that follows it.
         self._backoff.pop(node.node_id, None)
         if backoff is not None:
             self._backoff[node.node_id] = backoff
@@ -281,22 +281,22 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             self._auth_failures[node.node_id] = failure
 
             def forget() -> None:
-                """Lets it be tried again: the credentials may be known by now."""
+                """Allows another attempt: the broker may know the credentials by now."""
                 self._auth_failures.pop(node.node_id, None)
 
             self._net.call_later(self.config["reconnect_backoff_max_ms"] / 1000, forget)
 
     def _setup_seconds(self, node_id: Any, timeout_ms: float | None) -> float:
-        """How long an attempt to connect may take: all the time that kafka-python gives it, `timeout_ms` at most.
+        """How long an attempt to connect may take: all the time that kafka-python gives it, but at most `timeout_ms`.
 
-        A lost answer while connecting or authenticating shows only by silence, and so does a broker that has become
-        slow: an attempt that is given up early is one that a slow broker has to begin anew.
+        A response that is lost while connecting or authenticating shows only as silence, and so does a slow broker:
+        with a slow broker, an attempt that is given up early has to begin again.
         """
         stocks_ms = self.socket_connection_setup_timeout_ms(node_id)
         return float(stocks_ms if timeout_ms is None else min(stocks_ms, timeout_ms)) / 1000
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
-        self._accepted.discard(node.node_id)  # a broker that has frozen since takes none any more
+        self._accepted.discard(node.node_id)  # a broker that froze since then accepts no connection
         sock = await self._connected_socket(node, timeout_at)
         self._accepted.add(node.node_id)
         try:
@@ -313,10 +313,10 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         return transport
 
     async def _connected_socket(self, node: Any, timeout_at: float | None) -> Any:
-        """A socket to the first address of the node that accepts; one that does not is closed at once.
+        """A socket to the first address of the node that accepts; the socket of any other address is closed at once.
 
-        Each address has an equal share of the time that is left: with kafka-python one that swallows everything
-        leaves nothing to the next, and its socket to the garbage collector.
+        Each address has an equal share of the time that is left.  With kafka-python an address that never responds
+        leaves no time to the next one, and leaves its socket to the garbage collector.
         """
         factory = KafkaNetSocket(self.config["proxy_url"])
         failure = f"{node.host} has no address"
@@ -402,10 +402,10 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         return connection
 
     def _back_off_from_useless(self, connection: Any) -> None:
-        """A retired connection that served a request is replaced at once, one that served none after a pause.
+        """Replaces a retired connection at once if it has served a request, else after a pause.
 
-        The pause is kafka-python's reconnect_backoff_ms and does not grow: kafka-python itself forgets its backoff
-        with every connect that succeeds.  While it bootstraps it pauses by itself.
+        The pause is kafka-python's reconnect_backoff_ms and does not grow, since kafka-python forgets its backoff with
+        every connect that succeeds.  While it bootstraps, kafka-python pauses by itself.
         """
         is_useless = connection.is_retired and not connection.has_served
         if is_useless and not self.cluster.is_bootstrap(connection.node_id):

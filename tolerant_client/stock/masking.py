@@ -1,14 +1,14 @@
 """Keeps payloads and secrets out of what kafka-python logs, at every level.
 
 kafka-python's debug lines print raw bytes, requests with their records, SASL
-tokens and, of the admin client, the whole configuration.
+tokens and, in the admin client, the whole configuration.
 
 Laws:
 - Only a log record's arguments are replaced: levels, handlers and wording stay,
   and so do arguments that are neither payload nor secret.
 - What is not logged costs nothing: filters see only records of enabled levels.
 - Only kafka-python's own loggers are filtered, not an application's `kafka.mine`.
-- A filter may not raise: logging lets it through to whoever logs.  What cannot be looked at is not printed.
+- A filter must not raise: logging would raise it in the code that logs.  What cannot be inspected is not printed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SECRET_NAMES = ("password", "secret", "token", "proxy")  # a proxy's URL may ca
 
 
 class Description(str):
-    """What is printed instead of a value: the same by %s and by %r."""
+    """What is printed instead of a value; %s and %r print the same."""
 
     __slots__ = ()
 
@@ -41,7 +41,7 @@ class Description(str):
 _HIDDEN = Description("<hidden>")
 _UNPRINTABLE = Description("<unprintable>")  # its attributes raise, or another thread changes it
 
-# Lines with payload that no type gives away, from their wording: the places of the arguments.
+# Lines whose payload no type gives away, by their wording: the positions of the arguments to hide.
 _PAYLOAD_AT = {
     "%s: Sending (key=%r value=%r headers=%r) to %s": (1, 2, 3),
     "Sending x01 response to server after receiving SASL OAuth error: %s": (0,),
@@ -50,7 +50,7 @@ _PAYLOAD_AT = {
 
 
 def attach() -> None:
-    """Masks the log lines of every module of kafka-python that is imported by now; harmless to repeat."""
+    """Masks the log lines of every kafka-python module imported so far; harmless to repeat."""
     for name, logger in list(logging.root.manager.loggerDict.items()):
         is_kafkas = name == "kafka" or (name.startswith("kafka.") and name in sys.modules)
         if is_kafkas and isinstance(logger, logging.Logger):
@@ -63,7 +63,7 @@ def _mask(record: logging.LogRecord) -> bool:
         return True
     places = _PAYLOAD_AT.get(record.msg, ()) if isinstance(record.msg, str) else ()
     if isinstance(record.args, Mapping):
-        # logging takes a dictionary that is the only argument out of its tuple.
+        # logging unpacks a dictionary that is the only argument.
         record.args = _safely_masked(record.args)
     else:
         record.args = tuple(_HIDDEN if at in places else _safely_masked(arg) for at, arg in enumerate(record.args))
@@ -78,7 +78,7 @@ def _safely_masked(value: Any) -> Any:
 
 
 def masked(value: Any, depth: int = 0) -> Any:
-    """The value as it may be printed: without bytes, records, requests, answers and secrets."""
+    """The value as it may be printed: without bytes, records, requests, responses and secrets."""
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):

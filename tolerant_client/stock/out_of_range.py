@@ -1,17 +1,17 @@
-"""Is a position really out of range?  An OffsetOutOfRange answer alone is never believed (incident 2, KAFKA-2477).
+"""Checks an OffsetOutOfRange: the error alone is never believed (incident 2, KAFKA-2477).
 
-What happened there, as a race:
-1. A fetch at the very end of the log is checked against the log's end.
-2. The log grows; the answer is still OffsetOutOfRange.
+What happened in the incident, as a race:
+1. A fetch at the very end of the log is checked against the log end.
+2. The log grows; the response is still OffsetOutOfRange.
 3. The reader resets its position although the offset is valid, and reads, or copies, everything again.
 
 So a refused partition rests for a moment, and then the leader is asked for the
-range: earliest and latest offset, and where the position's leader epoch ends
-(KIP-320).  Within the range: the position stays and is fetched again.  Outside
-it twice in a row: the refusal goes to kafka-python, which applies the user's
-auto_offset_reset, and the loss is written down.  Where nobody answers, nothing
-is decided.  Each leader is looked at by itself: one that hangs holds up no other,
-and where its partitions are led by another one meanwhile, that one is asked.
+range: earliest and latest offset, and the end of the position's leader epoch
+(KIP-320).  Within the range, the position stays and is fetched again.  Outside
+it in two checks in a row, kafka-python gets the refusal and applies the user's
+auto_offset_reset, and the loss is logged.  Where no leader responds, nothing is
+decided.  Each leader is checked by itself: one that hangs holds up no other, and
+once another broker leads its partitions, that broker is asked.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tolerant_client.tracker.events import Event, OffsetOutOfRange
 
 log = logging.getLogger(__name__)
 
-BELIEVED_AFTER: Final = 2  # looks in a row
+BELIEVED_AFTER: Final = 2  # checks in a row
 
 _ListOffsets = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
 _LeaderEpoch = OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition
 
 
 def report(manager: Any, event: Event, node_id: Any = None) -> None:
-    """Has a tolerant connection manager count and tell an event; one of the user's own is told nothing."""
+    """Has a tolerant connection manager count and report an event; a manager of the user's own gets nothing."""
     tell = getattr(manager, "recovery_event", None)
     if tell is not None:
         tell(event, node_id)
@@ -43,7 +43,7 @@ def report(manager: Any, event: Event, node_id: Any = None) -> None:
 
 @dataclass
 class _Doubt:
-    """One refused fetch; `looks` is how often the range was found not to hold its offset."""
+    """One refused fetch; `looks` counts the checks in a row whose range did not hold its offset."""
 
     refusal: Any
     leader_epoch: int
@@ -55,7 +55,7 @@ class _Doubt:
 
 
 class Doubts:
-    """The refused partitions of one fetcher; they are not fetched while they are in here."""
+    """The refused partitions of one fetcher; they are not fetched while they are in it."""
 
     def __init__(self, fetcher: Any) -> None:
         self._fetcher = fetcher
@@ -77,17 +77,17 @@ class Doubts:
         self._believed.clear()
 
     def is_believed(self, refusal: Any) -> bool:
-        """True for a refusal that looking has confirmed."""
+        """True for a refusal that the checks have confirmed."""
         return self._believed.pop(refusal.topic_partition, None) is refusal
 
     def look_into(self, refusal: Any) -> None:
-        """Takes a refused fetch (a CompletedFetch) at the position of now; called by the thread that polls."""
+        """Takes a refused fetch (a CompletedFetch) at the current position; called by the polling thread."""
         tp = refusal.topic_partition
         self._open[tp] = _Doubt(refusal, self._subscriptions.position(tp).leader_epoch)
         self._manager.call_soon(self._watch)
 
     async def _watch(self) -> None:
-        """Has the leaders of all refused partitions looked at, each by itself, until none is left."""
+        """Checks all refused partitions with their leaders, each leader by itself, until none is left."""
         if self._is_watching:
             return
         self._is_watching = True
@@ -103,7 +103,7 @@ class Doubts:
             self._is_watching = False
 
     async def _look(self, node_id: Any, asked: dict[TopicPartition, _Doubt]) -> None:
-        """Looks at the refused partitions of one leader together; one request of a kind."""
+        """Checks the refused partitions of one leader together, with one request of each kind."""
         try:
             for tp, (earliest, latest, epoch_end) in (await self._ranges(node_id, asked)).items():
                 self._judge(tp, asked[tp], earliest, latest, epoch_end)
@@ -111,7 +111,7 @@ class Doubts:
             log.info("Cannot look up the offsets of %s yet: %s", ", ".join(map(_name, asked)), error)
             self._manager.cluster.request_update()
         except Exception as error:
-            # Such as a missing permission: the next fetch meets it too, and raises it.
+            # A missing permission, for example: the next fetch meets it too, and raises it.
             log.warning("Cannot look up the offsets of %s: %s", ", ".join(map(_name, asked)), error)
             for tp, doubt in asked.items():
                 if self._open.get(tp) is doubt:
@@ -132,7 +132,7 @@ class Doubts:
         return by_leader
 
     def _is_current(self, tp: TopicPartition, doubt: _Doubt) -> bool:
-        """False, and forgotten, once the partition was revoked or its position moved by somebody else."""
+        """False, and forgotten, once the partition was revoked or somebody else moved its position."""
         state = self._subscriptions.assignment.get(tp)
         if state is not None and state.position is not None and state.position.offset == doubt.offset:
             return self._open.get(tp) is doubt
@@ -153,7 +153,7 @@ class Doubts:
             log.info("%s: OffsetOutOfRange at %d, which is within %s: fetching again", _name(tp), offset, span)
         else:
             log.warning("%s", self._loss(event))
-            # kafka-python applies the policy to the refusal, in the thread that polls.
+            # kafka-python applies the policy to the refusal, in the polling thread.
             self._believed[tp] = doubt.refusal
             self._fetcher._completed_fetches.append(doubt.refusal)
         del self._open[tp]
@@ -167,15 +167,15 @@ class Doubts:
         else:
             lost = f"the log lost at least {event.offset - event.latest} records below the position"
         if self._subscriptions.has_default_offset_reset_policy():
-            return f"{where}: {lost}; auto_offset_reset decides where to go on"
-        return f"{where}: {lost}; there is no auto_offset_reset, so poll() raises: seek() to go on"
+            return f"{where}: {lost}; auto_offset_reset decides where to resume"
+        return f"{where}: {lost}; there is no auto_offset_reset, so poll() raises: seek() to resume"
 
     # -- asking the leaders ---------------------------------------------------
 
     async def _ranges(
         self, node_id: Any, asked: dict[TopicPartition, _Doubt]
     ) -> dict[TopicPartition, tuple[int, int, int | None]]:
-        """(earliest, latest, end of the position's leader epoch or None) of the partitions that could be looked up."""
+        """(earliest, latest, end of the position's leader epoch or None) of each partition that could be looked up."""
         earliest = await self._list_offsets(node_id, asked, OffsetSpec.EARLIEST)
         latest = await self._list_offsets(node_id, asked, OffsetSpec.LATEST)
         above = {tp: d for tp, d in asked.items() if d.leader_epoch >= 0 and d.offset > latest.get(tp, d.offset)}
@@ -183,7 +183,7 @@ class Doubts:
         return {tp: (earliest[tp], latest[tp], ends.get(tp)) for tp in asked if tp in earliest and tp in latest}
 
     async def _list_offsets(self, node_id: Any, asked: Any, spec: Any) -> dict[TopicPartition, int]:
-        """Offsets as read_uncommitted sees them: a position may lie behind the last stable offset."""
+        """Offsets as read_uncommitted sees them: a position may be beyond the last stable offset."""
         by_topic: dict[str, list[Any]] = {}
         for tp in asked:
             partition = _ListOffsets(partition_index=tp.partition, current_leader_epoch=-1, timestamp=spec)
@@ -191,14 +191,14 @@ class Doubts:
         request = ListOffsetsRequest(
             isolation_level=IsolationLevel.READ_UNCOMMITTED, topics=list(by_topic.items()), min_version=0
         )
-        answer = await self._manager.wait_for(self._manager.send(request, node_id=node_id), self._patience)
-        offsets, retry = self._fetcher._handle_list_offsets_response(answer)
+        response = await self._manager.wait_for(self._manager.send(request, node_id=node_id), self._patience)
+        offsets, retry = self._fetcher._handle_list_offsets_response(response)
         if retry:
             self._manager.cluster.request_update()
         return {tp: found.offset for tp, found in offsets.items()}
 
     async def _epoch_ends(self, node_id: Any, asked: dict[TopicPartition, _Doubt]) -> dict[TopicPartition, int]:
-        """Where the leader's log has the end of each position's leader epoch; empty from brokers that cannot say."""
+        """The end of each position's leader epoch in the leader's log; empty from brokers that cannot tell."""
         if not asked:
             return {}
         by_topic: dict[str, list[Any]] = {}
@@ -207,12 +207,12 @@ class Doubts:
             by_topic.setdefault(tp.topic, []).append(partition)
         request = OffsetForLeaderEpochRequest(replica_id=-1, topics=list(by_topic.items()))
         try:
-            answer = await self._manager.wait_for(self._manager.send(request, node_id=node_id), self._patience)
+            response = await self._manager.wait_for(self._manager.send(request, node_id=node_id), self._patience)
         except (Errors.IncompatibleBrokerVersion, Errors.UnsupportedVersionError):
             return {}
         return {
             TopicPartition(topic.topic, part.partition): part.end_offset
-            for topic in answer.topics
+            for topic in response.topics
             for part in topic.partitions
             if part.error_code == 0 and part.end_offset >= 0
         }

@@ -1,4 +1,4 @@
-"""What a probe asks: a request that the broker is known to understand, at no cost, and whose response is nobody else's."""
+"""What a probe sends: a request that the broker understands, that costs nothing, and whose response fits no other."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from kafka.protocol.metadata import MetadataRequest
 from tolerant_client.tracker.rules.requests import KafkaRequest
 
 _DISTINCT_METADATA = (8, 10, 2, 1)
-"""Versions of Metadata after each of which all responses look otherwise, in the order of preference.
+"""Versions of Metadata, in order of preference: each lays its response out differently from every later version.
 
-Flexible since 9, without the cluster's authorized operations since 11, with a throttle time since 3 and a cluster id
-since 2 (MetadataResponse.json); 10 is what asks for the operations.
+The response is flexible since 9, lacks the cluster's authorized operations since 11, and has a throttle time since 3
+and a cluster id since 2 (MetadataResponse.json); 10 is the last version that asks for the operations.
 """
 
 
 def harmless_question(versions: Any) -> KafkaRequest | None:
-    """The request that a probe is: one that this broker is known to understand, and that asks for nothing.
+    """The request that a probe sends: this broker is known to understand it, and it asks for nothing.
 
-    Metadata of no topic, in an older version than clients use: on a stream out of step its response, which in theirs
-    says that there are no topics, decodes as that of no other request.  Where no such version is (Kafka 0.8 to 0.10.0)
-    it is ListOffsets of no partition.  Not ApiVersions, which brokers before 0.10 throw on and gateways answer by
-    themselves.
+    It is Metadata of no topic, in an older version than clients use.  A stream out of step may hand its response to
+    another request: in the clients' version that would say that there are no topics, in the older one it does not
+    decode.  Where there is no such version (Kafka 0.8 to 0.10.0) it is ListOffsets of no partition.  It is never
+    ApiVersions: brokers before 0.10 throw on it, and gateways answer it themselves.
     """
     for version in _DISTINCT_METADATA:
         question = MetadataRequest(topics=[])

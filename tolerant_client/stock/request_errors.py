@@ -1,4 +1,4 @@
-"""What the caller of a request is told when it ends without a response: retriable where the layer above may send it again."""
+"""What a caller is told when its request ends without a response: retriable where the layer above may send it again."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def error_of(event: Failed, node: str) -> BaseException:
     entry = event.request
     what = f"{node}: {event.api} v{entry.request.API_VERSION} (correlation id {event.correlation_id})"
     if event.verdict is Verdict.EXHAUSTED:
-        return RecoveryExhaustedError(f"{what}: sent {entry.resends + 1} times without an answer", entry.history)
+        return RecoveryExhaustedError(f"{what}: sent {entry.resends + 1} times without a response", entry.history)
     if event.verdict is Verdict.CLOSED:
         return lost(event.error or Errors.Cancelled(f"{what}: the connection was closed"), what)
     if event.verdict is Verdict.HAND_UP:
-        return Errors.KafkaConnectionError(f"{what}: the answer is lost ({event.reason})")  # type: ignore[no-any-return]
+        return Errors.KafkaConnectionError(f"{what}: the response is lost ({event.reason})")  # type: ignore[no-any-return]
     error = OutcomeUnknownError(f"{what}: {event.reason}; it may have been carried out. {entry.request.row.check}")
     error.__cause__ = event.error
     return error
 
 
 def lost(cause: BaseException, what: str) -> BaseException:
-    """What the caller of a request is told when its connection ended by `cause`: a KafkaConnectionError.
+    """What the caller of a request is told when `cause` ended its connection: a KafkaConnectionError.
 
-    kafka-python repeats those, in a transaction those alone.  What a broker has
-    said (refused credentials), and a close, are handed up as they are.
+    kafka-python retries these, and in a transaction only these.  A broker's own
+    error (refused credentials) and a close are handed up as they are.
     """
     is_timeout = isinstance(cause, Errors.RequestTimedOutError)
     says_enough = isinstance(cause, (Errors.KafkaConnectionError, Errors.Cancelled, Errors.BrokerResponseError))

@@ -1,15 +1,15 @@
 """What we use of kafka-python that is not its public API, in one place.
 
 kafka-python's public API is `kafka` itself with `kafka.admin`, `errors`, `metrics`, `partitioner`, `protocol`,
-`serializer` and `structs`.  All else may move with any of its releases.
+`serializer` and `structs`.  Everything else may change in any of its releases.
 
 Laws (tests/unit/stock/test_stock_names.py):
-- Only this module imports kafka-python's other modules; ours import their names from here.
+- Only this module imports kafka-python's other modules; our modules import their names from here.
 - `USES` lists the names that we use, override or replace on what is imported here, and the private names on public
-  classes.  Of an object that is only passed through, and of a local name, no syntax tree tells the class: those are
-  listed by hand.
-- Each of these names is there in each release that setup.cfg allows, unless `is_optional` says that the code asks.
-- No code here: what a release does differently is handled where it is used.
+  classes.  No syntax tree shows the class of a local name, or of an object that is only passed through: those names
+  are listed by hand.
+- Each of these names exists in each release that setup.cfg allows, unless `is_optional` says that the code checks.
+- No code here: the module that uses a name handles differences between releases.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Use(NamedTuple):
     names: tuple[str, ...]
     users: tuple[str, ...]
     why: str
-    is_optional: bool = False  # not in all releases; our code asks whether it is there
+    is_optional: bool = False  # not in all releases; our code checks whether it exists
 
 
 _ALL = ("tolerant_client", "spark_integration")
@@ -82,28 +82,28 @@ _TRANSPORT = ("tolerant_client.stock.transport",)
 USES: Final = (
     # -- what install() and the drop-ins replace
     Use(consumer_module, ("Fetcher", "ConsumerCoordinator"), ("tolerant_client.stock.consumer", *_INSTALLATION),
-        "names that KafkaConsumer.__init__ looks up: ours are put in their place"),
+        "names that KafkaConsumer.__init__ looks up: ours replace them"),
     Use(producer_module, ("TransactionManager",), ("tolerant_client.stock.clients", *_INSTALLATION),
-        "name that KafkaProducer.__init__ looks up: ours is put in its place"),
+        "name that KafkaProducer.__init__ looks up: ours replaces it"),
     Use(KafkaConnectionManager, ("__init__",), _INSTALLATION, "replaced: all clients connect by it"),
     # -- the event loop
     Use(NetworkSelector, ("call_soon_with_future", "close", "run", "sleep", "start", "stop"), _ALL,
-        "all of us runs on it"),
-    Use(NetworkSelector, ("call_at", "call_later", "call_soon", "cancel", "drain", "poll"), ("tolerant_client",), "timers; the end"),
+        "all our code runs on it"),
+    Use(NetworkSelector, ("call_at", "call_later", "call_soon", "cancel", "drain", "poll"), ("tolerant_client",), "timers; its end"),
     Use(NetworkSelector, ("wait_read", "wait_write"), _TRANSPORT, "sockets"),
     Use(NetworkSelector,
         ("_current", "_exception", "_io_thread", "_pending_tasks", "_poll_once", "_ready", "_scheduled", "_selector",
          "_wakeup_r", "_wakeup_w", "wakeup"),
         _FORKING, "a forked child closes its copies of the descriptors, and refuses every use"),
     Use(Future, ("__await__", "exception", "failure", "is_done", "value"), _ALL, "what the caller of a request awaits"),
-    Use(Future, ("add_both", "add_callback", "add_errback", "success"), ("tolerant_client",), "its end is told"),
+    Use(Future, ("add_both", "add_callback", "add_errback", "success"), ("tolerant_client",), "callbacks for its end"),
     Use(WakeupNotifier, ("__call__", "notify"), ("tolerant_client.stock.manager", "tolerant_client.mirror"),
         "a copier sleeps until something happens"),
     # -- the connection manager
     Use(KafkaConnectionManager,
         ("_build_transport", "_connect", "_do_bootstrap", "bootstrap_async", "DEFAULT_CONFIG", "get_connection",
          "least_loaded_node", "send", "update_backoff"),
-        _MANAGER, "overridden: tolerant connections, first addresses tried beside each other, the living asked first"),
+        _MANAGER, "overridden: tolerant connections, bootstrap addresses in parallel, living brokers first"),
     Use(KafkaConnectionManager,
         ("_auth_failures", "_backoff", "_bootstrap_wakeup", "_sensors", "maybe_raise_auth_failure", "reset_backoff",
          "socket_connection_setup_timeout_ms", "ssl_enabled"),
@@ -117,11 +117,11 @@ USES: Final = (
          "tolerant_client.stock.leaders"),
         "its event loop"),
     Use(KafkaConnectionManager,
-        ("close", "closed", "cluster", "config", "wait_for"), _ALL, "how everything is asked and awaited"),
-    Use(KafkaConnectionManager, ("broker_version_data", "call_soon"), ("tolerant_client",), "which versions; from threads"),
+        ("close", "closed", "cluster", "config", "wait_for"), _ALL, "sends and awaits everything"),
+    Use(KafkaConnectionManager, ("broker_version_data", "call_soon"), ("tolerant_client",), "API versions; calls from threads"),
     Use(AbstractTokenProvider, ("extensions", "token"), ("tolerant_client.security.logins",), "overridden: our logins"),
     Use(KafkaConnectionManager, ("bootstrapped",), _CONNECTIONS, "whether the brokers have been found"),
-    Use(KafkaConnectionManager, ("connection_delay",), (*_FETCHER, *_MANAGER), "how long a node is not connected to"),
+    Use(KafkaConnectionManager, ("connection_delay",), (*_FETCHER, *_MANAGER), "how long a node backs off"),
     Use(KafkaNetClient, ("_manager",), ("tolerant_client.metrics",), "where a stock client's recovery counters are"),
     Use(KafkaNetClient, ("throttle_delay",), _FETCHER, "a throttled node is not asked"),
     Use(KafkaNetSocket, ("dns_lookup", "sock_connect", "socket"), _MANAGER, "connects, also through a proxy"),
@@ -139,9 +139,9 @@ USES: Final = (
          "closed", "config", "net", "node_id", "pause", "paused"),
         _CONNECTION, "connecting, authentication, pauses and configuration stay kafka-python's"),
     Use(KafkaConnection, ("close_future", "connected", "init_future"), _MANAGER, "how connecting ended"),
-    Use(KafkaConnection, ("_throttle_time",), _CONNECTIONS, "how long a node asks to be left alone"),
+    Use(KafkaConnection, ("_throttle_time",), _CONNECTIONS, "how long a node throttles us"),
     Use(KafkaConnection, ("_sensors",), _TRANSPORT, "bytes sent and received are counted"),
-    Use(SaslReauthenticator, ("on_response_processed",), _CONNECTION, "goes on when the responses before it have come"),
+    Use(SaslReauthenticator, ("on_response_processed",), _CONNECTION, "resumes when the responses before it have arrived"),
     Use(KafkaTCPTransport,
         ("_read_from_sock", "_sock_send", "_write_to_sock", "_writing", "abort", "last_read", "last_write"),
         _TRANSPORT, "overridden: large reads into place, gathered writes"),
@@ -150,7 +150,7 @@ USES: Final = (
         "the socket's state stays kafka-python's"),
     Use(KafkaTCPTransport, ("writelines",), _TRANSPORT, "overridden; 3.1 has none", is_optional=True),
     Use(KafkaTCPTransport, ("handshake",), _TRANSPORT, "overridden: TLS with a deadline"),
-    Use(KafkaTCPTransport, ("get_protocol", "resume_reading", "set_protocol"), _CONNECTION, "connected: takes it over"),
+    Use(KafkaTCPTransport, ("get_protocol", "resume_reading", "set_protocol"), _CONNECTION, "takes over a connected transport"),
     Use(KafkaTCPTransport, ("_sock",), _FORKING, "a forked child closes its copy"),
     Use(KafkaSSLTransport, ("handshake",), _TRANSPORT, "overridden: TLS with a deadline"),
     # -- the consumer
@@ -190,7 +190,7 @@ USES: Final = (
     Use(SubscriptionState,
         ("assignment", "pause", "rebalance_listener", "request_offset_reset", "seek", "subscribed_pattern",
          "subscription", "subscription_type"),
-        _FORKING, "what another consumer was subscribed to, and where it was"),
+        _FORKING, "the subscription and positions of another consumer"),
     Use(TopicPartitionState, ("highwater", "position", "preferred_read_replica"), _FETCHER, "the state of a partition"),
     Use(TopicPartitionState, ("paused", "position", "reset_strategy"), _FORKING, "the state of a partition"),
     Use(TopicPartitionState, ("_current_leader_epoch",), _COORDINATOR, "since 3.0.5 a position is validated once",
@@ -202,7 +202,7 @@ USES: Final = (
          "_send_group_coordinator_request", "close", "commit_offsets_sync", "coordinator_dead",
          "ensure_coordinator_ready_async", "fetch_committed_offsets", "poll",
          "refresh_committed_offsets_if_needed_async", "reset_generation", "stable"),
-        _COORDINATOR, "overridden: an absent coordinator is said, a join is taken over by the next poll"),
+        _COORDINATOR, "overridden: an absent coordinator is reported, the next poll takes a join over"),
     Use(ConsumerCoordinator,
         ("_enable_heartbeat", "_manager", "_net", "_subscription", "config", "coordinator_id",
          "fetch_committed_offsets_async", "group_id", "rebalance_in_progress", "request_rejoin"),
@@ -225,11 +225,11 @@ USES: Final = (
         ("__init__", "_result", "coordinator_type", "fail", "fatal_error", "handle_response", "is_retry", "on_complete",
          "priority", "producer_epoch", "producer_id", "request", "result", "set_retry", "transaction_manager", "transactional_id"),
         _TRANSACTIONS, "how one request ends is decided here; one of ours asks who owns the transactional.id"),
-    Use(Priority, ("INIT_PRODUCER_ID",), _TRANSACTIONS, "when ours leaves"),
+    Use(Priority, ("INIT_PRODUCER_ID",), _TRANSACTIONS, "when our request is sent"),
     Use(FindCoordinatorHandler, ("_coord_key", "_coord_type"), _TRANSACTIONS, "which coordinator is looked up"),
     Use(TxnOffsetCommitHandler, ("consumer_group_id", "offsets"), _TRANSACTIONS, "what a lost copy would commit"),
     Use(TransactionalRequestResult, ("done", "is_done", "wait"), _TRANSACTIONS, "what a call waits for"),
     # -- messages and logs
     Use(DataContainer, ("_struct",), ("tolerant_client.tracker.rules.requests",), "its compiled decoders, after tagged fields"),
-    Use(DataContainer, ("_version",), ("tolerant_client.stock.masking",), "a request in a log is its type and version"),
+    Use(DataContainer, ("_version",), ("tolerant_client.stock.masking",), "a log shows a request as its type and version"),
 )  # fmt: skip

@@ -1,30 +1,30 @@
-"""kafka-python's transaction manager that survives what ends a connection, and knows what became of a transaction.
+"""kafka-python's transaction manager, which survives lost connections and knows the outcome of a transaction.
 
 Laws:
-- However a connection ends, its request is sent again over the next one: each of them says the same when it is
-  repeated within its transaction (api_rows.py).
-- A request whose connection ended may still wait in a broker, and be carried out late: EndTxn would end the *next*
-  transaction (KAFKA-17754), AddPartitionsToTxn open one that nobody ends.  So no transaction begins before such a
-  *copy* is fenced: InitProducerId with the producer id and epoch that we have (KIP-360, Kafka 2.5) raises the epoch,
-  and the broker refuses whoever else has taken over the transactional.id.  Older brokers cannot, and are not asked.
-- A commit is reported done when a broker said so.  Where one copy of its EndTxn was lost and another is refused, it
-  may or may not be committed: TransactionOutcomeUnknownError.
-- A refused epoch does not say that somebody has taken over: a broker raises it, too, when it aborts a transaction for its age.
-  InitProducerId tells these apart (KIP-890, transaction.version 2), but aborts what a new owner has begun.  So an abort that
-  is refused for its epoch first asks for the state of the transaction, which changes nothing, and for the next epoch only if
-  it was aborted.
+- However a connection ends, its request is sent again over the next one: each of these requests has the same effect
+  when it is repeated within its transaction (api_rows.py).
+- A request whose connection ended may still wait in a broker and run late: EndTxn would end the *next* transaction
+  (KAFKA-17754), AddPartitionsToTxn would open one that nobody ends.  So no transaction begins before such a *copy* is
+  fenced: InitProducerId with our own producer id and epoch (KIP-360, Kafka 2.5) raises the epoch, and the broker
+  refuses it where somebody else has taken over the transactional.id.  Older brokers cannot do this, and are not asked.
+- A commit is reported as done when a broker said so.  Where one copy of its EndTxn was lost and another is refused, the
+  transaction may or may not be committed: TransactionOutcomeUnknownError.
+- A refused epoch does not prove that somebody has taken over: a broker also raises it when it aborts a transaction for
+  its age.  InitProducerId tells these apart (KIP-890, transaction.version 2), but aborts what a new owner has begun.
+  So after an abort that is refused for its epoch we first ask for the state of the transaction, which changes nothing,
+  and for the next epoch only if the transaction was aborted.
 - A transaction with a failed record can only be aborted.  kafka-python commits it where the record timed out, and
   where a broker lost track of the sequence it drops the transaction and calls the commit a success.
-- Offsets are sent one call after the other: a call waits until the one before it is done, and the same call again,
-  while nobody knows how that one ended, is that one.  A copy of a TxnOffsetCommit may be carried out after newer
-  offsets, and so undo them: no others are sent for its partitions, and the transaction can only be aborted.
-- That the coordinator is away is watched and said as coordinator_watch.py lays down.  The error changes no state: the
-  request goes on, and the same call, made again, waits for it again.
-- Every call has an end.  A request that ends in a way that ends kafka-python's producer (no answer in time, most of
-  all) bounds the calls that wait, until a coordinator responds: after `max_block_ms` they raise a KafkaTimeoutError,
-  which changes no state either.  So a frozen coordinator's calls end once both that and `request_timeout_ms` are over.
-  Refused connections end neither kafka-python's calls nor ours.  What still waits when the producer has been closed
-  fails.
+- Offsets are sent one call after the other: a call waits until the one before it is done.  The same call again, while
+  the outcome of the first is unknown, waits for the first.  A copy of a TxnOffsetCommit may run after newer offsets and
+  undo them: no others are sent for its partitions, and the transaction can only be aborted.
+- An absent coordinator is watched and reported as coordinator_watch.py defines.  The error changes no state: the
+  request continues, and the same call, made again, waits for it again.
+- Every call has an end.  A request that ends in a way that ends kafka-python's producer (above all: no response in
+  time) bounds the waiting calls until a coordinator responds: after `max_block_ms` they raise a KafkaTimeoutError,
+  which changes no state either.  So with a frozen coordinator calls end once both that and `request_timeout_ms` have
+  passed.  Refused connections end neither kafka-python's calls nor ours.  Calls that still wait when the producer has
+  been closed fail.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from tolerant_client.stock.stock_names import (
 )
 
 _LOOK_EVERY = 0.2  # seconds
-_LAST_LOOK = 0.25  # seconds, for a call whose time is over, and whose error shall say why
+_LAST_LOOK = 0.25  # seconds for the lookup of a call whose time is up, so that its error can say why
 _MAX_BLOCK_MS = 60_000  # kafka-python's default
-_TELLS_AGE_FROM_OWNER = (4, 0)  # KIP-890; before, whose transaction was aborted for its age gets no other epoch
+_TELLS_AGE_FROM_OWNER = (4, 0)  # KIP-890; before, an abort for age leaves the producer without a new epoch
 _ABORTED = ("PrepareAbort", "CompleteAbort")
 _WATCHED = {CoordinatorType.TRANSACTION: TRANSACTIONS_TOPIC, CoordinatorType.GROUP: OFFSETS_TOPIC}
 
@@ -64,7 +64,7 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # Without a manager (kafka-python's own tests) nobody can be asked for metadata.
+        # Without a manager (as in kafka-python's own tests) nobody can be asked for metadata.
         self._connections = getattr(self._metadata, "_manager", None)
         self._watches = {
             kind: CoordinatorWatch(self._connections, self.transactional_id or "", topic)
@@ -72,13 +72,11 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
         }
         self._completion: tuple[str, _WatchedResult] | None = None
         self._offset_commit: tuple[tuple[dict[Any, Any], Any], _WatchedResult] | None = None
-        self._is_copy_left = False  # of a request of this transaction, in some broker
+        self._is_copy_left = False  # a request of this transaction may still be in some broker
         self._offsets_left: dict[tuple[str, Any], Any] = {}  # by group and partition: what a copy would commit
         config = getattr(self._connections, "config", {})
         self._max_block = config.get("max_block_ms", _MAX_BLOCK_MS) / 1000
-        self.is_bounded = (
-            False  # the calls that wait, by `max_block`: a request's end would end kafka-python's producer
-        )
+        self.is_bounded = False  # `max_block` bounds waiting calls: a request's end would end kafka-python's producer
         self._fence: _WatchedResult | None = None
 
     def initialize_transactions(self) -> Any:
@@ -86,8 +84,8 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
         return _WatchedResult(super().initialize_transactions(), self, "initialization")
 
     def begin_transaction(self) -> None:
-        """Begins a transaction, once nothing of an earlier one can end it any more."""
-        with self._lock:  # which is held from a transaction's end until its fence is there
+        """Begins a transaction, once no copy of an earlier request can end it."""
+        with self._lock:  # which is held from a transaction's end until its fence exists
             fence = self._fence
         if fence is not None:
             fence.wait()
@@ -97,30 +95,30 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
         self._offsets_left.clear()
 
     def begin_commit(self) -> Any:
-        """Starts the commit, or goes on with the one that was begun; returns what to wait for."""
+        """Starts the commit, or resumes the one that was begun; returns what to wait for."""
         return self._complete("commit", super().begin_commit)
 
     def begin_abort(self) -> Any:
-        """Starts the abort, or goes on with the one that was begun; returns what to wait for."""
+        """Starts the abort, or resumes the one that was begun; returns what to wait for."""
         return self._complete("abort", super().begin_abort)
 
     def send_offsets_to_transaction(self, offsets: Any, group_metadata: Any) -> Any:
         """Adds offsets of a group once those of an earlier call are added; returns what to wait for.
 
-        Raises what the earlier call ends with, and KafkaError where a copy of it could undo these offsets.
+        Raises the error of the earlier call, and KafkaError where a copy of it could undo these offsets.
         """
         call = (dict(offsets), group_metadata)
         while True:
             with self._lock:
                 if self._current_state != TransactionState.IN_TRANSACTION:
-                    return super().send_offsets_to_transaction(*call)  # raises why it does not
+                    return super().send_offsets_to_transaction(*call)  # raises the reason
                 earlier = self._offset_commit
                 if earlier is not None and not earlier[1].is_told and earlier[0] == call:
                     return earlier[1]
                 self._refuse_to_be_undone(*call)
                 if earlier is None or earlier[1].is_told:
                     result = super().send_offsets_to_transaction(*call)
-                    # kafka-python sends what an aborted transaction has left there with the next offsets.
+                    # kafka-python would send what an aborted transaction has left there with the next offsets.
                     self._pending_txn_offset_commits.clear()
                     self._offset_commit = (call, _WatchedResult(result, self, "offset commit"))
                     return self._offset_commit[1]
@@ -132,9 +130,9 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
             left = self._offsets_left.get((group, partition), offset)
             if left != offset:
                 error = Errors.KafkaError(
-                    f"{self.transactional_id}: the response to the offset {left.offset} of {partition.topic}-"
-                    f"{partition.partition} in group {group} was lost, and it may yet be carried out after"
-                    f" {offset.offset} and undo it: abort the transaction, and send all that is in it in a new one"
+                    f"{self.transactional_id}: the response to the commit of offset {left.offset} of {partition.topic}-"
+                    f"{partition.partition} in group {group} was lost; that commit may still run after that of"
+                    f" offset {offset.offset} and undo it: abort the transaction, and send all that is in it in a new one"
                 )
                 self.transition_to_abortable_error(error)
                 raise error
@@ -161,12 +159,12 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
     # -- what became of it ------------------------------------------------------
 
     def repeated_ends(self) -> int:
-        """How often an EndTxn was sent again below this layer, on the connection that had lost its answer."""
+        """How often an EndTxn was sent again below this layer, on the connection that had lost its response."""
         counters = getattr(self._connections, "recovery_counters", None)
         return 0 if counters is None else int(counters.of("requeued", "EndTxn"))
 
     def leave_copy(self, request: Any = None) -> None:
-        """A request of this transaction may still be carried out, at any time."""
+        """Notes that a request of this transaction may still run, at any time."""
         self._is_copy_left = True
         if isinstance(request, TxnOffsetCommitHandler):
             with self._lock:
@@ -181,14 +179,14 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
                 self._raise_epoch()
 
     def ask_for_owner(self, abort: Any) -> bool:
-        """Whether it is asked why an abort is refused for its epoch; that ends the abort, then."""
+        """Asks why an abort is refused for its epoch, if a broker can tell; True: the response ends the abort."""
         is_told: bool = self._api_version >= _TELLS_AGE_FROM_OWNER
         if is_told:
             self._enqueue_request(_OwnerHandler(self, abort.result))
         return is_told
 
     def abort_by_epoch(self, result: Any) -> None:
-        """Ends a transaction that the broker has aborted; `result` is done when the next epoch is given, or refused."""
+        """Ends a transaction that the broker has aborted; `result` is done when the next epoch is given or refused."""
         with self._lock:
             super()._complete_transaction()
             self._is_copy_left = False
@@ -205,23 +203,23 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
         self._enqueue_request(request)
 
     def classify_batch_error(self, error: Any, batch: Any, log_start_offset: int = -1) -> Any:
-        """What a record that failed means; in a transaction, that it must be aborted."""
+        """What a failed record means: in a transaction, that the transaction must be aborted."""
         found = super().classify_batch_error(error, batch, log_start_offset=log_start_offset)
         if not self.is_transactional() or found == self.ERROR_CLASS_FATAL:
             return found
         if self.has_fatal_error():
             return self.ERROR_CLASS_FATAL
-        # The records may be in the log, or come there yet: the next transaction begins with another epoch.
+        # The records may be in the log, or may still get there: the next transaction begins with another epoch.
         self.leave_copy()
         return self.ERROR_CLASS_ABORTABLE
 
     def reset_producer_id(self) -> None:
-        """Makes an idempotent producer begin anew; a transactional one does by aborting."""
+        """Makes an idempotent producer start over; a transactional one does so by aborting."""
         if not self.is_transactional():
             super().reset_producer_id()
 
     def _restart_epoch_bump_without_producer_id(self, transaction_timeout_ms: Any, result: Any) -> None:
-        """Called where the broker refuses our epoch: somebody has taken over, and keeps what he has."""
+        """Called where the broker refuses our epoch: somebody has taken over, and keeps the transactional.id."""
         if not self.is_transactional():
             super()._restart_epoch_bump_without_producer_id(transaction_timeout_ms, result)
             return
@@ -234,9 +232,9 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
     def lookup_coordinator_for_request(self, request: Any) -> None:
         """Called by kafka-python's sender with a request that it cannot send.
 
-        Where the coordinator is known and refuses the connection, the sender then
+        Where the coordinator is known but refuses the connection, the sender then
         forgets the request (Sender._maybe_send_pending_request, up to 3.0.12), and a
-        commit would wait for ever, even once the coordinator is back.
+        commit would wait for ever, even after the coordinator is back.
         """
         is_forgotten = self.coordinator(request.coordinator_type) is not None
         super().lookup_coordinator_for_request(request)
@@ -266,12 +264,12 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
         super()._enqueue_request(request_handler)
 
     def answered(self) -> None:
-        """A request to a coordinator has been answered."""
+        """Notes that a coordinator has responded to a request."""
         for watch in self._watches.values():
             watch.answered()
 
     def say_what_is_wrong(self, is_last_chance: bool) -> None:
-        """Has a coordinator that is away looked up; raises what was found if the policy, or a call's end, says so."""
+        """Has an absent coordinator looked up; raises what was found if the policy, or a call's end, asks for it."""
         if self._connections is None:
             return
         for kind, watch in self._watches.items():
@@ -287,7 +285,7 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
 
 
 class _OwnerHandler(TxnRequestHandler):  # type: ignore[misc]  # kafka-python is untyped
-    """Asks the coordinator whether it has aborted our transaction, or somebody owns the transactional.id (KIP-664)."""
+    """Asks the coordinator whether it aborted our transaction, or somebody owns the transactional.id (KIP-664)."""
 
     def __init__(self, owner: TolerantTransactionManager, result: Any) -> None:
         super().__init__(owner, result=result)
@@ -295,11 +293,11 @@ class _OwnerHandler(TxnRequestHandler):  # type: ignore[misc]  # kafka-python is
 
     @property
     def priority(self) -> Any:
-        """As of what follows it."""
+        """That of the request that follows it."""
         return Priority.INIT_PRODUCER_ID
 
     def handle_response(self, response: Any) -> None:
-        """Goes on to the next epoch, or ends the producer."""
+        """Continues with the next epoch, or ends the producer."""
         (found,) = response.transaction_states
         error = Errors.for_code(found.error_code)
         if issubclass(error, Errors.RetriableError):
@@ -311,12 +309,12 @@ class _OwnerHandler(TxnRequestHandler):  # type: ignore[misc]  # kafka-python is
             self.fatal_error(Errors.ProducerFencedError())
 
     def _is_next_of_ours(self, found: Any) -> bool:
-        """Whether the coordinator has raised the epoch once, as an abort for its age does: a new owner raises it, too."""
+        """Whether the coordinator has raised the epoch once, as an abort for age does: a new owner raises it, too."""
         return bool((found.producer_id, found.producer_epoch) == (self.producer_id, self.producer_epoch + 1))
 
 
 class _Ending:
-    """What one request of kafka-python does about its end, in place of its handler's own methods."""
+    """Handles the end of one request of kafka-python, in place of its handler's own methods."""
 
     def __init__(self, handler: Any) -> None:
         self._handler = handler
@@ -327,24 +325,24 @@ class _Ending:
         handler.fail = self.fail
 
     def on_complete(self, correlation_id: int, outcome: Any) -> None:
-        """Takes the answer, or what ended the connection: all of it means to try again."""
+        """Takes the response, or the error that ended the connection, which always means to try again."""
         if isinstance(outcome, (Errors.RetriableError, Errors.InvalidReceiveError)):
             if _ends_stocks_producer(outcome):
                 self._handler.transaction_manager.is_bounded = True
-            # Of a lookup nothing can be left, an InitProducerId cannot be fenced by another one.
+            # A lookup leaves nothing behind, and an InitProducerId cannot be fenced by another one.
             is_harmless = isinstance(self._handler, (FindCoordinatorHandler, InitProducerIdHandler, _OwnerHandler))
             if not is_harmless and not isinstance(outcome, Errors.NodeNotReadyError):
                 self._is_copy_left = True
                 self._handler.transaction_manager.leave_copy(self._handler)
             outcome = Errors.KafkaConnectionError(str(outcome))
         elif not isinstance(outcome, Exception) and not isinstance(self._handler, FindCoordinatorHandler):
-            # A coordinator has responded: the calls wait as kafka-python's do.  Any broker responds to a lookup, also while
-            # the coordinator itself is frozen.
+            # A coordinator has responded: the calls wait as kafka-python's do.  A lookup does not count: any broker
+            # responds to it, also while the coordinator itself is frozen.
             self._handler.transaction_manager.is_bounded = False
         type(self._handler).on_complete(self._handler, correlation_id, outcome)
 
     def fatal_error(self, error: Exception) -> None:
-        """Ends the producer; but an abort that is refused for its epoch asks why."""
+        """Ends the producer; but an abort that is refused for its epoch first asks why."""
         handler = self._handler
         is_refused = isinstance(handler, EndTxnHandler) and isinstance(error, Errors.ProducerFencedError)
         if is_refused and not handler.request.committed and handler.transaction_manager.ask_for_owner(handler):
@@ -352,7 +350,7 @@ class _Ending:
         type(handler).fatal_error(handler, self._meaning(error))
 
     def fail(self, error: Exception) -> None:
-        """Ends this request: the producer has ended."""
+        """Ends this request, because the producer has ended."""
         type(self._handler).fail(self._handler, self._meaning(error))
 
     def _meaning(self, error: Exception) -> Exception:
@@ -362,9 +360,9 @@ class _Ending:
         if not self._is_copy_left and handler.transaction_manager.repeated_ends() == self._repeats_before:
             return error
         unknown = TransactionOutcomeUnknownError(
-            f"{handler.transactional_id}: the answer to the commit was lost, and its repeat failed ({error}): it may or"
-            " may not be committed. Make a new producer, and read the topic, or the offsets that were committed with"
-            " it, to know"
+            f"{handler.transactional_id}: the response to the commit was lost, and its repeat failed ({error}): the"
+            " transaction may or may not be committed. Make a new producer, and read the topic, or the offsets that"
+            " were committed with it, to find out"
         )
         unknown.__cause__ = error
         return unknown
@@ -376,28 +374,28 @@ def _ends_stocks_producer(outcome: Exception) -> bool:
 
 
 class _WatchedResult:
-    """kafka-python's TransactionalRequestResult, whose wait looks after the coordinator; `what` is what it is of."""
+    """kafka-python's TransactionalRequestResult, whose wait also watches the coordinator; `what` names the request."""
 
     def __init__(self, result: Any, owner: TolerantTransactionManager, what: str) -> None:
         self._result = result
         self._owner = owner
         self._what = what
-        self.is_told = False  # to a caller
+        self.is_told = False  # whether a caller knows its end
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._result, name)
 
     def wait(self, timeout_ms: float | None = None) -> bool:
-        """True when the request has been answered, False when `timeout_ms` passed.
+        """True when the request is done, False when `timeout_ms` passed.
 
         Raises the request's own error, CoordinatorUnavailableError, without `timeout_ms` KafkaTimeoutError, and
-        where the producer was closed TransactionOutcomeUnknownError (a commit) or KafkaError.
+        after the producer was closed TransactionOutcomeUnknownError (for a commit) or KafkaError.
         """
         began = time.monotonic()
         while True:
             longest = self._owner.max_wait() if timeout_ms is None else timeout_ms / 1000
             left = max(0.0, began + longest - time.monotonic())
-            is_closed = self._owner.is_closed  # what was done before that is seen below
+            is_closed = self._owner.is_closed  # read first: what was done before the close is seen below
             if self._is_done(min(_LOOK_EVERY, left)):
                 self._owner.answered()
                 return True
@@ -408,7 +406,7 @@ class _WatchedResult:
                 return False
             if left == 0:
                 raise Errors.KafkaTimeoutError(
-                    f"{self._owner.transactional_id}: the {self._what} has not been answered in {longest:.1f} s"
+                    f"{self._owner.transactional_id}: no response to the {self._what} within {longest:.1f} s"
                     " (max_block_ms); make the same call again to wait for it again"
                 )
 
@@ -424,7 +422,7 @@ class _WatchedResult:
         name = self._owner.transactional_id
         if self._what == "commit":
             return TransactionOutcomeUnknownError(
-                f"{name}: the producer was closed before the commit was answered: it may or may not be committed. Read"
-                " the topic, or the offsets that were committed with it, to know"
+                f"{name}: the producer was closed before the response to the commit arrived: the transaction may or may"
+                " not be committed. Read the topic, or the offsets that were committed with it, to find out"
             )
-        return Errors.KafkaError(f"{name}: the producer was closed before the {self._what} was answered")
+        return Errors.KafkaError(f"{name}: the producer was closed before the response to the {self._what} arrived")

@@ -1,11 +1,11 @@
-"""kafka-python's transports with large reads into place and gathered writes.
+"""kafka-python's transports with large reads into their final buffers and gathered writes.
 
 Laws:
-- Bytes are received where the frame assembler wants them, never joined.
+- Bytes are received where the frame assembler wants them, and never joined.
 - Frames that arrived before an error are delivered before the error.
-- One connection may not keep the event loop for itself: a turn ends after
+- One connection must not keep the event loop to itself: a turn ends after
   `_TURN_BYTES`.
-- Buffers given to `writelines` are sent from where they are.
+- Buffers given to `writelines` are sent without being copied.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 
 _TURN_BYTES = 4 << 20
 _WAKE_BYTES = 1 << 20
-_LOW_WATER_SINCE = (4, 18)  # Linux: before, a mark above what the receive buffer holds is never reached
+_LOW_WATER_SINCE = (4, 18)  # Linux: older kernels never reach a mark above what the receive buffer holds
 _MAX_BUFFERS = 512  # of one sendmsg; Linux and macOS allow 1024 (IOV_MAX)
 _AGAIN = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def heeds_low_water(platform: str, release: str) -> bool:
-    """Whether poll() sleeps until SO_RCVLOWAT is there, and buffers grow to it (tcp(7), socket(7))."""
+    """Whether poll() sleeps until SO_RCVLOWAT bytes are there, and receive buffers grow to it (tcp(7), socket(7))."""
     numbers = re.match(r"(\d+)\.(\d+)", release)
     return platform == "linux" and numbers is not None and tuple(map(int, numbers.groups())) >= _LOW_WATER_SINCE
 
@@ -46,16 +46,16 @@ _HAS_LOW_WATER = heeds_low_water(sys.platform, os.uname().release if hasattr(os,
 
 
 class QuietSocket(socket.socket):
-    """A socket whose repr asks the kernel nothing.
+    """A socket whose repr makes no system call.
 
     selectors formats the socket into a KeyError that kafka-python's event loop
-    provokes for every wait; socket.socket's repr costs two system calls, and
-    each of them may lose the interpreter lock to a busy thread for 5 ms.
+    provokes on every wait.  socket.socket's repr costs two system calls, and each
+    of them may lose the interpreter lock to a busy thread for 5 ms.
     """
 
     @classmethod
     def taking_over(cls, sock: socket.socket) -> QuietSocket:
-        """The same connection in a non-blocking socket of this class; the old object is done with."""
+        """The same connection in a non-blocking socket of this class; the old object is unusable afterwards."""
         family, kind, proto = sock.family, sock.type, sock.proto
         quiet = cls(family, kind, proto, fileno=sock.detach())
         quiet.setblocking(False)
@@ -69,23 +69,23 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
     """A plain socket; `assembler` is set by the connection before reading starts."""
 
     assembler: FrameAssembler
-    sent_bytes = 0  # that the kernel has taken
-    _is_short_read_empty = True  # a read that fills less than it could has emptied the socket
+    sent_bytes = 0  # taken by the kernel
+    _is_short_read_empty = True  # a read that does not fill its buffer has emptied the socket
     _low_water = 1
     guards: Sequence[Callable[[], bool]] = ()
 
     async def handshake(self, timeout_at: float | None = None) -> None:
-        """Nothing to agree on in the clear."""
+        """Does nothing: plaintext needs no handshake."""
 
     async def _read_from_sock(self) -> None:
         while self._read and not self._closed:
             self._sleep_through(min(self.assembler.missing, _WAKE_BYTES))
             await self._net.wait_read(self._sock)
             while self._read and not self._closed and self._take_turn():
-                await self._net.sleep(0)  # more is waiting where select() may not see it
+                await self._net.sleep(0)  # more is waiting, where select() may not see it
 
     def _sleep_through(self, size: int) -> None:
-        """Asks the kernel to wake us for `size` bytes at a time: a large frame is read in few turns."""
+        """Asks the kernel to wake us for `size` bytes at once, so that a large frame is read in few turns."""
         if size != self._low_water and _HAS_LOW_WATER:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             self._low_water = size
@@ -100,12 +100,12 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
             except _AGAIN:
                 return False
             except Exception as error:
-                log.debug("%s: receiving failed: %s", self, error)  # whoever waits for a response is told, and says so
+                log.debug("%s: receiving failed: %s", self, error)  # whoever waits for a response gets this error
                 self.abort(Errors.KafkaConnectionError(f"receiving failed: {error}"))
                 return False
             if size == 0:
                 if taken:
-                    return True  # a last answer, such as why a login failed, is heard before the end
+                    return True  # a last response, such as why a login failed, is handled before the end
                 self.abort(Errors.KafkaConnectionError("the broker closed the connection"))
                 return False
             taken += size
@@ -130,17 +130,17 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
                 protocol.frames_received(frames, self.last_read)
             except Exception as error:
                 # A caller's callback failed: its connection ends, not the event loop.
-                log.exception("%s: handling an answer failed", self)
-                self.abort(Errors.KafkaConnectionError(f"handling an answer failed: {type(error).__name__}"))
+                log.exception("%s: handling a response failed", self)
+                self.abort(Errors.KafkaConnectionError(f"handling a response failed: {type(error).__name__}"))
 
     def writelines(self, list_of_data: Any) -> None:
-        """Writes buffers from where they are; a closing transport only flushes what it has."""
+        """Writes buffers without joining them; a closing transport only flushes what it has."""
         if not self._closed:
             for data in filter(len, list_of_data):
                 self.write(data)
 
     def abort(self, error: Exception | None = None) -> None:
-        """Closes at once, also a transport that is closing and whose last bytes nobody reads."""
+        """Closes at once, even a transport that is already closing and whose last bytes nobody reads."""
         if self._closed and self._sock is not None:
             self._write_buffer.clear()
             self._close(error)
@@ -169,7 +169,7 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
                 self._sock.shutdown(socket.SHUT_WR)
 
     def _sock_send(self) -> tuple[int, Exception | None]:
-        """Sends as many buffers as the socket takes; (bytes sent, error or None)."""
+        """Sends as many buffers as the socket takes; returns (bytes sent, error or None)."""
         if self._sock is None:
             return 0, Errors.KafkaConnectionError("connection closed while sending")
         waiting = self._write_buffer
@@ -205,10 +205,10 @@ class TolerantSSLTransport(TolerantTCPTransport, KafkaSSLTransport):  # type: ig
     _is_short_read_empty = False
 
     def _sleep_through(self, size: int) -> None:
-        """Never: part of what is missing may be inside OpenSSL, and would not come again."""
+        """Does nothing: part of what is missing may already be inside OpenSSL, and would not wake us."""
 
     async def handshake(self, timeout_at: float | None = None) -> None:
-        """Agrees on TLS; raises KafkaTimeoutError at `timeout_at`, as a listener without TLS may just wait for more."""
+        """Agrees on TLS; raises KafkaTimeoutError at `timeout_at`: a listener without TLS may just wait for more."""
         while True:
             try:
                 self._sock.do_handshake()

@@ -100,7 +100,7 @@ def test_error_names_group_partition_leader_replicas_isr_time_and_the_broker_to_
     message = str(error)
     assert "Group 'hello' has had no coordinator for 31.0 s" in message
     assert "__consumer_offsets-22 (of 50 partitions), replicas 2, 3, in sync 2, and that partition has no" in message
-    assert "Start broker 2, or if that cannot be, reassign partition __consumer_offsets-22" in message
+    assert "Start broker 2; if that is impossible, reassign partition __consumer_offsets-22" in message
     assert "unclean election of broker 3 would lose" in message
     assert message.endswith("Last failure: COORDINATOR_NOT_AVAILABLE")
 
@@ -109,7 +109,7 @@ def test_error_names_group_partition_leader_replicas_isr_time_and_the_broker_to_
     ("answer", "says"),
     [
         (metadata(-1, [2, 3], [], [1]), "Start one of the brokers 2, 3"),
-        (metadata(-1, [2, 3], [2, 3], [1, 2, 3]), "look for an offline log directory"),
+        (metadata(-1, [2, 3], [2, 3], [1, 2, 3]), "check for an offline log directory"),
         (metadata(2, [2, 3], [2, 3], [2, 3]), "its leader, broker 2 at b:9092, does not serve it"),
         (metadata(2, [2, 3], [2, 3], [2, 3]), "move the leadership of __consumer_offsets-22 to broker 3"),
         (metadata(2, [2, 3], [2, 3], [3]), "broker 2 at an address that is not in the metadata"),

@@ -414,7 +414,7 @@ def test_what_waits_when_the_producer_is_closed_fails_and_a_commit_is_unknown() 
     transactions._connections.closed = True
     with pytest.raises(TransactionOutcomeUnknownError, match="may or may not be committed"):
         commit.wait()
-    with pytest.raises(Errors.KafkaError, match="closed before the offset commit"):
+    with pytest.raises(Errors.KafkaError, match="closed before the response to the offset commit arrived"):
         offsets.wait()
 
 
