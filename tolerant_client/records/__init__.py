@@ -1,1 +1,1 @@
-"""Bytes to records to Arrow, and back: pure."""
+"""Bytes to records to Arrow and back, without I/O."""

@@ -1,10 +1,10 @@
 """Record batches to Arrow: the columns of Spark's Kafka source, decoded with numpy.
 
 Laws:
-- The result equals decode_records, record by record.  Anything that does not
-  add up is given to decode_records, so both raise the same RecordBatchError.
-- No Python object is made per record, except where records are found whose
-  lengths vary (one integer each), and none is kept.
+- The result equals decode_records, record by record.  The plain decoder reads every
+  batch that looks damaged, so both paths raise the same RecordBatchError.
+- No Python object is made per record, except one integer for each record while
+  records of varying lengths are found; none is kept.
 - Memory is bounded: iter_arrow holds at most `target_bytes` of decompressed
   records plus one batch, and a batch is bounded by codecs.decompress; the columns
   of a large batch are made in slices (batch_columns.iter_columns).
@@ -41,15 +41,15 @@ SCHEMA: Final = pa.schema(
 )
 SCHEMA_WITH_HEADERS: Final = SCHEMA.append(pa.field("headers", HEADERS))
 LEADER_EPOCH: Final = pa.field("leaderEpoch", pa.int32())
-# Every column that can be asked for; a schema with some of these fields, in any order, is a selection.
+# Every column that a caller can request; a schema may have any of these fields, in any order.
 ALL_COLUMNS: Final = SCHEMA_WITH_HEADERS.append(LEADER_EPOCH)
 
 TARGET_BYTES: Final = 8 * 1024 * 1024
-HEADER_BYTES: Final = 64  # that a header takes while it becomes a part of a column, besides its name and its value
+HEADER_BYTES: Final = 64  # memory per header while its column is built, besides its name and its value
 
-_HEADERS_AT_ONCE: Final = 1 << 18  # what gathering takes besides its result
-_RECORDS_AT_ONCE: Final = 1 << 14  # as Python objects...
-_RECORD_BYTES_AT_ONCE: Final = 1 << 20  # ...and their bytes: a small header takes fifty times its own
+_HEADERS_AT_ONCE: Final = 1 << 18  # bounds the memory that gathering takes besides its result
+_RECORDS_AT_ONCE: Final = 1 << 14  # records held as Python objects...
+_RECORD_BYTES_AT_ONCE: Final = 1 << 20  # ...and their bytes: a small header object takes fifty times its encoded size
 _MAX_MICROS_MS: Final = (2**63 - 1) // 1000
 
 
@@ -66,8 +66,9 @@ def iter_arrow(
 ) -> Iterator[pa.RecordBatch]:
     """The records of `batches` within [from_offset, until_offset), in pieces of bounded size.
 
-    Control batches are skipped.  Empty pieces are not yielded.  Where headers are asked for, a record with more than
-    `most_headers` is a RecordBatchError, once those before it are yielded; each takes up to HEADER_BYTES meanwhile.
+    Control batches are skipped.  Empty pieces are not yielded.  If `schema` has headers, a record with more than
+    `most_headers` raises RecordBatchError after the records before it are yielded; each header takes up to HEADER_BYTES
+    of memory meanwhile.
     """
     for sections in _joinable(batches, from_offset, until_offset, target_bytes):
         begin = from_offset
@@ -79,7 +80,7 @@ def iter_arrow(
                     yield columns_to_arrow(columns, kept, topic, partition, schema)
                     begin = int(offsets[kept[-1]]) + 1
         except Doubt:
-            # Decoding record by record reads what the fast path leaves, and where it raises, that is the error to raise.
+            # The plain decoder reads the rows that the fast path did not yield; an error that it raises is the caller's.
             found = (row for each in sections for row in plain_rows(*each, begin, most_headers))
             rows = (row for row in found if begin <= row.record.offset < until_offset)
             for some in in_lists(rows, _RECORDS_AT_ONCE, _RECORD_BYTES_AT_ONCE):
@@ -89,7 +90,10 @@ def iter_arrow(
 def _joinable(
     batches: Iterable[tuple[BatchHeader, memoryview]], from_offset: int, until_offset: int, target_bytes: int
 ) -> Iterator[list[tuple[BatchHeader, memoryview, memoryview]]]:
-    """Batches with data in that range and their records decompressed, as many together as are bounded, of one format."""
+    """Groups of batches of one format with data in that range, each with its records decompressed.
+
+    A group has at most `target_bytes` of decompressed records, or one batch.
+    """
     sections: list[tuple[BatchHeader, memoryview, memoryview]] = []
     size = 0
     for header, batch in batches:
@@ -127,7 +131,7 @@ def _columns(
 def columns_to_arrow(
     columns: BatchColumns, kept: Int64s, topic: str, partition: int, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """The rows `kept` (ascending), as the fields of `schema`; `columns` must have been read with headers if it has them."""
+    """The rows `kept` (ascending) as the fields of `schema`; if it has headers, `columns` must have been read with them."""
     is_whole = len(kept) == len(columns.offsets)
     buffer = pa.py_buffer(columns.joined)
     fields, epochs = columns.fields, columns.headers["partition_leader_epoch"]
@@ -150,16 +154,16 @@ def columns_to_arrow(
 def _batch(
     arrays: dict[str, Callable[[], Any]], topic: str, partition: int, rows: int, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """The fields of `schema`, of `arrays` and those that are the same in all rows."""
+    """A batch with the fields of `schema`: those in `arrays`, and topic and partition, which are the same in all rows."""
     arrays["topic"] = lambda: pa.repeat(pa.scalar(topic, pa.string()), rows)
     arrays["partition"] = lambda: pa.array(np.full(rows, partition, np.int32))
     if unknown := [name for name in schema.names if name not in arrays]:
-        raise ValueError(f"there is no column {unknown[0]!r}; known are {', '.join(ALL_COLUMNS.names)}")
+        raise ValueError(f"unknown column {unknown[0]!r}; the known columns are {', '.join(ALL_COLUMNS.names)}")
     return pa.RecordBatch.from_arrays([arrays[name]() for name in schema.names], schema=schema)
 
 
 def timestamps_to_arrow(offsets: Int64s, timestamps: Int64s) -> Any:
-    """Milliseconds as TIMESTAMP; raises RecordBatchError, naming the offset, for what does not fit into microseconds."""
+    """Milliseconds as TIMESTAMP; raises RecordBatchError with the offset if one does not fit into int64 microseconds."""
     if len(timestamps) and (timestamps.max() > _MAX_MICROS_MS or timestamps.min() < -_MAX_MICROS_MS):
         beyond = (timestamps > _MAX_MICROS_MS) | (timestamps < -_MAX_MICROS_MS)
         offset = int(offsets[int(beyond.argmax())])
@@ -170,8 +174,8 @@ def timestamps_to_arrow(offsets: Int64s, timestamps: Int64s) -> Any:
 def gather(buffer: Any, start: Int64s | Int32s, length: Int64s | Int32s, kept: Int64s) -> Any:
     """A binary column of the pieces at `start`, for the rows `kept`.
 
-    The section itself, cut at every start and end, is a binary array whose
-    even elements are the pieces: Arrow copies those, in native code.
+    The section cut at every start and end is a binary array whose even
+    elements are the pieces: Arrow copies those in native code.
     """
     if not len(length) or length.max() < 0:
         return pa.nulls(len(kept), pa.binary())
@@ -205,24 +209,24 @@ def _header_names(keys: Any) -> Any:
     try:
         return keys.cast(pa.string())
     except pa.ArrowInvalid:
-        # Java's String(bytes, UTF_8) replaces what is no UTF-8, and so does Spark's own source.
+        # Java's String(bytes, UTF_8) replaces bytes that are not UTF-8, and so does Spark's own source.
         return pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
 
 
 def _list_column(offsets: npt.NDArray[np.int32], keys: Sequence[Any], values: Sequence[Any]) -> Any:
-    """The lists that end at `offsets`, of header names and values in parts."""
+    """Lists of headers; list n ends at offsets[n + 1] of the concatenated names and values."""
     names = pa.concat_arrays([pa.array([], pa.string()), *keys])
     entries = pa.StructArray.from_arrays(
         [names, pa.concat_arrays([pa.array([], pa.binary()), *values])], fields=list(HEADERS.value_type)
     )
-    # A record without headers has none, as in Spark's own source (KafkaRecordToRowConverter.scala).
+    # A record without headers is null here, as in Spark's own source (KafkaRecordToRowConverter.scala).
     return pa.ListArray.from_arrays(
         pa.array(offsets), entries, type=HEADERS, mask=pa.array(offsets[1:] == offsets[:-1])
     )
 
 
 class PlainRow(NamedTuple):
-    """A record that was decoded alone."""
+    """A record from the plain decoder."""
 
     record: Record
     kind: int  # of its timestamp; NO_TIMESTAMP_TYPE in v0
@@ -234,9 +238,9 @@ class PlainRow(NamedTuple):
 def plain_rows(
     header: BatchHeader, batch: memoryview, section: memoryview, from_offset: int, most_headers: int = MAX_HEADERS
 ) -> Iterator[PlainRow]:
-    """The records of one batch, or of one set of messages; `section` is what it unfolds to.
+    """The records of one batch, or of one set of messages; `section` holds them decompressed.
 
-    Those of a batch below `from_offset` have no headers.  Raises RecordBatchError.
+    The records of a batch below `from_offset` come without their headers.  Raises RecordBatchError.
     """
     epoch = header.partition_leader_epoch
     if header.magic < 2:
@@ -248,7 +252,7 @@ def plain_rows(
 
 
 def in_lists(rows: Iterator[PlainRow], most: int, most_bytes: int) -> Iterator[list[PlainRow]]:
-    """As many rows at once as are bounded; what comes before an error is given before it is raised."""
+    """The rows in lists of at most `most` rows and about `most_bytes`; the rows before an error are yielded first."""
     found: list[PlainRow] = []
     size = 0
     try:
@@ -267,7 +271,7 @@ def in_lists(rows: Iterator[PlainRow], most: int, most_bytes: int) -> Iterator[l
 
 
 def rows_to_batch(rows: Sequence[PlainRow], topic: str, partition: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Records that exist as Python objects, at least one, as the fields of `schema`."""
+    """At least one record, already a Python object, as a batch with the fields of `schema`."""
     records, types, epochs, *_ = zip(*rows)
     offsets = np.array([record.offset for record in records], np.int64)
 

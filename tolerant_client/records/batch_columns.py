@@ -1,11 +1,11 @@
-"""The records of many batches as columns, found together with numpy, since numpy's cost is per call.
+"""The records of many batches as columns; numpy reads the batches together, since its cost is per call.
 
 Laws:
-- Columns say where keys, values and headers lie: in the fetch itself, unless a batch
-  of theirs was compressed; then all are copied into one buffer.
-- Bounded are bytes, rows and headers that are made columns of at once (iter_columns): the smallest record takes 7 bytes
+- Columns hold the positions of keys, values and headers in the fetch itself; if one of
+  the batches was compressed, all are copied into one buffer.
+- iter_columns bounds the bytes, rows and headers that become columns at once: the smallest record takes 7 bytes
   and its columns a hundred, the smallest header 2 and its columns 20.
-- What does not add up raises Doubt: the caller then decodes record by record,
+- Inconsistent data raises Doubt: the caller then decodes record by record,
   and that path finds the error to raise.
 """
 
@@ -31,7 +31,7 @@ from tolerant_client.records.record_fields import MAX_HEADERS, Fields, Places, f
 from tolerant_client.records.varint_columns import Bytes, Doubt, Int64s
 
 _HEADER_BYTES: Final = np.dtype(f"V{HEADER_SIZE}")
-HEADER: Final = np.dtype(  # as it lies in a batch
+HEADER: Final = np.dtype(  # the layout in a batch
     [
         ("base_offset", ">i8"),
         ("length", ">i4"),
@@ -50,7 +50,7 @@ HEADER: Final = np.dtype(  # as it lies in a batch
 )
 SLICE_BYTES: Final = 8 << 20  # of decompressed records
 SLICE_ROWS: Final = 1 << 16
-SLICE_HEADERS: Final = 1 << 18  # or those of one record
+SLICE_HEADERS: Final = 1 << 18  # or the headers of one record
 
 _INT64_MAX: Final = 2**63 - 1
 _SMALLEST_RECORD: Final = 7  # bytes: length, attributes, two deltas, two null lengths, header count
@@ -60,7 +60,7 @@ Headers = npt.NDArray[np.void]  # a row of HEADER for each batch
 
 
 class Sections(NamedTuple):
-    """The decompressed records of batches: those of batch n lie in `joined` from starts[n] to ends[n]."""
+    """The decompressed records of batches: the records of batch n are joined[starts[n]:ends[n]]."""
 
     headers: Headers
     joined: bytes | memoryview
@@ -68,11 +68,11 @@ class Sections(NamedTuple):
     ends: Int64s
 
 
-Chosen = tuple[int, memoryview | None]  # a batch of a run by its number, and its records if it was compressed
+Chosen = tuple[int, memoryview | None]  # a batch's number in a run, and its decompressed records if it was compressed
 
 
 class BatchColumns(NamedTuple):
-    """One row for each record; positions are those in `joined`."""
+    """One row for each record; positions are relative to `joined`."""
 
     joined: bytes | memoryview
     headers: Headers
@@ -84,7 +84,7 @@ class BatchColumns(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Batches one behind the other, that can be trusted as far as their headers tell."""
+    """Contiguous batches whose headers are sound."""
 
     records: bytes
     headers: Headers
@@ -92,7 +92,7 @@ class Run(NamedTuple):
     ends: Int64s
 
     def sections(self, chosen: Sequence[Chosen]) -> Sections:
-        """Those of some batches; nothing is copied unless one of them was compressed."""
+        """The sections of some batches; nothing is copied unless one of them was compressed."""
         numbers = [number for number, _ in chosen]
         headers, starts, ends = self.headers[numbers], self.starts[numbers] + HEADER_SIZE, self.ends[numbers]
         if all(section is None for _, section in chosen):
@@ -105,10 +105,10 @@ class Run(NamedTuple):
 def read_run(
     records: bytes, starts: Sequence[int], end: int, *, verify_crc: bool = True
 ) -> tuple[Run, RecordBatchError | None]:
-    """The batches that lie one behind the other at `starts` up to `end`, checked as iter_batches does.
+    """The contiguous batches that begin at `starts`, the last one up to `end`, checked as iter_batches checks them.
 
-    For many small batches, several times as fast.  Returns those before the
-    first that cannot be trusted, and the error that this one is.
+    This is several times as fast as iter_batches for many small batches.  Returns the
+    batches before the first that cannot be trusted, and the error of that one.
     """
     view = memoryview(records)
     bounds = np.array([*starts, end], np.int64)
@@ -134,7 +134,7 @@ def read_run(
 
 
 def _are_sound(headers: Headers) -> bool:
-    """False if one of them may be one that iter_batches does not trust."""
+    """Whether iter_batches would accept all of them; False also in doubt."""
     base, delta, count = headers["base_offset"], headers["last_offset_delta"], headers["record_count"]
     return bool(
         (headers["magic"] == 2).all()
@@ -145,7 +145,7 @@ def _are_sound(headers: Headers) -> bool:
 
 
 def batch_header(row: np.void) -> BatchHeader:
-    """A row of HEADER as record_batch has it."""
+    """A row of HEADER as a BatchHeader."""
     base_offset, length, *rest = row.item()
     return BatchHeader(base_offset, length + LOG_OVERHEAD, *rest)
 
@@ -166,13 +166,13 @@ def iter_columns(
     slice_bytes: int = SLICE_BYTES,
     most_headers: int = MAX_HEADERS,
 ) -> Iterator[BatchColumns]:
-    """The columns of batches with at least one record each, below 2 GiB in all, in slices.
+    """The columns of batches with at least one record each and less than 2 GiB in all, in slices.
 
-    A slice has at most SLICE_ROWS rows, and about `slice_bytes` or one record, and SLICE_HEADERS or those of one record.
-    Where records begin is worked out for all of them at once; their fields, which take many times more room, are not.
-    Headers are left out unless wanted, but looked at; those of records below `from_offset` are as if there were none,
-    since a record that cannot be read must not stop those behind it.
-    Raises Doubt, perhaps after some slices, also for a record with more than `most_headers`.
+    A slice has at most SLICE_ROWS rows, about `slice_bytes` or one record, and about SLICE_HEADERS or the headers of one
+    record.  Record boundaries are found for all batches at once; the fields, which take many times more memory, are
+    read slice by slice.  Headers are checked, but returned only with `include_headers`.  Records below `from_offset`
+    count as records without headers, and theirs are not checked: an unreadable record must not stop the ones after it.
+    Raises Doubt, perhaps after some slices, also for a record with more than `most_headers` if headers are included.
     """
     headers, joined, starts, ends = sections
     counts = headers["record_count"].astype(np.int64)
@@ -195,7 +195,7 @@ def iter_columns(
 
 
 def spans(weights: Int64s, most: int, most_rows: int) -> list[tuple[int, int]]:
-    """Neighbours that weigh about `most` together, as half-open ranges: one alone where it weighs more."""
+    """Half-open ranges of rows that together weigh about `most`, at most `most_rows` each; a heavier row is alone."""
     if len(weights) <= most_rows and int(weights.sum()) <= most:
         return [(0, len(weights))]
     number = (np.cumsum(weights) - weights) // max(most, 1)
@@ -205,7 +205,7 @@ def spans(weights: Int64s, most: int, most_rows: int) -> list[tuple[int, int]]:
 
 
 def _part(sections: Sections, counts: Int64s, first: int, stop: int) -> tuple[Sections, Int64s, bool]:
-    """The batches that rows `first` to `stop` are of, how many of each, and whether the first is not its batch's first."""
+    """The batches of rows `first` to `stop`, the rows of each, and whether row `first` is inside its batch, not its first."""
     headers, joined, starts, ends = sections
     tails = np.cumsum(counts)
     a, b = np.searchsorted(tails, (first, stop - 1), "right").tolist()
@@ -218,7 +218,7 @@ def _part(sections: Sections, counts: Int64s, first: int, stop: int) -> tuple[Se
 def _with_headers(
     sections: Sections, data: Bytes, whole: BatchColumns, include_headers: bool, from_offset: int, most: int
 ) -> Iterator[BatchColumns]:
-    """The rows of `whole` with their headers, as many at once as are bounded."""
+    """The rows of `whole` with their headers if included, about SLICE_HEADERS headers at once."""
     passed = int(np.searchsorted(whole.offsets, from_offset))
     if passed:
         whole.fields.header_count[:passed] = 0

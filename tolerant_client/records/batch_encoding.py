@@ -1,16 +1,16 @@
-"""Arrow columns to record batches of message format v2: what arrow.py reads, written.
+"""Encodes Arrow columns as record batches of message format v2: the inverse of arrow.py.
 
 Laws:
 - The records are byte for byte those of record_batch.encode_batch, in the order of the rows.
 - No Python object is made per record, key, value or header.
-- A batch is never larger than it may be, unless it holds one record alone; what compression
-  would only make larger is left as it is.
-- Nothing is a batch yet: restamp gives it its producer and its CRC.
+- A batch never exceeds its size limit, unless it holds one record alone; a batch that
+  compression would not make smaller stays uncompressed.
+- The batches are incomplete: restamp writes the producer and the CRC.
 
-How it works: all that is not payload is a short run of varints in front of it.  numpy
-makes these runs, and one Arrow kernel joins, row by row, the header of a batch (empty
-except in its first row), the varints, the key, the varint between, the value and the
-headers.  What it leaves in memory is a row of whole batches, and each payload was copied once.
+How it works: everything but the payload is a short run of varints before it.  numpy
+makes these runs, and one Arrow kernel joins, row by row, the batch header (empty
+except in the first row of a batch), the varints, the key, the varint between, the value and the
+headers.  The result in memory is one whole batch after another, and each payload was copied once.
 
 The layout is in record_batch.py (KIP-98; org.apache.kafka.common.record.DefaultRecord).
 """
@@ -33,7 +33,7 @@ from tolerant_client.records.varint_columns import Int64s, Varints, varint_width
 
 MAX_BATCH_BYTES: Final = 1024 * 1024
 
-_WINDOW_BYTES: Final = 4 * 1024 * 1024  # joined at once: numpy's cost is per call, but what fits in a cache is faster
+_WINDOW_BYTES: Final = 4 * 1024 * 1024  # joined at once: numpy's cost is per call, but data in the cache is faster
 _LARGEST: Final = 2**31 - 1 - HEADER_SIZE  # lengths on the wire are int32
 _SMALLEST_RECORD: Final = 7  # bytes: length, attributes, two deltas, two null lengths, header count
 _NULL: Final = -1
@@ -48,7 +48,7 @@ class EncodedBatch(NamedTuple):
 
     `data` is writable, and shares its memory with other batches.  The records
     are rows first_row to first_row + record_count - 1 of the columns.
-    `uncompressed_size` counts the whole batch as it would be without a codec.
+    `uncompressed_size` is the size in bytes of the whole batch without a codec.
     """
 
     data: memoryview
@@ -68,18 +68,18 @@ def encode_groups(
     level: int | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
 ) -> Iterator[tuple[int, EncodedBatch]]:
-    """Rows sorted by partition as batches of at most `max_batch_bytes`, in order: no batch spans two groups.
+    """Rows sorted by partition as batches of at most `max_batch_bytes` before compression; no batch spans two groups.
 
-    Group g is the next group_rows[g] rows; the number of the group is yielded beside each batch.  One call is much
+    Group g is the next group_rows[g] rows; each batch is yielded with the number of its group.  One call is much
     cheaper than one for each partition when partitions have few rows.
 
     Keys and values are binary or string, also large; a null value is a tombstone.  Headers are
-    list<struct<key: string, value: binary>>, null for none, or binary: as they lie in records, their count first.
-    Timestamps are in ms, one for each row or one for all.  Raises ValueError for a header without a key and for a record
-    beyond 2 GiB, naming the row; CodecError for an unknown codec.
+    list<struct<key: string, value: binary>>, null for none, or binary: encoded as in records, their count first.
+    Timestamps are in ms, one for each row or one for all.  Raises ValueError, which names the row, for a header without
+    a key and for a record beyond 2 GiB; CodecError for an unknown codec.
     """
     if sum(group_rows) != len(values):
-        raise ValueError(f"groups of {sum(group_rows)} rows, but there are {len(values)}")
+        raise ValueError(f"the groups have {sum(group_rows)} rows, but the columns have {len(values)}")
     if not len(values):
         return
     columns = _columns(keys, values, headers, timestamps)
@@ -99,7 +99,7 @@ def encode_groups(
 
 
 def row_without_header_key(headers: pa.Array) -> int | None:
-    """The first row with a header that is null or has no key, which no record can hold; None if there is none."""
+    """The first row with a header that is null or has a null key, which no record can hold; None if there is none."""
     entries = headers.flatten()
     names = entries.field(0)
     if not (entries.null_count or names.null_count):
@@ -110,7 +110,7 @@ def row_without_header_key(headers: pa.Array) -> int | None:
 
 
 class _Columns(NamedTuple):
-    """The input in one Arrow type, with the length of each field; a field that no row has is None."""
+    """The input cast to one Arrow type, with the length of each field; a field that no row has is None."""
 
     rows: int
     type: Any  # pa.binary() or pa.large_binary()
@@ -118,8 +118,8 @@ class _Columns(NamedTuple):
     key_length: Varints
     values: Any
     value_length: Varints
-    headers: Any  # those of a row, encoded, without their count
-    header_count: Varints  # nothing where the headers came encoded, with it
+    headers: Any  # the encoded headers of a row, without their count, unless they came encoded with it
+    header_count: Varints  # zero bytes wide where the headers came encoded with their count
     payload: Int64s  # bytes of key, value and encoded headers
     timestamps: Int64s | int
 
@@ -180,7 +180,7 @@ def _lengths(column: Any) -> Int64s:
 
 
 def _encode_headers(headers: Any, counts: Int64s, kind: Any) -> Any:
-    """For each row its headers as they lie in a record, behind their count."""
+    """The headers of each row, encoded as in a record, without their count."""
     row = row_without_header_key(headers)
     if row is not None:
         raise ValueError(f"row {row} has a header without a key")
@@ -201,7 +201,7 @@ def _encode_headers(headers: Any, counts: Int64s, kind: Any) -> Any:
 
 
 def _size_bounds(columns: _Columns, room: int) -> Int64s:
-    """What each record takes at most, wherever in a batch of `room` bytes it comes to lie."""
+    """The most bytes that each record can take, at any position in a batch of `room` bytes."""
     most = min(columns.rows, max(room, 0) // _SMALLEST_RECORD + 1)
     fixed = 1 + varint_width(2 * most)
     if isinstance(columns.timestamps, int):
@@ -214,12 +214,12 @@ def _size_bounds(columns: _Columns, room: int) -> Int64s:
     sizes += varints(sizes).width
     if int(sizes.max()) > _LARGEST:
         row = int(sizes.argmax())
-        raise ValueError(f"the record of row {row} takes {int(sizes[row])} bytes, no batch holds more than {_LARGEST}")
+        raise ValueError(f"the record of row {row} takes {int(sizes[row])} bytes; a batch holds at most {_LARGEST}")
     return sizes
 
 
 def _cut(ends: Int64s, group_rows: Sequence[int] | Int64s, room: int) -> tuple[Int64s, list[int]]:
-    """The first row of each batch, with the end of the last one, and the group of each batch."""
+    """The first row of each batch, then the end of the last batch; and the group of each batch."""
     starts: list[int] = []
     groups: list[int] = []
     row, begun = 0, 0
@@ -238,7 +238,7 @@ def _cut(ends: Int64s, group_rows: Sequence[int] | Int64s, room: int) -> tuple[I
 
 
 def _join(columns: _Columns, starts: Int64s) -> Iterator[tuple[memoryview, int]]:
-    """Whole batches, not compressed, each with its first row; `starts` as from _cut, of some batches in a row."""
+    """Whole uncompressed batches, each with its first row; `starts` is a slice of those from _cut."""
     start, stop = int(starts[0]), int(starts[-1])
     heads = starts[:-1] - start
     counts = np.diff(starts)
@@ -284,7 +284,7 @@ def _join(columns: _Columns, starts: Int64s) -> Iterator[tuple[memoryview, int]]
 
 
 def _joined(kind: Any, *pieces: Any) -> Any:
-    """Row by row the pieces, one behind the other; null is nothing."""
+    """The pieces of each row, concatenated; null counts as empty."""
     nothing = pa.scalar(b"", kind)
     return pc.binary_join_element_wise(*pieces, nothing, null_handling="replace", null_replacement="")
 
@@ -300,7 +300,7 @@ def _compress(batch: memoryview, codec: int, level: int | None) -> memoryview:
 
 
 def _varint_runs(kind: Any, rows: int, columns: Sequence[Varints]) -> Any:
-    """For each row a binary of its varints, one behind the other; a scalar where all rows have the same ones.
+    """For each row a binary of its varints, concatenated; one scalar if they are the same in all rows.
 
     `kind` is pa.binary() or pa.large_binary().
     """
@@ -327,7 +327,7 @@ def _varint_runs(kind: Any, rows: int, columns: Sequence[Varints]) -> Any:
 
 
 def _binary_array(kind: Any, ends: Int64s, data: npt.NDArray[Any]) -> Any:
-    """A binary array over `data`, of which row n ends at ends[n]."""
+    """A binary array over `data` whose row n ends at ends[n]."""
     offsets = np.zeros(len(ends) + 1, np.int64 if kind == pa.large_binary() else np.int32)
     offsets[1:] = ends
     return pa.Array.from_buffers(kind, len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)])

@@ -1,15 +1,15 @@
-"""The four compression codecs of record batches, with a bound on what they may unfold to.
+"""The four compression codecs of record batches, with a bound on the decompressed size.
 
 Laws:
-- What a batch decompresses to is bounded before it is written anywhere: never
-  more than MAX_DECOMPRESSED_BYTES, and never more than 1000 times its compressed size
-  (batches up to RATIO_FLOOR may be any ratio: zeros compress better than that).
+- Decompressed data is bounded before it is written anywhere: never more than
+  MAX_DECOMPRESSED_BYTES, and never more than 1000 times its compressed size
+  (up to RATIO_FLOOR any ratio is allowed: zeros compress better than that).
 - Truncated, damaged or over-long data raises CodecError; it never yields a part.
 - No message contains payload.
 
 Kafka's framings: gzip is a plain gzip stream, lz4 the LZ4 frame format with
 independent blocks (KafkaLZ4BlockInputStream reads no other), zstd a plain zstd
-frame.  snappy comes in two shapes and Java reads both: the framing of
+frame.  snappy has two framings and Java reads both: that of
 xerial's snappy-java (Java and kafka-python) and one raw block (librdkafka).
 
     xerial: magic 82 "SNAPPY" 00 | int32 version | int32 compatible | blocks
@@ -42,19 +42,19 @@ RATIO_FLOOR: Final = 64 * 1024 * 1024
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK: Final = 32 * 1024
-_LZ4_HEADER: Final = b"\x04\x22\x4d\x18\x60\x50\xfb"  # independent blocks of at most 256 KB; no checksum but its own
+_LZ4_HEADER: Final = b"\x04\x22\x4d\x18\x60\x50\xfb"  # independent blocks of at most 256 KB; only the header checksum
 _LZ4_BLOCK: Final = 256 * 1024
 _LZ4_RAW_BIT: Final = 1 << 31
 _LZ4_LENGTH: Final = struct.Struct("<I")
 _GZIP_WINDOW: Final = 31  # the largest, in gzip's framing
 _INT32: Final = struct.Struct(">i")
 
-# Output is reserved at its bound but only the pages written are ever resident.
+# The output buffer is as large as the bound, but only the pages that are written become resident.
 _MODULES: Final[dict[int, Any]] = {GZIP: cramjam.gzip, LZ4: cramjam.lz4, ZSTD: cramjam.zstd}
 
 
 class CodecError(ValueError):
-    """Compressed data that is damaged, or unfolds to more than it may."""
+    """Compressed data that is damaged, or decompresses to more than the bound."""
 
 
 def codec_name(codec: int) -> str:
@@ -63,9 +63,9 @@ def codec_name(codec: int) -> str:
 
 
 def decompress(codec: int, data: bytes | memoryview) -> memoryview:
-    """The bytes that `data` unfolds to; for codec 0 a view of `data` itself.
+    """`data` decompressed; for codec 0 a view of `data` itself.
 
-    Raises CodecError for damaged data and for more than the bound allows.
+    Raises CodecError for damaged data and for more bytes than the bound allows.
     """
     if codec == NONE:
         return memoryview(data)
@@ -75,7 +75,7 @@ def decompress(codec: int, data: bytes | memoryview) -> memoryview:
     module = _MODULES.get(codec)
     if module is None:
         raise CodecError(f"unknown codec {codec}")
-    # A first guess small enough for the heap: reserving the bound means a new mapping each time.
+    # The first buffer is small enough for the heap: a buffer as large as the bound is a new memory mapping each time.
     for room in (min(limit, max(64 * 1024, 6 * len(data))), limit):
         output = np.empty(room, np.uint8).data
         try:
@@ -85,13 +85,13 @@ def decompress(codec: int, data: bytes | memoryview) -> memoryview:
                 raise CodecError(f"damaged {codec_name(codec)} data of {len(data)} bytes") from error
         else:
             return output[:written]
-    raise CodecError(f"{codec_name(codec)} data of {len(data)} bytes unfolds to more than {limit} bytes")
+    raise CodecError(f"{codec_name(codec)} data of {len(data)} bytes decompresses to more than {limit} bytes")
 
 
 def compress(codec: int, data: bytes | bytearray | memoryview, level: int | None = None) -> bytes:
-    """`data` compressed the way Kafka's Java client reads it.
+    """`data` compressed in the framing that Kafka's Java client reads.
 
-    `level` is that of the codec (KIP-390): gzip 1 to 9, lz4 1 to 12, zstd 1 to
+    `level` is the compression level (KIP-390): gzip 1 to 9, lz4 1 to 12, zstd 1 to
     22; snappy has none.  None is the default of the codec.
     """
     if codec == NONE:
@@ -122,7 +122,7 @@ def _compress_lz4(data: memoryview, level: int | None) -> bytes:
         compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
         compressor.compress(bytes(data))
         return bytes(compressor.finish())
-    # What cramjam frames has blocks of 64 KB with checksums; a frame of larger ones takes a quarter less time.
+    # cramjam's own frames have blocks of 64 KB with checksums; a frame of larger blocks takes a quarter less time.
     parts: list[Any] = [_LZ4_HEADER]
     for start in range(0, len(data), _LZ4_BLOCK):
         raw = data[start : start + _LZ4_BLOCK]
@@ -140,12 +140,12 @@ def _decompress_snappy(data: memoryview, limit: int) -> memoryview:
         blocks = [data]
     else:
         blocks = list(_xerial_blocks(data))
-    # A raw block begins with its unfolded length, so the bound is checked before the work.
+    # A raw block begins with its decompressed length, so the bound is checked before anything is decompressed.
     try:
         lengths = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
         total = sum(lengths)
         if total > limit:
-            raise CodecError(f"snappy data of {len(data)} bytes unfolds to {total} bytes, more than {limit}")
+            raise CodecError(f"snappy data of {len(data)} bytes decompresses to {total} bytes, more than {limit}")
         output = np.empty(total, np.uint8).data
         position = 0
         for block, length in zip(blocks, lengths, strict=True):
@@ -168,7 +168,7 @@ def _xerial_blocks(data: memoryview) -> list[memoryview]:
         (length,) = _INT32.unpack_from(data, position)
         position += _INT32.size
         if not 0 < length <= len(data) - position:
-            raise CodecError(f"snappy block of {length} bytes, {len(data) - position} are left")
+            raise CodecError(f"snappy block of {length} bytes, but {len(data) - position} bytes are left")
         blocks.append(data[position : position + length])
         position += length
     if position != len(data):
@@ -177,17 +177,17 @@ def _xerial_blocks(data: memoryview) -> list[memoryview]:
 
 
 def with_lz4_header_checksum(frame: memoryview) -> memoryview:
-    """An LZ4 frame with the right header checksum in place of the wrong one of message format v0 (KIP-57)."""
+    """An LZ4 frame with the correct header checksum in place of the wrong one of message format v0 (KIP-57)."""
     size = 6 + (8 if len(frame) > 4 and frame[4] & 0x08 else 0) + (4 if len(frame) > 4 and frame[4] & 0x01 else 0)
     if len(frame) <= size:
-        return frame  # too short to be one: the codec says so
+        return frame  # too short for a frame: decompress raises for it
     mended = bytearray(frame)
     mended[size] = _xxh32(mended[4:size]) >> 8 & 0xFF
     return memoryview(mended)
 
 
 def _xxh32(data: bytes | bytearray) -> int:
-    """XXH32 with seed 0 of less than 16 bytes, as much as an LZ4 frame header has."""
+    """XXH32 with seed 0 of fewer than 16 bytes; an LZ4 frame header is no longer."""
     prime1, prime2, prime3, prime4, prime5 = 2654435761, 2246822519, 3266489917, 668265263, 374761393
     mask = 0xFFFFFFFF
 

@@ -1,10 +1,10 @@
-"""Which partition a row goes to: Kafka's default partitioning, for whole columns.
+"""Kafka's default partitioning for whole columns.
 
 Laws:
-- A partition that is given wins; then the key decides, as in every Java client, so that
-  records of one key meet in one partition whoever produced them.
-- Rows with neither go to partitions in turn, a run of rows each (KIP-480, KIP-794: full
-  batches matter more than strict turns), and the caller's `first` says where the turns begin.
+- An explicit partition wins; else the key decides, as in every Java client, so that
+  all records of a key are in one partition whoever produced them.
+- Rows with neither go round-robin, a run of rows to each partition (KIP-480, KIP-794: full
+  batches matter more than an even spread), from the caller's `first` on.
 
 Wire facts: org.apache.kafka.common.utils.Utils.murmur2 and toPositive,
 org.apache.kafka.clients.producer.internals.BuiltInPartitioner.partitionForKey.
@@ -23,7 +23,7 @@ RUN_ROWS: Final = 1024
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF
-_FEW_KEYS: Final = 16  # so many are hashed one after the other: what numpy costs per call is more than that
+_FEW_KEYS: Final = 16  # up to this many are hashed one by one: numpy's cost per call is higher
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ UInt32s = npt.NDArray[np.uint32]
 
 
 class PartitionOrder(NamedTuple):
-    """Rows sorted by partition: the first counts[0] of `order` go to partitions[0], and so on; each keeps its order."""
+    """Rows sorted by partition: the first counts[0] of `order` go to partitions[0], and so on; the sort is stable."""
 
     order: Int64s
     partitions: Int32s
@@ -39,13 +39,13 @@ class PartitionOrder(NamedTuple):
 
 
 def murmur2(keys: pa.Array) -> UInt32s:
-    """Java's murmur2 of each key (binary or string, also large); what stands at a null key means nothing."""
+    """Java's murmur2 of each key (binary or string, also large); the hash of a null key has no meaning."""
     starts, lengths, data = _places(keys)
     hashes: UInt32s = (lengths & _MASK).astype(np.uint32) ^ np.uint32(_SEED)
     if not len(data):
         return _finish(hashes)
     counts = lengths >> 2
-    # Every four bytes of the data as one word, whether aligned or not.
+    # A word begins at every byte of the data, aligned or not.
     words = np.ndarray((max(len(data) - 3, 0),), "<u4", data, strides=(1,))
     number, shortest = 0, int(counts.min())
     while len(counts) > _FEW_KEYS and number < shortest:
@@ -71,7 +71,7 @@ def murmur2(keys: pa.Array) -> UInt32s:
 
 
 def _places(keys: Any) -> tuple[Int64s, Int64s, npt.NDArray[np.uint8]]:
-    """Where each key begins in the data, how long it is, and the data."""
+    """The start of each key in the data, its length, and the data."""
     is_wide = pa.types.is_large_binary(keys.type) or pa.types.is_large_string(keys.type)
     keys = keys.cast(pa.large_binary() if is_wide else pa.binary())
     _, offset_buffer, data_buffer = keys.buffers()
@@ -108,17 +108,17 @@ def partition_rows(
 ) -> Int32s:
     """The partition of each row.
 
-    Of the rows that have neither a partition nor a key the first `run_rows` go
+    Of the rows that have neither a partition nor a key, the first `run_rows` go
     to partition `first` modulo `partition_count`, the next ones to the
-    partition after it, and so on.  `row_count` is needed where there is
-    neither column.
-    Raises ValueError for a partition that the topic does not have, naming row and value.
+    partition after it, and so on.  `row_count` is required if both columns are
+    None.  Raises ValueError, which names row and value, for a partition that the
+    topic does not have.
     """
     given = keys if keys is not None else partition_column
     if given is not None:
         row_count = len(given)
     elif row_count is None:
-        raise ValueError("neither keys nor partitions: row_count is needed")
+        raise ValueError("row_count is required if there are neither keys nor partitions")
     partitions = np.zeros(row_count, np.int32)
     is_open = np.ones(row_count, np.bool_)
     if partition_column is not None:
@@ -127,7 +127,7 @@ def partition_rows(
         wrong = np.flatnonzero((chosen < 0) | (chosen >= partition_count))
         if len(wrong):
             raise ValueError(
-                f"row {wrong[0]} asks for partition {chosen[wrong[0]]}, there are {partition_count}: 0 to"
+                f"row {wrong[0]} asks for partition {chosen[wrong[0]]}, but the topic has {partition_count}: 0 to"
                 f" {partition_count - 1}"
             )
         partitions[:] = chosen
@@ -143,9 +143,9 @@ def partition_rows(
 
 
 def sort_by_partition(partitions: Int32s) -> PartitionOrder:
-    """The rows of each partition together, for batch_encoding.encode_groups."""
+    """The rows grouped by partition, for batch_encoding.encode_groups."""
     counts = np.bincount(partitions)
     present = np.flatnonzero(counts)
-    # numpy sorts 16-bit numbers by radix, ten times as fast.
+    # numpy uses a radix sort for 16-bit numbers, which is ten times as fast.
     narrow = partitions.astype(np.int16) if len(counts) <= 2**15 else partitions
     return PartitionOrder(np.argsort(narrow, kind="stable"), present.astype(np.int32), counts[present])

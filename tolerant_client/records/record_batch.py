@@ -2,15 +2,15 @@
 
 Laws:
 - Nothing is copied: iter_batches yields views, and only restamp writes, in place.
-- A batch that cannot be trusted raises RecordBatchError with its base offset
-  and the reason; payload never appears in a message.
-- What decode_records yields, encode_batch writes back exactly, header keys
-  that are no UTF-8 included (they are kept by surrogate escapes).
+- An invalid batch raises RecordBatchError with its base offset and the reason;
+  payload never appears in an error message.
+- encode_batch writes exactly what decode_records yields, including header keys
+  that are not UTF-8 (surrogate escapes preserve them).
 
 Wire layout (KIP-98; org.apache.kafka.common.record.DefaultRecordBatch), big-endian:
 
      0  int64   base offset                 outside the CRC
-     8  int32   length                      of what follows it: size - 12
+     8  int32   length                      of the bytes after it: size - 12
     12  int32   partition leader epoch      outside the CRC
     16  int8    magic                       2
     17  uint32  CRC-32C                     of everything from byte 21 on
@@ -66,11 +66,11 @@ _ATTRIBUTES: Final = struct.Struct(">h")
 _PRODUCER: Final = struct.Struct(">qhi")
 _CONTROL_KEY: Final = struct.Struct(">hh")
 
-ABORT: Final = 0  # the type of a marker (ControlRecordType)
+ABORT: Final = 0  # the type of an abort marker (ControlRecordType)
 
 
 class BatchHeader(NamedTuple):
-    """The header of one batch; `size` counts the whole batch, its first 12 bytes included."""
+    """The header of one batch; `size` is that of the whole batch in bytes, the first 12 bytes included."""
 
     base_offset: int
     size: int
@@ -122,19 +122,19 @@ class Record(NamedTuple):
 
 
 def read_header(batch: memoryview | bytes | bytearray, position: int = 0) -> BatchHeader:
-    """The header at `position`, unchecked; at least HEADER_SIZE bytes must be there."""
+    """The header at `position`, unchecked; at least HEADER_SIZE bytes must follow."""
     base_offset, length, *rest = _HEADER.unpack_from(batch, position)
     return BatchHeader(base_offset, length + LOG_OVERHEAD, *rest)
 
 
 def iter_batches(records: memoryview, *, verify_crc: bool = True) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Every complete batch in the `records` of a Fetch answer, with a view of its bytes.
+    """Every complete batch in the `records` of a Fetch response, with a view of its bytes.
 
-    A trailing partial batch is not yielded: brokers cut the last one at the size
+    A partial batch at the end is not yielded: brokers cut the last one at the size
     limit.  If nothing was yielded although `records` is not empty, the limit was
     too small for the first batch (brokers before Fetch v3) or its length is wrong.
-    The views live as long as the buffer under `records` is not reused.
-    Raises RecordBatchError at the first batch that cannot be trusted.
+    The views are valid until the buffer under `records` is reused.
+    Raises RecordBatchError at the first invalid batch.
     """
     unpack_from = _HEADER.unpack_from
     checksum = crc32c.crc32c
@@ -166,30 +166,30 @@ def iter_batches(records: memoryview, *, verify_crc: bool = True) -> Iterator[tu
 
 def _distrust(header: BatchHeader) -> str:
     if header.magic != 2:
-        return f"record batch with magic {header.magic}, only 2 is read here"
+        return f"record batch with magic {header.magic}, expected 2"
     if header.size < HEADER_SIZE:
-        return f"record batch with length {header.size - LOG_OVERHEAD}, at least {_MIN_LENGTH} is needed"
+        return f"record batch with length {header.size - LOG_OVERHEAD}, expected at least {_MIN_LENGTH}"
     if header.base_offset < 0:
         return "record batch with a negative base offset"
     if header.record_count < 0:
-        return f"record batch with record count {header.record_count}"
+        return f"record batch with a negative record count {header.record_count}"
     if not 0 <= header.last_offset_delta < _INT64_MAX - header.base_offset:
-        return f"record batch with last offset delta {header.last_offset_delta}"
+        return f"record batch with an impossible last offset delta {header.last_offset_delta}"
     return f"record batch with {header.record_count} records in {header.last_offset_delta + 1} offsets"
 
 
 def _check_tail(tail: memoryview) -> None:
-    # Messages of v0 and v1 can be shorter than a v2 header: name their magic
-    # instead of taking them for a batch that was cut.
+    # Messages of v0 and v1 can be shorter than a v2 header: report their magic
+    # instead of treating them as a partial batch.
     if len(tail) <= _MAGIC_OFFSET:
         return
     (base_offset,) = _INT64.unpack_from(tail)
     (length,) = _LENGTH.unpack_from(tail, 8)
     magic = tail[_MAGIC_OFFSET]
     if magic != 2:
-        raise RecordBatchError(f"record batch with magic {magic}, only 2 is read here", base_offset)
+        raise RecordBatchError(f"record batch with magic {magic}, expected 2", base_offset)
     if length < _MIN_LENGTH:
-        raise RecordBatchError(f"record batch with length {length}, at least {_MIN_LENGTH} is needed", base_offset)
+        raise RecordBatchError(f"record batch with length {length}, expected at least {_MIN_LENGTH}", base_offset)
 
 
 def restamp(
@@ -202,12 +202,12 @@ def restamp(
     *,
     is_transactional: bool = False,
 ) -> None:
-    """Give a batch a new producer, in place, and recompute its CRC (DESIGN.md M1).
+    """Write a new producer, base offset and leader epoch into a batch, in place, and recompute its CRC (DESIGN.md M1).
 
     `batch` is a writable view of exactly one batch.  The transactional bit is
     set to `is_transactional`: a copied batch is a plain idempotent one unless
     it goes into a transaction of the mirror (M2, M6).  Records, codec and
-    timestamps are not touched.
+    timestamps do not change.
     """
     (attributes,) = _ATTRIBUTES.unpack_from(batch, ATTRIBUTES_OFFSET)
     wanted = (attributes & ~TRANSACTIONAL_BIT) | (TRANSACTIONAL_BIT if is_transactional else 0)
@@ -220,9 +220,9 @@ def restamp(
 
 
 def records_section(header: BatchHeader, batch: memoryview) -> memoryview:
-    """The records of one batch, decompressed if need be; a view of `batch` if not.
+    """The records of one batch, decompressed; a view of `batch` if it is not compressed.
 
-    Raises RecordBatchError when they are damaged or unfold to more than the
+    Raises RecordBatchError if they are damaged or decompress to more than the
     bounds of codecs.decompress allow.
     """
     if not header.codec:
@@ -234,7 +234,10 @@ def records_section(header: BatchHeader, batch: memoryview) -> memoryview:
 
 
 def control_type(batch: memoryview) -> int:
-    """What a control batch says: ABORT, or 1 for commit (ControlRecordType; others exist)."""
+    """The type of a control batch: ABORT, or 1 for commit (ControlRecordType; others exist).
+
+    Raises RecordBatchError if the batch has no control record with a valid key.
+    """
     header = read_header(batch)
     for record in decode_records(batch):
         if record.key is not None and len(record.key) >= _CONTROL_KEY.size:
@@ -244,11 +247,11 @@ def control_type(batch: memoryview) -> int:
 
 
 def decode_records(batch: memoryview) -> Iterator[Record]:
-    """Every record of one batch, exactly; the plain path, made for trust and not for speed.
+    """Every record of one batch: the plain decoder, written to be correct rather than fast.
 
     With log append time every record has the batch's max timestamp.
-    Raises RecordBatchError for anything that does not add up: varints, lengths
-    beyond the end, offsets out of order, bytes left over.
+    Raises RecordBatchError for invalid varints, lengths beyond the end, offsets
+    out of order and bytes left over.
     """
     header = read_header(batch)
     for record, _ in decode_section(header, records_section(header, batch)):
@@ -258,9 +261,10 @@ def decode_records(batch: memoryview) -> Iterator[Record]:
 def decode_section(
     header: BatchHeader, section: memoryview, from_offset: int = 0, most_headers: int = MAX_HEADERS
 ) -> Iterator[tuple[Record, int]]:
-    """As decode_records, of decompressed records: each with its bytes, those of its length left out.
+    """As decode_records, but of decompressed records: each with its size in bytes without the length prefix.
 
-    The headers of records below `from_offset` are left out unread.  One with more than `most_headers` is refused.
+    The headers of records below `from_offset` are skipped unread.  A record with more than `most_headers` raises
+    RecordBatchError.
     """
     cursor = RecordCursor(section, header.base_offset)
     last_delta = -1
@@ -308,9 +312,9 @@ def encode_batch(
 ) -> bytes:
     """One batch of these records, with consecutive offsets from `base_offset`.
 
-    `offsets` (ascending, absolute) and `last_offset_delta` leave holes, as log
-    compaction does; a broker accepts no produced batch with holes.  With
-    `log_append_time` the batch says that a broker stamped it then.
+    `offsets` (ascending, absolute) and `last_offset_delta` can leave gaps, as log
+    compaction does; a broker accepts no produced batch with gaps.  With
+    `log_append_time` (ms) the batch has that time as its broker's log append time.
     """
     if not records and last_offset_delta is None:
         raise ValueError("a batch without records needs its last_offset_delta")
@@ -360,7 +364,7 @@ def encode_batch(
 
 
 def encode_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
-    """Headers as they lie in a record, their count first."""
+    """Headers encoded as in a record, their count first."""
     data = bytearray()
     put_varint(data, len(headers))
     for key, value in headers:

@@ -1,7 +1,7 @@
-"""The fields of records of message format v2, one after the other; anything that does not add up is a RecordBatchError.
+"""Reads the fields of records of message format v2 one by one; invalid data raises RecordBatchError.
 
-Lengths and deltas are varints (org.apache.kafka.common.utils.ByteUtils): zigzag, so that small negative numbers are short,
-too, and seven bits a byte, the lowest first.  Many at once are in varint_columns.py.
+Lengths and deltas are varints (org.apache.kafka.common.utils.ByteUtils): zigzag, so that small negative numbers are
+short too, with seven bits a byte, the lowest first.  varint_columns.py reads and makes many at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class RecordCursor:
-    """A position in the records section that refuses to leave it."""
+    """A read position in a records section that never leaves it."""
 
     __slots__ = ("_base_offset", "_section", "end", "position")
 
@@ -31,7 +31,7 @@ class RecordCursor:
         self.position += count
 
     def varint(self, bits: int = 32) -> int:
-        """A number of 32 bits in at most 5 bytes, or of 64 in 10."""
+        """A number of 32 bits in at most 5 bytes, or of 64 bits in at most 10."""
         if self.position < self.end and (byte := self._section[self.position]) < 0x80:
             self.position += 1
             return (byte >> 1) ^ -(byte & 1)
@@ -61,14 +61,14 @@ class RecordCursor:
         if not 0 <= count <= self.end - self.position:
             raise self.error(f"header count {count}")
         if count > most:
-            why = f"the record at offset {offset} has {count} headers, and no more than {most} of one record are read"
+            why = f"the record at offset {offset} has {count} headers, but at most {most} are read per record"
             spark = "a Spark query reads it with a larger maxBytesInFlight, or without includeHeaders"
-            where = f"offset {offset + 1} (seek() of a consumer, the starting offsets of a Spark query)"
-            raise RecordBatchError(f"{why}; {spark}; to leave it out, continue at {where}", self._base_offset)
+            where = f"offset {offset + 1} (seek() of a consumer, startingOffsets of a Spark query)"
+            raise RecordBatchError(f"{why}; {spark}; to skip it, continue at {where}", self._base_offset)
         if not count:
             return ()
         headers = []
-        shared: dict[tuple[bytes, bytes | None], tuple[str, bytes | None]] = {}  # thousands of headers are mostly alike
+        shared: dict[tuple[bytes, bytes | None], tuple[str, bytes | None]] = {}  # most headers are equal
         for _ in range(count):
             key = self.data()
             if key is None:
@@ -82,7 +82,7 @@ class RecordCursor:
 
 
 def put_varint(buffer: bytearray, value: int) -> None:
-    """Appends a number, of 32 bits or 64."""
+    """Appends a number of 32 or 64 bits."""
     code = (value << 1) ^ (value >> 63)
     while code >= 0x80:
         buffer.append(code & 0x7F | 0x80)

@@ -1,21 +1,21 @@
 """Finds the records and fields of decompressed batches with numpy; nothing is copied.
 
-How the records of a batch are found although each length leads to the next:
-a batch that is as long as its first record times the number of records is taken
-to be even, and then the lengths of all batches are checked at once: what only
-looked even is looked at again.  In the others, if the record at p takes s bytes
-and the length prefix at p + s has the same bytes, the record there takes s bytes
-too, and so on by induction.  A run of records of one size is therefore checked in
-one numpy comparison; between runs a scalar loop reads nothing but the length
-prefixes.
+Each length prefix gives the position of the next record.  To find the records without
+following these lengths one by one, a batch that is as long as its first record times the
+record count is assumed to be even; then one comparison checks the lengths of all
+batches, and a batch that only looked even is searched again.  In the other batches,
+if the record at p takes s bytes and the length prefix at p + s has the same bytes,
+the record there takes s bytes too, and so on by induction.  One numpy comparison
+therefore checks a run of records of one size; between runs a scalar loop reads only
+the length prefixes.
 
-Headers are found in rounds, the n-th of all records together.  A record with very many
-is read in windows: where the next header would begin is worked out for every byte at
-once, and then followed, so that time grows with the bytes and memory with the headers,
-20 bytes for each.  So whoever wants headers asks for those of some records at a time
-(batch_columns.iter_columns), and says how many of one record are read.
+Headers are found in rounds: round n reads header n of all records.  A record with very many
+headers is read in windows: the position of the next header is computed for every byte of
+the window at once, and then this chain is followed.  So time grows with the bytes, and memory
+with the headers, 20 bytes for each.  A caller that wants headers therefore reads those of some
+records at a time (batch_columns.iter_columns), and bounds the headers of one record.
 
-Whatever does not add up raises Doubt: the caller then decodes record by record.
+Inconsistent data raises Doubt: the caller then decodes record by record.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from tolerant_client.records.varint_columns import Bytes, Doubt, Int64s, any_var
 MAX_HEADERS: Final = 1 << 18  # of one record: as objects they take up to 50 MB
 
 _RUN_MIN: Final = 8
-_RUN_WORTH: Final = 256  # records that must be left in a batch: looking for a run costs what scanning 100 of them does
+_RUN_WORTH: Final = 256  # with fewer records left no run is searched: a search costs as much as scanning 100
 _RUN_WINDOW: Final = 64
 _SCALAR_STRETCH: Final = 64
 _LONGEST_STRETCH: Final = 4096
 _ONE_BYTE_DELTAS: Final = 64
-_HEADER_ROUNDS: Final = 64  # for more of them, records are followed one by one...
+_HEADER_ROUNDS: Final = 64  # records with more headers are read one by one...
 _FEW_RECORDS: Final = 16
-_MOST_HEADER_ROUNDS: Final = 1024  # ...unless there are many such records
-_HEADER_WINDOW: Final = 1 << 16  # bytes of one record's headers that are looked at together
+_MOST_HEADER_ROUNDS: Final = 1024  # ...if there are few such records; else those with more than this many headers
+_HEADER_WINDOW: Final = 1 << 16  # bytes of one record's headers that are read together
 
 # What the first byte of a two-byte length adds, the two bytes themselves included.
 _LOW_BITS: Final = bytes(((byte & 0x7F) >> 1) + 2 for byte in range(256))
@@ -47,7 +47,7 @@ Int32s = npt.NDArray[np.int32]
 
 
 class Places(NamedTuple):
-    """Where records lie: `body` is behind the length prefix, `length` bytes before `end`."""
+    """The positions of records: `body` is after the length prefix, `length` bytes before `end`."""
 
     body: Int64s
     length: Int64s
@@ -55,7 +55,7 @@ class Places(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Where the fields of a row of records lie; a length of -1 is null."""
+    """The positions of the fields of records, one row each; a length of -1 is null."""
 
     length: Int64s  # of the record, without its length prefix
     timestamp_delta: Int64s
@@ -69,11 +69,11 @@ class Fields(NamedTuple):
     headers: HeaderFields | None
 
     def header_start(self) -> Int64s:
-        """Where the count of headers lies, which they follow."""
+        """The position of the header count, which the headers follow."""
         return self.value_start + np.maximum(self.value_length, 0)
 
     def rows(self, which: slice | Int64s) -> Fields:
-        """Some records, without their headers."""
+        """The rows `which`, without their headers."""
         return Fields._make([*(column[which] for column in self[:-1]), None])
 
 
@@ -91,7 +91,7 @@ NO_HEADERS: Final = HeaderFields(*(np.empty(0, np.int32) for _ in range(5)))
 
 
 def find_records(joined: bytes | memoryview, data: Bytes, counts: Int64s, starts: Int64s, limits: Int64s) -> Places:
-    """All records, of which batch n has counts[n] > 0, between starts[n] and limits[n]; `data` is `joined` for numpy.
+    """All records: batch n has counts[n] > 0 records between starts[n] and limits[n]; `data` is `joined` as an array.
 
     Raises Doubt.
     """
@@ -121,9 +121,9 @@ def find_records(joined: bytes | memoryview, data: Bytes, counts: Int64s, starts
 def _guess_ends(
     data: Bytes, counts: Int64s, starts: Int64s, limits: Int64s, heads: Int64s
 ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-    """The ends of records that have all the size of the first in their batch, and the batches where this may be so.
+    """The ends of records if all have the size of the first in their batch, and the batches where this may be so.
 
-    From the 65th record on an offset delta takes one byte more, and a timestamp delta may.
+    From the 65th record on an offset delta takes one byte more, and a timestamp delta may take one more.
     """
     length, after = varints_at(data, starts)
     sizes = length + after - starts
@@ -148,7 +148,7 @@ def _guess_ends(
 
 def _find_ends(joined: bytes | memoryview, data: Bytes, position: int, limit: int, ends: Int64s) -> None:
     """Writes the end of every record of one batch."""
-    stretch = _SCALAR_STRETCH  # records to scan until a run is looked for again: more after each failure
+    stretch = _SCALAR_STRETCH  # records to scan until the next search for a run: more after each failure
     done, last = 0, len(ends)
     try:
         while done < last:
@@ -176,7 +176,7 @@ def _find_ends(joined: bytes | memoryview, data: Bytes, position: int, limit: in
 
 
 def _run(joined: bytes | memoryview, data: Bytes, position: int, limit: int, most: int) -> tuple[int, int]:
-    """How many records from `position` on have the size of the first one, and that size."""
+    """The number of records from `position` on that have the size of the first one, and that size."""
     (following,) = scan_ends(joined, position, 1)
     size = following - position
     most = min(most, (limit - position) // size)
@@ -202,7 +202,7 @@ def _run(joined: bytes | memoryview, data: Bytes, position: int, limit: int, mos
 def scan_ends(joined: bytes | memoryview, position: int, count: int) -> list[int]:
     """The ends of the next `count` records, from their length prefixes alone.
 
-    Signs are ignored here: find_records reads the lengths again and compares.
+    Signs are ignored: find_records reads the lengths again and compares.  Raises Doubt for a length of over 5 bytes.
     """
     ends: list[int] = []
     append = ends.append
@@ -230,9 +230,9 @@ def scan_ends(joined: bytes | memoryview, position: int, count: int) -> list[int
 
 
 def read_fields(data: Bytes, places: Places) -> Fields:
-    """The fields of records from find_records, but for their headers.
+    """The fields of records from find_records, without their headers.
 
-    No length is below -1; that all fields lie inside of their record is known when read_headers has been asked, too.
+    No length is below -1.  Only read_headers then proves that all fields are inside their record.
     Raises Doubt.
     """
     timestamp_delta, position = varints_at(data, places.body + 1, 10)
@@ -267,11 +267,11 @@ def _data_fields(data: Bytes, position: Int64s) -> tuple[Int64s, Int64s, Int64s]
 def read_headers(
     data: Bytes, fields: Fields, include_headers: bool, passed: int = 0, *, most: int = MAX_HEADERS
 ) -> HeaderFields | None:
-    """The headers of records, which end with their last one; only looked at, at no cost in memory, unless they are wanted.
+    """The headers of records, which end with their last header; without `include_headers` they are only checked.
 
-    The first `passed` records have been given out: theirs are not looked at, and their header_count must be 0.
-    In round j the j-th header of every record that has one is read, but for records with very many.
-    Raises Doubt, also for a record with more than `most` if they are wanted.
+    A check takes no memory.  The headers of the first `passed` records are not checked, and their header_count must
+    be 0.  Round j reads the j-th header of every record that has one, except records with very many headers.
+    Raises Doubt, with `include_headers` also for a record with more than `most` headers.
     """
     counts, ends = fields.header_count, fields.end
     if include_headers and counts.max(initial=0) > most:
@@ -310,7 +310,7 @@ def read_headers(
 def _follow_headers(
     data: Bytes, row: int, position: int, count: int, end: int, parts: list[HeaderFields] | None
 ) -> int:
-    """Appends the headers of one record to `parts`, if there are any; returns where they end."""
+    """Appends the headers of one record to `parts` unless that is None; returns the position after them."""
     while count:
         places = np.arange(position, min(position + _HEADER_WINDOW, end))
         if not places.size:
@@ -337,5 +337,5 @@ def _follow_headers(
 
 
 def _small(*columns: Int64s) -> list[Int32s]:
-    """Rows and places in less than 2 GiB."""
+    """Columns of rows and positions as int32: all are below 2 GiB."""
     return [column.astype(np.int32) for column in columns]

@@ -1,13 +1,13 @@
-"""Runs of decoded batches that a consumer gives out row by row, as ConsumerRecord fields or as Arrow.
+"""Runs of decoded batches that a consumer returns row by row, as ConsumerRecord fields or as Arrow.
 
 Laws:
-- A piece is decoded once and never changes; how far it has been given out is
-  `position`, and nobody but its PartitionRecords moves it.
-- A piece ends with what kafka-python's consumer knows behind its last row:
+- A piece is decoded once and never changes, except for `position`, the next row to
+  return; only its PartitionRecords moves it.
+- A piece ends with the state that kafka-python's consumer has after its last row:
   `end_epoch`, `end_offset` and the error to raise there.
-- Few rows, and what the columns doubt, are decoded record by record, with the same
-  result: header keys that are no UTF-8 are replaced as Java does.
-- No objects are made of rows before they are given out, but of a bounded number.
+- Few rows, and batches in Doubt, are decoded record by record, with the same
+  result: header keys that are not UTF-8 are decoded with replacement characters, as Java does.
+- Only a bounded number of rows become Python objects before they are returned.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from tolerant_client.records.record_fields import Int32s
 from tolerant_client.records.record_sets import NO_TIMESTAMP_TYPE, message_columns
 from tolerant_client.records.varint_columns import Doubt, Int64s
 
-# Below this many rows numpy's price for each call is more than a record decoded alone costs.
+# Up to this many rows numpy's cost per call is higher than that of the plain decoder.
 _FEW_ROWS: Final = 16
 _PLAIN_AT_ONCE: Final = 1024  # rows of a piece that is decoded record by record...
-_PLAIN_BYTES: Final = 1 << 18  # ...and their bytes: as objects they may take fifty times that
+_PLAIN_BYTES: Final = 1 << 18  # ...and their bytes: objects may take fifty times as many
 _HEADERS_AT_ONCE: Final = 1 << 16
-_CRC_BEFORE_KEY: Final = (10, 18)  # by magic: bytes from the CRC of a message to where its key begins
+_CRC_BEFORE_KEY: Final = (10, 18)  # by magic: bytes from the CRC of a message to the start of its key
 
 Column = Any  # a list with one item for each row, or repeat() of the one item that all rows have
 
 
 class Rows(NamedTuple):
-    """Fields of ConsumerRecord in their order, behind topic and partition; before deserializers."""
+    """The fields of ConsumerRecord after topic and partition, in their order, not yet deserialized."""
 
     leader_epochs: Column
     offsets: list[int]
@@ -55,7 +55,7 @@ class Rows(NamedTuple):
 
 
 class Piece:
-    """Some rows in the order of their offsets; `position` is the next one to give out."""
+    """Some rows in the order of their offsets; `position` is the next row to return."""
 
     __slots__ = ("_arrow", "end_epoch", "end_offset", "error", "position", "rows")
 
@@ -78,7 +78,7 @@ class Piece:
         raise NotImplementedError
 
     def arrow(self, topic: str, partition: int, schema: pa.Schema) -> Any:
-        """All rows as one Arrow batch; made once.  Raises RecordBatchError for a timestamp beyond microseconds."""
+        """All rows as one Arrow batch, made once; raises RecordBatchError for a timestamp that overflows microseconds."""
         if self._arrow is None or self._arrow[0] is not schema:
             self._arrow = schema, self._to_arrow(topic, partition, schema)
         return self._arrow[1]
@@ -91,7 +91,7 @@ class Piece:
         raise NotImplementedError
 
     def size(self, start: int, stop: int) -> int:
-        """Bytes of records, as kafka-python counts them."""
+        """The bytes of rows `start` to `stop`, as kafka-python counts them."""
         raise NotImplementedError
 
     def find(self, offset: int) -> int:
@@ -100,7 +100,7 @@ class Piece:
 
 
 class ColumnsPiece(Piece):
-    """Rows that numpy found."""
+    """Rows decoded with numpy."""
 
     __slots__ = ("_blob", "_blob_start", "_columns", "_epochs", "_names", "_sizes")
 
@@ -113,7 +113,7 @@ class ColumnsPiece(Piece):
         )
         self._sizes = np.cumsum(columns.fields.length)
         joined = columns.joined
-        self._blob: bytes | None = joined if isinstance(joined, bytes) else None  # at least from _blob_start on
+        self._blob: bytes | None = joined if isinstance(joined, bytes) else None  # else `joined` from _blob_start on
         self._blob_start = 0
         self._names = _Names()
 
@@ -173,7 +173,7 @@ class ColumnsPiece(Piece):
             keys, _ = self._cut(found.key_start[part], found.key_length[part])
             values, _ = self._cut(found.value_start[part], found.value_length[part])
             named = zip(map(self._names.__getitem__, keys), values)
-            # Millions of headers of a few bytes are mostly alike.
+            # Most of millions of headers of a few bytes are equal.
             pairs += map(shared.setdefault, *itertools.tee(named)) if last - first > _HEADERS_AT_ONCE else named
         ends = np.cumsum(counts)
         bounds = ends.tolist()
@@ -186,7 +186,7 @@ class ColumnsPiece(Piece):
 
 
 class MessagesPiece(ColumnsPiece):
-    """Messages of v0 or v1, which have checksums of their own; those of v0 have no timestamps."""
+    """Messages of v0 or v1, each with a checksum of its own; messages of v0 have no timestamps."""
 
     __slots__ = ("_magic",)
 
@@ -205,7 +205,7 @@ class MessagesPiece(ColumnsPiece):
 
 
 class _Names(dict[bytes, str]):
-    """Header keys: few, and they come again and again."""
+    """Decoded header keys: a cache, since few keys occur again and again."""
 
     def __missing__(self, key: bytes) -> str:
         name = self[key] = key.decode("utf-8", "replace")
@@ -213,7 +213,7 @@ class _Names(dict[bytes, str]):
 
 
 class RecordsPiece(Piece):
-    """Rows that were decoded record by record."""
+    """Rows from the plain decoder."""
 
     __slots__ = ("_rows",)
 
@@ -259,9 +259,9 @@ class RecordsPiece(Piece):
 
 
 def read_pieces(sections: Sections, from_offset: int) -> Iterator[Piece]:
-    """The rows of batches of message format v2, of which those below `from_offset` have no headers.
+    """The rows of batches of message format v2; rows below `from_offset` come without headers.
 
-    An error in them is that of the last piece.
+    An error in the batches is the error of the last piece.
     """
     given = -1  # the last offset
     if sections.headers["record_count"].sum() > _FEW_ROWS:
@@ -280,7 +280,7 @@ def read_pieces(sections: Sections, from_offset: int) -> Iterator[Piece]:
 
 
 def read_messages(sets: Sequence[tuple[BatchHeader, memoryview, memoryview]], leader_epoch: int) -> Iterator[Piece]:
-    """The rows of sets of one older message format: (header, set, what unfold made of it); as read_pieces."""
+    """As read_pieces, for sets of one older message format: (header, set, its messages from `unfold`)."""
     if sum(header.record_count for header, _, _ in sets) > _FEW_ROWS:
         try:
             columns = message_columns([(header, section) for header, _, section in sets])
@@ -309,7 +309,7 @@ def _cut(blob: bytes, start: Int64s | Int32s, length: Int64s | Int32s) -> tuple[
     if highest <= 0 and lowest == highest:
         return repeat(None if highest < 0 else b"", len(length)), repeat(highest)
     if lowest == highest:
-        # An item at every byte of the blob: numpy copies those asked for, several times as fast as slicing does.
+        # One item begins at every byte of the blob: numpy copies the chosen ones several times as fast as slicing does.
         items = np.ndarray((len(blob) - lowest + 1,), f"V{lowest}", blob, 0, (1,))
         return items[start].tolist(), repeat(lowest)
     sizes = length.tolist()
@@ -319,7 +319,7 @@ def _cut(blob: bytes, start: Int64s | Int32s, length: Int64s | Int32s) -> tuple[
 
 
 def _shown(pair: tuple[str, bytes | None]) -> tuple[str, bytes | None]:
-    """With the bytes that are no UTF-8, which Record keeps as surrogates, replaced."""
+    """The header with replacement characters for key bytes that are not UTF-8, which Record keeps as surrogates."""
     name, value = pair
     return pair if name.isascii() else (name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), value)
 

@@ -1,8 +1,8 @@
-"""Message formats v0 and v1: what brokers before 0.11 store, and newer ones keep of logs from that time.
+"""Message formats v0 and v1: brokers before 0.11 store them, and newer brokers keep them in old logs.
 
 Laws:
-- iter_record_sets yields what can be trusted: sizes, checksums, codecs and the order of offsets were
-  checked, inside compressed sets too.  Anything else raises RecordBatchError with an offset and the reason.
+- iter_record_sets checks sizes, checksums, codecs and the order of offsets, also inside compressed
+  sets.  An invalid set raises RecordBatchError with an offset and the reason.
 - The columns are those of Kafka's Java consumer: a v0 message has the timestamp -1 and the timestamp
   type -1 (TimestampType.NO_TIMESTAMP_TYPE).
 - Compressed sets are bounded by codecs.decompress, as v2 batches are.
@@ -10,17 +10,18 @@ Laws:
 Message (org.apache.kafka.common.record.LegacyRecord), big-endian:
 
      0  int64   offset
-     8  int32   size                of what follows it
+     8  int32   size                of the bytes after it
     12  uint32  CRC-32              of everything from byte 16 on
-    16  int8    magic               0 or 1; where a v2 batch has its own
+    16  int8    magic               0 or 1; at the same position as in a v2 batch
     17  int8    attributes          bits 0-2 codec (none, gzip, snappy, lz4), 3 log append time (v1)
     18  int64   timestamp           v1 only
         int32   key length (-1: null), key
         int32   value length (-1: null), value
 
-With a codec the message is a wrapper: its value unfolds to messages without one, its offset is that of
-the last of them.  In v0 those have their own offsets, in v1 they count from the wrapper's first message
-(KIP-31).  If the wrapper says log append time, its timestamp is that of all (KIP-32).
+A message with a codec is a wrapper: its value decompresses to messages without a codec, and its offset is
+that of the last of them.  In v0 these inner messages have absolute offsets, in v1 their offsets are relative
+to the wrapper's first message (KIP-31).  If the wrapper has log append time, its timestamp is that of all
+inner messages (KIP-32).
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ from tolerant_client.records.varint_columns import Doubt, Int64s
 NO_TIMESTAMP: Final = -1
 NO_TIMESTAMP_TYPE: Final = -1
 
-_MAGIC_AT: Final = 16  # the CRC covers what is from here on
+_MAGIC_AT: Final = 16  # the CRC covers all bytes from here on
 _TIMESTAMP_AT: Final = 18
 _KEY_AT: Final = (18, 26)  # by magic
-_LEAST_SIZE: Final = (14, 22)  # by magic: both lengths, and nothing behind them
+_LEAST_SIZE: Final = (14, 22)  # by magic: a message with null or empty key and value
 _SIZE_AND_MAGIC: Final = struct.Struct(">8xi4xB")
 _INT32: Final = struct.Struct(">i")
 _INT64_MAX: Final = 2**63 - 1
-_RUN_BYTES: Final = 1 << 20  # a run is cut behind so many bytes, so that pieces of Arrow data have a bounded size
+_RUN_BYTES: Final = 1 << 20  # a run is cut after this many bytes, so that pieces of Arrow data have a bounded size
 _RUN_OFFSETS: Final = 1 << 30  # a header's last offset delta has 32 bits
 _CODECS: Final = (codecs.GZIP, codecs.SNAPPY, codecs.LZ4)
 _COLUMNS: Final = ("start", "end", "offset", "crc", "magic", "attributes", "timestamp")
@@ -67,7 +68,7 @@ Messages = npt.NDArray[np.void]  # a row of _COLUMNS for each message, all of th
 
 
 class Message(NamedTuple):
-    """Where a message lies, and what its first bytes say; the bits of `attributes` that mean nothing are 0."""
+    """The position of a message and its first fields; unused bits of `attributes` are 0."""
 
     start: int
     end: int
@@ -93,9 +94,9 @@ def iter_record_sets(
 
     A header with magic 0 or 1 stands for one wrapper, or for a run of messages
     without a codec and with the same magic and timestamp type; messages of a run
-    that lie before `from_offset` are left out.  It has the offsets, timestamps, codec,
-    record count and size; the rest is -1.  What is cut short at the end is not yielded.
-    Raises RecordBatchError at the first set that cannot be trusted.
+    before `from_offset` are skipped.  The header has the offsets, timestamps, codec,
+    record count and size; leader epoch and producer fields are -1.  A partial set at
+    the end is not yielded.  Raises RecordBatchError at the first invalid set.
     """
     next_offset = 0
     for header, view in _iter_checked(records, from_offset, verify_crc):
@@ -106,7 +107,7 @@ def iter_record_sets(
 
 
 def _iter_checked(records: memoryview, from_offset: int, verify_crc: bool) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """The sets of iter_record_sets, each of them checked, but not their order."""
+    """The sets of iter_record_sets, each one checked, but not the order of the sets."""
     position = 0
     while len(records) - position > _MAGIC_AT:
         if records[position + _MAGIC_AT] > 1:
@@ -126,11 +127,11 @@ def _iter_checked(records: memoryview, from_offset: int, verify_crc: bool) -> It
         if len(found):
             position = int(found["end"][-1])
         if len(records) - position > _MAGIC_AT and records[position + _MAGIC_AT] <= 1:
-            return  # cut short
+            return  # a partial message at the end
 
 
 def _end_of_v2(records: memoryview, position: int) -> int:
-    """Where the next message of v0 or v1 begins; the end of `records` if none does or a length is impossible."""
+    """The position of the next message of v0 or v1; the end of `records` if there is none or a length is impossible."""
     while len(records) - position > _MAGIC_AT and records[position + _MAGIC_AT] > 1:
         (length,) = _INT32.unpack_from(records, position + 8)
         if length <= 0:
@@ -142,7 +143,7 @@ def _end_of_v2(records: memoryview, position: int) -> int:
 def _find(
     section: memoryview, position: int, verify_crc: bool, wrapper: Message | None = None
 ) -> tuple[Messages, RecordBatchError | None]:
-    """As _scan, with offsets that ascend and, if wanted, right checksums."""
+    """As _scan, but only messages with ascending offsets and, with `verify_crc`, correct checksums."""
     found, distrust = _scan(section, position, wrapper)
     offsets = found["offset"]
     is_wrong = (offsets < 0) | (offsets == _INT64_MAX)
@@ -162,7 +163,7 @@ def _find(
 def _before(
     found: Messages, is_wrong: npt.NDArray[np.bool_], reason: str, wrapper: Message | None
 ) -> tuple[Messages, RecordBatchError]:
-    """The messages before the first wrong one, and the error that this one is."""
+    """The messages before the first wrong one, and the error of that one."""
     first = int(is_wrong.argmax())
     return found[:first], _distrust(reason, int(found["offset"][first]), wrapper)
 
@@ -170,9 +171,9 @@ def _before(
 def _scan(
     section: memoryview, position: int, wrapper: Message | None = None
 ) -> tuple[Messages, RecordBatchError | None]:
-    """The messages from `position` on, up to a v2 batch or to what is cut short or cannot be trusted.
+    """The messages from `position` on, up to the first v2 batch, partial message or invalid message.
 
-    Errors name the message's own offset, or that of its `wrapper`.
+    An error has the message's own offset, or that of its `wrapper`.
     """
     end, unpack_from = len(section), _SIZE_AND_MAGIC.unpack_from
     bounds = [position]
@@ -216,7 +217,7 @@ def _each(messages: Messages) -> Iterator[Message]:
 
 
 def _groups(found: Messages) -> Iterator[Messages]:
-    """Neighbours of one magic, codec and timestamp type, not much more than _RUN_BYTES or _RUN_OFFSETS of them."""
+    """Adjacent messages of one magic, codec and timestamp type, of about _RUN_BYTES and _RUN_OFFSETS at most."""
     kinds = (found["start"] // _RUN_BYTES << 9) + (found["magic"] << 8) + found["attributes"]
     spans = found["offset"] // _RUN_OFFSETS
     cuts = (np.flatnonzero((kinds[1:] != kinds[:-1]) | (spans[1:] != spans[:-1])) + 1).tolist()
@@ -233,7 +234,7 @@ def _run_header(run: Messages) -> BatchHeader:
 
 
 def _wrapper_header(records: memoryview, wrapper: Message, verify_crc: bool) -> BatchHeader:
-    """Unfolds the set to check it and to learn where it begins, which only its content tells."""
+    """The header of a compressed set, which is decompressed to check it and to find its first offset."""
     section = _unfold(wrapper, records[wrapper.start : wrapper.end])
     inner = _inner(section, wrapper, verify_crc)
     times = (int(inner["timestamp"][0]), int(inner["timestamp"].max()))
@@ -266,30 +267,32 @@ def _header(
 
 
 def _inner(section: memoryview, wrapper: Message, verify_crc: bool) -> Messages:
-    """The messages of an unfolded set: at least one, up to its end."""
+    """The messages of a decompressed set: at least one, up to its end; raises RecordBatchError."""
     inner, distrust = _find(section, 0, verify_crc, wrapper)
     if distrust is not None:
         raise distrust
     if not len(inner) or inner["end"][-1] != len(section):
         left_over = len(section) - (int(inner["end"][-1]) if len(inner) else 0)
-        raise RecordBatchError(f"{left_over} bytes that are no message in a compressed set", wrapper.offset)
+        raise RecordBatchError(f"{left_over} bytes that are not a message in a compressed set", wrapper.offset)
     if (inner["attributes"] & CODEC_MASK).any():
         raise RecordBatchError("compressed message in a compressed set", wrapper.offset)
     return inner
 
 
 def _shift(wrapper: Message, inner: Messages) -> int:
-    """What to add to the offsets in a set."""
+    """The number to add to the offsets in a set; raises RecordBatchError."""
     last_offset = int(inner["offset"][-1])
     if last_offset > wrapper.offset:
-        raise RecordBatchError(f"compressed set that ends at offset {last_offset}, behind its own", wrapper.offset)
+        raise RecordBatchError(
+            f"compressed set that ends at offset {last_offset}, after its own offset", wrapper.offset
+        )
     return wrapper.offset - last_offset if wrapper.magic else 0
 
 
 def unfold(header: BatchHeader, view: memoryview) -> memoryview:
-    """The messages of one set from iter_record_sets, none of them compressed; a view of `view` for a run.
+    """The messages of one set from iter_record_sets, decompressed; `view` itself for a run.
 
-    Raises RecordBatchError when they are damaged or unfold to more than the
+    Raises RecordBatchError if they are damaged or decompress to more than the
     bounds of codecs.decompress allow.
     """
     return _unfold(_wrapper(header, view), view) if header.codec else view
@@ -320,11 +323,11 @@ def _key_and_value(
     position, fields = message.start + _KEY_AT[message.magic], []
     for _ in range(2):
         if message.end - position < _INT32.size:
-            raise _distrust("message whose key reaches beyond its end", message.offset, wrapper)
+            raise _distrust("message that ends before a key or value length", message.offset, wrapper)
         (length,) = _INT32.unpack_from(section, position)
         position += _INT32.size
         if not -1 <= length <= message.end - position:
-            raise _distrust(f"field of {length} bytes in a message", message.offset, wrapper)
+            raise _distrust(f"field with the impossible length {length} in a message", message.offset, wrapper)
         fields.append(None if length < 0 else section[position : position + length])
         position += max(length, 0)
     if position != message.end:
@@ -333,7 +336,7 @@ def _key_and_value(
 
 
 def decode_messages(header: BatchHeader, view: memoryview) -> Iterator[tuple[Record, int]]:
-    """Every record of one set from iter_record_sets with its timestamp type; the plain path, made for trust.
+    """Every record of one set from iter_record_sets with its timestamp type: the plain decoder.
 
     Raises RecordBatchError.
     """
@@ -344,7 +347,7 @@ def decode_messages(header: BatchHeader, view: memoryview) -> Iterator[tuple[Rec
 def decode_unfolded(
     header: BatchHeader, view: memoryview, section: memoryview
 ) -> Iterator[tuple[Record, int, Message]]:
-    """As decode_messages, of a set that `unfold` has unfolded; each with where it lies in `section`."""
+    """As decode_messages, for a set whose messages `unfold` returned as `section`; each with its position there."""
     wrapper = _wrapper(header, view) if header.codec else None
     shift, distrust = 0, None
     if wrapper is None:
@@ -355,7 +358,7 @@ def decode_unfolded(
     for message in _each(messages):
         key, value = _key_and_value(section, message, wrapper)
         of = wrapper or message
-        # A set's type is that of its messages, but those of v0 have none.
+        # The wrapper's timestamp type is that of its messages, but messages of v0 have none.
         kind = int(of.is_stamped) if message.magic and of.magic else NO_TIMESTAMP_TYPE
         timestamp = of.timestamp if kind == 1 else message.timestamp
         yield (
@@ -373,9 +376,9 @@ def decode_unfolded(
 
 
 def message_columns(sets: Sequence[tuple[BatchHeader, memoryview]]) -> BatchColumns:
-    """The columns of sets with the same magic, together; each is given with its section from `unfold`.
+    """The columns of sets of one magic, together; each set comes with its section from `unfold`.
 
-    Raises Doubt: decode_messages then says what is wrong.
+    Raises Doubt for invalid data: decode_messages then raises the error.
     """
     magic = sets[0][0].magic
     joined = sets[0][1] if len(sets) == 1 else memoryview(b"".join(section for _, section in sets))
@@ -431,7 +434,7 @@ def _fields(joined: memoryview, found: Messages, magic: int) -> Fields:
 
 
 def _gather(section: memoryview, positions: Int64s, kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
-    """What lies at each position, as `kind`."""
+    """The value of type `kind` at each position."""
     everywhere = np.ndarray((len(section) - kind.itemsize + 1,), f"V{kind.itemsize}", section, 0, (1,))
     return everywhere[positions].view(kind)
 

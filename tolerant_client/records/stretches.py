@@ -1,4 +1,4 @@
-"""The batches of a fetch, as stretches of one kind: where each begins, before anything is decoded."""
+"""Finds where each batch of a fetch begins, before anything is decoded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALLEST_BATCH: Final = 26  # message format v0: offset, length, crc, magic, att
 
 
 class Stretch(NamedTuple):
-    """Whole batches of one kind, one behind the other."""
+    """Contiguous whole batches of one kind."""
 
     starts: list[int]
     end: int
@@ -22,9 +22,9 @@ class Stretch(NamedTuple):
 
 
 def survey(data: bytes | memoryview) -> tuple[list[Stretch], tuple[int, int] | None]:
-    """The whole batches of a fetch, and (next offset, leader epoch) behind them, None where only decoding can tell.
+    """The whole batches of a fetch, and (next offset, leader epoch) after them, or None if only decoding can tell.
 
-    What is too small to be a batch is a stretch of its own, the last one.
+    A batch whose length is too small is a stretch of its own, and the last one.
     """
     stretches: list[Stretch] = []
     starts: list[int] = []

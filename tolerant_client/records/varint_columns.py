@@ -1,4 +1,4 @@
-"""Columns of numbers as the varints of records: found wherever they lie, and made.
+"""Reads the varints of records at given positions into columns, and makes varints of columns.
 
 Wire facts: org.apache.kafka.common.utils.ByteUtils, zigzag varints and varlongs of
 7 bits a byte, lowest first, the highest bit set in all bytes but the last.
@@ -15,16 +15,16 @@ Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 
-# What a varint of one or two bytes means, by its 14 bits.
+# The value of a varint of one or two bytes, by its 14 bits.
 _ZIGZAG: Final = np.array([(code >> 1) ^ -(code & 1) for code in range(1 << 14)], np.int64)
 
 
 class Doubt(Exception):
-    """Many at once met something odd; decoding record by record says what."""
+    """The columns met inconsistent data; decoding record by record finds the error."""
 
 
 def varints_at(data: Bytes, positions: Int64s, widest: int = 5) -> tuple[Int64s, Int64s]:
-    """The varints at `positions`, of at most `widest` bytes, and the positions after them; raises Doubt for a longer one."""
+    """The varints of at most `widest` bytes at `positions`, and the positions after them; raises Doubt for a longer one."""
     byte = data.take(positions, mode="clip")
     if not byte.size or byte.max() < 0x80:
         return _ZIGZAG.take(byte), positions + 1
@@ -48,7 +48,7 @@ def varints_at(data: Bytes, positions: Int64s, widest: int = 5) -> tuple[Int64s,
             byte = data.take(positions[more], mode="clip")
             values[more] |= (byte & 0x7F).astype(np.uint64) << np.uint64(shift)
             positions[more] += 1
-        # The last byte may only carry the bits that are left of 32 or 64.
+        # The last byte may have only the remaining bits of 32 or 64.
         if shift == 7 * (widest - 1) and bool((byte > (0x0F if widest == 5 else 1)).any()):
             raise Doubt
         more = more[byte >= 0x80]
@@ -60,7 +60,7 @@ def varints_at(data: Bytes, positions: Int64s, widest: int = 5) -> tuple[Int64s,
 
 
 def any_varints_at(data: Bytes, positions: Int64s) -> tuple[Int64s, Int64s]:
-    """As varints_at, for places where perhaps none begins: then the value is below -1."""
+    """As varints_at, for positions where perhaps no valid varint begins: the value there is below -1."""
     byte = data.take(positions, mode="clip")
     values = (byte & 0x7F).astype(np.int64)
     widths = np.ones(len(positions), np.int64)
@@ -77,7 +77,7 @@ def any_varints_at(data: Bytes, positions: Int64s) -> tuple[Int64s, Int64s]:
 
 
 class Varints(NamedTuple):
-    """The zigzag code of a number for each row, or one for all; `width`, in bytes, is one number where all agree."""
+    """The zigzag code of a number for each row, or one for all; `width` in bytes is one number if all rows agree."""
 
     code: UInt64s | int
     width: Int64s | int
@@ -104,5 +104,5 @@ def varints(numbers: Int64s) -> Varints:
 
 
 def varint_width(code: int) -> int:
-    """How many bytes a zigzag code takes."""
+    """The number of bytes that a zigzag code takes."""
     return max(1, -(-code.bit_length() // 7))

@@ -273,7 +273,7 @@ def test_columns_of_different_lengths_are_refused() -> None:
         list(encode_batches(values[:1], values, None, T0))
     with pytest.raises(ValueError, match="3 timestamps for 2 values"):
         list(encode_batches(None, values, None, np.zeros(3, np.int64)))
-    with pytest.raises(ValueError, match="groups of 3 rows, but there are 2"):
+    with pytest.raises(ValueError, match="groups have 3 rows, but the columns have 2"):
         list(encode_groups(None, values, None, T0, [1, 2]))
 
 

@@ -68,9 +68,9 @@ def test_a_set_whose_messages_have_impossible_sizes_ends_at_once(magic: int, siz
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_set_that_unfolds_to_more_than_the_bound_is_refused(magic: int) -> None:
+def test_a_set_that_decompresses_to_more_than_the_bound_is_refused(magic: int) -> None:
     bomb = gzip.compress(b"\0" * (codecs.RATIO_FLOOR + 1))
-    with pytest.raises(CorruptRecordError, match="unfolds to more than"):
+    with pytest.raises(CorruptRecordError, match="decompresses to more than"):
         taken(message(0, magic, codecs.GZIP, bomb))
 
 
@@ -187,7 +187,7 @@ def test_as_many_headers_are_read_as_are_asked_for_and_a_record_with_more_is_nam
         )
         return [len(headers or ()) for piece in pieces for headers in piece.column("headers").to_pylist()]
 
-    with pytest.raises(RecordBatchError, match=f"no more than {MAX_HEADERS} of .* a larger maxBytesInFlight"):
+    with pytest.raises(RecordBatchError, match=f"at most {MAX_HEADERS} are read .* a larger maxBytesInFlight"):
         read(MAX_HEADERS)
     assert read(MAX_HEADERS + 1) == [0, MAX_HEADERS + 1, 0]
 
@@ -215,7 +215,7 @@ def record_at(delta: int, headers: bytes, count: int) -> bytes:
 @pytest.mark.parametrize("header", [b"\0\1", b"\0\0"])
 def test_a_rewritten_record_keeps_its_headers_however_many_and_verify_finds_it_the_same(header: bytes) -> None:
     section = record_with(header * 400_000, 400_000)
-    batch = with_section(section, 1, codecs.NONE)  # unfolding would reserve its bound
+    batch = with_section(section, 1, codecs.NONE)  # decompressing would reserve its bound
     other = bytearray(batch)
     struct.pack_into(">q", other, 35, T0 + 1)  # another max timestamp: no batch that verify need not open
     struct.pack_into(">I", other, 17, crc32c.crc32c(bytes(other[21:])))
@@ -252,7 +252,7 @@ def test_headers_and_rows_that_are_columns_at_once_are_bounded(codec: int, monke
     assert taken(data) == expected and [record.headers for record in expected[:50]] == [pairs[:n] for n in range(50)]
 
 
-def test_a_batch_that_unfolds_to_much_is_decoded_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_decompresses_to_much_is_decoded_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [Record(0, T0 + n, b"k%d" % n, b"v" * (n % 50), (("h", b"%d" % n),) * (n % 3)) for n in range(3000)]
     data = b"".join(encode_batch(records[a : a + 1000], base_offset=a, codec=codecs.LZ4) for a in (0, 1000, 2000))
     views = list(iter_batches(memoryview(data)))

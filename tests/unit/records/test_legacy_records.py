@@ -310,13 +310,13 @@ V2 = encode_batch([Record(0, T0, None, b"x")], base_offset=9)
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (wrapper(1, codecs.GZIP, b"", 5), "0 bytes that are no message in a compressed set"),
-        (wrapper(1, codecs.GZIP, INNER + b"abc", 5), "3 bytes that are no message in a compressed set"),
-        (wrapper(1, codecs.GZIP, INNER[:-1], 5), "34 bytes that are no message in a compressed set"),
+        (wrapper(1, codecs.GZIP, b"", 5), "0 bytes that are not a message in a compressed set"),
+        (wrapper(1, codecs.GZIP, INNER + b"abc", 5), "3 bytes that are not a message in a compressed set"),
+        (wrapper(1, codecs.GZIP, INNER[:-1], 5), "34 bytes that are not a message in a compressed set"),
         (wrapper(1, codecs.GZIP, wrapper(1, codecs.GZIP, INNER, 0), 5), "compressed message in a compressed set"),
         (wrapper(1, codecs.GZIP, INNER + INNER, 5), "out of order in a compressed set"),
-        (wrapper(1, codecs.GZIP, message(1, 7, T0, None, b"x"), 5), "ends at offset 7, behind its own"),
-        (wrapper(0, codecs.GZIP, message(0, 7, T0, None, b"x"), 5), "ends at offset 7, behind its own"),
+        (wrapper(1, codecs.GZIP, message(1, 7, T0, None, b"x"), 5), "ends at offset 7, after its own offset"),
+        (wrapper(0, codecs.GZIP, message(0, 7, T0, None, b"x"), 5), "ends at offset 7, after its own offset"),
         (
             wrapper(1, codecs.GZIP, INNER[:-1] + b"y", 5),
             r"CRC mismatch \([0-9a-f]{8} computed\) in a message in a compressed set",
@@ -368,13 +368,13 @@ def test_bombs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         bomb = memoryview(wrapper(1, codec, inner, 5))
         with monkeypatch.context() as patch:
             patch.setattr(codecs, "MAX_DECOMPRESSED_BYTES", len(inner) - 1)
-            with pytest.raises(RecordBatchError, match=r"unfolds to .*\(base offset 5\)"):
+            with pytest.raises(RecordBatchError, match=r"decompresses to .*\(base offset 5\)"):
                 list(iter_record_sets(bomb))
         ((header, view),) = iter_record_sets(bomb)
         assert len(unfold(header, view)) == len(inner)
         with monkeypatch.context() as patch:
             patch.setattr(codecs, "MAX_DECOMPRESSED_BYTES", len(inner) - 1)
-            with pytest.raises(RecordBatchError, match=r"unfolds to .*\(base offset 5\)"):
+            with pytest.raises(RecordBatchError, match=r"decompresses to .*\(base offset 5\)"):
                 unfold(header, view)
 
 
@@ -389,7 +389,7 @@ def test_a_damaged_v2_batch_among_old_sets_is_named_as_always() -> None:
 
 
 def test_the_mirror_s_reader_of_batches_still_refuses_old_sets_by_name() -> None:
-    with pytest.raises(RecordBatchError, match="magic 1, only 2 is read here"):
+    with pytest.raises(RecordBatchError, match="magic 1, expected 2"):
         list(iter_batches(memoryview(message_set(1, codecs.GZIP, [(None, bytes(99))] * 9, 0, T0))))
 
 

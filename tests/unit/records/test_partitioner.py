@@ -91,13 +91,13 @@ def test_columns_that_are_not_there_are_as_null() -> None:
     assert nothing.tolist() == [2, 2, 2, 0, 0, 0, 1]
     assert partition_rows(pa.nulls(7, pa.binary()), None, 3, 2, run_rows=3).tolist() == nothing.tolist()
     assert partition_rows(None, pa.nulls(7, pa.int32()), 3, 2, run_rows=3).tolist() == nothing.tolist()
-    with pytest.raises(ValueError, match="row_count is needed"):
+    with pytest.raises(ValueError, match="row_count is required"):
         partition_rows(None, None, 3, 2)
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 2**31 - 1])
 def test_a_partition_that_there_is_not_is_refused_by_row_and_value(wrong: int) -> None:
-    with pytest.raises(ValueError, match=f"row 2 asks for partition {wrong}, there are 3: 0 to 2"):
+    with pytest.raises(ValueError, match=f"row 2 asks for partition {wrong}, but the topic has 3: 0 to 2"):
         partition_rows(None, pa.array([0, None, wrong], pa.int32()), 3, 0)
 
 

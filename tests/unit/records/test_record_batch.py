@@ -260,7 +260,7 @@ def test_records_that_do_not_add_up_are_refused(section: bytes, reason: str) -> 
 def test_a_decompression_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_batch.codecs, "MAX_DECOMPRESSED_BYTES", 1_000_000)
     bomb = encode_batch([Record(0, T0, None, bytes(2_000_000))], codec=4)
-    with pytest.raises(RecordBatchError, match="unfolds to more than 1000000 bytes"):
+    with pytest.raises(RecordBatchError, match="decompresses to more than 1000000 bytes"):
         list(decode_records(memoryview(bomb)))
 
 
