@@ -1,1 +1,1 @@
-"""Java's client properties as kafka-python's: names, stores of keys, logins."""
+"""Translates Java client properties to kafka-python's: names, keystores, logins."""

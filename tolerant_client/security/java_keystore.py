@@ -1,11 +1,11 @@
-"""Java's own keystore format, JKS, read without a JVM.
+"""Reads Java's own keystore format, JKS, without a JVM.
 
 Laws:
-- With a password the file's digest is checked before anything in it is believed.
-- Only what the file says is read: lengths are checked against what is left.
+- With a password, the file's digest is checked before any entry is used.
+- Nothing is read beyond the end of the file: each length is checked against the bytes that are left.
 
 Wire facts: sun.security.provider.JavaKeyStore (layout, digest) and KeyProtector (private keys) of OpenJDK.
-PKCS12, which keytool has written by default since Java 9 whatever the file is called, is read by `cryptography`.
+PKCS12 is read by `cryptography`; keytool writes it by default since Java 9, whatever the file name.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _PROTECTOR_OID: Final = bytes.fromhex("060a2b060104012a02110101")
 
 
 class KeystoreError(ValueError):
-    """A keystore that is damaged, or whose password is another one."""
+    """A keystore is damaged, or its password is wrong."""
 
 
 @dataclass(frozen=True)
 class KeyEntry:
-    """A private key, still protected, and its certificate chain in DER, its own certificate first."""
+    """A private key, still encrypted, and its certificate chain in DER, the key's own certificate first."""
 
     alias: str
     protected: bytes = field(repr=False)
@@ -41,25 +41,25 @@ class KeyEntry:
 
 @dataclass(frozen=True)
 class JavaKeystore:
-    """What a JKS file holds: keys, and certificates (DER) that are trusted."""
+    """The content of a JKS file: private keys, and trusted certificates (DER)."""
 
     keys: tuple[KeyEntry, ...]
     certificates: tuple[bytes, ...]
 
 
 def read_java_keystore(data: bytes, password: str | None) -> JavaKeystore:
-    """The entries of a JKS file; its digest is checked if there is a password.
+    """The entries of a JKS file; its digest is checked if a password is given.
 
     Raises KeystoreError.
     """
     if password is not None:
         digest = hashlib.sha1(_utf16(password) + _DIGEST_SALT + data[:-_DIGEST_SIZE]).digest()
         if not hmac.compare_digest(digest, data[-_DIGEST_SIZE:]):
-            raise KeystoreError("its password is another one, or the file is damaged")
+            raise KeystoreError("its password is wrong, or the file is damaged")
     reader = _Reader(data[:-_DIGEST_SIZE])
     magic, version, count = reader.take(4), reader.number(), reader.number()
     if magic != MAGIC or version not in (1, 2):
-        raise KeystoreError(f"it is no JKS file of version 1 or 2 (version {version})")
+        raise KeystoreError(f"it is not a JKS file of version 1 or 2 (version {version})")
     keys: list[KeyEntry] = []
     certificates: list[bytes] = []
     for _ in range(count):
@@ -77,11 +77,11 @@ def read_java_keystore(data: bytes, password: str | None) -> JavaKeystore:
 
 
 def open_private_key(protected: bytes, password: str) -> bytes:
-    """The PKCS8 DER of a protected key; raises KeystoreError if the password is another one."""
+    """The PKCS8 DER of a protected key; raises KeystoreError if the password is wrong."""
     outer = _Reader(protected).element(0x30)
     body = _Reader(outer)
     if not body.element(0x30).startswith(_PROTECTOR_OID):
-        raise KeystoreError("its private key is protected by an unknown algorithm")
+        raise KeystoreError("its private key is encrypted with an unknown algorithm")
     secret = body.element(0x04)
     salt, encrypted, check = secret[:_DIGEST_SIZE], secret[_DIGEST_SIZE:-_DIGEST_SIZE], secret[-_DIGEST_SIZE:]
     key = _utf16(password)
@@ -92,7 +92,7 @@ def open_private_key(protected: bytes, password: str) -> bytes:
         stream += block
     plain = bytes(a ^ b for a, b in zip(encrypted, stream, strict=False))
     if not hmac.compare_digest(hashlib.sha1(key + plain).digest(), check):
-        raise KeystoreError("the password of its private key is another one")
+        raise KeystoreError("the password of its private key is wrong")
     return plain
 
 
@@ -100,7 +100,7 @@ def _certificate(reader: _Reader, version: int) -> bytes:
     if version == 2:
         kind = reader.text()
         if kind != "X.509":
-            raise KeystoreError(f"it has a certificate of the kind {kind!r}, not X.509")
+            raise KeystoreError(f"it has a certificate of type {kind!r}, not X.509")
     return reader.take(reader.number())
 
 
@@ -109,7 +109,7 @@ def _utf16(password: str) -> bytes:
 
 
 class _Reader:
-    """A cursor over bytes."""
+    """A read position over bytes; raises KeystoreError at their end."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -131,7 +131,7 @@ class _Reader:
         return self.take(size).decode("utf-8", "replace")
 
     def element(self, tag: int) -> bytes:
-        """The content of the DER element that comes next."""
+        """The content of the next DER element, which must have `tag`."""
         found, length = self.take(1)[0], self.take(1)[0]
         if found != tag:
             raise KeystoreError("its private key is not encoded as expected")

@@ -1,13 +1,13 @@
-"""The properties of Java's clients: which are used, which have no effect here, which are refused.
+"""The properties of Java clients: which are used, which have no effect here, which are refused.
 
 Laws:
-- A property that Java's client understands never fails a query for being there: it is used, it is without effect
-  (documented), or it is refused by name because going on without it would change what is read or who is trusted.
-- A name that Java's client does not know either is a warning, as there; the nearest known name stands beside it.
-  One that looks like a property of security is refused: without it data might go in the clear, or to anybody.
+- A property of the Java client is used, or has no effect (documented), or is refused by name; it is refused only if
+  ignoring it would change which records are read or who is trusted.
+- A name that the Java client does not know either logs a warning, as it does there, with the nearest known name.
+  One that looks like a security property is refused: without it data might go unencrypted, or to anybody.
 
-The lists are those of ConsumerConfig and ProducerConfig of Kafka 4.2; what Spark itself refuses, with its reasons, is
-in KafkaSourceProvider.scala (connector/kafka-0-10-sql).
+The lists are those of ConsumerConfig and ProducerConfig of Kafka 4.2; the properties that Spark itself refuses, with
+its reasons, are in KafkaSourceProvider.scala (connector/kafka-0-10-sql).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tolerant_client.security import keystores
 _log = logging.getLogger(__name__)
 
 FORBIDDEN: Final[Mapping[str, str]] = {
-    "auto.offset.reset": "set startingOffsets to say where a query starts; it applies to a new query only, a restarted"
-    " one goes on where it left off, and failOnDataLoss says what happens when records are gone",
+    "auto.offset.reset": "set startingOffsets instead; it applies to a new query only, a restarted query resumes where"
+    " it stopped, and failOnDataLoss decides what happens when records are gone",
     "key.deserializer": "keys are always binary; deserialize them with DataFrame operations",
     "value.deserializer": "values are always binary; deserialize them with DataFrame operations",
-    "enable.auto.commit": "offsets are in the query's checkpoint; commitOffsets=true writes them to a group as well",
+    "enable.auto.commit": "offsets are in the query's checkpoint; commitOffsets=true also commits them to a group",
     "interceptor.classes": "no Java classes are loaded, and interceptors could change the records",
 }
 FORBIDDEN_IN_WRITES: Final[Mapping[str, str]] = {
@@ -37,13 +37,13 @@ FORBIDDEN_IN_WRITES: Final[Mapping[str, str]] = {
     "interceptor.classes": "no Java classes are loaded, and interceptors could change the records",
 }
 
-# Of these kafka-python has its own, with _ for dots.
+# kafka-python has these under the same names, with _ for dots.
 NUMBERS: Final = (
     "request.timeout.ms", "reconnect.backoff.ms", "reconnect.backoff.max.ms", "metadata.max.age.ms",
     "connections.max.idle.ms", "socket.connection.setup.timeout.ms", "socket.connection.setup.timeout.max.ms",
 )  # fmt: skip
 _TEXTS: Final = ("bootstrap.servers", "client.id", "client.dns.lookup", "security.protocol")
-# librdkafka's: brokers before 0.10 do not say which versions they speak.
+# librdkafka's name: brokers before 0.10 do not report the API versions that they support.
 OURS: Final = ("broker.version.fallback",)
 # Read by options.py and by the writer.
 READ_ELSEWHERE: Final = ("isolation.level", "group.id")
@@ -55,7 +55,7 @@ PRODUCING: Final = (
     "partitioner.ignore.keys", "retries", "transaction.timeout.ms", "transaction.two.phase.commit.enable",
     "transactional.id", "key.serializer", "value.serializer",
 )  # fmt: skip
-# These tune a consumer group, Java's client, its JVM or its metrics; nothing here has them.
+# These tune a consumer group, the Java client, its JVM or its metrics; this client has none of them.
 WITHOUT_EFFECT: Final = (
     "allow.auto.create.topics", "auto.commit.interval.ms", "check.crcs", "client.rack", "default.api.timeout.ms",
     "enable.metrics.push", "exclude.internal.topics", "fetch.max.bytes", "fetch.max.wait.ms", "fetch.min.bytes",
@@ -80,7 +80,7 @@ SECURITY: Final = (
     "sasl.oauthbearer.assertion.private.key.file", "sasl.oauthbearer.assertion.private.key.passphrase",
     "sasl.oauthbearer.assertion.template.file",
 )  # fmt: skip
-# Also what a broker or a background thread of Java's client does with tickets and tokens.
+# Includes properties for brokers, and for background threads of the Java client that renew tickets and tokens.
 SECURITY_WITHOUT_EFFECT: Final = (
     *keystores.WITHOUT_EFFECT,
     "sasl.kerberos.kinit.cmd", "sasl.kerberos.min.time.before.relogin", "sasl.kerberos.ticket.renew.jitter",
@@ -92,17 +92,18 @@ SECURITY_WITHOUT_EFFECT: Final = (
     "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms", "sasl.oauthbearer.jwks.endpoint.url",
     "sasl.oauthbearer.jwt.validator.class", "sasl.oauthbearer.scope.claim.name", "sasl.oauthbearer.sub.claim.name",
 )  # fmt: skip
-# Going on without these would send what should be looked up, or trust whom the user's class does not.
+# Ignoring these would send a reference instead of the value it stands for, or trust somebody whom the user's class
+# does not trust.
 REFUSED: Final[Mapping[str, str]] = {
-    "config.providers": "values such as ${file:path:key} are not looked up; give the value itself",
+    "config.providers": "values such as ${file:path:key} are not resolved; give the value itself",
     "security.providers": "no Java classes are loaded; TLS is Python's (OpenSSL)",
     "ssl.engine.factory.class": "no Java classes are loaded; TLS is Python's (OpenSSL)",
     "ssl.provider": "it names a provider of the JVM; TLS is Python's (OpenSSL)",
-    "ssl.trustmanager.algorithm": "only PKIX can be had: a chain of certificates that ends in the truststore",
+    "ssl.trustmanager.algorithm": "only PKIX is supported: a chain of certificates that ends in the truststore",
 }
 
 _TRUST_ALGORITHMS: Final = ("PKIX", "SUNX509", "SUNPKIX", "X509", "X.509")
-# Wrong values are refused where Java's client refuses them, even where right ones have no effect.
+# Wrong values are refused where the Java client refuses them, even if the property has no effect here.
 _NUMERIC: Final = (".ms", ".bytes", ".records", ".samples")
 _BOOLEAN: Final = ("allow.auto.create.topics", "check.crcs", "enable.metrics.push", "exclude.internal.topics")
 _KNOWN: Final = frozenset(
@@ -113,7 +114,7 @@ _warned: set[str] = set()
 
 
 def check_names(java: Mapping[str, str], protocol: str) -> None:
-    """Warns of what has no effect; raises OptionError for what is refused, or may be meant for security."""
+    """Warns of names without effect; raises OptionError for a refused name, or an unknown one that resembles security's."""
     for name in java:
         is_off = (name.startswith("sasl.") and not protocol.startswith("SASL_")) or (
             name.startswith("ssl.") and not protocol.endswith("SSL")
@@ -126,12 +127,12 @@ def check_names(java: Mapping[str, str], protocol: str) -> None:
             raise OptionError(f"kafka.{name} is not supported: {REFUSED[name]}")
         elif name not in _KNOWN:
             if _is_security(name):
-                raise OptionError(f"kafka.{name} is no property of a Kafka client{_nearest(name)}")
-            warn_once(f"kafka.{name} is no property of a Kafka client, and has no effect{_nearest(name)}")
+                raise OptionError(f"kafka.{name} is not a property of Kafka clients{_nearest(name)}")
+            warn_once(f"kafka.{name} is not a property of Kafka clients and has no effect{_nearest(name)}")
 
 
 def check_values(java: Mapping[str, str]) -> None:
-    """Raises OptionError for a wrong value of a property that has no effect."""
+    """Raises OptionError for an invalid value of a property that has no effect."""
     for name in WITHOUT_EFFECT:
         value = java.get(name, "").strip()
         if name in java and name.endswith(_NUMERIC) and not re.fullmatch(r"-?[0-9]+", value):
@@ -141,7 +142,7 @@ def check_values(java: Mapping[str, str]) -> None:
 
 
 def warn_once(text: str) -> None:
-    """Once a process: Spark asks for the same options many times."""
+    """Logs `text` once per process: Spark passes the same options many times."""
     if text not in _warned:
         _warned.add(text)
         _log.warning("%s", text)

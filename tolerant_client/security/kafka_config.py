@@ -1,8 +1,8 @@
-"""Java clients' configuration as kafka-python's, with who logs in and which certificates count.
+"""Translates the configuration of Java clients to kafka-python's, with its logins and certificates.
 
 Laws:
 - No message contains a password; the values of sasl.jaas.config, ssl.*password and ssl.*key are never shown.
-- The result can be pickled: stores are read and logins made by the process that connects (Cluster's `credentials`).
+- The result can be pickled: the process that connects reads the stores and logs in (Cluster's `credentials`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tolerant_client.security.java_properties import (
 )
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-# Utils.java of Kafka; a listener's name may stand before it, as in PLAINTEXT://host:9092.
+# From Utils.java of Kafka; a listener name may precede the address, as in PLAINTEXT://host:9092.
 _ADDRESS: Final = re.compile(r"(?:[\w.%-]*://)?((?:\[[0-9a-zA-Z%._:-]*\]|[0-9a-zA-Z%._-]+):[0-9]{1,5})")
 _FOR_EVER_MS: Final = 10 * 365 * 86_400_000
 
@@ -30,7 +30,7 @@ _FOR_EVER_MS: Final = 10 * 365 * 86_400_000
 def kafka_python_config(java: Mapping[str, str], use: Literal["read", "write"] = "read") -> dict[str, Any]:
     """Cluster's configuration for Java properties (without the prefix `kafka.`).
 
-    Raises OptionError naming the property that is forbidden, refused or wrong.
+    Raises OptionError naming the property that is forbidden, refused or invalid.
     """
     for name, reason in (FORBIDDEN if use == "read" else FORBIDDEN_IN_WRITES).items():
         if name in java:
@@ -55,7 +55,7 @@ def kafka_python_config(java: Mapping[str, str], use: Literal["read", "write"] =
         config["api_version"] = tuple(int(part) for part in version.split("."))
     credentials: tuple[Any, ...] = ()
     if protocol.startswith("SASL_"):
-        from tolerant_client.security.sasl import sasl_config  # Spark's short-lived Python workers seldom need it
+        from tolerant_client.security.sasl import sasl_config  # imported late: few short-lived Spark workers need it
 
         config.update(sasl_config(java))
         credentials = config.pop("credentials", ())
@@ -73,8 +73,8 @@ def _servers(text: str) -> list[str]:
     found = [_ADDRESS.fullmatch(server) for server in given]
     wrong = [server for server, match in zip(given, found, strict=True) if match is None]
     if wrong or not given:
-        what = f"has the address {wrong[0]!r}" if wrong else "is required"
-        raise OptionError(f"kafka.bootstrap.servers {what}: HOST:PORT[,HOST:PORT...]")
+        what = f"has the invalid address {wrong[0]!r}" if wrong else "is required"
+        raise OptionError(f"kafka.bootstrap.servers {what}; write HOST:PORT[,HOST:PORT...]")
     return [match[1] for match in found if match is not None]
 
 

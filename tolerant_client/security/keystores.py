@@ -2,10 +2,10 @@
 
 Laws:
 - TlsSettings can be pickled and shows no secret; files are read by the process that connects, when it connects.
-- What a file is, its content says: keytool writes PKCS12 into files named .jks.
-- A private key reaches the disk only encrypted under a one-time password, in a file of this user's that is
-  deleted at once (Python's TLS takes keys from files alone).
-- A property that restricts what may be agreed on is obeyed exactly or refused.
+- The content of a file decides its type, not its name: keytool writes PKCS12 into files named .jks.
+- A private key is written to disk only encrypted under a one-time password, in a file owned by this user that is
+  deleted at once (Python's TLS reads keys from files only).
+- A property that restricts the TLS negotiation is applied exactly or refused.
 
 Facts: DefaultSslEngineFactory.java and SslConfigs.java of Kafka; KIP-651 (PEM).
 """
@@ -35,20 +35,20 @@ PROPERTIES: Final = (
     "ssl.keystore.type", "ssl.truststore.certificates", "ssl.truststore.location", "ssl.truststore.password",
     "ssl.truststore.type",
 )  # fmt: skip
-# Parts of the JVM.
+# These configure parts of the JVM.
 WITHOUT_EFFECT: Final = ("ssl.keymanager.algorithm", "ssl.protocol", "ssl.secure.random.implementation")
 _JCEKS_MAGIC: Final = b"\xce\xce\xce\xce"
 _BROKEN_VERSIONS: Final = ("SSLV2HELLO", "SSLV3", "TLSV1", "TLSV1.1")
 _VERSIONS: Final = {"TLSV1.2": ssl.TLSVersion.TLSv1_2, "TLSV1.3": ssl.TLSVersion.TLSv1_3}
 _PEM_BLOCK: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----((?:(?!-----).)*)-----END \1-----", re.DOTALL)
 _CONVERT: Final = "keytool -importkeystore -srckeystore OLD -destkeystore NEW -deststoretype PKCS12"
-# What marks a private key in PKCS12 (pkcs8ShroudedKeyBag of RFC 7292, in DER); it stands outside what is encrypted.
+# Marks a private key in PKCS12 (pkcs8ShroudedKeyBag of RFC 7292, in DER); the mark itself is not encrypted.
 _KEY_BAG: Final = bytes.fromhex("060b2a864886f70d010c0a0102")
 
 
 @dataclass(frozen=True)
 class Store:
-    """Where keys or certificates are: a file, or PEM text given in place."""
+    """The location of keys or certificates: a file, or PEM text in the option itself."""
 
     option: str
     location: str | None = None
@@ -59,7 +59,7 @@ class Store:
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """TLS of a client; calling it reads the stores and makes the context (Cluster's `credentials`).
+    """A client's TLS settings; calling them reads the stores and makes the context (Cluster's `credentials`).
 
     Raises OptionError naming the store, its file and the remedy.
     """
@@ -75,7 +75,7 @@ class TlsSettings:
         return {"ssl_context": self.context()}
 
     def context(self) -> ssl.SSLContext:
-        """A context for connecting; the certificate of the other side is always verified."""
+        """A client context; it always verifies the broker's certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = self.is_host_checked
         context.minimum_version, context.maximum_version = self.lowest, self.highest
@@ -91,7 +91,7 @@ class TlsSettings:
 
 
 def tls_settings(java: Mapping[str, str], prefix: str = "kafka.") -> TlsSettings:
-    """The ssl.* properties, checked as far as that goes without reading a file.
+    """The ssl.* properties, checked as far as possible without reading a file.
 
     Raises OptionError naming the property.
     """
@@ -121,7 +121,7 @@ def _store(java: Mapping[str, str], prefix: str, name: str, inline: tuple[str, .
         raise OptionError(f"{option}.location and {prefix}{given[0]} are both given; give one of them")
     if given and len(given) < len(inline):
         missing = next(part for part in inline if part not in java)
-        raise OptionError(f"{prefix}{given[0]} needs {prefix}{missing} beside it")
+        raise OptionError(f"{prefix}{given[0]} needs {prefix}{missing} too")
     if location is None and not given:
         return None
     pem = "\n".join(java[part] for part in inline) if given else None
@@ -134,13 +134,14 @@ def _versions(text: str, prefix: str) -> tuple[ssl.TLSVersion, ssl.TLSVersion]:
     usable = sorted(_VERSIONS[version] for version in named if version in _VERSIONS)
     if unknown or not usable:
         raise OptionError(
-            f"{prefix}ssl.enabled.protocols must name TLSv1.2 or TLSv1.3, and {text!r} does not; older ones are broken"
+            f"{prefix}ssl.enabled.protocols is {text!r}; it must name TLSv1.2 or TLSv1.3 (older versions are insecure)"
+            " and no unknown version"
         )
     return usable[0], usable[-1]
 
 
 def _load(use: Callable[[ssl.SSLContext, Store], None], context: ssl.SSLContext, store: Store) -> None:
-    """Gives every error that a store's content raises the store's name."""
+    """Calls `use`; adds the store's name to every error that its content raises."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
@@ -153,7 +154,7 @@ def _load(use: Callable[[ssl.SSLContext, Store], None], context: ssl.SSLContext,
         raise OptionError(f"{_named(store)}: OpenSSL refuses it ({error.reason})") from None
     except UnsupportedAlgorithm as error:
         raise OptionError(f"{_named(store)}: its algorithm is not supported ({error})") from None
-    except (ValueError, TypeError):  # what `cryptography` raises; its words may hold content
+    except (ValueError, TypeError):  # raised by `cryptography`; its message may contain content of the store
         raise OptionError(f"{_named(store)}: it cannot be opened, or is damaged") from None
 
 
@@ -162,9 +163,9 @@ def _trust(context: ssl.SSLContext, store: Store) -> None:
 
     _, certificates = _read(store, with_key=False)
     if not certificates:
-        raise OptionError(f"{_named(store)} holds no certificate")
+        raise OptionError(f"{_named(store)} contains no certificate")
     context.load_verify_locations(cadata=b"".join(c.public_bytes(Encoding.DER) for c in certificates))
-    # Java trusts every certificate in the store as it is, an intermediate one too.
+    # Java trusts every certificate in the store, intermediate ones too.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
 
@@ -173,7 +174,7 @@ def _identify(context: ssl.SSLContext, store: Store) -> None:
 
     key, certificates = _read(store, with_key=True)
     if key is None or not certificates:
-        raise OptionError(f"{_named(store)} holds no private key with its certificate")
+        raise OptionError(f"{_named(store)} contains no private key with its certificate")
     once = secrets.token_bytes(16).hex()
     with tempfile.NamedTemporaryFile(prefix="tolerant-") as file:
         file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(once.encode())))
@@ -184,11 +185,11 @@ def _identify(context: ssl.SSLContext, store: Store) -> None:
 
 
 def _chain(key: Any, certificates: Sequence[Certificate], store: Store) -> list[Certificate]:
-    """The key's own certificate and those that signed it, in that order."""
+    """The key's own certificate, then the chain of those that signed it."""
     for certificate in certificates:
         if certificate.public_key() == key.public_key():
             return _path(certificate, certificates)
-    raise OptionError(f"{_named(store)} holds no certificate of its private key")
+    raise OptionError(f"{_named(store)} contains no certificate of its private key")
 
 
 def _path(certificate: Certificate, certificates: Sequence[Certificate]) -> list[Certificate]:
@@ -202,7 +203,7 @@ def _path(certificate: Certificate, certificates: Sequence[Certificate]) -> list
 
 
 def _read(store: Store, *, with_key: bool) -> tuple[Any, list[Certificate]]:
-    """The private key, if it is asked for and there is one, and all certificates."""
+    """The private key, if requested and there is one, and all certificates."""
     data = store.pem.encode() if store.pem is not None else _file(store)
     if data.startswith(MAGIC):
         return _read_jks(data, store, with_key)
@@ -220,14 +221,14 @@ def _read_jks(data: bytes, store: Store, with_key: bool) -> tuple[Any, list[Cert
     from cryptography.x509 import load_der_x509_certificate
 
     keystore = read_java_keystore(data, store.password)
-    # Of a key's chain Java trusts the first certificate only (sun.security.validator.TrustStoreUtil).
+    # Java trusts only the first certificate of a key's chain (sun.security.validator.TrustStoreUtil).
     chains = [entry.chain if with_key else entry.chain[:1] for entry in keystore.keys]
     certificates = [*keystore.certificates, *(der for chain in chains for der in chain)]
     key = None
     if with_key and keystore.keys:
         if len(keystore.keys) > 1:
             names = ", ".join(entry.alias for entry in keystore.keys)
-            raise KeystoreError(f"it holds several private keys ({names}); copy one: {_CONVERT} -srcalias ALIAS")
+            raise KeystoreError(f"it contains several private keys ({names}); copy one: {_CONVERT} -srcalias ALIAS")
         password = store.key_password if store.key_password is not None else store.password
         if password is None:
             raise KeystoreError(f"its private key needs {store.option}.password")
@@ -240,7 +241,7 @@ def _read_pkcs12(data: bytes, store: Store, with_key: bool) -> tuple[Any, list[C
 
     has_several = data.count(_KEY_BAG) > 1
     if with_key and has_several:
-        raise KeystoreError(f"it holds several private keys; copy one: {_CONVERT} -srcalias ALIAS")
+        raise KeystoreError(f"it contains several private keys; copy one: {_CONVERT} -srcalias ALIAS")
     try:
         held = load_pkcs12(data, None if store.password is None else store.password.encode())
     except ValueError:
@@ -249,7 +250,8 @@ def _read_pkcs12(data: bytes, store: Store, with_key: bool) -> tuple[Any, list[C
     certificates = [entry.certificate for entry in named if entry is not None]
     if not with_key and held.key is not None and certificates:
         owners = [c for c in certificates if not _is_authority(c)] if has_several else certificates[:1]
-        # As in JKS, the rest of a key's chain is not trusted; keytool writes a trusted entry of the same beside it.
+        # As in JKS, the rest of a key's chain is not trusted.  One copy of each is removed: if a certificate of the
+        # chain is trusted too, keytool has written it a second time, as a trusted entry.
         for above in [c for owner in owners for c in _path(owner, certificates)[1:]]:
             if above in certificates:
                 certificates.remove(above)
@@ -276,7 +278,7 @@ def _read_pem(data: bytes, store: Store, with_key: bool) -> tuple[Any, list[Cert
             certificates.append(load_pem_x509_certificate(_rewrapped(kind, body)))
         elif kind.endswith("PRIVATE KEY") and with_key and key is None:
             if "Proc-Type" in body:
-                raise KeystoreError("its private key has an old form of encryption; rewrite it: openssl pkcs8 -topk8")
+                raise KeystoreError("its private key uses an old form of encryption; convert it: openssl pkcs8 -topk8")
             password = store.key_password if kind.startswith("ENCRYPTED") else None
             if kind.startswith("ENCRYPTED") and not password:
                 raise KeystoreError("its private key is encrypted and needs kafka.ssl.key.password")
@@ -289,7 +291,7 @@ def _read_pem(data: bytes, store: Store, with_key: bool) -> tuple[Any, list[Cert
 
 
 def _rewrapped(kind: str, body: str) -> bytes:
-    # A properties file often holds a PEM text on one line, its line ends written as spaces or as \n.
+    # A properties file often has a PEM text on one line, with spaces or \n in place of line ends.
     text = re.sub(r"\s+|\\n", "", body)
     lines = "\n".join(text[at : at + 64] for at in range(0, len(text), 64))
     return f"-----BEGIN {kind}-----\n{lines}\n-----END {kind}-----\n".encode()

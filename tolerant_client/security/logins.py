@@ -1,10 +1,10 @@
-"""What SASL mechanisms need at the moment of connecting: tickets, tokens, packages that are not always there.
+"""Logs in for SASL mechanisms when a client connects: Kerberos tickets, OAuth tokens, optional packages.
 
 Laws:
-- Each login can be pickled and shows no secret; calling it acts in the process that connects (Cluster's
-  `credentials`) and returns kafka-python's keys.
-- A token is asked for once and used until four fifths of its life are over, as Kafka's clients do; to its end while
-  the server gives no new one.
+- Each login can be pickled and shows no secret; calling it logs in from the process that connects (Cluster's
+  `credentials`) and returns kafka-python's configuration keys.
+- A token is requested once and used for four fifths of its lifetime, as Kafka's clients do, or up to its end
+  while the server gives no new one.
 - One process has one Kerberos login.
 
 Facts: KIP-255 and KIP-768 (OAUTHBEARER, client credentials), KIP-342 (extensions), RFC 6749 section 4.4, RFC 7519
@@ -36,22 +36,22 @@ from tolerant_client.stock.stock_names import AbstractTokenProvider
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750
 _ERROR_CODE: Final = re.compile(r"[ -!#-\[\]-~]+")  # RFC 6749, section 5.2
-_LARGEST_ANSWER: Final = 1 << 20
+_LARGEST_RESPONSE: Final = 1 << 20
 _DEFAULT_TIMEOUT_S: Final = 10.0
 _LIFE_USED: Final = 0.8
 _LIFE_UNTOLD_S: Final = 60.0  # RFC 6749 only recommends expires_in
-_BACKOFFS_S: Final = (0.2, 1.0)  # between requests for a token, when nobody or only an error of the server answers
-_PAUSE_S: Final = 5.0  # before the next request while a token still counts; what is slower is not repeated at once
+_BACKOFFS_S: Final = (0.2, 1.0)  # between requests for a token, after no response or a server error
+_PAUSE_S: Final = 5.0  # before the next request while the token is valid; a request that took longer is not retried
 _kerberos_lock = threading.Lock()
 _kerberos_login: KerberosLogin | None = None  # of this process
 
 
 @dataclass(frozen=True)
 class KerberosLogin:
-    """GSSAPI with a keytab, a ticket cache, or what this user's environment has.
+    """GSSAPI with a keytab, a ticket cache, or the credentials of this user's environment.
 
-    MIT Kerberos takes its defaults from the environment of the process, so a process has one login: calling another
-    one raises OptionError.
+    MIT Kerberos takes its defaults from the environment of the process, so a process has one login: calling a
+    different one raises OptionError.
     """
 
     service_name: str
@@ -66,8 +66,8 @@ class KerberosLogin:
             if _kerberos_login is not None and _kerberos_login._is_other(self):
                 raise OptionError(
                     f"kafka.sasl.jaas.config: this process is logged in to Kerberos as {_kerberos_login._who()} and"
-                    f" cannot be {self._who()} too; use one principal, or spark.python.worker.reuse=false if other"
-                    " queries use the other one"
+                    f" cannot log in as {self._who()} too; use one principal, or spark.python.worker.reuse=false if"
+                    " another query uses the other principal"
                 )
             self._take()
             _kerberos_login = self
@@ -100,13 +100,14 @@ class KerberosLogin:
         os.environ["KRB5_CLIENT_KTNAME"], os.environ["KRB5CCNAME"] = f"FILE:{keytab}", cache
         name = self.principal and gssapi.Name(self.principal, gssapi.NameType.kerberos_principal)
         try:
-            # Takes the first ticket into the cache; the library renews it from the same keytab.
+            # Puts the first ticket into the cache; the library renews it from the same keytab.
             gssapi.Credentials(
                 name=name or None, usage="initiate", store={"client_keytab": keytab, "ccache": cache}
             ).inquire()
         except GSSError as error:
             raise OptionError(
-                f"Kerberos gave no ticket to {self.principal or 'the first principal'} of keyTab {keytab!r}: {error}"
+                f"Kerberos gave no ticket to {self.principal or 'the first principal'} of keyTab {keytab!r}: {error};"
+                " check the principal, the keytab and the Kerberos configuration"
             ) from None
 
 
@@ -121,7 +122,7 @@ class MskIamLogin:
 
 @dataclass(frozen=True)
 class TokenLogin:
-    """OAUTHBEARER: a token of an OAuth server for an id and a secret, or one that lies in a file."""
+    """OAUTHBEARER: a token from an OAuth server for a client id and secret, or from a file."""
 
     url: str = field(repr=False)
     client_id: str = ""
@@ -134,13 +135,14 @@ class TokenLogin:
 
     def __call__(self) -> dict[str, Any]:
         provider = TokenProvider(self)
-        provider.token()  # what is wrong shows now, not as a connection that fails again and again
+        provider.token()  # raises errors now, instead of failing every connection
         return {"sasl_oauth_token_provider": provider}
 
     def ask(self) -> tuple[str, float]:
-        """A token and its life in seconds.
+        """A token and its lifetime in seconds; 0 for a token from a file, which is read again at each use.
 
-        Raises OptionError when it is refused, ClusterUnreachableError when nobody answers.
+        Raises OptionError if the request is refused or its response is invalid, ClusterUnreachableError if there is no
+        usable response or the server has a passing error (HTTP 408, 429 or 5xx).
         """
         if self.url.startswith("file:"):
             return self._checked(_read_token(urllib.parse.unquote(urllib.parse.urlsplit(self.url).path))), 0.0
@@ -159,8 +161,8 @@ class TokenLogin:
         )
         opener = self._opener()
         try:
-            with opener.open(request, timeout=self.connect_timeout_s) as answer:
-                text = self._read(answer)
+            with opener.open(request, timeout=self.connect_timeout_s) as response:
+                text = self._read(response)
         except urllib.error.HTTPError as error:
             with error:
                 reason = self._reason(error)
@@ -169,25 +171,25 @@ class TokenLogin:
             raise kind(
                 f"{self._named()} answered {error.code} {reason}; check the client's id, secret and scope"
             ) from None
-        except OSError as error:  # URLError and time-outs are among them
+        except OSError as error:  # includes URLError and timeouts
             raise ClusterUnreachableError(f"{self._named()} gave no token: {getattr(error, 'reason', error)}") from None
-        except (http.client.HTTPException, ValueError) as error:  # their words may hold what was received
+        except (http.client.HTTPException, ValueError) as error:  # their messages may contain received data
             raise ClusterUnreachableError(
                 f"{self._named()} gave no token: {type(error).__name__}; does it speak HTTP there, or HTTPS?"
             ) from None
         return self._parsed(text)
 
     def _reason(self, error: urllib.error.HTTPError) -> str:
-        """The server's word for what is wrong, as far as it says one in time."""
+        """The error code in the server's response, if it arrives in time."""
         try:
             return _error_code(self._read(error))
         except (OSError, http.client.HTTPException, ValueError):
             return "without a reason"
 
-    def _read(self, answer: Any) -> bytes:
-        """Within the time-out, also if the answer comes in drops: nothing else is read meanwhile."""
+    def _read(self, response: Any) -> bytes:
+        """The body; the timeout bounds the whole read, even of a trickling response, since the read blocks the caller."""
         until, text = time.monotonic() + self.connect_timeout_s, b""
-        while len(text) < _LARGEST_ANSWER and (piece := answer.read1(_LARGEST_ANSWER)):
+        while len(text) < _LARGEST_RESPONSE and (piece := response.read1(_LARGEST_RESPONSE)):
             text += piece
             if time.monotonic() > until:
                 raise TimeoutError("timed out")
@@ -207,9 +209,9 @@ class TokenLogin:
             opener.add_handler(handler)
         return opener
 
-    def _parsed(self, answer: bytes) -> tuple[str, float]:
+    def _parsed(self, response: bytes) -> tuple[str, float]:
         try:
-            fields = json.loads(answer)
+            fields = json.loads(response)
             token, told = fields["access_token"], fields.get("expires_in")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise OptionError(f"{self._named()} answered without an access_token in JSON") from None
@@ -217,17 +219,17 @@ class TokenLogin:
 
     def _checked(self, token: Any) -> str:
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            raise OptionError(f"{self._named()} holds no bearer token")
+            raise OptionError(f"{self._named()} gave a token that is not a bearer token (RFC 6750)")
         return token
 
     def _named(self) -> str:
         parts = urllib.parse.urlsplit(self.url)
-        host = parts.netloc.rpartition("@")[2]  # never a password in the address
+        host = parts.netloc.rpartition("@")[2]  # leaves out a password in the address
         return f"sasl.oauthbearer.token.endpoint.url {parts.scheme}://{host}{parts.path}"
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python is untyped
-    """A login's token, asked for again when most of its life is over."""
+    """A login's token, requested again when most of its lifetime is over."""
 
     def __init__(self, login: TokenLogin) -> None:
         super().__init__()
@@ -250,7 +252,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pytho
             return self._token
 
     def _insist(self) -> tuple[str, float]:
-        until = time.monotonic() + _PAUSE_S  # the event loop waits meanwhile
+        until = time.monotonic() + _PAUSE_S  # the event loop is blocked meanwhile
         for pause in _BACKOFFS_S:
             try:
                 return self._login.ask()
@@ -272,7 +274,7 @@ def _read_token(path: str) -> str:
 
 
 def _life_s(token: str, told: Any) -> float:
-    """What the server told, or what the token says of itself (the claim exp of a JWT), or a fixed time."""
+    """The token's lifetime in seconds: the server's expires_in, else the JWT's claim exp, else a fixed time."""
     try:
         if told is None:
             claims = token.split(".")[1]
@@ -283,10 +285,10 @@ def _life_s(token: str, told: Any) -> float:
     return life if math.isfinite(life) else _LIFE_UNTOLD_S
 
 
-def _error_code(answer: bytes) -> str:
-    """RFC 6749's word for what is wrong, of a body that is not to be shown whole."""
+def _error_code(response: bytes) -> str:
+    """The error code of RFC 6749 in a response body; the body itself must not be shown."""
     try:
-        code = str(json.loads(answer)["error"])[:80]
+        code = str(json.loads(response)["error"])[:80]
     except (ValueError, KeyError, TypeError, RecursionError):
         return "without a reason"
     return code if _ERROR_CODE.fullmatch(code) else "without a reason"

@@ -1,8 +1,8 @@
-"""SASL as Java clients describe it (kafka.sasl.*): the mechanism, and who logs in by sasl.jaas.config.
+"""SASL as Java clients configure it (kafka.sasl.*): the mechanism, and the login in sasl.jaas.config.
 
 Laws:
-- No message shows any part of sasl.jaas.config but the names of its options.
-- What a Java class would do (a login, a callback) is done here or refused by name.
+- Messages show only the option names of sasl.jaas.config, no other part of it.
+- The work of a Java class (a login, a callback) is done here or refused by name.
 
 Facts: SaslConfigs.java and JaasConfig.java of Kafka; Krb5LoginModule of the JDK.
 """
@@ -36,7 +36,7 @@ _EXAMPLES: Final = {
     "OAUTHBEARER": 'clientId="..." clientSecret="..." scope="..."',
     "AWS_MSK_IAM": "",
 }
-# What these do is done here: they are the ones that the mechanism cannot go without.
+# These are accepted, since this client does their work: the mechanism requires them in Java.
 _HANDLERS: Final = {
     "OAUTHBEARER": "OAuthBearerLoginCallbackHandler",
     "AWS_MSK_IAM": "IAMClientCallbackHandler",
@@ -52,9 +52,9 @@ _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
 def sasl_config(java: Mapping[str, str]) -> dict[str, Any]:
-    """kafka-python's keys for the sasl.* properties; logins are under `credentials`.
+    """kafka-python's configuration keys for the sasl.* properties; logins are under `credentials`.
 
-    Raises OptionError naming the property that is missing, wrong, or of no use without Java.
+    Raises OptionError naming the property that is missing, invalid, or useless without Java.
     """
     mechanism = java.get("sasl.mechanism", "GSSAPI").strip().upper()
     if mechanism not in _MODULES:
@@ -71,8 +71,8 @@ def sasl_config(java: Mapping[str, str]) -> dict[str, Any]:
     if mechanism == "AWS_MSK_IAM":
         if unknown := sorted(options.keys() - {"awsDebugCreds"}):
             raise OptionError(
-                f"kafka.sasl.jaas.config: {unknown[0]} is not supported; AWS credentials are found as botocore finds"
-                " them (AWS_PROFILE, AWS_ROLE_ARN, the instance's role)"
+                f"kafka.sasl.jaas.config: {unknown[0]} is not supported; botocore finds the AWS credentials"
+                " (AWS_PROFILE, AWS_ROLE_ARN, the instance's role)"
             )
         return {"sasl_mechanism": mechanism, "credentials": (MskIamLogin(),)}
     return {"sasl_mechanism": mechanism, **_password(mechanism, options)}
@@ -90,10 +90,10 @@ def _password(mechanism: str, options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _kerberos_login(java: Mapping[str, str], options: Mapping[str, str]) -> KerberosLogin:
-    # Kafka refuses two different names; one of the two places has to name it.
+    # As in Kafka, one of the two options must name the service, and two different names are refused.
     services = {name for name in (options.get("serviceName"), java.get("sasl.kerberos.service.name")) if name}
     if len(services) != 1:
-        raise OptionError("kafka.sasl.kerberos.service.name must be given once, usually: kafka")
+        raise OptionError("kafka.sasl.kerberos.service.name or serviceName must give one name, usually: kafka")
     uses = {name: options.get(name, "false").lower() == "true" for name in ("useKeyTab", "useTicketCache")}
     if uses["useKeyTab"] and "keyTab" not in options:
         raise OptionError(f"kafka.sasl.jaas.config: useKeyTab needs keyTab; expected: {_example('GSSAPI')}")
@@ -107,17 +107,17 @@ def _token_login(java: Mapping[str, str], options: Mapping[str, str]) -> TokenLo
     asserted = [name for name in java if name.startswith("sasl.oauthbearer.assertion.")]
     if retriever not in _TOKEN_RETRIEVERS or asserted:
         name = asserted[0] if asserted else "sasl.oauthbearer.jwt.retriever.class"
-        raise OptionError(f"kafka.{name} is not supported: tokens come by client credentials or from a file")
+        raise OptionError(f"kafka.{name} is not supported: use client credentials or a token in a file")
     url = java.get("sasl.oauthbearer.token.endpoint.url", "").strip()
     _check_address(url)
     parts = urllib.parse.urlsplit(url)
     if parts.scheme == "http" and parts.hostname not in _THIS_MACHINE:
         warn_once(
-            f"kafka.sasl.oauthbearer.token.endpoint.url: the secret goes to {parts.hostname} in the clear; use https"
+            f"kafka.sasl.oauthbearer.token.endpoint.url: the secret goes to {parts.hostname} unencrypted; use https"
         )
     for name in options:
         if name.startswith("ssl.") and name not in (*PROPERTIES, *WITHOUT_EFFECT):
-            raise OptionError(f"kafka.sasl.jaas.config: {name} is not supported; known are {', '.join(PROPERTIES)}")
+            raise OptionError(f"kafka.sasl.jaas.config: {name} is not supported; use one of {', '.join(PROPERTIES)}")
     client_id = java.get("sasl.oauthbearer.client.credentials.client.id", options.get("clientId", ""))
     client_secret = java.get("sasl.oauthbearer.client.credentials.client.secret", options.get("clientSecret", ""))
     if not url.startswith("file:") and not (client_id and client_secret):
@@ -131,7 +131,7 @@ def _token_login(java: Mapping[str, str], options: Mapping[str, str]) -> TokenLo
             or name.lower() == "auth"
             or not re.fullmatch(r"[\x20-\x7e\t\r\n]*", value)
         ):
-            raise OptionError(f"kafka.sasl.jaas.config: extension_{name} is no SASL extension (KIP-342)")
+            raise OptionError(f"kafka.sasl.jaas.config: extension_{name} is not a valid SASL extension (KIP-342)")
     return TokenLogin(
         url,
         client_id,
@@ -147,7 +147,7 @@ def _token_login(java: Mapping[str, str], options: Mapping[str, str]) -> TokenLo
 
 
 def _check_address(url: str) -> None:
-    """Refuses what no token server can be asked at; the address may hold a secret and is not shown."""
+    """Raises OptionError for an invalid token endpoint; the address may contain a secret and is not shown."""
     option = "kafka.sasl.oauthbearer.token.endpoint.url"
     if not re.match(r"(https?|file):", url):
         raise OptionError(f"{option} is required: https://..., or file:/... for a token in a file")
@@ -159,9 +159,9 @@ def _check_address(url: str) -> None:
     except ValueError:
         host, has_login = None, False
     if has_login:
-        raise OptionError(f"{option} has a name or a password before its host; give clientId and clientSecret instead")
+        raise OptionError(f"{option} has a login before its host; give clientId and clientSecret instead")
     if not host or not re.fullmatch(r"[\x21-\x7e]+", url):
-        raise OptionError(f"{option} must have the form https://HOST[:PORT]/PATH, without blanks")
+        raise OptionError(f"{option} must have the form https://HOST[:PORT]/PATH, without spaces")
 
 
 def _timeout_s(java: Mapping[str, str]) -> float:
@@ -175,17 +175,16 @@ def _timeout_s(java: Mapping[str, str]) -> float:
 
 
 def _jaas(java: Mapping[str, str], mechanism: str) -> dict[str, str]:
-    """The options of the login module that sasl.jaas.config names."""
+    """The options of the login module in sasl.jaas.config."""
     text = java.get("sasl.jaas.config")
     if text is None:
         raise OptionError(
-            f"kafka.sasl.jaas.config is missing (a JAAS file named to the JVM is not seen here);"
-            f" expected: {_example(mechanism)}"
+            f"kafka.sasl.jaas.config is missing (a JAAS file of the JVM is not read); expected: {_example(mechanism)}"
         )
     match = _JAAS.fullmatch(text)
     if match is None:
         raise OptionError(f"kafka.sasl.jaas.config is not of the form: {_example(mechanism)}")
-    # Distributions that shade Kafka rename the package, not the class.
+    # Distributions that shade Kafka rename the package, but not the class.
     if match[1].rpartition(".")[2] != _MODULES[mechanism].rpartition(".")[2]:
         raise OptionError(
             f"kafka.sasl.jaas.config names another login module; {mechanism} needs: {_example(mechanism)}"
@@ -195,7 +194,7 @@ def _jaas(java: Mapping[str, str], mechanism: str) -> dict[str, str]:
     while position < len(match[2]):
         option = _JAAS_OPTION.match(match[2], position)
         if option is None:
-            raise OptionError(f"kafka.sasl.jaas.config cannot be read; expected: {_example(mechanism)}")
+            raise OptionError(f"kafka.sasl.jaas.config has an unreadable option; expected: {_example(mechanism)}")
         value = next(text for text in option.groups()[1:] if text is not None)
         given[option[1]] = re.sub(
             r"\\(.)", lambda escaped: _ESCAPES.get(escaped[1], escaped[1]), value, flags=re.DOTALL

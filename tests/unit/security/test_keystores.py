@@ -227,7 +227,7 @@ def test_a_wrong_password_is_named_not_shown(stores: Stores, kind: str) -> None:
 
 def test_a_key_needs_its_own_password(stores: Stores) -> None:
     java = stores.options("root.JKS", "client.JKS", ssl__key__password=WRONG)
-    assert "the password of its private key is another one" in refused(java)
+    assert "the password of its private key is wrong" in refused(java)
     pem = stores.options("root.pem", "client.pem")
     assert "cannot be opened" in refused({**pem, "ssl.key.password": WRONG})
     del pem["ssl.key.password"]
@@ -247,10 +247,10 @@ def test_a_truststore_in_jks_opens_without_a_password(stores: Stores, demanding:
         (b"", "neither JKS nor PKCS12 nor PEM"),
         (b"hello", "neither JKS nor PKCS12 nor PEM"),
         (b"\xce\xce\xce\xce\0\0\0\2", "JCEKS keystore; convert it: keytool -importkeystore"),
-        (b"\xfe\xed\xfe\xed\0\0\0\2", "its password is another one, or the file is damaged"),
+        (b"\xfe\xed\xfe\xed\0\0\0\2", "its password is wrong, or the file is damaged"),
         (b"0\x82\1\1", "cannot be opened"),
         (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----", "cannot be opened"),
-        (b"-----BEGIN OTHER-----\nAAAA\n-----END OTHER-----", "holds no certificate"),
+        (b"-----BEGIN OTHER-----\nAAAA\n-----END OTHER-----", "contains no certificate"),
     ],
 )
 def test_what_is_no_store_is_refused(stores: Stores, tmp_path: Path, content: bytes, reason: str) -> None:
@@ -302,9 +302,9 @@ def test_what_is_wrong_is_named(java: dict[str, str], reason: str) -> None:
 
 def test_a_keystore_needs_a_key_and_its_certificate(stores: Stores) -> None:
     java = {"ssl.keystore.location": str(stores.folder / "root.JKS"), "ssl.keystore.password": PASSWORD}
-    assert "holds no private key with its certificate" in refused(java)
+    assert "contains no private key with its certificate" in refused(java)
     alien = {"ssl.keystore.key": stores.client.key_pem(), "ssl.keystore.certificate.chain": stores.server.chain_pem()}
-    assert "holds no certificate of its private key" in refused(alien)
+    assert "contains no certificate of its private key" in refused(alien)
 
 
 @pytest.mark.parametrize("kind", ["JKS", "PKCS12"])
@@ -330,7 +330,7 @@ def test_a_choice_between_private_keys_is_refused(stores: Stores, tmp_path: Path
     java = {"ssl.keystore.location": str(path), "ssl.keystore.password": PASSWORD}
     tls_settings(java).context()
     stores.server.keystore(path, kind)
-    assert "holds several private keys" in (text := refused(java)) and "-srcalias ALIAS" in text
+    assert "contains several private keys" in (text := refused(java)) and "-srcalias ALIAS" in text
 
 
 def test_errors_of_what_a_store_holds_name_it(stores: Stores, tmp_path: Path) -> None:

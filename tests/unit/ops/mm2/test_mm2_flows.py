@@ -306,7 +306,7 @@ def test_what_is_refused(path: Path, text: str, message: str) -> None:
         ("clusters = A B\n", "clusters (line 1) has 'A B'; an alias has letters"),
         ("clusters = A, B # two\n", "clusters (line 1) has a # in its value"),
         (AB.replace("true", "false"), "enables no flow; write A->B.enabled = true with two of A, B"),
-        (AB.replace("a:9092", "<a>:9092"), "cluster A: A.bootstrap.servers has the address '<a>:9092'"),
+        (AB.replace("a:9092", "<a>:9092"), "cluster A: A.bootstrap.servers has the invalid address '<a>:9092'"),
     ],
 )
 def test_files_that_cannot_be(path: Path, text: str, message: str) -> None:

@@ -192,7 +192,7 @@ def test_what_the_command_line_leaves_out_the_environment_may_say(monkeypatch: p
     monkeypatch.setenv("TOLERANT_KAFKA_TARGET", "127.0.0.1:1,127.0.0.1")
     monkeypatch.setenv("TOLERANT_KAFKA_SOURCE", "127.0.0.1:1")
     done = CliRunner().invoke(app, ["status", "--link", "dr"])
-    assert isinstance(done.exception, OptionError) and "the address '127.0.0.1'" in str(done.exception)
+    assert isinstance(done.exception, OptionError) and "the invalid address '127.0.0.1'" in str(done.exception)
 
 
 @pytest.mark.parametrize(
@@ -463,17 +463,20 @@ def test_what_is_wrong_with_an_address_or_a_property_is_told_where_it_was_given(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert refused(monkeypatch, "status", "--source", "a", *BOTH[2:]).startswith(
-        "--source has the address 'a': HOST:PORT"
+        "--source has the invalid address 'a'; write HOST:PORT"
     )
-    assert refused(monkeypatch, "doctor", "--cluster", "a:").startswith("--cluster has the address 'a:'")
+    assert refused(monkeypatch, "doctor", "--cluster", "a:").startswith("--cluster has the invalid address 'a:'")
     file = tmp_path / "client.properties"
     file.write_text("security.protocol = NONE\n")
     assert refused(monkeypatch, "pause", *BOTH[2:], "--target-properties", str(file)).startswith(
         f"{file}: security.protocol must be one of"
     )
     monkeypatch.setenv("TOLERANT_KAFKA_TARGET", "b")
-    assert refused(monkeypatch, "pause").startswith("TOLERANT_KAFKA_TARGET has the address 'b'")
-    told = {"error": "TOLERANT_KAFKA_TARGET has the address 'b': HOST:PORT[,HOST:PORT...]", "exit_code": 2}
+    assert refused(monkeypatch, "pause").startswith("TOLERANT_KAFKA_TARGET has the invalid address 'b'")
+    told = {
+        "error": "TOLERANT_KAFKA_TARGET has the invalid address 'b'; write HOST:PORT[,HOST:PORT...]",
+        "exit_code": 2,
+    }
     assert json.loads(CliRunner().invoke(app, ["pause", "--json"]).stdout) == told
     assert "no-checkpoint" in refused(monkeypatch, "offsets", "/no-checkpoint", "--source", "0")
 
