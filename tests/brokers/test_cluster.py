@@ -171,7 +171,7 @@ def test_broken_configuration_shows_the_end_of_the_log(cluster: KafkaCluster, tm
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"nodes": 2}, "1 node or 3"),
+        ({"nodes": 2}, "1 or 3 nodes"),
         ({"ports": [1, 2]}, "2 ports for 1 nodes"),
         ({"broker_config": {"listeners": "x"}}, "sets listeners"),
         ({"listeners": {"PLAINTEXT": "SSL"}}, "the name 'PLAINTEXT'"),
@@ -183,7 +183,9 @@ def test_impossible_arguments_are_refused(arguments: dict[str, object], sentence
         KafkaCluster(**arguments)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("version", "sentence"), [("2.8.2", "without ZooKeeper"), ("newest", "is no Kafka version")])
+@pytest.mark.parametrize(
+    ("version", "sentence"), [("2.8.2", "without ZooKeeper"), ("newest", "is not a Kafka version")]
+)
 def test_versions_that_cannot_run_are_refused(version: str, sentence: str) -> None:
     with pytest.raises(ClusterStartError, match=sentence):
         KafkaCluster(version).start()

@@ -3,7 +3,7 @@
     with KafkaCluster() as cluster, FaultProxy(cluster, faults=[Drop(api="Fetch", count=3)]) as proxy:
         consumer = KafkaConsumer("topic", bootstrap_servers=proxy.bootstrap_servers)
 
-pytest finds the fixtures kafka_cluster, kafka_cluster_factory and fault_proxy by itself.
+pytest finds the fixtures kafka_cluster, kafka_cluster_factory and fault_proxy automatically.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
-    # pytest loads the plugin of this package in every project that has it installed: importing kafka-python
-    # is left to those that use a fixture.
+    # pytest loads this package's plugin in every project that has it installed, so kafka-python is imported only
+    # when a fixture is used.
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""What has to be understood of Kafka's requests and answers to spoil the answers well.
+"""Reads the parts of Kafka's requests and responses that the fault proxy needs, and puts errors into responses.
 
-The only module of the package that imports kafka-python: for the names of the APIs and to decode, change and
-encode an answer at the version it was asked for.
+This is the only module of the package that imports kafka-python: for the names of the APIs, and to decode, change
+and encode a response at the version of its request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PRODUCE = int(ApiKey.Produce)
 _PRODUCE_FLEXIBLE = 9
 _PRODUCE_TRANSACTIONAL = 3
 _ERROR_FIELDS = ("error_code", "partition_error_code")
-# What a broker puts beside an error; the other fields of the same structure are left as they are.
+# The values that a broker sends with an error; the other fields of the same structure do not change.
 _BESIDE_AN_ERROR: dict[str, dict[str, Any]] = {
     "Fetch": {"records": b"", "aborted_transactions": []},
     "Produce": {"base_offset": -1},
@@ -38,16 +38,16 @@ _BESIDE_AN_ERROR: dict[str, dict[str, Any]] = {
 
 
 class Request(NamedTuple):
-    """What an answer has to be understood by: correlation ids are all that it carries itself."""
+    """The request fields that are needed to read its response, which itself carries only the correlation id."""
 
     api_key: int
     api_version: int
     correlation_id: int
-    expects_answer: bool
+    expects_response: bool
 
 
 class NotEnough(Exception):
-    """More of the request is needed to read its head."""
+    """Reading the request's header needs more bytes."""
 
 
 def api_name(api_key: int) -> str:
@@ -58,14 +58,14 @@ def api_name(api_key: int) -> str:
 def read_request(head: bytes | bytearray) -> Request:
     """Read the start of a request's frame, its length included.
 
-    Raises NotEnough until there is enough of it, which for Produce is up to its acks.
+    Raises NotEnough if `head` is too short; Produce is read up to its acks.
     """
     try:
         api_key, api_version, correlation_id = struct.unpack_from(">hhi", head, 4)
-        expects_answer = api_key != _PRODUCE or _produce_acks(head, api_version) != 0
+        expects_response = api_key != _PRODUCE or _produce_acks(head, api_version) != 0
     except (struct.error, IndexError, ValueError):
         raise NotEnough from None
-    return Request(api_key, api_version, correlation_id, expects_answer)
+    return Request(api_key, api_version, correlation_id, expects_response)
 
 
 def _produce_acks(head: bytes | bytearray, version: int) -> int:
@@ -83,29 +83,29 @@ def _produce_acks(head: bytes | bytearray, version: int) -> int:
 
 
 def with_error(frame: bytes | bytearray, api_key: int, api_version: int, error_code: int) -> bytes | None:
-    """The same answer with `error_code` in it, as a frame; None if it cannot be done."""
+    """The frame of the same response with `error_code` in it; None if that is impossible."""
     try:
         header = RequestHeader(request_api_key=api_key, request_api_version=api_version)
-        answer_class = ResponseClassRegistry.get_response_class(header)
-        if answer_class is None:
+        response_class = ResponseClassRegistry.get_response_class(header)
+        if response_class is None:
             return None
-        answer = answer_class.decode(bytes(frame), version=api_version, header=True, framed=True)
+        response = response_class.decode(bytes(frame), version=api_version, header=True, framed=True)
         name = api_name(api_key)
-        if not _set_error(answer, api_version, name, error_code, _BESIDE_AN_ERROR.get(name, {})):
+        if not _set_error(response, api_version, name, error_code, _BESIDE_AN_ERROR.get(name, {})):
             return None
-        # decode() has set the version; given to encode(), kafka-python 3.0 looks for it in the header as well,
-        # which only requests have.
-        return bytes(answer.encode(header=True, framed=True))
-    # Whatever an unknown version or a strange answer makes kafka-python raise: the answer then passes unchanged.
+        # decode() has set the version.  If encode() gets it too, kafka-python 3.0 also wants it in the header, where
+        # only requests have it.
+        return bytes(response.encode(header=True, framed=True))
+    # An unknown version or a malformed response may raise anything in kafka-python: the response then passes unchanged.
     except Exception:
         return None
 
 
 def _set_error(part: Any, version: int, api: str, error_code: int, beside: dict[str, Any]) -> bool:
-    """Set the error in the structures farthest down that have a place for it; whether there was any."""
+    """Set the error in the innermost structures that have an error field; returns whether there was one."""
     fields = {name: f for name, f in part.fields.items() if f.for_version_q(version)}
     found = False
-    # Clients look for Metadata's errors at the topic: a broker that reports one there names no partitions.
+    # Clients read Metadata's errors from the topic: a broker that reports one there sends no partitions.
     is_metadata_topic = api == "Metadata" and "partitions" in fields
     if not is_metadata_topic:
         for name, described in fields.items():
@@ -118,7 +118,7 @@ def _set_error(part: Any, version: int, api: str, error_code: int, beside: dict[
     places = [name for name in _ERROR_FIELDS if name in fields]
     if found or not places:
         return found
-    # The code at the top of a Fetch answer is about its session; a poll without news names no partition.
+    # The top-level code of a Fetch response is about its session; a response without new records has no partition.
     if api == "Fetch" and "partition_index" not in fields:
         return False
     for name in places:

@@ -1,10 +1,10 @@
-"""The jars of Apache Kafka and the Java that runs them, found once per user and kept.
+"""Finds Java and the jars of Apache Kafka; resolves the jars once per user and caches them.
 
-- A cached set of jars is complete or absent: it is resolved beside its place and renamed into it.
-- A jar that is not the one whose SHA-256 sum stands in jar-sums.txt is refused, wherever it comes from and also when it
-  lies in the cache.  So is a set that jar-sums.txt has, with a jar more or less than there; where Maven and Ivy resolve
-  different ones it has both.  Jars of other sets without a sum there are told of in a warning.
-- Which registry is asked is the business of Maven's or Ivy's own settings, never of this module.
+- A cached set of jars is complete or absent: it is resolved in a temporary folder and then renamed.
+- A jar whose SHA-256 sum differs from that in jar-sums.txt is refused, wherever it comes from, the cache included.
+  A set listed in jar-sums.txt is refused too if it has extra or missing jars; if Maven and Ivy resolve different
+  sets, jar-sums.txt lists both.  For jars of other sets without a sum there, a warning is logged.
+- Maven's or Ivy's own settings choose the repository, never this module.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ BROKER_MODULES = ("kafka_2.13",)
 TOOLS_MODULES = ("kafka_2.13", "kafka-tools", "connect-runtime", "connect-mirror")
 MIN_JAVA = 17
 
-# Spark's own Kafka source and the versions of what it needs that work together on Spark 4.2 and 4.3; pyspark
-# brings everything else, so nothing that these depend on is resolved.
+# Spark's own Kafka source and those of its dependencies that pyspark lacks, in versions that work together on
+# Spark 4.2 and 4.3; transitive dependencies are not resolved.
 SPARK_KAFKA = (
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
     ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
@@ -41,20 +41,20 @@ SPARK_KAFKA = (
     ("org.apache.commons", "commons-pool2", "2.12.1"),
 )
 
-# Kafka's jars bring slf4j-api 1.7 and no binding; without one a broker that fails says nothing.
+# Kafka's jars include slf4j-api 1.7 but no binding; without one a broker that fails logs nothing.
 _SLF4J_BINDING = ("org.slf4j", "slf4j-simple", "1.7.36")
-# These brokers use what Java took out with version 11.
+# These brokers use JAXB, which Java 11 removed.
 _JAXB = ("javax.xml.bind", "jaxb-api", "2.3.1")
 _WANT_JAXB = ("0.10.", "0.11.", "1.0.")
 _RESOLVE_TIMEOUT_S = 900.0
 
 
 class ClusterStartError(TolerantClientError):
-    """A Kafka cluster for tests cannot start on this machine; the message says what would help."""
+    """A Kafka cluster for tests cannot start on this machine; the message names the remedy."""
 
 
 def cache_dir() -> Path:
-    """The folder that keeps resolved jars: TOLERANT_KAFKA_CACHE, else below the user's cache folder."""
+    """The folder of resolved jars: TOLERANT_KAFKA_CACHE, else a folder in the user's cache folder."""
     chosen = os.environ.get("TOLERANT_KAFKA_CACHE")
     if chosen:
         return Path(chosen)
@@ -63,7 +63,7 @@ def cache_dir() -> Path:
 
 
 def java_executable(what_for: str = "to run Kafka brokers") -> str:
-    """The `java` of JAVA_HOME, else of PATH; errors say that it is needed `what_for`.
+    """The `java` of JAVA_HOME, else of PATH; error messages say `what_for` it is needed.
 
     Raises ClusterStartError if there is none or if it is older than Java 17.
     """
@@ -92,16 +92,16 @@ def java_executable(what_for: str = "to run Kafka brokers") -> str:
 
 
 def java_major(text: str) -> int | None:
-    """The major version in what `java -version` printed, 8 for "1.8.0_392"; None if there is none."""
+    """The major version in the output of `java -version`, 8 for "1.8.0_392"; None if there is none."""
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(found.group(1)) if found else None
 
 
 def jars(version: str, modules: Sequence[str] = BROKER_MODULES) -> tuple[Path, ...]:
-    """The jars of `modules` of org.apache.kafka at `version`, all they need, and one slf4j binding.
+    """The jars of `modules` of org.apache.kafka at `version`, their dependencies, and one slf4j binding.
 
-    The first call for a version resolves them with Maven, or with the Ivy jar that comes with pyspark,
-    which takes seconds to a minute; later calls only list a folder.
+    The first call for a version resolves them with Maven, or with the Ivy jar of pyspark, which takes seconds
+    to a minute; later calls only list a folder and check its jars.
     Raises ClusterStartError if they are not cached and cannot be resolved.
     """
     names = sorted(set(modules))
@@ -113,9 +113,9 @@ def jars(version: str, modules: Sequence[str] = BROKER_MODULES) -> tuple[Path, .
 
 
 def spark_kafka_jars() -> tuple[Path, ...]:
-    """The jars of Spark's own Kafka source and sink, for `spark.jars`: SPARK_KAFKA and nothing else.
+    """The jars of Spark's own Kafka source and sink, for `spark.jars`: only those of SPARK_KAFKA.
 
-    The first call resolves them, as for jars().
+    The first call resolves them, as jars() does.
     Raises ClusterStartError if they are not cached and cannot be resolved.
     """
     version = SPARK_KAFKA[0][2]
@@ -126,9 +126,9 @@ def spark_kafka_jars() -> tuple[Path, ...]:
 def resolved_jars(
     place: Path, wanted: Sequence[tuple[str, str, str]], what: str, is_transitive: bool = True
 ) -> tuple[Path, ...]:
-    """The jars in `place`, resolved into it if it is not there yet: `wanted` are (group, artifact, version).
+    """The jars in the folder `place`, resolved first if it does not exist; `wanted` are (group, artifact, version).
 
-    Raises ClusterStartError, which calls them the jars of `what`.
+    Raises ClusterStartError; its message calls them the jars of `what`.
     """
     if not place.is_dir():
         java = java_executable()
@@ -142,33 +142,32 @@ def resolved_jars(
 
 
 def _require_known(found: Sequence[Path], place: Path, what: str) -> None:
-    """Raises ClusterStartError for a jar that is not the one it should be, one too many, and one that is missing."""
+    """Raises ClusterStartError for a jar with a wrong sum, an extra jar and a missing jar."""
     sets, sums = _known_sets().get(f"{place.parent.name}/{place.name}", ()), _known_sums()
     for jar in found:
         if jar.name in sums and _sum_of(jar, jar.stat().st_mtime_ns) != sums[jar.name]:
             raise ClusterStartError(
-                f"{jar} is not the {jar.name} that {what} is made of (its SHA-256 sum is another one): somebody has changed"
-                f" it, or the repository is not to be trusted; remove {jar.parent}, and resolve it from another one"
+                f"{jar} is not the {jar.name} of {what} (its SHA-256 sum is wrong): somebody has changed it, or the"
+                f" repository cannot be trusted; remove {jar.parent}, and resolve it from another repository"
             )
     names = {jar.name for jar in found}
     if sets and names not in sets:
         known = min(sets, key=lambda each: len(each ^ names))
         more, less = (", ".join(sorted(part)[:5]) or "none" for part in (names - known, known - names))
         raise ClusterStartError(
-            f"The jars in {place} are not those that {what} is made of (too many: {more}; missing: {less}): somebody has"
-            " changed the folder, or the repository is not to be trusted; remove the folder, and resolve it from another"
-            " repository"
+            f"The jars in {place} are not those of {what} (extra: {more}; missing: {less}): somebody has changed the"
+            " folder, or the repository cannot be trusted; remove the folder, and resolve it from another repository"
         )
     unknown = [] if sets else [name for name in names if name not in sums]
     if unknown:
         _log.warning(
-            "No SHA-256 sum is known of %s jars of %s: what the repository sent is believed", len(unknown), what
+            "No SHA-256 sum is known for %s jars of %s: they are used as the repository sent them", len(unknown), what
         )
 
 
 @functools.cache
 def _known_sets() -> dict[str, list[frozenset[str]]]:
-    """The sets of file names that a place below the cache folder may have."""
+    """The valid sets of file names for each folder below the cache folder."""
     found: dict[str, list[frozenset[str]]] = {}
     for section in _sections():
         place, *lines = section.splitlines()
@@ -178,19 +177,19 @@ def _known_sets() -> dict[str, list[frozenset[str]]]:
 
 @functools.cache
 def _known_sums() -> dict[str, str]:
-    """By file name."""
+    """The SHA-256 sums by file name."""
     lines = [line for section in _sections() for line in section.splitlines()[1:]]
     return {name: digest for digest, name in map(str.split, lines)}
 
 
 def _sections() -> list[str]:
-    """Of jar-sums.txt: a place in brackets, then the sum and the name of each jar."""
+    """The sections of jar-sums.txt: a folder in brackets, then the sum and the name of each jar."""
     return Path(__file__).with_name("jar-sums.txt").read_text().split("[")[1:]
 
 
 @functools.cache
 def _sum_of(jar: Path, changed_ns: int) -> str:
-    """Once a process for each jar that does not change."""
+    """The SHA-256 sum of a jar, computed once per process unless the jar changes."""
     return hashlib.sha256(jar.read_bytes()).hexdigest()
 
 
@@ -201,8 +200,8 @@ def _locked(place: Path) -> Iterator[None]:
         lock = open(place.parent / f"{place.name}.lock", "w")
     except OSError as error:
         raise ClusterStartError(
-            f"The jars of Kafka cannot be kept in {place.parent} ({error.strerror}): set TOLERANT_KAFKA_CACHE to "
-            "a folder that can be written"
+            f"The jars of Kafka cannot be stored in {place.parent} ({error.strerror}): set TOLERANT_KAFKA_CACHE to "
+            "a writable folder"
         ) from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -217,7 +216,7 @@ def _resolve_into(
     if mvn is None and ivy is None:
         raise ClusterStartError(
             f"The jars of {what} cannot be resolved, because there is neither `mvn` on PATH nor pyspark "
-            "(its Ivy jar would do): install Maven, or `pip install pyspark`"
+            "with its Ivy jar: install Maven, or `pip install pyspark`"
         )
     tried = []
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".resolving-", ignore_cleanup_errors=True) as temp:
@@ -231,7 +230,7 @@ def _resolve_into(
             lib = Path(command[0])
             failure = _run(command[1:], lib.parent)
             if failure is None and not (lib / first).exists():
-                failure = f"{first} is not among what it resolved"
+                failure = f"{first} is not among the jars that it resolved"
             if failure is None:
                 _require_known(sorted(lib.glob("*.jar")), place, what)
                 lib.rename(place)
@@ -244,7 +243,7 @@ def _resolve_into(
 
 
 def _maven_command(folder: Path, mvn: str, wanted: Sequence[tuple[str, str, str]], is_transitive: bool) -> list[str]:
-    """A folder with a pom that wants these jars; the result is the folder they go to, then the command."""
+    """Makes a folder with a pom for these jars; returns the folder for the jars, followed by the command."""
     folder.mkdir()
     alone = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
     dependencies = "".join(
@@ -275,7 +274,7 @@ def _maven_command(folder: Path, mvn: str, wanted: Sequence[tuple[str, str, str]
 def _ivy_command(
     folder: Path, java: str, ivy: Path, wanted: Sequence[tuple[str, str, str]], is_transitive: bool
 ) -> list[str]:
-    """Like _maven_command, with an ivy.xml."""
+    """As _maven_command, with an ivy.xml."""
     folder.mkdir()
     dependencies = "".join(
         f"<dependency org={quoteattr(group)} name={quoteattr(name)} rev={quoteattr(version)} conf='default'"
@@ -288,7 +287,7 @@ def _ivy_command(
         "</ivy-module>\n"
     )
     lib = folder / "lib"
-    # Some of Kafka's dependencies are published as OSGi bundles, which Ivy leaves out unless it is told.
+    # Some of Kafka's dependencies are published as OSGi bundles, which Ivy skips by default.
     types = ["-types", "jar", "bundle"]
     return [
         *(str(lib), java, "-jar", str(ivy), "-ivy", str(folder / "ivy.xml"), *types, "-confs", "default"),
@@ -307,7 +306,7 @@ def _ivy_jar() -> Path | None:
 
 
 def _run(command: Sequence[str], folder: Path) -> str | None:
-    """None if the command succeeded, else what it said about its failure, in one line."""
+    """None if the command succeeded, else one line of its output that explains the failure."""
     try:
         done = subprocess.run(
             command,

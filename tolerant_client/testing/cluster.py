@@ -1,9 +1,9 @@
-"""A real Apache Kafka cluster for tests: KRaft, one or three nodes, nothing of it left behind.
+"""A real Apache Kafka cluster for tests: KRaft, one or three nodes, removed completely at the end.
 
 - A broker does not outlive the process that started it, however that process ends.
-- Each broker has two client listeners: PLAINTEXT, advertised as it is, and PROXIED, which tells its clients
-  to come back to a port that a FaultProxy listens on.
-- A failure to start is one ClusterStartError that ends with the last lines of the broker's log.
+- Each broker has two client listeners: PLAINTEXT, which advertises its own port, and PROXIED, which advertises
+  the port of a FaultProxy.
+- A failure to start raises one ClusterStartError, which ends with the last lines of the broker's log.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tolerant_client.testing.node import HOST, Node, free_ports, is_free, log_ta
 
 _OLDEST = (3, 3)
 _STOP_TIMEOUT_S = 30.0
-# Code that is optimised later never pays in a process that lives for seconds, nor do several threads that collect.
+# In a process that lives for seconds, neither the optimizing compiler nor a parallel garbage collector pays off.
 _SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-_formats: dict[str, dict[str, bytes]] = {}  # version -> what its tool wrote: file name -> content
+_formats: dict[str, dict[str, bytes]] = {}  # version -> the files that its tool wrote: file name -> content
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _OURS = frozenset(
     {
@@ -47,8 +47,8 @@ _OURS = frozenset(
 )
 
 # PR_SET_PDEATHSIG would end the brokers when the *thread* that started them ends, and needs code between fork
-# and exec.  A shell that reads a pipe ends them when the last process that holds the pipe's other end is gone,
-# kill -9 included, on every POSIX system.  Each line is the whole list of processes to end.
+# and exec.  Instead a shell reads a pipe, and ends the brokers when the last process with the pipe's other end is
+# gone, even after kill -9, on every POSIX system.  Each line is the whole list of processes to end.
 _WATCHDOG = """
 while read -r line; do pids=$line; done
 [ -z "$pids" ] || { kill -9 $pids; sleep 1; } 2>/dev/null
@@ -60,12 +60,12 @@ class KafkaCluster:
     """Brokers of one Kafka version on 127.0.0.1, as a context manager.
 
     `nodes` is 1 or 3 (each is broker and controller, ids from 1).  `broker_config` overrides the settings for
-    tests.  `heap` is a JVM size per broker; `java_options` () is Java's own choice, for brokers that are measured.
-    `work_dir` is kept and may be used again by the next cluster; without it a temporary folder is used and removed.
-    `ports` are the PLAINTEXT ports, one a node; free ones otherwise.
-    `listeners` are more client listeners, name -> security protocol (letters in capitals: {"TLS": "SSL"}), reached
-    at `servers_of(name)`; "PROXIED" among them gives that listener a protocol of its own.  What a listener needs
-    beside its protocol goes into `broker_config` with Kafka's prefix: "listener.name.tls.ssl.keystore.location".
+    tests.  `heap` is the JVM's heap size per broker; `java_options` () leaves Java's defaults, for benchmarks.
+    `work_dir` is kept, and the next cluster may use it again; without it a temporary folder is used and removed.
+    `ports` are the PLAINTEXT ports, one per node; free ports by default.
+    `listeners` are additional client listeners, name -> security protocol (names in capitals: {"TLS": "SSL"});
+    `servers_of(name)` gives their addresses.  "PROXIED" among them sets that listener's protocol.  Other settings
+    of a listener go into `broker_config` with Kafka's prefix: "listener.name.tls.ssl.keystore.location".
     Raises ClusterStartError from `start` and `restart`, ValueError for impossible arguments.
     """
 
@@ -83,16 +83,16 @@ class KafkaCluster:
         start_timeout: float = 90.0,
     ) -> None:
         if nodes not in (1, 3):
-            raise ValueError(f"nodes is {nodes}: a cluster for tests has 1 node or 3")
+            raise ValueError(f"nodes is {nodes}: a cluster for tests has 1 or 3 nodes")
         if ports and len(ports) != nodes:
-            raise ValueError(f"ports has {len(ports)} ports for {nodes} nodes: give one for each node, or none")
+            raise ValueError(f"ports has {len(ports)} ports for {nodes} nodes: give one per node, or none")
         reserved = sorted(_OURS & set(broker_config or ()))
         if reserved:
-            raise ValueError(f"broker_config sets {', '.join(reserved)}, which KafkaCluster decides: leave it out")
+            raise ValueError(f"broker_config sets {', '.join(reserved)}, which KafkaCluster sets itself: remove it")
         self._protocols = {"PLAINTEXT": "PLAINTEXT", "PROXIED": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
         for name, protocol in (listeners or {}).items():
             if not re.fullmatch("[A-Z][A-Z0-9_]*", name) or name in ("PLAINTEXT", "CONTROLLER"):
-                raise ValueError(f"listeners has the name {name!r}: choose another one, of capital letters")
+                raise ValueError(f"listeners has the name {name!r}: choose another name, in capital letters")
             if protocol not in _PROTOCOLS:
                 known = ", ".join(_PROTOCOLS)
                 raise ValueError(f"listeners gives {name} the protocol {protocol!r}: choose from {known}")
@@ -109,7 +109,7 @@ class KafkaCluster:
         self._watchdog: subprocess.Popen[str] | None = None
         self._work_dir: Path | None = None
         self._owner = 0
-        # Held while processes are started and ended, never while one is waited for to become ready.
+        # Held while processes are started and ended, never while waiting for one to become ready.
         self._lock = threading.RLock()
 
     def __enter__(self) -> KafkaCluster:
@@ -132,27 +132,27 @@ class KafkaCluster:
         return ",".join(f"{HOST}:{node.port}" for node in self._started().values())
 
     def servers_of(self, listener: str) -> str:
-        """host:port,... of one of the listeners that the cluster was given.
+        """host:port,... of the listener with this name; ValueError for an unknown one.
 
-        That of PROXIED leads around the proxy, but the brokers' own addresses lead back to it.
+        The addresses of PROXIED bypass the proxy, but the addresses that the brokers advertise there lead to it.
         """
         ports = [node.port_of(listener) for node in self._started().values()]
         return ",".join(f"{HOST}:{port}" for port in ports)
 
     @property
     def proxied(self) -> Mapping[int, tuple[int, int]]:
-        """node_id -> (port the PROXIED listener is on, port it advertises: a proxy's)."""
+        """node_id -> (port of the PROXIED listener, port that it advertises: the proxy's)."""
         return {node.node_id: (node.proxied_port, node.advertised_port) for node in self._started().values()}
 
     @property
     def work_dir(self) -> Path:
-        """The folder with one folder a node: server.properties, broker.log, data."""
+        """The folder with one folder per node: server.properties, broker.log, data."""
         self._started()
         assert self._work_dir is not None
         return self._work_dir
 
     def log_file(self, node_id: int) -> Path:
-        """What the broker wrote to stdout and stderr since the cluster was started."""
+        """The broker's output on stdout and stderr since the cluster was started."""
         return self._node(node_id).log_file
 
     def pid(self, node_id: int) -> int | None:
@@ -160,15 +160,15 @@ class KafkaCluster:
         return self._node(node_id).pid
 
     def start(self) -> KafkaCluster:
-        """Start all nodes and wait until each of them serves; a cluster is started once."""
+        """Start all nodes and wait until each of them serves; a running cluster cannot be started again."""
         with self._lock:
             if self._nodes:
-                raise ClusterStartError("This KafkaCluster runs already: make another one")
+                raise ClusterStartError("This KafkaCluster is already running: create another one")
             self._check_version()
             for port in self._given_ports:
                 if not is_free(port):
                     raise ClusterStartError(
-                        f"Port {port} is in use on {HOST}: stop what listens there or choose another"
+                        f"Port {port} is in use on {HOST}: stop the process that listens there or choose another port"
                     )
             java = java_executable()
             classpath = os.pathsep.join(str(jar) for jar in jars(self.version))
@@ -193,11 +193,11 @@ class KafkaCluster:
 
     def close(self) -> None:
         """End every process and remove the temporary folder; later calls do nothing."""
-        # A forked child runs its parent's exit handlers, but the brokers are not its own.
+        # A forked child runs its parent's exit handlers, but must not end the parent's brokers.
         if self._owner != os.getpid():
             return
         with self._lock:
-            # Not a clean stop: Kafka recovers from it if the folder is used again, and tests end sooner.
+            # Not a clean stop: tests end sooner, and Kafka recovers if the folder is used again.
             for node in self._nodes.values():
                 node.send(signal.SIGKILL)
             for node in self._nodes.values():
@@ -216,7 +216,7 @@ class KafkaCluster:
             atexit.unregister(self.close)
 
     def stop(self, node_id: int) -> None:
-        """Stop a node cleanly: it hands its partitions over first, if there is a quorum to hand them to."""
+        """Stop a node cleanly: it first hands over its partitions, if there is a quorum."""
         with self._lock:
             node = self._node(node_id)
             self.resume(node_id)
@@ -228,15 +228,15 @@ class KafkaCluster:
     def kill(self, node_id: int) -> None:
         """kill -9 a node.
 
-        The others notice, and it may come back, after broker.session.timeout.ms: 4 s, unless broker_config says
-        otherwise.
+        The others notice, and the node can come back, after broker.session.timeout.ms: 4 s, unless broker_config
+        changes it.
         """
         with self._lock:
             self._node(node_id).kill()
             self._tell_watchdog()
 
     def restart(self, node_id: int, wait: bool = True) -> None:
-        """Start a node again (stopping it first, if it runs) on the same ports and data.
+        """Start a node again (stop it first, if it runs) on the same ports and data.
 
         With `wait` it returns when the node serves, which needs a majority of the controllers.
         """
@@ -256,16 +256,16 @@ class KafkaCluster:
             node.is_paused = node.is_running
 
     def resume(self, node_id: int) -> None:
-        """Let a paused node go on."""
+        """Resume a paused node (SIGCONT)."""
         with self._lock:
             node = self._node(node_id)
             node.send(signal.SIGCONT)
             node.is_paused = False
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Wait until every node that runs and is not paused serves and knows of all the others.
+        """Wait until every node that runs and is not paused serves and knows all the others.
 
-        Raises ClusterStartError if a node ends meanwhile or `timeout` seconds (default: start_timeout) pass.
+        Raises ClusterStartError if a node ends meanwhile, or after `timeout` seconds (default: start_timeout).
         """
         timeout = self._start_timeout if timeout is None else timeout
         deadline = time.monotonic() + timeout
@@ -273,7 +273,7 @@ class KafkaCluster:
             nodes = self._started()
             waiting = {node_id: node for node_id, node in nodes.items() if node.is_running and not node.is_paused}
             for node in nodes.values():
-                # What stop() and kill() leave behind; any other code is an end that nobody asked for.
+                # These are the exit codes after stop() and kill(); any other code is an unexpected end.
                 if node.exit_code() not in (None, 0, 143, -signal.SIGKILL, -signal.SIGTERM):
                     raise self._start_error(node, f"has ended with exit code {node.exit_code()}")
         expected = frozenset(waiting)
@@ -290,7 +290,7 @@ class KafkaCluster:
 
     def _started(self) -> dict[int, Node]:
         if not self._nodes:
-            raise ClusterStartError("This KafkaCluster does not run: call start() or use it in a with statement")
+            raise ClusterStartError("This KafkaCluster is not running: call start() or use it in a with statement")
         return self._nodes
 
     def _node(self, node_id: int) -> Node:
@@ -302,7 +302,7 @@ class KafkaCluster:
     def _check_version(self) -> None:
         found = re.match(r"(\d+)\.(\d+)\.", self.version)
         if found is None:
-            raise ClusterStartError(f"{self.version!r} is no Kafka version: write it like 4.2.0")
+            raise ClusterStartError(f"{self.version!r} is not a Kafka version: write it like 4.2.0")
         if (int(found.group(1)), int(found.group(2))) < _OLDEST:
             raise ClusterStartError(
                 f"Kafka {self.version} cannot run without ZooKeeper, which KafkaCluster does not start: "
@@ -346,15 +346,15 @@ class KafkaCluster:
             "share.coordinator.state.topic.num.partitions": "4",
             "group.initial.rebalance.delay.ms": "0",
             "group.min.session.timeout.ms": "1000",
-            # A killed broker may not come back before the end of its session; Kafka's default is 9 s.
+            # A killed broker cannot come back before its session ends; Kafka's default is 9 s.
             "broker.session.timeout.ms": "4000",
             "broker.heartbeat.interval.ms": "500",
             "num.io.threads": "4",
-            # Records with the timestamps of years ago stay, unless the topic says otherwise.
+            # Records with timestamps of years ago stay, unless the topic sets a retention.
             "log.retention.ms": "-1",
             "log.retention.check.interval.ms": "5000",
             "log.initial.task.delay.ms": "1000",
-            # A quarter of a small heap otherwise.
+            # The default would take a quarter of a small heap.
             "log.cleaner.dedupe.buffer.size": str(8 << 20),
             **self._broker_config,
             "listener.security.protocol.map": ",".join(f"{name}:{how}" for name, how in self._protocols.items()),
@@ -371,9 +371,10 @@ class KafkaCluster:
         }
 
     def _format(self) -> None:
-        """Write the configurations and format the folders that are new: the first of a version by Kafka's own tool.
+        """Write the configurations and format the new folders.
 
-        That is a JVM each time; all folders of a version get the same files but for the ids of cluster and node.
+        Kafka's own tool formats the first folder of a version; since it starts a JVM each time, the other folders of
+        the version get copies of its files with other ids of cluster, node and folder.
         """
         cluster_id = _new_id()
         for node in self._nodes.values():
@@ -384,11 +385,11 @@ class KafkaCluster:
                 node.format(_formats[self.version], {"cluster.id": cluster_id, "directory.id": _new_id()})
 
     def _format_by_tool(self, node: Node, cluster_id: str) -> dict[str, bytes]:
-        """The files that Kafka's tool has written into the folder, by name."""
+        """Runs Kafka's tool; returns the files that it wrote into the node's data folder, by name."""
         tool = [self._command[0], *_SHORT_LIVED, *self._command[1:], "kafka.tools.StorageTool", "format"]
         log = node.folder / "format.log"
         if node.spawn([*tool, f"--cluster-id={cluster_id}", "-c", str(node.properties_file)], log).wait() != 0:
-            raise ClusterStartError(f"The folder of node {node.node_id} cannot be formatted:\n{log_tail(log)}")
+            raise ClusterStartError(f"Kafka cannot format the folder of node {node.node_id}:\n{log_tail(log)}")
         return {file.name: file.read_bytes() for file in node.data_dir.iterdir() if file.is_file()}
 
     def _launch(self, node: Node) -> None:
@@ -426,10 +427,10 @@ class KafkaCluster:
 
 
 def _new_id() -> str:
-    """A random Kafka Uuid as text; one that begins with a dash would be read as an option."""
+    """A random Kafka Uuid as text, without dashes: Kafka's tool would read a leading one as an option."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
 
 
 def _addresses(ports: Mapping[str, int]) -> str:
-    """Listeners as server.properties has them."""
+    """Listeners in the format of server.properties."""
     return ",".join(f"{name}://{HOST}:{port}" for name, port in ports.items())

@@ -1,6 +1,6 @@
-"""One broker process of a cluster for tests: its ports, its files, its signals, its answer to "who is up".
+"""One broker process of a cluster for tests: its ports, files, signals, and the live brokers that it reports.
 
-A node belongs to one KafkaCluster, which serialises the calls and writes the configuration.
+A node belongs to one KafkaCluster, which serializes the calls and provides the configuration.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` free ports, none of which this process has handed out before.
+    """`count` free ports that this process has not handed out before; raises ClusterStartError if there are too few.
 
-    They are taken from below the ports that the system gives to outgoing connections: a port found by
-    binding to port 0 is soon somebody's client port, and a broker that comes back would find it taken.
+    They are below the range that the system uses for outgoing connections: a port found by binding to port 0 soon
+    becomes somebody's client port, and a broker that restarts would find it in use.
     """
     end = 32768
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -87,10 +87,10 @@ class Node:
         return self.folder / "data"
 
     def port_of(self, listener: str) -> int:
-        """Where a client listener is; ValueError for one that there is not."""
+        """The port of a client listener; ValueError for an unknown one."""
         ports = {"PLAINTEXT": self.port, "PROXIED": self.proxied_port, **self.more_ports}
         if listener not in ports:
-            raise ValueError(f"There is no listener {listener!r}: the cluster has {', '.join(ports)}")
+            raise ValueError(f"Unknown listener {listener!r}: the cluster has {', '.join(ports)}")
         return ports[listener]
 
     @property
@@ -99,7 +99,7 @@ class Node:
 
     @property
     def pid(self) -> int | None:
-        """The process id of a broker that runs."""
+        """The broker's process id, None if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     @property
@@ -108,11 +108,11 @@ class Node:
 
     def write_properties(self, properties: Mapping[str, str]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.properties_file.touch(mode=0o600)  # logins of listeners may stand in it
+        self.properties_file.touch(mode=0o600)  # it may contain passwords of listeners
         self.properties_file.write_bytes(_dumped(properties))
 
     def format(self, files: Mapping[str, bytes], ids: Mapping[str, str]) -> None:
-        """Write the files of a formatted data folder, with this node's ids where `files` have some."""
+        """Write the files of a formatted data folder, with this node's ids in place of those in `files`."""
         self.data_dir.mkdir(exist_ok=True)
         for name, content in files.items():
             (self.data_dir / name).write_bytes(content)
@@ -121,9 +121,9 @@ class Node:
         (self.data_dir / _META).write_bytes(_dumped({key: mine.get(key, value) for key, value in meta.items()}))
 
     def spawn(self, command: Sequence[str], log_file: Path | None = None) -> subprocess.Popen[bytes]:
-        """Start `command` with its output appended to a file, in a session of its own.
+        """Start `command` in a session of its own, with its output appended to a file.
 
-        A Ctrl-C in the terminal would otherwise reach the brokers before the test that uses them.
+        Without a session of its own, Ctrl-C in the terminal would reach the brokers before the test that uses them.
         """
         with open(log_file or self.log_file, "ab") as log:
             return subprocess.Popen(
@@ -140,7 +140,7 @@ class Node:
         self.is_paused = False
 
     def send(self, signum: signal.Signals) -> None:
-        """Send a signal to a broker that runs; one that has gone is left alone."""
+        """Send a signal to the broker if it runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signum)
 
@@ -155,7 +155,7 @@ class Node:
         return True
 
     def kill(self) -> None:
-        """End the process at once, paused or not, and wait until it has gone."""
+        """End the process at once, paused or not, and wait until it is gone."""
         self.send(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
@@ -165,7 +165,7 @@ class Node:
         return None if self._process is None else self._process.poll()
 
     def brokers_seen(self, timeout: float) -> frozenset[int]:
-        """The node ids that this broker's Metadata answer names; empty if it does not answer."""
+        """The node ids in this broker's Metadata response; empty if it does not respond within `timeout` seconds."""
         try:
             with socket.create_connection((HOST, self.port), timeout=timeout) as connection:
                 connection.settimeout(timeout)
@@ -177,7 +177,7 @@ class Node:
 
 
 def _javaproperties() -> ModuleType:
-    """The package, imported here alone: a program that installs tolerant-client without the extra can import this one."""
+    """The package javaproperties, imported late: this module can then be imported without the extra `testing`."""
     try:
         import javaproperties
     except ImportError as error:
@@ -201,22 +201,22 @@ def log_tail(file: Path) -> str:
         return f"({file}: {error.strerror})"
 
 
-# Metadata v1 for no topic at all (an empty array; null would be all of them): every broker from 0.10 to 4.x
-# answers it, and only with brokers that the controller has unfenced.  Frame: length, api key 3, version 1,
+# Metadata v1 for no topic (an empty array; null would mean all topics): every broker from 0.10 to 4.x supports it,
+# and its response names only brokers that the controller has unfenced.  Frame: length, api key 3, version 1,
 # correlation id 7, null client id, empty array.
 _METADATA_REQUEST = struct.pack(">ihhihi", 14, 3, 1, 7, -1, 0)
 
 
-def _brokers_of(answer: bytes) -> frozenset[int]:
+def _brokers_of(response: bytes) -> frozenset[int]:
     """Layout: correlation id, then an array of node id int32, host string, port int32, rack nullable string."""
-    _, count = struct.unpack_from(">ii", answer, 0)
+    _, count = struct.unpack_from(">ii", response, 0)
     position = 8
     node_ids = set()
     for _ in range(count):
-        node_id, host_length = struct.unpack_from(">ih", answer, position)
+        node_id, host_length = struct.unpack_from(">ih", response, position)
         node_ids.add(node_id)
         position += 6 + host_length + 4
-        (rack_length,) = struct.unpack_from(">h", answer, position)
+        (rack_length,) = struct.unpack_from(">h", response, position)
         position += 2 + max(rack_length, 0)
     return frozenset(node_ids)
 

@@ -1,7 +1,7 @@
 """pytest fixtures: real Kafka clusters, and a fault proxy in front of them.
 
-A test that uses one of them has the marker `broker`.  On a machine without Java or the jars it is skipped; where
-the environment variable CI is set it fails, so that a broken CI is not taken for a green one.
+A test that uses one of them gets the marker `broker`.  On a machine without Java or the jars it is skipped; if the
+environment variable CI is set it fails instead, so that a broken CI does not look green.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kafka_cluster_factory(request: pytest.FixtureRequest) -> Iterator[Callable[..., KafkaCluster]]:
-    """Starts clusters that live until the end of the session: kafka_cluster_factory(version=None, **arguments).
+    """Starts clusters that run until the end of the session: kafka_cluster_factory(version=None, **arguments).
 
-    The arguments are those of KafkaCluster; version None is that of --kafka-version.
+    The arguments are those of KafkaCluster; version None means the version of --kafka-version.
     """
     clusters: list[KafkaCluster] = []
 
@@ -68,7 +68,7 @@ def kafka_cluster(kafka_cluster_factory: Callable[..., KafkaCluster]) -> KafkaCl
 def fault_proxy(request: pytest.FixtureRequest) -> Iterator[Callable[..., FaultProxy]]:
     """Starts proxies that are closed after the test: fault_proxy(faults=[...], cluster=None, seed=0).
 
-    `cluster` None is the fixture kafka_cluster; one proxy at a time can stand in front of a cluster.
+    `cluster` None means the fixture kafka_cluster; a cluster has at most one proxy at a time.
     """
     from tolerant_client.testing.proxy import FaultProxy
 
@@ -93,7 +93,7 @@ def _version(request: pytest.FixtureRequest) -> str:
 
 
 def _require(version: str) -> None:
-    """Skip, or fail under CI, if this machine cannot run brokers of this version at all."""
+    """Skip, or fail under CI, if this machine cannot run brokers of this version."""
     from tolerant_client.testing.artifacts import ClusterStartError, jars, java_executable
 
     try:

@@ -1,8 +1,8 @@
-"""A TCP proxy in front of Kafka brokers that does chosen faults to their answers.
+"""A TCP proxy in front of Kafka brokers that injects chosen faults into their responses.
 
-- One thread runs all connections with non-blocking sockets; nothing else touches them.
-- Memory is bounded: a direction reads again only after all that it has read was sent on.
-- Bytes that no fault is done to are sent from the buffer they were received into.
+- One thread runs all connections with non-blocking sockets; no other thread touches them.
+- Memory is bounded: a direction reads again only after it has forwarded all that it has read.
+- Bytes that no fault changes are sent from the buffer into which they were received.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 from tolerant_client.testing.answers import Request
 from tolerant_client.testing.artifacts import ClusterStartError
 from tolerant_client.testing.faults import Fault, FaultPlan
-from tolerant_client.testing.streams import Abort, AnswerStream, FaultState, Piece, RequestStream, Wait
+from tolerant_client.testing.streams import Abort, FaultState, Piece, RequestStream, ResponseStream, Wait
 
 if TYPE_CHECKING:
     from tolerant_client.testing.cluster import KafkaCluster
 
 _HOST = "127.0.0.1"
 _BUFFER_BYTES = 256 << 10
-# A connection gives way to the others after this many full buffers.
+# After this many full buffers the other connections have their turn.
 _TURNS = 8
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -39,9 +39,9 @@ class FaultProxy:
     """A proxy in front of every broker of a cluster, as a context manager.
 
     `cluster` is a started KafkaCluster, whose PROXIED listeners advertise the proxy's ports, or a mapping of
-    port to listen on (0: a free one) -> (host, port) of a broker.  `faults` are asked in their order, `seed` is
-    that of the faults with a probability and none of their own.
-    Raises ClusterStartError from `start` if a port is in use, ValueError for impossible faults.
+    port to listen on (0: a free one) -> (host, port) of a broker.  Each response is offered to the `faults` in
+    their order; `seed` is for faults with a probability and without a seed.
+    Raises ClusterStartError from `start` if a port is in use, ValueError for invalid faults.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class FaultProxy:
         self.close()
 
     def start(self) -> FaultProxy:
-        """Listen on all ports; a proxy is started once."""
+        """Listen on all ports; a proxy can be started only once."""
         if self._thread is not None:
-            raise ClusterStartError("This FaultProxy runs already: make another one")
+            raise ClusterStartError("This FaultProxy was already started: create another one")
         listening: list[tuple[socket.socket, tuple[str, int]]] = []
         try:
             for port, broker in self._routes:
@@ -87,7 +87,7 @@ class FaultProxy:
     def close(self) -> None:
         """End all connections and the thread; later calls do nothing.
 
-        Raises what went wrong in the proxy itself, if anything did: the test's results are not to be trusted then.
+        Raises the first error of the proxy itself, if there was one: the test's results cannot be trusted then.
         """
         loop, self._loop = self._loop, None
         if loop is None or self._thread is None:
@@ -104,37 +104,37 @@ class FaultProxy:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """The faults; setting them starts their schedules anew, for the answers from then on."""
+        """The faults; setting them restarts their schedules with the next response."""
         return self._state.plan.faults
 
     @faults.setter
     def faults(self, faults: Iterable[Fault]) -> None:
-        # One assignment: the proxy's thread sees the old plan or the new one.
+        # A single assignment: the proxy's thread sees either the old plan or the new one.
         self._state.plan = FaultPlan(faults, self._seed)
 
     @property
     def answers(self) -> Counter[str]:
-        """How many answers of each API the brokers have sent since the start; a copy."""
-        return self._state.answers.copy()
+        """The number of responses of each API that the brokers have sent since the start; a copy."""
+        return self._state.responses.copy()
 
     @property
     def connected(self) -> int:
-        """How many connections clients have made since the start."""
+        """The number of connections that clients have made since the start."""
         return 0 if self._loop is None else self._loop.accepted
 
     @property
     def open_connections(self) -> int:
-        """How many of them are open now."""
+        """The number of connections that are open now."""
         return 0 if self._loop is None else len(self._loop.links)
 
     @property
     def injected(self) -> Counter[str]:
-        """How many faults were done since the start, by "Fetch/Drop"; a copy."""
+        """The number of faults injected since the start, by API and fault: "Fetch/Drop"; a copy."""
         return self._state.injected.copy()
 
     @property
     def injected_total(self) -> int:
-        """How many faults were done since the start."""
+        """The number of faults injected since the start."""
         return self.injected.total()
 
 
@@ -151,13 +151,13 @@ def _listen(port: int) -> socket.socket:
             raise
         raise ClusterStartError(
             f"Port {port} is in use on {_HOST}, so the proxy cannot listen there: close the other proxy of this "
-            "cluster, or what else listens there"
+            "cluster, or stop the process that listens there"
         ) from error
     return listener
 
 
 class _Aborted(Exception):
-    """A connection ends here, with a reset for its client."""
+    """The connection ends here, with a reset for its client."""
 
 
 class _Flow:
@@ -180,7 +180,7 @@ class _Flow:
         return bool(self.out) and self.resume_at is None
 
     def flush(self, now: float) -> bool:
-        """Send what can be sent; whether nothing is left."""
+        """Send as much as possible; returns whether nothing is left."""
         while self.out and self.resume_at is None:
             piece = self.out.popleft()
             if isinstance(piece, Wait):
@@ -198,7 +198,7 @@ class _Flow:
         return not self.out and self.resume_at is None
 
     def receive(self) -> memoryview | None:
-        """What has arrived, empty at the end of the stream, None if nothing has."""
+        """The bytes that have arrived: empty at the end of the stream, None if there are none."""
         try:
             return self.buffer[: self.source.recv_into(self.buffer)]
         except BlockingIOError:
@@ -213,25 +213,25 @@ class _Link:
         self.client = client
         self.broker = broker
         self.requests = _Flow(client, broker)
-        self.answers = _Flow(broker, client)
+        self.responses = _Flow(broker, client)
         self.request_stream = RequestStream(pending)
-        self.answer_stream = AnswerStream(pending, state)
+        self.response_stream = ResponseStream(pending, state)
         self.is_connected = False
         self.is_closed = False
 
     def interest(self) -> tuple[int, int]:
-        """What to wait for at the client's socket and at the broker's."""
+        """The selector events to wait for at the client's socket and at the broker's."""
         if not self.is_connected:
             return 0, selectors.EVENT_WRITE
-        requests, answers = self.requests, self.answers
+        requests, responses = self.requests, self.responses
         return (
-            selectors.EVENT_READ * requests.wants_to_read | selectors.EVENT_WRITE * answers.wants_to_write,
-            selectors.EVENT_READ * answers.wants_to_read | selectors.EVENT_WRITE * requests.wants_to_write,
+            selectors.EVENT_READ * requests.wants_to_read | selectors.EVENT_WRITE * responses.wants_to_write,
+            selectors.EVENT_READ * responses.wants_to_read | selectors.EVENT_WRITE * requests.wants_to_write,
         )
 
 
 class _Loop:
-    """The proxy's thread: `run` until `stop`, which any thread may call."""
+    """The proxy's thread: it runs `run` until `stop`, which any thread may call."""
 
     def __init__(self, listening: list[tuple[socket.socket, tuple[str, int]]], state: FaultState) -> None:
         self._state = state
@@ -298,7 +298,7 @@ class _Loop:
             return
         try:
             self._advance(link)
-        # A broker that has gone is a reset for its client too.
+        # If the broker is gone, its client gets a reset too.
         except (_Aborted, OSError):
             self._close(link, reset=True)
         except Exception as error:
@@ -312,23 +312,23 @@ class _Loop:
                 raise OSError(problem, "the broker cannot be reached")
             link.is_connected = True
         now = time.monotonic()
-        answers, stream = link.answers, link.answer_stream
-        if answers.resume_at is not None and answers.resume_at <= now:
-            answers.resume_at = None
-        answers.out += stream.expire(now)
-        before = (answers.resume_at, stream.deadline)
+        responses, stream = link.responses, link.response_stream
+        if responses.resume_at is not None and responses.resume_at <= now:
+            responses.resume_at = None
+        responses.out += stream.expire(now)
+        before = (responses.resume_at, stream.deadline)
         self._pump(link, link.requests, now)
-        self._pump(link, answers, now)
-        for when, known in zip((answers.resume_at, stream.deadline), before):
+        self._pump(link, responses, now)
+        for when, known in zip((responses.resume_at, stream.deadline), before):
             if when is not None and when != known:
                 heapq.heappush(self._timers, (when, next(self._order), link))
-        if answers.has_ended and not answers.out and answers.resume_at is None:
+        if responses.has_ended and not responses.out and responses.resume_at is None:
             self._close(link)
         else:
             self._watch(link)
 
     def _pump(self, link: _Link, flow: _Flow, now: float) -> None:
-        """Move bytes until there are none, or no room, or other connections should have their turn."""
+        """Move bytes until none are left, the sink is full, or the other connections have their turn."""
         for _ in range(_TURNS):
             if not flow.flush(now) or flow.has_ended:
                 return
@@ -337,15 +337,15 @@ class _Loop:
                 return
             if not data:
                 flow.has_ended = True
-                if flow is link.answers:
-                    flow.out += link.answer_stream.release()
+                if flow is link.responses:
+                    flow.out += link.response_stream.release()
                     flow.flush(now)
                 else:
-                    # The client may still be reading: half of the connection goes on.
+                    # The client may still be reading: half of the connection stays open.
                     link.broker.shutdown(socket.SHUT_WR)
                 return
-            if flow is link.answers:
-                flow.out += link.answer_stream.feed(data, now)
+            if flow is link.responses:
+                flow.out += link.response_stream.feed(data, now)
             else:
                 flow.out += link.request_stream.feed(data)
             if len(data) < _BUFFER_BYTES:

@@ -1,10 +1,10 @@
-"""The two directions of a proxied connection, without any socket: bytes in, pieces to send out.
+"""The two directions of a proxied connection, without sockets: bytes in, pieces to send out.
 
-- A request is never changed; its head is read in passing.
-- Of an answer that no fault takes only the first 8 bytes are looked at, and its bytes go on as they come: a
-  piece is then a view of the caller's buffer, which must not be used again before the piece has been sent.
-- Only Duplicate, Reorder and ErrorCode hold a whole answer, and Stale copies of those up to 64 KiB.
-- What is not framed as Kafka frames are (TLS, say) is forwarded as it is from there on.
+- A request is never changed; only its header is read.
+- Of a response that no fault takes, only the first 8 bytes are read, and its bytes are forwarded as they arrive: a
+  piece is then a view of the caller's buffer, which must not be reused before the piece has been sent.
+- Only Duplicate, Reorder and ErrorCode hold a whole response; Stale holds a copy of one of up to 64 KiB.
+- After bytes that are not a Kafka frame (such as TLS), the rest of the stream is forwarded unchanged.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ _WRAP = 1 << 32
 
 @dataclass(frozen=True)
 class Wait:
-    """Among pieces: nothing that follows is sent for `seconds`."""
+    """A marker among pieces: the pieces after it are sent `seconds` later."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Abort:
-    """Among pieces: the client's connection is reset here."""
+    """A marker among pieces: the client's connection is reset here."""
 
 
 Piece = memoryview | bytes | bytearray | Wait | Abort
 
 
 class FaultState:
-    """The faults of a proxy and its counters, shared by its connections; changed in the proxy's thread only."""
+    """The faults of a proxy and its counters, shared by its connections; only the proxy's thread changes the counters."""
 
     def __init__(self, faults: Iterable[Fault], seed: int) -> None:
         self.plan = FaultPlan(faults, seed)
-        self.answers: Counter[str] = Counter()
+        self.responses: Counter[str] = Counter()
         self.injected: Counter[str] = Counter()
 
     def hit(self, api: str, fault: Fault) -> None:
@@ -66,7 +66,7 @@ class FaultState:
 
 
 class RequestStream:
-    """Reads which API each request of a connection is for, and remembers those that will be answered."""
+    """Reads the header of each request of a connection, and remembers the requests that get a response."""
 
     def __init__(self, pending: dict[int, Request]) -> None:
         self._pending = pending
@@ -75,7 +75,7 @@ class RequestStream:
         self._is_foreign = False
 
     def feed(self, data: memoryview) -> list[Piece]:
-        """All of `data`, once what it says has been noted."""
+        """All of `data`, after the requests in it were remembered."""
         position, end = 0, len(data)
         while position < end and not self._is_foreign:
             if self._left:
@@ -88,7 +88,7 @@ class RequestStream:
 
     def _read_head(self, data: memoryview, position: int) -> int:
         known = len(self._head)
-        # Enough for nearly every head; a Produce with a long client id or transactional id takes more turns.
+        # Enough for nearly every header; a Produce with a long client id or transactional id takes more turns.
         self._head += data[position : position + 64]
         if len(self._head) < 4:
             return position + 64
@@ -104,7 +104,7 @@ class RequestStream:
             if len(self._head) < frame_size:
                 return position + len(self._head) - known
             request = None
-        if request is not None and request.expects_answer:
+        if request is not None and request.expects_response:
             self._pending[request.correlation_id] = request
         taken = len(self._head) - known
         self._left = frame_size - len(self._head)
@@ -112,7 +112,7 @@ class RequestStream:
         return position + taken
 
 
-# Ways to take the next bytes of an answer.
+# Ways to take the next bytes of a response.
 _PASS, _SKIP, _COLLECT, _TEE, _FLIP = range(5)
 
 
@@ -127,12 +127,12 @@ class _Take:
         self.mask = mask
 
 
-# What is to be done for the rest of an answer: bytes to take, a piece to send, something to decide at that point.
+# A step of the rest of a response: bytes to take, a piece to send, or a call that decides at that point.
 _Step = _Take | Piece | Callable[[], list[Piece]]
 
 
-class AnswerStream:
-    """The answers of one connection, with the faults done to them."""
+class ResponseStream:
+    """The responses of one connection, with the faults injected into them."""
 
     def __init__(self, pending: dict[int, Request], state: FaultState) -> None:
         self._pending = pending
@@ -149,11 +149,11 @@ class AnswerStream:
         self.deadline: float | None = None
 
     def feed(self, data: memoryview, now: float) -> list[Piece]:
-        """What to send on, now that `data` has arrived."""
+        """The pieces to send after `data` has arrived."""
         if self._is_aborted:
             return []
         out: list[Piece] = []
-        position = begin = 0  # data[begin:position] is passed on as one piece, when something interrupts it
+        position = begin = 0  # data[begin:position] is forwarded as one piece at the next interruption
         end = len(data)
         while position < end or self._has_ready_step():
             if self._is_foreign:
@@ -208,11 +208,11 @@ class AnswerStream:
         return out
 
     def expire(self, now: float) -> list[Piece]:
-        """Let go of an answer that was held for Reorder, if its time is over; none has overtaken it."""
+        """Forward the response that Reorder holds, if its time is over; no other response has overtaken it."""
         return [] if self.deadline is None or now < self.deadline else self.release()
 
     def release(self) -> list[Piece]:
-        """Let go of an answer that was held for Reorder, unless another one is overtaking it just now."""
+        """Forward the response that Reorder holds, unless another response is just overtaking it."""
         self.deadline = None
         if self._held is None or self._passing or self._steps:
             return []
@@ -222,7 +222,7 @@ class AnswerStream:
         return [frame]
 
     def _has_ready_step(self) -> bool:
-        """Whether there is a step that needs no more bytes."""
+        """Whether the next step needs no more bytes."""
         return bool(self._steps) and not self._passing and not isinstance(self._steps[0], _Take)
 
     def _take(self, step: _Take, data: memoryview, position: int) -> int:
@@ -235,7 +235,7 @@ class AnswerStream:
         return position + size
 
     def _begin(self, size: int, correlation_id: int, now: float) -> list[_Step] | None:
-        """What to do with an answer, whose header the first step repeats; None to pass it on as it is."""
+        """The steps for a response, the first of which sends its header; None to forward it unchanged."""
         if size < 4:
             self._is_foreign = True
             return None
@@ -243,7 +243,7 @@ class AnswerStream:
         request = self._pending.pop(correlation_id, None)
         state = self._state
         api = "unknown" if request is None else api_name(request.api_key)
-        state.answers[api] += 1
+        state.responses[api] += 1
         header = _HEADER.pack(size, correlation_id)
         if self._held is not None:
             return [header, *_takes(_Take(_PASS, body)), self._overtaken]
@@ -291,7 +291,7 @@ class AnswerStream:
                 return [Wait(fault.seconds), header, *rest]
             case Reset():
                 return [self._abort]
-        raise TypeError(f"{fault!r} is a fault that the proxy does not know")
+        raise TypeError(f"{fault!r} is not a fault that the proxy knows")
 
     def _spoil_whole(self, turn: Turn, request: Request, api: str, now: float) -> list[Piece]:
         frame = bytes(self._collected)
@@ -330,5 +330,5 @@ class AnswerStream:
 
 
 def _takes(*takes: _Take) -> list[_Take]:
-    """Those that take anything at all."""
+    """The takes that take at least one byte."""
     return [take for take in takes if take.left]

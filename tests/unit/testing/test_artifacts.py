@@ -117,7 +117,7 @@ def test_failed_resolution_leaves_nothing_that_looks_resolved(tools: Path) -> No
     script(tools / "java", JAVA_17)
     script(tools / "mvn", FAKE_MVN.replace("4.2.0", "9.9.9"))
     for _ in range(2):
-        with pytest.raises(ClusterStartError, match="is not among what it resolved"):
+        with pytest.raises(ClusterStartError, match="is not among the jars that it resolved"):
             jars("4.2.0")
 
 
@@ -180,7 +180,7 @@ def test_a_jar_that_was_changed_is_refused_when_it_comes_and_when_it_lies_there(
     jar.write_bytes(b"wrong")
     os.utime(jar, ns=(1, 1))
     with pytest.raises(
-        ClusterStartError, match="kafka_2.13-4.2.0.jar is not the .* of Kafka 4.2.0|SHA-256 sum is another one"
+        ClusterStartError, match="kafka_2.13-4.2.0.jar is not the .* of Kafka 4.2.0|SHA-256 sum is wrong"
     ):
         artifacts.resolved_jars(place, [], "Kafka 4.2.0")
 
@@ -192,7 +192,7 @@ def test_a_jar_that_was_changed_is_refused_when_it_comes_and_when_it_lies_there(
     monkeypatch.setattr(artifacts, "java_executable", lambda: "java")
     monkeypatch.setattr(artifacts.shutil, "which", lambda name: "mvn")
     other = tmp_path / "other"
-    with pytest.raises(ClusterStartError, match="SHA-256 sum is another one"):
+    with pytest.raises(ClusterStartError, match="SHA-256 sum is wrong"):
         artifacts.resolved_jars(other, [("org.apache.kafka", "kafka_2.13", "4.2.0")], "Kafka 4.2.0")
     assert not other.exists(), "nothing of it is kept"
 
@@ -223,11 +223,11 @@ def test_a_known_set_is_taken_as_either_resolver_makes_it(known: Path, names: tu
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (("a.jar", "aaa-1.jar", "b.jar"), "too many: aaa-1.jar; missing: none"),
-        (("a.jar", "b.jar", "other.jar"), "too many: other.jar; missing: none"),
-        (("a.jar", "b.jar", "c.jar"), "too many: (b|c).jar; missing: none"),
-        (("b.jar",), "too many: none; missing: a.jar"),
-        ((), "too many: none; missing: a.jar"),
+        (("a.jar", "aaa-1.jar", "b.jar"), "extra: aaa-1.jar; missing: none"),
+        (("a.jar", "b.jar", "other.jar"), "extra: other.jar; missing: none"),
+        (("a.jar", "b.jar", "c.jar"), "extra: (b|c).jar; missing: none"),
+        (("b.jar",), "extra: none; missing: a.jar"),
+        ((), "extra: none; missing: a.jar"),
     ],
 )
 def test_a_known_set_with_a_jar_more_or_less_is_refused_when_it_comes_and_when_it_lies_there(
@@ -239,11 +239,11 @@ def test_a_known_set_with_a_jar_more_or_less_is_refused_when_it_comes_and_when_i
     monkeypatch.setattr(artifacts, "_run", resolve)
     monkeypatch.setattr(artifacts, "java_executable", lambda: "java")
     monkeypatch.setattr(artifacts.shutil, "which", lambda name: "mvn")
-    with pytest.raises(ClusterStartError, match="too many: .*kafka-4.2.0.jar"):
+    with pytest.raises(ClusterStartError, match="extra: .*kafka-4.2.0.jar"):
         artifacts.resolved_jars(known, [("org.apache.kafka", "kafka", "4.2.0")], "Kafka 4.2.0")
     assert not known.exists(), "nothing of it is kept"
     fill(known, *names)
-    with pytest.raises(ClusterStartError, match=f"Kafka 4.2.0 is made of .{words}.*remove the folder"):
+    with pytest.raises(ClusterStartError, match=f"not those of Kafka 4.2.0 .{words}.*remove the folder"):
         artifacts.resolved_jars(known, [], "Kafka 4.2.0")
 
 
@@ -271,4 +271,4 @@ def test_the_sums_of_the_versions_that_the_tests_use_are_known() -> None:
 def test_a_version_without_sums_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "kafka_2.13-9.9.9.jar").write_bytes(b"new")
     artifacts.resolved_jars(tmp_path, [], "Kafka 9.9.9")
-    assert "No SHA-256 sum is known of 1 jars of Kafka 9.9.9" in caplog.text
+    assert "No SHA-256 sum is known for 1 jars of Kafka 9.9.9" in caplog.text

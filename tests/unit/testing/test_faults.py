@@ -1,4 +1,4 @@
-"""The fault values, their schedules, and what a stream of answers becomes, however its bytes arrive."""
+"""The fault values, their schedules, and what a stream of responses becomes, however its bytes arrive."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from tolerant_client.testing import (
 )
 from tolerant_client.testing.answers import NotEnough, Request, read_request, with_error
 from tolerant_client.testing.faults import FaultPlan
-from tolerant_client.testing.streams import Abort, AnswerStream, FaultState, Piece, RequestStream, Wait
+from tolerant_client.testing.streams import Abort, FaultState, Piece, RequestStream, ResponseStream, Wait
 
 FETCH, PRODUCE, METADATA, API_VERSIONS = 1, 0, 3, 18
 
 
-def hits(fault: Fault, answers: int, seed: int = 0, api: str = "Fetch") -> list[int]:
-    """Which of so many answers are hit."""
+def hits(fault: Fault, responses: int, seed: int = 0, api: str = "Fetch") -> list[int]:
+    """Which of so many responses are hit."""
     plan = FaultPlan([fault], seed)
-    return [n for n in range(answers) if plan.choose(api, 100, True)]
+    return [n for n in range(responses) if plan.choose(api, 100, True)]
 
 
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Drop(api="fetch"), "api is 'fetch', which is no Kafka API"),
-        (lambda: Drop(probability=1.5), "probability is 1.5: it lies between 0 and 1"),
+        (lambda: Drop(api="fetch"), "api is 'fetch', not a Kafka API"),
+        (lambda: Drop(probability=1.5), "probability is 1.5: it must be between 0 and 1"),
         (lambda: Drop(probability=0.5, count=1), "either probability or a schedule"),
         (lambda: Drop(seed=1), "seed without probability"),
         (lambda: Drop(count=-1), "count is -1"),
@@ -56,7 +56,7 @@ def hits(fault: Fault, answers: int, seed: int = 0, api: str = "Fetch") -> list[
         (lambda: Corrupt("header"), "where is 'header'"),  # type: ignore[arg-type]
         (lambda: Stall(-1.0), "seconds is -1.0"),
         (lambda: Stall(float("nan")), "seconds is nan"),
-        (lambda: ErrorCode(0), "0 is no error"),
+        (lambda: ErrorCode(0), "not 0"),
         (lambda: ErrorCode(40000), "16-bit"),
     ],
 )
@@ -66,7 +66,7 @@ def test_impossible_values_are_refused(make: Callable[[], Fault], sentence: str)
 
 
 def test_what_is_no_fault_is_refused() -> None:
-    with pytest.raises(ValueError, match="is no fault"):
+    with pytest.raises(ValueError, match="is not a fault"):
         FaultPlan(["Drop"], 0)  # type: ignore[list-item]
 
 
@@ -105,7 +105,7 @@ def test_connection_set_up_is_spared_unless_named(api: str) -> None:
     assert hits(Drop(api=api), 3, api=api) == [0, 1, 2]
 
 
-def test_first_fault_takes_the_answer_and_the_second_does_not_count_it() -> None:
+def test_first_fault_takes_the_response_and_the_second_does_not_count_it() -> None:
     first, second = Drop(count=1), Duplicate(count=1, after=1)
     plan = FaultPlan([first, second], 0)
     chosen = [plan.choose("Fetch", 1, False) for _ in range(4)]
@@ -127,12 +127,12 @@ def frame(correlation_id: int, body: bytes) -> bytes:
 
 
 class Wire:
-    """An AnswerStream with requests pending for correlation ids 0..n-1, and all that came out of it."""
+    """An ResponseStream with requests pending for correlation ids 0..n-1, and all that came out of it."""
 
     def __init__(self, *faults: Fault, requests: int = 20, api_key: int = FETCH, api_version: int = 11) -> None:
         self.pending = {n: Request(api_key, api_version, n, True) for n in range(requests)}
         self.state = FaultState(faults, seed=0)
-        self.stream = AnswerStream(self.pending, self.state)
+        self.stream = ResponseStream(self.pending, self.state)
         self.out: list[Piece] = []
 
     def feed(self, data: bytes, step: int = 1 << 30, now: float = 0.0) -> Wire:
@@ -198,11 +198,11 @@ def test_fault_is_done_once_however_the_bytes_arrive(fault: Fault, is_done: Call
     wire = Wire(fault).feed(THREE, step)
     assert is_done(wire.frames)
     assert wire.state.injected == {f"Fetch/{fault.name}": 1}
-    assert wire.state.answers == {"Fetch": 3}
+    assert wire.state.responses == {"Fetch": 3}
 
 
 @given(st.lists(st.binary(max_size=300), max_size=8), st.lists(st.integers(1, 400), min_size=1, max_size=8))
-def test_answers_that_no_fault_takes_are_not_changed(bodies: list[bytes], steps: list[int]) -> None:
+def test_responses_that_no_fault_takes_are_not_changed(bodies: list[bytes], steps: list[int]) -> None:
     data = b"".join(frame(n, body) for n, body in enumerate(bodies))
     for faults in ([], [Drop(count=0)], [Stale(count=0)]):
         wire = Wire(*faults)
@@ -212,7 +212,7 @@ def test_answers_that_no_fault_takes_are_not_changed(bodies: list[bytes], steps:
             wire.feed(data[position : position + step])
             position, turn = position + step, turn + 1
         assert wire.data == data
-        assert wire.state.answers.total() == len(bodies)
+        assert wire.state.responses.total() == len(bodies)
 
 
 def test_whole_frames_pass_as_one_view_of_the_buffer() -> None:
@@ -222,7 +222,7 @@ def test_whole_frames_pass_as_one_view_of_the_buffer() -> None:
     assert isinstance(piece, memoryview) and piece.obj is data.obj and len(piece) == len(data)
 
 
-def test_stall_waits_before_the_answer() -> None:
+def test_stall_waits_before_the_response() -> None:
     wire = Wire(Stall(0.5, count=1, after=1)).feed(THREE)
     place = wire.out.index(Wait(0.5))
     before = b"".join(piece for piece in wire.out[:place] if isinstance(piece, bytes))
@@ -247,17 +247,17 @@ def test_reorder_that_nothing_overtakes_is_no_reorder() -> None:
     assert wire.state.injected == {"Fetch/Reorder": 1}
 
 
-def test_held_answer_does_not_cut_into_the_one_that_overtakes() -> None:
+def test_held_response_does_not_cut_into_the_one_that_overtakes() -> None:
     wire = Wire(Reorder(count=1)).feed(frame(0, b"a"), now=0.0).feed(frame(1, b"b" * 100)[:50], now=0.0)
     wire.keep(wire.stream.expire(1.0))
     wire.feed(frame(1, b"b" * 100)[50:])
     assert [i for i, _ in wire.frames] == [1, 0]
 
 
-def test_answers_to_unknown_requests_are_left_alone() -> None:
+def test_responses_to_unknown_requests_are_left_alone() -> None:
     wire = Wire(Drop(), requests=0).feed(THREE)
     assert wire.data == THREE
-    assert wire.state.answers == {"unknown": 3}
+    assert wire.state.responses == {"unknown": 3}
 
 
 @pytest.mark.parametrize("step", [1, 5, 1000])
@@ -315,7 +315,7 @@ def test_requests_are_remembered_except_produce_without_acks(step: int, version:
 def test_head_of_a_request_needs_its_bytes_up_to_the_acks() -> None:
     data = produce(9, 2, 0, b"me", b"tid")
     enough = len(data) - 50
-    assert not read_request(data[:enough]).expects_answer
+    assert not read_request(data[:enough]).expects_response
     for size in range(4, enough):
         with pytest.raises(NotEnough):
             read_request(data[:size])
@@ -326,22 +326,22 @@ def metadata_frame(version: int) -> bytes:
         version=version, partition_index=0, leader_id=1, replica_nodes=[1], isr_nodes=[1]
     )
     topic = MetadataResponse.MetadataResponseTopic(version=version, name="t", partitions=[partition])
-    answer = MetadataResponse(version=version, topics=[topic])
-    answer.with_header(correlation_id=7)
-    return bytes(answer.encode(header=True, framed=True))
+    response = MetadataResponse(version=version, topics=[topic])
+    response.with_header(correlation_id=7)
+    return bytes(response.encode(header=True, framed=True))
 
 
 @pytest.mark.parametrize("version", [1, 5, 9, 12])
 def test_error_code_of_metadata_is_set_at_the_topic(version: int) -> None:
     changed_frame = with_error(metadata_frame(version), METADATA, version, 5)
     assert changed_frame is not None
-    answer: Any = MetadataResponse.decode(changed_frame, version=version, header=True, framed=True)
-    assert answer.header.correlation_id == 7
-    assert answer.topics[0].error_code == 5
-    assert answer.topics[0].partitions == []
+    response: Any = MetadataResponse.decode(changed_frame, version=version, header=True, framed=True)
+    assert response.header.correlation_id == 7
+    assert response.topics[0].error_code == 5
+    assert response.topics[0].partitions == []
 
 
-def test_answer_that_cannot_be_decoded_passes_unhit() -> None:
+def test_response_that_cannot_be_decoded_passes_unhit() -> None:
     wire = Wire(ErrorCode(5, count=1), api_version=999).feed(THREE)
     assert wire.data == THREE
     assert wire.state.injected == {}
