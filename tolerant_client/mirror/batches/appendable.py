@@ -1,15 +1,15 @@
 """What one fetched partition means for the target: batches to append, and gaps.
 
 Laws:
-A. Items follow each other without a hole from `position` on; nothing of the source is left out but
-   what a gap says.
-B. A batch passes through untouched wherever it can (M1); only what the target would refuse, or what
-   is too small to be sent alone, is rewritten.
-C. A gap is made of offsets without a committed record: control batches, aborted transactions, holes.
-D. What no checksum proves must have been shown by the answer before, too (Claim): that a batch lies
+A. Items follow each other without a hole from `position` on; of the source nothing is left out but what
+   a gap names.
+B. A batch passes through untouched wherever it can (M1); it is rewritten only if the target would refuse
+   it, or if it is too small to be sent alone.
+C. A gap consists of offsets without a committed record: control batches, aborted transactions, holes.
+D. What no checksum covers must have been in the response before, too (Claim): that a batch begins
    elsewhere than where the one before it ends (base offsets lie outside every CRC), or that a
-   transaction, whose marker the answer does not show, is aborted or not (so does the list of these).
-E. A transaction's marker and the list of aborted transactions agree, or the answer is damaged.
+   transaction whose marker is not in the response is aborted or not (no checksum covers the list of these).
+E. A transaction's marker and the list of aborted transactions agree, or the response is damaged.
 
 Not covered: damage that moves a batch across a hole to exactly where the one before it ends.
 
@@ -34,16 +34,16 @@ from tolerant_client.records.record_sets import iter_record_sets
 Batch: TypeAlias = tuple[BatchHeader, memoryview]
 Appendable: TypeAlias = "Batch | Gap"
 
-FILLED_AT_ONCE: Final = 5_000_000  # offsets that become filler records, 10 MB of them
+FILLED_AT_ONCE: Final = 5_000_000  # offsets that are filled with records at once, 10 MB of them
 
 NO_PRODUCER: Final = -1
-_REWRITTEN_AT_ONCE: Final = 4 << 20  # bytes; the event loop waits for it
+_REWRITTEN_AT_ONCE: Final = 4 << 20  # bytes; the event loop is blocked meanwhile
 
 
 class AppendRules(NamedTuple):
-    """What the target's topic takes: `way` fills its gaps (never AUTO), sizes in bytes.
+    """What the target's topic accepts: `way` fills its gaps (never AUTO), sizes are in bytes.
 
-    `remembered_ms` is how long, from the timestamps of what it appended last, its brokers surely remember a producer.
+    `remembered_ms` is how long its brokers surely remember a producer, from the timestamps of its last append.
     """
 
     way: GapFill
@@ -54,10 +54,10 @@ class AppendRules(NamedTuple):
 
 
 class AppendState(NamedTuple):
-    """Where and as whom the next batch is appended, read from the target's log.
+    """Where and by which producer the next batch is appended, as read from the target's log.
 
-    `producer_id` is NO_PRODUCER where nothing tells which sequence comes next: then whoever appends needs a fresh one.
-    `topic_id` is that of the log that was read, None where the brokers tell none: a name is not a topic.
+    `producer_id` is NO_PRODUCER if nothing tells the next sequence: the writer then needs a new producer id.
+    `topic_id` is that of the log that was read, None if the brokers have none: a name is not a topic.
     """
 
     log_end: int
@@ -68,17 +68,17 @@ class AppendState(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What one answer alone says of a batch: that it lies where its header says, and is aborted or not (Law D)."""
+    """What a single response says of a batch: that it lies where its header says, and is aborted or not (Law D)."""
 
     header: BatchHeader
     is_aborted: bool
 
 
 class Course(NamedTuple):
-    """`items` lead to `position`; `shown` are the claims about what lies behind it, for the next answer to confirm.
+    """`items` lead to `position`; `shown` are the claims about what lies after it, for the next response to confirm.
 
-    `leader_epoch` is the source's, of the last batch before `position`, a marker's or an aborted one's, too: an election
-    while a transaction is open gives its marker an epoch of its own.  -1 without a batch.
+    `leader_epoch` is the source's, of the last batch before `position`, even a marker or an aborted batch: an election
+    while a transaction is open gives its marker a different epoch.  -1 without a batch.
     """
 
     items: list[Appendable]
@@ -95,11 +95,11 @@ def appendable(
     believed: Collection[Claim],
     now_ms: int,
 ) -> Course:
-    """What to append of an answer to a fetch at `position`; batches from `until` on are left for later.
+    """What to append of a response to a fetch at `position`; batches from `until` on are left for later.
 
-    `believed` is what the answer before has shown, `now_ms` is the time of filler without neighbours.
+    `believed` are the claims of the response before, `now_ms` is the timestamp of filler without neighbours.
 
-    Raises RecordBatchError for an answer that cannot be trusted, and
+    Raises RecordBatchError for a response that cannot be trusted, and
     OversizedRecordError for a record at `position` that no batch of the target can hold.
     """
     most = rules.max_batch_bytes
@@ -153,7 +153,7 @@ def _course(
 
 
 def _pieces(part: FetchedPartition, position: int) -> Iterator[tuple[Appendable, Claim | None, BatchHeader]]:
-    """Committed batches and gaps in their order, each with what no checksum proves of it, and the batch that it is or precedes."""
+    """Committed batches and gaps in order, each with its claim, if any, and the batch that it is or precedes."""
     sets = list(iter_record_sets(part.records, from_offset=position))
     aborted = AbortedTransactions(part.aborted)
     at = position
@@ -165,7 +165,7 @@ def _pieces(part: FetchedPartition, position: int) -> Iterator[tuple[Appendable,
         if is_in_transaction and marker is not None and is_aborted != (marker == ABORT):
             outcome, listed = ("commits", "aborted") if is_aborted else ("aborts", "committed")
             raise RecordBatchError(
-                f"marker that {outcome} a transaction which the answer lists as {listed}", header.base_offset
+                f"marker that {outcome} a transaction which the response lists as {listed}", header.base_offset
             )
         claim = None
         if header.base_offset != at or (is_in_transaction and marker is None) or _has_loose_offsets(header):
@@ -181,7 +181,7 @@ def _pieces(part: FetchedPartition, position: int) -> Iterator[tuple[Appendable,
 
 
 def _markers(sets: Sequence[Batch]) -> list[int | None]:
-    """The type of the marker that ends the transaction which a set may be in; None where the answer shows none."""
+    """The type of the marker that ends the transaction which a set may be in; None if it is not in the response."""
     following: dict[int, int] = {}  # by producer
     found: list[int | None] = []
     for header, batch in reversed(sets):
@@ -194,15 +194,15 @@ def _markers(sets: Sequence[Batch]) -> list[int | None]:
 
 
 def _has_loose_offsets(header: BatchHeader) -> bool:
-    """True for a run of messages v0 or v1 with holes: the offset of each lies outside its CRC."""
+    """True for a run of v0 or v1 messages with holes: each message's offset lies outside its CRC."""
     return header.magic < 2 and not header.codec and header.record_count != header.last_offset_delta + 1
 
 
 def _items(pieces: list[Appendable], position: int, rules: AppendRules) -> Iterator[Appendable]:
-    """Pieces as they are appended: runs rewritten where that is needed, gaps joined."""
+    """Pieces as they are appended: runs rewritten if necessary, gaps joined."""
     run: list[Batch] = []  # to be rewritten together, from `start` on
     start, size, at = position, 0, position
-    gap: Gap | None = None  # that no item covers yet; lies behind the run
+    gap: Gap | None = None  # after the run, and not covered by an item yet
     for piece in pieces:
         if isinstance(piece, Gap):
             gap = piece if gap is None else Gap(gap.from_offset, piece.until_offset)
@@ -243,7 +243,7 @@ def _is_rewritten(header: BatchHeader, at: int, rules: AppendRules) -> bool:
 
 
 def _run(run: list[Batch], start: int, rules: AppendRules) -> Iterator[Appendable]:
-    """A run from `start` on, rewritten where that is needed; before an OversizedRecordError comes all before its offset."""
+    """A run from `start` on, rewritten if necessary; an OversizedRecordError is raised after the items before its offset."""
     if len(run) == 1 and start >= run[0][0].base_offset and not _is_rewritten(run[0][0], start, rules):
         yield run[0]  # small, and alone
         return
@@ -273,7 +273,7 @@ def _rewritten(run: list[Batch], start: int, until: int, rules: AppendRules) -> 
 
 
 def _filled(items: Sequence[Appendable], end: int, rules: AppendRules, now_ms: int) -> tuple[list[Appendable], int]:
-    """Items with records in place of their gaps, and where they end: at `end`, or where there was enough filler."""
+    """Items with records in place of their gaps, and where they end: at `end`, or where the filler reached its limit."""
     found: list[Appendable] = []
     room = FILLED_AT_ONCE
     for number, item in enumerate(items):
@@ -292,7 +292,7 @@ def _filled(items: Sequence[Appendable], end: int, rules: AppendRules, now_ms: i
 
 
 def cover(gap: Gap, rules: AppendRules, timestamp_ms: int, most: int = FILLED_AT_ONCE) -> tuple[list[Appendable], int]:
-    """A gap as it is appended, and where that ends: itself, or filler records for its first `most` offsets."""
+    """A gap as it is appended, and where that ends: the gap itself, or filler records for its first `most` offsets."""
     if rules.way is not GapFill.RECORDS:
         return [gap], gap.until_offset
     gap = Gap(gap.from_offset, min(gap.until_offset, gap.from_offset + most))

@@ -1,6 +1,6 @@
-"""The records of batches as columns: read with numpy, and record by record where numpy leaves them (Doubt).
+"""The records of batches as columns: read with numpy, and one by one where numpy gives up (Doubt).
 
-Law: what was given is not given again; where decode_section or decode_unfolded raise, that is the error to raise.
+Law: no record is yielded twice; errors are those that decode_section or decode_unfolded raise.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PLAIN_BYTES: Final = 1 << 20  # ...and their bytes
 
 
 def batch_rows(sections: Sections, slice_bytes: int = SLICE_BYTES) -> Iterator[BatchColumns]:
-    """The records of v2 batches in slices, without their headers as columns.  Raises RecordBatchError."""
-    given = -1  # the last offset
+    """The records of v2 batches in slices of columns, without their headers.  Raises RecordBatchError."""
+    given = -1  # the last offset that was yielded
     try:
         for columns in iter_columns(sections, False, slice_bytes=slice_bytes):
             yield columns
@@ -45,7 +45,7 @@ def batch_rows(sections: Sections, slice_bytes: int = SLICE_BYTES) -> Iterator[B
 def message_rows(
     headers: Sequence[BatchHeader], views: Sequence[memoryview], sections: Sequence[memoryview]
 ) -> Iterator[BatchColumns]:
-    """The records of sets of one older magic; sections[n] is what views[n] unfolds to.  Raises RecordBatchError."""
+    """The records of message sets of one older magic; sections[n] is what views[n] unfolds to.  Raises RecordBatchError."""
     try:
         yield message_columns(list(zip(headers, sections)))
     except Doubt:
@@ -58,7 +58,7 @@ def _plainly(rows: Iterator[PlainRow]) -> Iterator[BatchColumns]:
 
 
 def _plain_columns(records: Sequence[Record]) -> BatchColumns:
-    """What numpy does not read, laid out so that columns can say where it is."""
+    """Records that numpy did not read, laid out in a buffer that columns can point into."""
     joined = bytearray()
 
     def place(data: bytes | None) -> tuple[int, int]:

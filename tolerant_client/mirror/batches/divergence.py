@@ -1,8 +1,8 @@
-"""Is the target's log the source's?  Headers where they prove it, records where they do not.
+"""Compares the target's log with the source's: by headers where they prove equality, by records elsewhere.
 
-What is compared is what counts: committed records of the source, and everything
-that a consumer of either isolation level may see on the target.  Law: a
-difference needs evidence on both sides.
+Only what counts is compared: committed records of the source, and everything that
+a consumer of either isolation level may see on the target.  Law: a difference
+needs evidence on both sides.
 
     source          target record   target filler   target marker   target hole
     record          must be equal   differs         differs         cleaned: fine
@@ -45,12 +45,12 @@ from tolerant_client.records.varint_columns import Doubt
 
 COMPARED_OFFSETS = 100  # at the end of a log, and at each step of a bisection
 
-_HEADER_READS = ((500, 16 << 10), (200, 128 << 10), (30, 1 << 20), (1, 1 << 20))  # partitions, bytes of each
+_HEADER_READS = ((500, 16 << 10), (200, 128 << 10), (30, 1 << 20), (1, 1 << 20))  # partitions, bytes for each
 _PARTITIONS_PER_READ = 50
-_FIRST_READ = 1 << 20  # bytes a partition
+_FIRST_READ = 1 << 20  # bytes for each partition
 _LARGEST_READ = 128 << 20
-_ANSWERS_IN_VAIN = 4
-_PROBES_IN_THE_DARK = 64  # of a bisection: stretches without a record on both sides
+_EMPTY_RESPONSES = 4
+_PROBES_IN_THE_DARK = 64  # of a bisection: ranges without a record on both sides
 _LENGTH_AT = 8  # in a batch
 _MAGIC_AT = 16
 _CHECKED_FIELDS = struct.Struct(">hiqqqhii")  # of a batch header, from its attributes on: what the CRC covers
@@ -60,10 +60,10 @@ Range = tuple[int, int]
 
 @dataclass
 class LogSlice:
-    """What a log has in a range of offsets; what is in neither `records` nor `vacant` was cleaned away.
+    """What a log has in a range of offsets; an offset in neither `records` nor `vacant` was cleaned away.
 
-    `vacant` are the offsets of markers and of aborted data, as ranges in order: a header of 61 bytes may claim 2^31 of
-    them.  `until` is how far the log could be read.
+    `vacant` are the offsets of markers and of aborted data, as ranges in order: a header of 61 bytes may claim 2^31
+    offsets.  `until` is how far the log could be read.
     """
 
     until: int
@@ -71,13 +71,13 @@ class LogSlice:
     vacant: list[range] = field(default_factory=list)
 
     def is_vacant(self, offset: int) -> bool:
-        """Whether a marker or aborted data takes this offset."""
+        """Whether the offset is taken by a marker or aborted data."""
         place = bisect.bisect_right(self.vacant, offset, key=lambda span: span.start)
         return place > 0 and offset in self.vacant[place - 1]
 
 
 def first_difference(source: LogSlice, target: LogSlice, accepted: Collection[range] = ()) -> int | None:
-    """The lowest offset where the target's slice shows what the source's contradicts."""
+    """The lowest offset where the target's slice contradicts the source's."""
     until = min(source.until, target.until)
     offsets = sorted({*source.records, *target.records})
     for offset in offsets:
@@ -94,7 +94,7 @@ def _differs(source: LogSlice, target: LogSlice, offset: int) -> bool:
 
 
 def first_header(records: memoryview) -> BatchHeader | None:
-    """That of the first batch of a fetch; None without one, and for message sets of v0 and v1."""
+    """The header of a fetch's first batch; None without one, and for message sets of v0 and v1."""
     if len(records) < HEADER_SIZE:
         return None
     header = read_header(records)
@@ -102,7 +102,7 @@ def first_header(records: memoryview) -> BatchHeader | None:
 
 
 def last_header(records: memoryview) -> BatchHeader | None:
-    """That of the last whole batch of a fetch; None without one, and for message sets of v0 and v1."""
+    """The header of a fetch's last whole batch; None without one, and for message sets of v0 and v1."""
     last, at = -1, 0
     while len(records) - at >= HEADER_SIZE and records[at + _MAGIC_AT] == 2:
         size = LOG_OVERHEAD + int.from_bytes(records[at + _LENGTH_AT : at + LOG_OVERHEAD], "big", signed=True)
@@ -113,7 +113,7 @@ def last_header(records: memoryview) -> BatchHeader | None:
 
 
 def first_size(records: memoryview) -> int:
-    """The bytes of the first batch or message of a fetch, whether or not all of it came."""
+    """The size in bytes of a fetch's first batch or message, whether or not all of it came."""
     if len(records) < LOG_OVERHEAD:
         return LOG_OVERHEAD  # at least
     return LOG_OVERHEAD + int.from_bytes(records[_LENGTH_AT:LOG_OVERHEAD], "big", signed=True)
@@ -122,8 +122,8 @@ def first_size(records: memoryview) -> int:
 async def read_headers(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, BatchHeader]:
     """The header of the batch that contains each offset; partitions that failed, or have older formats, are absent.
 
-    An answer leaves out every batch above the limit but the very first (ReplicaManager.scala, firstEntryIncomplete), so
-    what is left is asked for with larger limits, and at last one by one.
+    A response leaves out every batch above the limit but the very first (ReplicaManager.scala, firstEntryIncomplete).  So
+    the rest is fetched with larger limits, and finally one by one.
     """
     headers: dict[TopicPartition, BatchHeader] = {}
 
@@ -145,9 +145,9 @@ async def read_headers(cluster: Cluster, offsets: Mapping[TopicPartition, int]) 
 
 
 async def require_readable(cluster: Cluster, partitions: Collection[TopicPartition]) -> None:
-    """Raises TopicAuthorizationFailedError for what we may not read: read_headers leaves it out, as what fails for now.
+    """Raises TopicAuthorizationFailedError for what we may not read, which read_headers omits like any failure.
 
-    What has no leader is not asked about.
+    Partitions without a leader are skipped.
     """
 
     async def ask(node: int, members: Sequence[TopicPartition]) -> None:
@@ -169,15 +169,15 @@ async def require_readable(cluster: Cluster, partitions: Collection[TopicPartiti
 
 
 async def has_nothing_at(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> set[TopicPartition]:
-    """The partitions where the cleaner has left no batch at an offset or behind it."""
+    """The partitions where the cleaner has left no batch at an offset or after it."""
     found: set[TopicPartition] = set()
     for partition, offset in offsets.items():
 
         async def ask(partition: TopicPartition = partition, offset: int = offset) -> None:
             node = await cluster.leader(partition)
-            # Alone in its request a partition's first batch always comes.
-            answers = [await cluster.fetch(node, {partition: offset}, max_wait_ms=0) for _ in range(_ANSWERS_IN_VAIN)]
-            if all(part.error_code == 0 and not len(part.records) for answer in answers for part in answer):
+            # In a request for one partition its first batch is always sent.
+            responses = [await cluster.fetch(node, {partition: offset}, max_wait_ms=0) for _ in range(_EMPTY_RESPONSES)]
+            if all(part.error_code == 0 and not len(part.records) for response in responses for part in response):
                 found.add(partition)
 
         await cluster.insist("reading the ends of logs", ask)
@@ -189,19 +189,19 @@ async def read_slices(
 ) -> dict[TopicPartition, LogSlice]:
     """What each log has in its range; with `is_committed` up to the last stable offset, without aborted records.
 
-    One request a broker and chunk of partitions, and as many as the batches need; the first ones ask for `first_bytes` of each.
+    One request for each broker and chunk of partitions, repeated as needed; the first ones fetch `first_bytes` of each.
     """
     slices = {p: LogSlice(from_offset) for p, (from_offset, _) in ranges.items()}
     for chunk in chunks(ranges, _PARTITIONS_PER_READ):
         unread = {p: ranges[p] for p in chunk if ranges[p][0] < ranges[p][1]}
         limit, in_vain = first_bytes, 0
-        while unread and in_vain < _ANSWERS_IN_VAIN:
+        while unread and in_vain < _EMPTY_RESPONSES:
             before = {p: slices[p].until for p in unread}
             at_end = await _read_once(cluster, slices, unread, limit, is_committed)
             unread = {p: r for p, r in unread.items() if slices[p].until < r[1] and p not in at_end}
             if unread and all(slices[p].until == before[p] for p in unread):
                 in_vain += 1
-                limit = min(limit * 8, _LARGEST_READ)  # brokers before 0.10.1 cut a batch that is larger
+                limit = min(limit * 8, _LARGEST_READ)  # brokers before 0.10.1 cut a larger batch
     return slices
 
 
@@ -212,7 +212,7 @@ async def _read_once(
     limit: int,
     is_committed: bool,
 ) -> set[TopicPartition]:
-    """Moves each slice on by one fetch; the partitions that have no more to read now."""
+    """Extends each slice by one fetch; returns the partitions that have no more to read now."""
     at_end: set[TopicPartition] = set()
 
     async def ask() -> None:
@@ -227,7 +227,7 @@ async def _read_once(
             )
             for part in fetched:
                 if part.error_code == Errors.OffsetOutOfRangeError.errno:
-                    at_end.add(part.partition)  # retention has just taken it, or an election: nothing to compare
+                    at_end.add(part.partition)  # retention has just removed it, or an election: nothing to compare
                 elif part.error_code:
                     raise Errors.for_code(part.error_code)(
                         f"Fetch of {part.partition.topic}-{part.partition.partition}"
@@ -243,7 +243,7 @@ async def _read_once(
 
 
 def _take(found: LogSlice, part: FetchedPartition, until: int) -> None:
-    """Moves a slice over the whole batches of an answer."""
+    """Extends a slice by the whole batches of a response."""
     aborted = AbortedTransactions(part.aborted)
     start = found.until
     for header, view in iter_record_sets(part.records, from_offset=start):
@@ -262,7 +262,7 @@ def _take(found: LogSlice, part: FetchedPartition, until: int) -> None:
 
 
 def tail_records(header: BatchHeader, view: memoryview, from_offset: int) -> Iterator[Record]:
-    """The records of a batch or legacy set, those before `from_offset` left out where that saves work."""
+    """The records of a batch or legacy set; those before `from_offset` are left out if that saves work."""
     if header.magic < 2:
         yield from (record for record, _ in decode_messages(header, view))
         return
@@ -270,7 +270,7 @@ def tail_records(header: BatchHeader, view: memoryview, from_offset: int) -> Ite
     if skipped <= 0 or header.record_count != header.last_offset_delta + 1:
         yield from decode_records(view)
         return
-    # Without holes the records are counted by their offsets: only their lengths have to be read.
+    # Without holes the offsets count the records: only record lengths have to be read.
     section = records_section(header, view)
     try:
         *_, position = scan_ends(section, 0, skipped)
@@ -288,15 +288,15 @@ async def first_difference_of_logs(
     until_offset: int,
     accepted: Collection[range] = (),
 ) -> int | None:
-    """The lowest offset in [from_offset, until_offset) where the logs differ, if they do at all at the end.
+    """The lowest offset in [from_offset, until_offset) where the logs differ, if they differ at the end at all.
 
-    By bisection: a foreign batch shifts all behind it, and a truncated source has other records from there on.  Where
+    By bisection: a foreign batch shifts everything after it, and a truncated source has other records from there on.  Where
     there is nothing to compare, as in a gap, both sides are searched.
     """
     in_the_dark = _PROBES_IN_THE_DARK
 
     async def probe(start: int) -> tuple[int | None, bool]:
-        """What differs in the stretch from `start` on, and whether there was anything to compare."""
+        """The difference in the range from `start` on, and whether there was anything to compare."""
         spans = {partition: (start, min(start + COMPARED_OFFSETS, until_offset))}
         original = (await read_slices(source, spans, is_committed=True))[partition]
         copied = (await read_slices(target, spans, is_committed=False))[partition]
@@ -326,9 +326,9 @@ async def first_difference_of_logs(
 async def agreement_start(
     source: Cluster, target: Cluster, partition: TopicPartition, from_offset: int, until_offset: int
 ) -> int:
-    """The offset in [from_offset, until_offset] from which on the logs agree, where they differ before it.
+    """The offset in [from_offset, until_offset] from which on the logs agree, although they differ before it.
 
-    By bisection: a topic that was made anew has other records up to where its copying went on.  A stretch without a
+    By bisection: a topic that was created again has other records up to where its copying resumed.  A range without a
     record on both sides counts as differing.
     """
     low, high = from_offset, until_offset
@@ -350,12 +350,12 @@ async def agreement_start(
 async def source_truncations(
     source: Cluster, copied: Mapping[TopicPartition, tuple[int, int]]
 ) -> dict[TopicPartition, int]:
-    """Where the source's logs were cut below what was copied, by an election (KIP-101, KIP-320, incident 4).
+    """Where an election truncated the source's logs below what was copied (KIP-101, KIP-320, incident 4).
 
-    `copied` has the leader epoch of the last copied batch and the offset behind
-    it.  The leader says where its log has the end of that epoch; what was
-    copied from there on is gone.  Partitions without a cut are absent, all of
-    them where the brokers (before 2.1) cannot say.
+    `copied` has the leader epoch of the last copied batch and the offset after
+    it.  The leader tells where that epoch ends in its log; what was copied from
+    there on is gone.  Partitions without a truncation are absent, and all
+    partitions if the brokers (before 2.1) cannot tell.
     """
     ends = await leader_epoch_ends(source, {p: epoch for p, (epoch, _) in copied.items() if epoch >= 0})
     return {p: end for p, end in ends.items() if p in copied and 0 <= end < copied[p][1]}
@@ -364,8 +364,8 @@ async def source_truncations(
 def is_copy(copied: BatchHeader, original: BatchHeader) -> bool:
     """True when the headers prove that two batches have the same offsets and the same records.
 
-    CRC-32C is linear: where the records are equal, the two checksums differ by
-    exactly what the headers' difference makes.
+    CRC-32C is linear: if the records are equal, the two checksums differ by
+    exactly what the headers' difference contributes.
     """
     if _shape(copied) != _shape(original) or copied.codec != original.codec or copied.size != original.size:
         return False

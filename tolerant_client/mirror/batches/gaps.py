@@ -1,17 +1,17 @@
-"""Gaps: source offsets that hold no committed record, and the records and markers that take them on the target.
+"""Gaps: source offsets that have no committed record, and the records and markers that take them on the target.
 
 Laws:
-- Whoever fills the same gap makes the same batches: their bounds follow from the gap and the topic alone.
-- No batch is larger than allowed, neither compressed nor as a broker stores it whose topic has a
-  `compression.type` of its own.
-- Filler tells itself apart from every record of a source by its header, a filler marker by its producer id.
+- All writers fill the same gap with the same batches: their bounds follow from the gap and the topic alone.
+- No batch is larger than allowed, neither compressed nor as a broker stores it for a topic with its own
+  `compression.type`.
+- Filler differs from every record of a source by its header, a filler marker by its producer id.
 
-A filler record has no value, no key (in a compacted topic FILLER, so that the cleaner keeps one of them at
-most) and one header, FILLER.  The header's value is null, or, where a log starts at S > 0, S in decimal digits.
+A filler record has no value, no key (in a compacted topic the key FILLER, so that the cleaner keeps at most one
+of them) and one header, FILLER.  The header's value is null; readers accept any value.
 
 A filler marker for offset t has producer id FIRST_MARKER_PRODUCER_ID + (t >> 15) and epoch t & 0x7fff: a broker
 refuses the marker of an epoch lower than the last one it has of a producer id (ProducerAppendInfo.java,
-checkProducerEpoch), and no coordinator ever gives such ids out (they count from 0, ProducerIdManager.java).
+checkProducerEpoch), and no coordinator ever assigns such ids (they count from 0, ProducerIdManager.java).
 
 No I/O and no clock here.
 """
@@ -49,7 +49,7 @@ _BEFORE_DELTA: Final = 3  # length (of less than 64, so one byte), attributes, t
 
 
 class GapFill(str, enum.Enum):
-    """How the offsets of a gap are taken on the target; AUTO is RECORDS for compacted topics, else TRANSACTIONS."""
+    """How the offsets of a gap are filled on the target; AUTO is RECORDS for compacted topics, else TRANSACTIONS."""
 
     AUTO = "auto"
     TRANSACTIONS = "transactions"
@@ -58,17 +58,17 @@ class GapFill(str, enum.Enum):
 
 
 class Gap(NamedTuple):
-    """A half-open run of source offsets without a committed record."""
+    """A half-open range of source offsets without a committed record."""
 
     from_offset: int
     until_offset: int
 
 
 def choose_way(fill: GapFill, *, is_compacted: bool) -> GapFill:
-    """The way for one topic; never AUTO.
+    """How gaps of one topic are filled; never AUTO.
 
-    In compacted topics the cleaner may take away a record between the fetches of two writers, which then see
-    different holes: only the sequence of RECORDS withstands that.
+    In a compacted topic the cleaner may remove a record between the fetches of two writers, which then see different
+    holes: only RECORDS, which have sequences, are safe then.
     """
     if fill is not GapFill.AUTO:
         return fill
@@ -76,12 +76,12 @@ def choose_way(fill: GapFill, *, is_compacted: bool) -> GapFill:
 
 
 def filler_time(neighbours: Iterable[int], now_ms: int) -> int:
-    """The timestamp of filler beside data of these (in ms, the preferred one first; -1 for none), at most `now_ms`.
+    """The timestamp of filler next to data with these (in ms, the preferred one first; -1 for none), at most `now_ms`.
 
-    That of the data: so retention keeps filler as long as the data beside it, and a search by time passes over it.
-    The present where the data has none: a segment's age is that of its youngest record, a time long past would have
-    the data deleted with the filler.  Never negative, which stops Kafka Streams (FailOnInvalidTimestamp.java), and
-    never in the future, which would keep the segment.
+    It is the data's own, so retention keeps filler as long as the data next to it, and a search by time skips it.
+    It is the present if the data has none: a segment's age is that of its youngest record, so with an old timestamp
+    the data would be deleted with the filler.  It is never negative, which stops Kafka Streams
+    (FailOnInvalidTimestamp.java), and never in the future, which would keep the segment.
     """
     return min(next((time for time in neighbours if time >= 0), now_ms), now_ms)
 
@@ -94,17 +94,17 @@ def filler_batches(
     timestamp_ms: int,
     codec: int = codecs.GZIP,
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Filler records for a whole gap: writable batches that lack their producer and CRC (record_batch.restamp).
+    """Filler records for a whole gap: writable batches without producer and CRC (record_batch.restamp).
 
-    `timestamp_ms` is that of all records, see filler_time.  Every client reads gzip; zstd is a third as large and four times as fast, for filler that nobody reads.
-    Raises OptionError before the first batch where `max_batch_bytes` has no room for one record.
+    All records have `timestamp_ms` (filler_time).  Every client reads gzip; zstd is a third as large and four times as fast,
+    for filler that nobody reads.  Raises OptionError before the first batch if `max_batch_bytes` cannot hold one record.
     """
     if timestamp_ms < 0:
-        raise ValueError(f"filler of the time {timestamp_ms}; see filler_time")
+        raise ValueError(f"filler with timestamp {timestamp_ms}; see filler_time")
     most = _records_in(min(max_batch_bytes, _LARGEST_BATCH) - HEADER_SIZE, is_compacted)
     if not most:
         raise OptionError(
-            f"max.message.bytes {max_batch_bytes} of the target topic has no room for a filler record;"
+            f"max.message.bytes {max_batch_bytes} of the target topic is too small for a filler record;"
             " raise it, or set gap.fill=markers"
         )
     for base_offset in range(gap.from_offset, gap.until_offset, most):
@@ -117,7 +117,7 @@ def filler_batches(
 
 
 def is_filler(record: Record) -> bool:
-    """True for a filler record, and for nothing that a source could hold but one."""
+    """True for a filler record, and for no record of a source but one."""
     (name, _), *others = record.headers or (("", None),)
     return name == FILLER and not others and record.value is None and record.key in (None, _KEY)
 
@@ -128,7 +128,7 @@ def marker_producer(offset: int) -> tuple[int, int]:
 
 
 def is_filler_marker(header: BatchHeader) -> bool:
-    """True for a filler marker, whether or not it lies at the offset that it was made for."""
+    """True for a filler marker, at whatever offset it lies."""
     return header.is_control and header.producer_id >= FIRST_MARKER_PRODUCER_ID and header.producer_epoch >= 0
 
 
@@ -138,7 +138,7 @@ def _one_record(delta: int, is_compacted: bool) -> bytes:
 
 
 def _records_in(room: int, is_compacted: bool) -> int:
-    """How many filler records take at most `room` bytes."""
+    """How many filler records fit into `room` bytes."""
     count = 0
     for first, until in _DELTAS_BY_WIDTH:
         size = len(_one_record(first, is_compacted))
@@ -152,11 +152,11 @@ def _records_in(room: int, is_compacted: bool) -> int:
 
 @lru_cache(maxsize=32)
 def _filler_batch(count: int, is_compacted: bool, codec: int) -> bytes:
-    """`count` filler records as a batch at offset 0, without time, producer and CRC."""
+    """`count` filler records as a batch at offset 0, without timestamp, producer and CRC."""
     blocks = []
     for width, (first, until) in enumerate(_DELTAS_BY_WIDTH, 1):
         if first < count:
-            # All records of a block are as long as its first, and differ in the offset delta alone.
+            # All records of a block are as long as its first, and differ only in the offset delta.
             deltas = np.arange(first, min(until, count)) << 1
             rows = np.tile(np.frombuffer(_one_record(first, is_compacted), np.uint8), (len(deltas), 1))
             for byte in range(width):

@@ -1,8 +1,8 @@
-"""What a mirror does when the source no longer has, or cannot give, what should be copied (M7).
+"""What a mirror does if the source no longer has, or cannot return, what should be copied (M7).
 
 Laws:
-- A loss is never silent: its ledger row is written before the mirror goes on.
-- A row says all that is needed to find the place again: link, topic, partition,
+- No loss is silent: its ledger row is written before the mirror continues.
+- A row has all that is needed to find what it is about: link, topic, partition,
   offsets (half-open), reason, time.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LossPolicy(str, enum.Enum):
-    """FAIL ends the mirror, CONTINUE goes on behind the loss, PAUSE leaves the partition and copies the others."""
+    """FAIL stops the mirror, CONTINUE resumes after the loss, PAUSE pauses the partition and copies the others."""
 
     FAIL = "fail"
     CONTINUE = "continue"
@@ -33,13 +33,13 @@ class LossPolicy(str, enum.Enum):
 
 
 class LossReason(str, enum.Enum):
-    """Why offsets of the source are not on the target, or other records are."""
+    """Why offsets of the source are missing on the target, or have other records there."""
 
     RETENTION = "retention"  # deleted on the source before they were copied
     TRUNCATION = "truncation"  # lost by the source after they were copied (unclean election): the target keeps its own
     RECREATION = "recreation"  # the source topic was deleted and created again: the target keeps the old one's
     OVERSIZED = "oversized"  # a record above the target's max.message.bytes
-    REFUSED = "refused"  # a record that the target's brokers do not take
+    REFUSED = "refused"  # a record that the target's brokers refuse
 
     def __str__(self) -> str:
         return self.value
@@ -48,8 +48,8 @@ class LossReason(str, enum.Enum):
 class LedgerRow(NamedTuple):
     """One loss: offsets [from_offset, until_offset) of a partition; `time_ms` is when it was found.
 
-    `topic_id` is the target topic's (KIP-516): a topic that is made anew under the same name has not lost what its
-    predecessor had.  Empty where the brokers, or a former version of the mirror, did not tell it.
+    `topic_id` is the target topic's (KIP-516): a topic that is created again under the same name has not lost what its
+    predecessor had.  Empty if the brokers, or an earlier version of the mirror, did not supply it.
     """
 
     time_ms: int
@@ -67,10 +67,10 @@ class LedgerRow(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """A loss that policy decides about.
+    """A loss that the policy decides about.
 
     `error` is what FAIL raises.  With CONTINUE, once `row` is in the ledger, the
-    partition goes on from `state`: offsets [state.log_end, resume_at) become a
+    partition resumes from `state`: offsets [state.log_end, resume_at) become a
     gap, and what the target has below stays as it is.
     """
 
@@ -82,7 +82,7 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True)
 class MirrorPolicy:
-    """What a link may do by itself; `overrides` are (setting, expression over whole topic names, value), the last one wins."""
+    """What a link may decide itself; `overrides` are (setting, expression for whole topic names, value), the last one wins."""
 
     gap_fill: GapFill = GapFill.AUTO
     on_loss: LossPolicy = LossPolicy.FAIL
@@ -93,8 +93,8 @@ class MirrorPolicy:
     def parse(cls, **settings: Iterable[str]) -> MirrorPolicy:
         """A policy from texts such as on_loss=["fail", "clicks.*=continue"].
 
-        A text without "=" is for all topics, one with it for those whose whole
-        name matches the regular expression before the last "=".
+        A text without "=" applies to all topics, one with it to those whose
+        whole name matches the regular expression before the last "=".
         Raises OptionError.
         """
         policy = cls()
@@ -126,7 +126,7 @@ class MirrorPolicy:
         return replace(self, overrides=(), **chosen)
 
     def on(self, topic: str, reason: str) -> LossPolicy:
-        """What is to be done where something of a topic is lost."""
+        """The policy for a loss in a topic."""
         chosen = self.for_topic(topic)
         return chosen.on_oversized if reason == LossReason.OVERSIZED else chosen.on_loss
 

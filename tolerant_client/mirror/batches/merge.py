@@ -1,4 +1,4 @@
-"""Batches with holes between them made into fewer without: where offsets are translated, holes need not be kept.
+"""Merges batches with holes between them into fewer without: with translated offsets holes need not be kept.
 
 Pure: no I/O, no clock.
 """
@@ -17,7 +17,7 @@ _INT64 = struct.Struct(">q")
 
 
 class DenseBatch(NamedTuple):
-    """A batch to append, and the (source offset, count) of the runs that its records come from, in their order."""
+    """A batch to append, and the runs that its records come from, in order: (source offset, count)."""
 
     header: BatchHeader
     batch: memoryview
@@ -25,9 +25,9 @@ class DenseBatch(NamedTuple):
 
 
 def dense(batches: Sequence[tuple[BatchHeader, memoryview]], max_batch_bytes: int) -> list[DenseBatch]:
-    """The records of batches that are without holes inside, in as few batches as that takes.
+    """The records of batches without inner holes, in as few batches as possible.
 
-    One batch alone passes untouched.  The views must be writable.
+    A single batch passes untouched.  The views must be writable.
     Raises OversizedRecordError and RecordBatchError.
     """
     if len(batches) == 1:
@@ -40,7 +40,7 @@ def dense(batches: Sequence[tuple[BatchHeader, memoryview]], max_batch_bytes: in
         starts.append(at)
         at += header.record_count
     found = []
-    number = 0  # of the source batch that the next record comes from
+    number = 0  # index of the source batch that the next record comes from
     for item in rewrite(renumbered, 0, fill_holes=False, is_compacted=False, max_batch_bytes=max_batch_bytes):
         assert not isinstance(item, Gap)
         header, batch = item

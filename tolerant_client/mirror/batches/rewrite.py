@@ -1,18 +1,18 @@
-"""Batches that cannot be appended as they are, made into ones that can (M8): same records, same offsets, other batches.
+"""Rewrites batches that cannot be appended as they are (M8): same records, same offsets, other batches.
 
 Laws:
 - Every record comes out once, at its offset, with its timestamp, key, value and headers, byte for byte.
-- What comes out is contiguous and covers [start, until): each offset that holds no record is taken by filler
-  or by a Gap, so a batch's sequence still follows from its offset (law B of identical/partition.py).
-- Two writers may cut batches differently; the broker's sequence check takes whichever comes first and refuses
-  what overlaps, so nothing is appended twice.
-- No batch is larger than the target takes, as it is sent (what max.message.bytes is checked against), and none
-  holds more than batch_encoding.MAX_BATCH_BYTES of records, unless it holds one record alone.
+- The result is contiguous and covers [start, until): each offset without a record is taken by filler or by a
+  Gap, so a batch's sequence still follows from its offset (law B of identical/partition.py).
+- Two writers may form different batches; the broker's sequence check accepts the first and refuses what overlaps,
+  so nothing is appended twice.
+- No batch is larger than the target accepts, as it is sent (which max.message.bytes limits), and none has more
+  than batch_encoding.MAX_BATCH_BYTES of records, unless it has only one record.
 
 A broker accepts only batches whose offset deltas are 0, 1, 2... without holes (LogValidator.java), and would
-give log append time anew.  So the timestamps of a batch with log append time, which are all its max timestamp,
-become the create time of each record.  Messages of v0 have no timestamp: their records get -1 (NO_TIMESTAMP),
-which every broker takes.
+assign log append time again.  So the timestamps of a batch with log append time, which all equal its max
+timestamp, become the create time of each record.  Messages of v0 have no timestamp: their records get -1
+(NO_TIMESTAMP), which every broker accepts.
 
 No I/O and no clock here.
 """
@@ -54,12 +54,12 @@ from tolerant_client.records.record_batch import (
 from tolerant_client.records.record_sets import unfold
 from tolerant_client.records.varint_columns import Int64s
 
-SMALL_BATCH_BYTES: Final = 16 * 1024  # two neighbours below it are worth one batch
-LARGEST_HOLE: Final = 4096  # offsets; longer holes are left as gaps, which are filled without holding them in memory
-MOST_FILLER: Final = 1 << 18  # records of one call
+SMALL_BATCH_BYTES: Final = 16 * 1024  # two neighbours below this size are merged
+LARGEST_HOLE: Final = 4096  # offsets; longer holes stay gaps, which are filled without holding them in memory
+MOST_FILLER: Final = 1 << 18  # records in one call
 
 _LENGTH_AND_MAGIC: Final = struct.Struct(">8xi4xB")
-_DELETE_HORIZON_BIT: Final = 0x40  # KIP-534: the base timestamp says when tombstones may go, on the source
+_DELETE_HORIZON_BIT: Final = 0x40  # KIP-534: the base timestamp says when the source may drop tombstones
 _WINDOW_BYTES: Final = 4 << 20  # of decompressed records decoded at once: numpy's cost is per call
 _SMALL_SECTION: Final = 4096  # bytes
 _NO_HEADERS: Final = encode_headers(())
@@ -69,7 +69,7 @@ Batch = tuple[BatchHeader, memoryview]
 
 
 class _Rows(NamedTuple):
-    """Records as columns; headers stay the bytes that they are, their count first, however many there are."""
+    """Records as columns; headers stay encoded bytes, which begin with their count."""
 
     offsets: Int64s
     timestamps: Int64s
@@ -83,7 +83,7 @@ _NO_ROWS: Final = _Rows(np.empty(0, np.int64), np.empty(0, np.int64), _NO_BYTES,
 
 
 class Coalesced(NamedTuple):
-    """`size` bytes of records, up to and with batch `last`, as `items`."""
+    """The first `size` bytes of records, up to and including batch `last`, as `items`."""
 
     items: list[Batch]
     last: BatchHeader
@@ -99,7 +99,7 @@ class _Window(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Where v2 batches of one codec lie in `records`."""
+    """The positions of v2 batches of one codec in `records`."""
 
     records: bytes | memoryview
     headers: Headers
@@ -130,10 +130,10 @@ def rewrite(
 ) -> list[Batch | Gap]:
     """The committed records of one partition in [start, until) as batches with contiguous offsets.
 
-    `batches` are those of record_batch.iter_batches or legacy_records.iter_record_sets, in log order; `until` is the
-    end of the last one unless given.  Batches come back with their absolute base offset in the header, and writable,
-    for record_batch.restamp; they keep the codec of those they are made of.  Holes become
-    filler records where `fill_holes` says so, except long ones (LARGEST_HOLE, MOST_FILLER), and gaps otherwise.
+    `batches` are those of record_batch.iter_batches or legacy_records.iter_record_sets, in log order; `until` defaults
+    to the end of the last one.  The returned batches have their absolute base offset in the header, are writable, for
+    record_batch.restamp, and keep the codec of the originals.  With `fill_holes` holes become filler records, except
+    long ones (LARGEST_HOLE, MOST_FILLER); the others become gaps.
     Raises OversizedRecordError, with the offset, for a record that does not fit; RecordBatchError for damage.
     """
     end = batches[-1][0].next_offset if until is None else until
@@ -152,11 +152,11 @@ def rewrite(
 
 
 def coalesce(records: memoryview, start: int, *, until: int | None = None, max_batch_bytes: int) -> Coalesced | None:
-    """The small batches that `records`, a fetch at `start`, begins with, as few larger ones; None where none or one is there.
+    """The small batches at the start of `records`, a fetch at `start`, as fewer larger ones; None if there are less than two.
 
-    As iter_batches, must_rewrite and rewrite together do it, without an object for each batch.  It ends before the
-    first batch that is large, cut, damaged, of another format, transactional, or would have to be rewritten for other
-    reasons, and before the first from `until` on: what is left is for the others to judge.
+    The result is that of iter_batches, must_rewrite and rewrite together, without an object for each batch.  It ends before
+    the first batch that is large, cut, damaged, of another format, transactional, or must be rewritten for other reasons,
+    and before the first from `until` on: the caller handles the rest.
     """
     starts, stop = _small_batches(records)
     if len(starts) < 2 or max_batch_bytes < 2 * SMALL_BATCH_BYTES:
@@ -187,7 +187,7 @@ def coalesce(records: memoryview, start: int, *, until: int | None = None, max_b
 
 
 def _small_batches(records: memoryview) -> tuple[list[int], int]:
-    """Where the small v2 batches begin that `records` begins with, and where the last one ends."""
+    """Where the small v2 batches at the start of `records` begin, and where the last one ends."""
     unpack_from, end, position = _LENGTH_AND_MAGIC.unpack_from, len(records), 0
     starts: list[int] = []
     while end - position >= HEADER_SIZE:
@@ -201,7 +201,7 @@ def _small_batches(records: memoryview) -> tuple[list[int], int]:
 
 
 def _windows(batches: Sequence[Batch], start: int, until: int) -> Iterator[tuple[_Rows, int]]:
-    """The records in [start, until), in pieces of bounded size, each with the codec they had; the last one is empty."""
+    """The records in [start, until), in pieces of bounded size, each with its codec; the last piece is empty."""
     headers, views = [header for header, _ in batches], [view for _, view in batches]
     count = len(views)
     begins, deltas, magics, attributes = (
@@ -226,7 +226,7 @@ def _windows(batches: Sequence[Batch], start: int, until: int) -> Iterator[tuple
 
 
 def _spans(numbers: Int64s, first: int, last: int) -> list[tuple[int, int]]:
-    """Where neighbours in [first, last) have the same number, as half-open ranges."""
+    """Half-open ranges of neighbours in [first, last) with the same number."""
     edges = [first, *(np.flatnonzero(np.diff(numbers[first:last])) + first + 1).tolist(), last]
     return [(a, b) for a, b in zip(edges, edges[1:]) if a < b]
 
@@ -247,7 +247,7 @@ def _headers_at(records: bytes | memoryview, starts: Int64s) -> Headers:
 
 
 def _read_run(run: _Run, codec: int) -> Iterator[_Rows]:
-    """The records of batches with one codec, all of which have some."""
+    """The records of batches with one codec, none of which is empty."""
     if not codec:
         sections = Sections(run.headers, run.records, run.starts + HEADER_SIZE, run.ends)
         yield from map(_rows, batch_rows(sections, _WINDOW_BYTES)) if len(run.headers) else ()
@@ -261,11 +261,11 @@ def _read_run(run: _Run, codec: int) -> Iterator[_Rows]:
 
 
 def _bounded(sections: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """Neighbours that are decoded together."""
+    """Groups of neighbours that are decoded together."""
     found: list[memoryview] = []
     size = 0
     for section in sections:
-        # What a small batch unfolds to lies in a large buffer of its own.
+        # An unfolded small batch lies in a large buffer of its own.
         found.append(section if len(section) > _SMALL_SECTION else memoryview(bytes(section)))
         size += len(section)
         if size > _WINDOW_BYTES:
@@ -315,14 +315,14 @@ def _within(rows: _Rows, start: int, until: int) -> _Rows:
 def _fill(
     rows: _Rows, start: int, until: int, time: int, most: int, is_compacted: bool
 ) -> tuple[_Rows, list[Gap], int]:
-    """The rows with filler between them, the gaps that are left, and the number of filler records.
+    """The rows with filler between them, the remaining gaps, and the number of filler records.
 
-    Filler has the greatest timestamp before it, `time` or that of a row: a search by time never ends at it, and
-    retention keeps it as long as what lies beside it.
+    Filler has the greatest timestamp before it, `time` or a row's: so a search by time never ends at filler, and
+    retention keeps it as long as the records next to it.
     """
     count = len(rows.offsets)
     edges = np.concatenate(([start - 1], rows.offsets, [until]))
-    holes = np.diff(edges) - 1  # offsets that are missing before each row, and behind the last
+    holes = np.diff(edges) - 1  # offsets that are missing before each row, and after the last
     if not holes.any():
         return rows, [], 0
     filled = np.where(holes <= LARGEST_HOLE, holes, 0)
@@ -331,10 +331,10 @@ def _fill(
     used = int(filled.sum())
     if not used:
         return rows, gaps, 0
-    places = np.cumsum(filled[:-1]) + np.arange(count)  # where the rows go
-    take = np.full(count + used, count)  # the row that goes there, or `count` for filler
+    places = np.cumsum(filled[:-1]) + np.arange(count)  # positions of the rows
+    take = np.full(count + used, count)  # the row at each position, or `count` for filler
     take[places] = np.arange(count)
-    runs = filled + 1  # each hole with the row behind it, which the last one lacks
+    runs = filled + 1  # each hole with the row after it, which the last one lacks
     runs[-1] -= 1
     offsets = np.arange(count + used) + np.repeat(np.append(rows.offsets - places, until - count - used), runs)
     times = np.repeat(np.maximum.accumulate(np.append(time, rows.timestamps)), runs)
@@ -380,7 +380,7 @@ def _encode(rows: _Rows, gaps: Sequence[Gap], codec: int, max_batch_bytes: int) 
 
 
 def _cuts(rows: _Rows) -> Int64s:
-    """Where batches must end: at gaps, and where the times of a batch would be more than 63 bits apart."""
+    """Where batches must end: at gaps, and where the timestamps of a batch would span 2^63 ms or more."""
     count = len(rows.offsets)
     cuts = [0, *(np.flatnonzero(np.diff(rows.offsets) != 1) + 1).tolist(), count]
     if int(rows.timestamps.max()) - int(rows.timestamps.min()) >= 2**63:

@@ -1,6 +1,6 @@
-"""One partition as its copier, its reader and whoever wants it copied see it; each strategy has a class of it.
+"""One partition as the copier, the reader and its owner see it; each strategy has its own subclass.
 
-No I/O and no clock here: times are passed, and are those of the copier's clock.
+No I/O and no clock here: times are arguments, from the copier's clock.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from tolerant_client.mirror.engine.troubles import Troubles
 
 
 class CopiedPartition(ABC):
-    """What is wanted of a partition, how far it is, and where it is read."""
+    """What is wanted of a partition, how far it has been copied, and where it is read."""
 
     def __init__(self, partition: TopicPartition, now: float) -> None:
         self.partition = partition
         self.until: int | None = None  # the source offset to reach at least
-        self.hold_until = self.lease_until = now  # copied for its owner until then, and after it while nobody else asks
+        self.hold_until = self.lease_until = now  # copied for its owner until then; in its lease until another asks
         self.adopted_at = now
         self.acked = -1  # every committed record before it is on the target
         self.bytes = 0
         self.filled = 0  # offsets in gaps
         self.losses = 0  # ledger rows
         self.error: TolerantClientError | None = None
-        self.is_released = False  # given up: by its owner, or for another process of the run
+        self.is_released = False  # its owner gave it up, or another process of the run asked for it
         self.position = -1  # the next source offset to be fetched
         self.last_stable_offset = -1  # of the source
-        self.first_round = 0  # earlier rounds of the reader asked for another position
-        self.was_full = False  # the reader leaves it out until it has less
-        self.dry_since: float | None = None  # the source has something stable, and answers nothing
+        self.first_round = 0  # the reader drops responses of earlier rounds: they are for another position
+        self.was_full = False  # the reader does not fetch it until less of it waits
+        self.dry_since: float | None = None  # since when the source has stable records but returns none
         self._troubles = Troubles()
-        self._shown: frozenset[Claim] = frozenset()  # what the last response said and no checksum proves
+        self._shown: frozenset[Claim] = frozenset()  # claims of the last response that no checksum covers
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
 
     def want(self, until: int | None, hold_until: float, lease_until: float, now: float) -> None:
-        """Takes what its owner wants from now on."""
+        """Sets what its owner wants from now on."""
         self.until, self.hold_until, self.lease_until, self.adopted_at = until, hold_until, lease_until, now
 
     @property
@@ -50,17 +50,17 @@ class CopiedPartition(ABC):
         return self.until is None or self.acked >= self.until
 
     def is_held(self, now: float) -> bool:
-        """Whether it is copied on beyond its end."""
+        """Whether copying continues beyond `until`."""
         return now < max(self.hold_until, self.lease_until)
 
     @property
     @abstractmethod
     def records(self) -> int:
-        """What the target has gained."""
+        """What was added to the target."""
 
     @property
     def troubles(self) -> int:
-        """How often its place had to be read again."""
+        """How often the target's log had to be read again."""
         return self._troubles.count
 
     @property
@@ -71,63 +71,63 @@ class CopiedPartition(ABC):
     @property
     @abstractmethod
     def is_stopped(self) -> bool:
-        """Whether nothing more is copied."""
+        """Whether nothing more is copied: it stopped, or was given up."""
 
     @property
     @abstractmethod
     def paused_by(self) -> TolerantClientError | None:
-        """Why it is left alone for a time."""
+        """Why copying is paused."""
 
     @property
     @abstractmethod
     def is_settled(self) -> bool:
-        """Whether nobody has to wait for it now."""
+        """Whether no call has to wait for it now."""
 
     @abstractmethod
     def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
-        """Since when nothing moves though there is something to copy, if that is longer than `after_s`, and the last reason."""
+        """Since when nothing moves though there is something to copy, if that is more than `after_s` ago, and the last reason."""
 
     def without_progress(self, patience_s: float) -> RecoveryExhaustedError:
-        """What stops it when it had nothing but trouble for so long."""
+        """The error for a partition that had only trouble for `patience_s`."""
         text = f"{self}: no progress for {patience_s:.0f} s at offset {self.acked}; check the brokers that lead it"
         return RecoveryExhaustedError(text, self._troubles.reasons)
 
     def without_news(self, patience_s: float) -> RecoveryExhaustedError:
-        """What stops it when nothing came of it for so long."""
+        """The error for a partition of which the source sent nothing for `patience_s`."""
         return RecoveryExhaustedError(
             f"{self}: the source sent nothing for {patience_s:.0f} s at offset {self.acked}; check its brokers, and whether a"
             " transaction hangs there"
         )
 
-    # -- what the reader asks and tells (reader.py) ---------------------------
+    # -- for the reader (reader.py) -------------------------------------------
 
     @property
     def source_id(self) -> uuid.UUID | None:
-        """The id of the topic that its position was read in, where that is to be the one that is fetched."""
+        """The id of the source topic in which `position` was read; None if any topic of this name may be fetched."""
         return None
 
     @property
     def is_behind(self) -> bool:
-        """Whether the source has more than was taken."""
+        """Whether the source has stable offsets that were not taken yet."""
         return self.position < self.last_stable_offset
 
     @property
     @abstractmethod
     def is_read(self) -> bool:
-        """Whether what is fetched of it is taken."""
+        """Whether fetched batches are accepted."""
 
     @property
     @abstractmethod
     def is_full(self) -> bool:
-        """Whether so much waits that no more should be fetched."""
+        """Whether enough is waiting that no more should be fetched."""
 
     @property
     @abstractmethod
     def has_work(self) -> bool:
-        """Whether what was taken is not all appended yet."""
+        """Whether something taken is not appended yet."""
 
     def course(self, part: FetchedPartition, until: int | None, rules: AppendRules, now_ms: int) -> Course:
-        """What a response to a fetch at `position` means for the target; moves the position over it.
+        """What a response to a fetch at `position` means for the target; moves `position` past it.
 
         Raises RecordBatchError and OversizedRecordError.
         """
@@ -137,11 +137,11 @@ class CopiedPartition(ABC):
 
     @abstractmethod
     def leave_out(self, until_offset: int, now_ms: int) -> list[Appendable]:
-        """Goes over offsets from the position on of which nothing is copied; what is appended for them next."""
+        """Moves `position` to `until_offset` without copying; returns what to append for the offsets that it skips."""
 
     @abstractmethod
     def trouble(self, reason: str, now: float) -> None:
-        """Has its place read again."""
+        """Records trouble; the target's log is read again."""
 
     @abstractmethod
     def stop(self, error: TolerantClientError) -> None:

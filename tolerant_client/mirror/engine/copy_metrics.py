@@ -1,10 +1,10 @@
-"""What a mirror's process knows and the clusters do not: records, bytes and times of the copies, and what recovery did.
+"""What a mirror's process knows and the clusters do not: records, bytes and times of the copies, and recovery events.
 
 Laws:
-- Counted is what the target has acknowledged, at the one place where batches leave: Cluster.produce.
-- A batch's age and latency are those of its newest record, in ms of this machine's clock; records without a time
-  have none.  Records of translated offsets are visible a little later, when their transaction commits.
-- The mirror's own topics count for nothing, nor do transactions of a link that fills gaps with them.
+- Only what the target has acknowledged is counted, at the one place that all batches pass: Cluster.produce.
+- A batch's age and latency are those of its newest record, in ms of this machine's clock; records without a timestamp
+  have neither.  Records of translated offsets become visible a little later, when their transaction commits.
+- The mirror's own topics are not counted, nor are transactions with which a link fills gaps.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 from tolerant_client.records.record_batch import read_header
 from tolerant_client.tracker.events import RecoveryCounters
 
-# Upper bounds of the latency histogram in ms; what is above the last one counts behind it.
+# Upper bounds of the latency histogram in ms; a last bucket counts what is above them.
 LATENCY_BOUNDS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000)
 
 
 class Span(NamedTuple):
-    """Times in ms that were seen: how many, their sum, the least, the greatest and the last one."""
+    """Observed times in ms: how many, their sum, the least, the greatest and the last."""
 
     number: int = 0
     total: int = 0
@@ -42,11 +42,11 @@ class Span(NamedTuple):
         return self.total / self.number if self.number else 0.0
 
     def seen(self, ms: int) -> Span:
-        """This span and one time more."""
+        """This span with one more time."""
         return self.plus(Span(1, ms, ms, ms, ms))
 
     def plus(self, later: Span) -> Span:
-        """This span and a later one."""
+        """This span with a later one."""
         if not (self.number and later.number):
             return later if later.number else self
         return Span(
@@ -59,7 +59,7 @@ class Span(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """What one partition's target has acknowledged: records, bytes as they are stored, ages at the append, latencies."""
+    """What the target has acknowledged of one partition: records, stored bytes, ages at the append, latencies."""
 
     records: int = 0
     bytes: int = 0
@@ -67,7 +67,7 @@ class Copied(NamedTuple):
     latency: Span = Span()
 
     def plus(self, later: Copied) -> Copied:
-        """This and what was copied later."""
+        """The sum of this and what was copied later."""
         return Copied(
             self.records + later.records,
             self.bytes + later.bytes,
@@ -78,7 +78,7 @@ class Copied(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What happened since the last look: copies by partition, a histogram of latencies, recovery events by kind."""
+    """What happened since the last call of `take`: copies by partition, a histogram of latencies, recovery events by kind."""
 
     copied: Mapping[TopicPartition, Copied]
     latencies: tuple[int, ...]
@@ -86,7 +86,7 @@ class Measured:
 
 
 class MeasuredCluster(Cluster):
-    """A target that counts what it acknowledges; of what belongs to a transaction, only with `has_transactional_copies`.
+    """A target that counts what it acknowledges; transactional batches only with `has_transactional_copies`.
 
     `wall_clock` returns seconds since 1970.
     """
@@ -133,17 +133,17 @@ class MeasuredCluster(Cluster):
         self._copied, self._latencies, self._recovered = {}, [0] * (len(LATENCY_BOUNDS_MS) + 1), events
         return taken
 
-    def _acknowledged(self, sent: Mapping[TopicPartition, tuple[int, int, int]], sent_ms: int, answer: Any) -> None:
+    def _acknowledged(self, sent: Mapping[TopicPartition, tuple[int, int, int]], sent_ms: int, response: Any) -> None:
         now_ms = int(self._wall_clock() * 1000)
         part: ProducedPartition
-        for part in answer or ():
+        for part in response or ():
             facts = sent.get(part.partition)
             if facts is None or part.error_code:
                 continue
             records, size, time_ms = facts
             age = latency = Span()
             if time_ms >= 0:
-                # A producer's clock may be ahead of ours: no time is less than nothing.
+                # A producer's clock may be ahead of ours: a negative time counts as 0.
                 age, latency = age.seen(max(0, sent_ms - time_ms)), latency.seen(max(0, now_ms - time_ms))
                 self._latencies[bisect.bisect_left(LATENCY_BOUNDS_MS, latency.last)] += 1
             done = Copied(records, size, age, latency)

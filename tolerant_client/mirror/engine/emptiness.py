@@ -1,11 +1,12 @@
-"""Whether a source really has no records where its responses show none.
+"""Checks whether the source really has no records where its responses show none.
 
 Laws:
 A. An empty response proves nothing.  A broker leaves a partition empty when others have filled the response (KIP-74),
-   when it throttles, and while remote storage is slow (KIP-405).  Only a fetch of this partition alone would bring a record.
-B. These fetches keep to the link's rate as all others do: they wait until nothing is owed, and what they bring is owed.
-   While there is a rate they go out one by one, since what a response brings is known only when it is there (throttle.py).
-C. Who waits for its turn is asked whether it still wants to know: meanwhile an ordinary fetch may have brought the records.
+   when it throttles, and while remote storage is slow (KIP-405).  Only a fetch of this partition alone shows the truth.
+B. These fetches keep to the link's rate like all others: they wait until nothing is owed, and their size is then owed.
+   With a rate they go out one at a time, since the size of a response is known only once it has arrived (throttle.py).
+C. A waiting check asks its caller again whether the result is still wanted: an ordinary fetch may have brought the
+   records meanwhile.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from tolerant_client.cluster.cluster import READ_COMMITTED, Cluster
 from tolerant_client.cluster.partition_fetch import is_local
 from tolerant_client.mirror.engine.throttle import TokenBucket
 
-_ANSWERS = 2
-_BYTES = 1  # a broker gives the first batch whole, whatever is asked for (KIP-74): what it brings is dropped
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25  # records that came meanwhile wait no longer for what waits here
+_RESPONSES = 2  # empty ones that prove it
+_BYTES = 1  # a broker sends the first batch whole, whatever the limit (KIP-74); the batch is dropped
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25  # so an ordinary fetch that has records soon ends the wait
 
 
 class EmptinessChecks:
@@ -37,15 +38,15 @@ class EmptinessChecks:
     async def has_no_records(
         self, partition: TopicPartition, position: int, stable: int, is_wanted: Callable[[], bool]
     ) -> bool:
-        """Whether the log of the source has none in [position, stable); False where that could not be told this time.
+        """Whether the source's log has no records in [position, stable); False where this could not be determined.
 
-        False, too, while the partition is being checked, and once `is_wanted` says that nobody wants to know any more.
+        Also False while another check of the partition runs, and once `is_wanted` returns False.
         """
         if partition in self._checked:
             return False
         self._checked.add(partition)
         try:
-            for _ in range(_ANSWERS):
+            for _ in range(_RESPONSES):
                 if not await self._may_fetch(is_wanted):
                     return False
                 self._in_flight += 1
@@ -62,7 +63,7 @@ class EmptinessChecks:
         return is_wanted()
 
     async def _may_fetch(self, is_wanted: Callable[[], bool]) -> bool:
-        """Waits until the rate allows a fetch; False where it is not wanted any more."""
+        """Waits until the rate allows a fetch; False once the result is no longer wanted."""
         while is_wanted():
             wait_s = self._bucket.wait_s(self._clock())
             if wait_s <= 0 and not (self._bucket.has_rate and self._in_flight):
@@ -71,7 +72,7 @@ class EmptinessChecks:
         return False
 
     async def _is_empty(self, partition: TopicPartition, position: int, stable: int) -> bool:
-        """What one fetch of the partition alone shows.  Raises KafkaError."""
+        """Whether one fetch of the partition alone returns nothing, though its log reaches `stable`.  Raises KafkaError."""
         source = self._source
         leader = await source.leader(partition)
         session = await source.session(leader, isolation_level=READ_COMMITTED)
@@ -79,11 +80,11 @@ class EmptinessChecks:
             return False
         session.seek(partition, position)
         request = session.request(max_wait_ms=100, max_bytes=_BYTES, partition_max_bytes=_BYTES)
-        answer = await source.send_fetch(leader, request)
-        self._bucket.take(sum(len(part.records) for part in answer.partitions), self._clock())
-        if answer.error_code or answer.throttle_time_ms or len(answer.partitions) != 1:
+        response = await source.send_fetch(leader, request)
+        self._bucket.take(sum(len(part.records) for part in response.partitions), self._clock())
+        if response.error_code or response.throttle_time_ms or len(response.partitions) != 1:
             return False
-        (part,) = answer.partitions
+        (part,) = response.partitions
         if part.error_code or len(part.records) or part.last_stable_offset < stable:
             return False
         return 0 <= part.log_start_offset <= position

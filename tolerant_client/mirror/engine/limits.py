@@ -1,4 +1,4 @@
-"""The bounds of a copier, and what it says of a partition; the same for identical and translated offsets."""
+"""The limits of a copier, and what it reports of a partition; the same for identical and translated offsets."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 from tolerant_client.errors import LinkPausedError, TolerantClientError
 from tolerant_client.mirror.state.claims import Waiting
 
-PAUSE_S = 30.0  # between two reads of a partition that policy has paused
+PAUSE_S = 30.0  # between two reads of a partition that the policy has paused
 _MANY = 1_000  # partitions
 
 
 @dataclass(frozen=True)
 class CopyLimits:
-    """Bounds of a copier; bytes, ms and requests."""
+    """Limits of a copier, in bytes, ms and requests."""
 
     max_bytes_in_flight: int = 96 << 20
     fetch_max_bytes: int = 24 << 20
@@ -26,18 +26,18 @@ class CopyLimits:
     patience_ms: int = 120_000
 
     def fetch_wait_ms(self, partitions: int) -> int:
-        """How long a fetch may wait for records: a broker looks at every partition of it each time, so longer with many."""
+        """How long a fetch may wait for records: longer with many partitions, since a broker checks each of them every time."""
         return self.fetch_max_wait_ms * (2 if partitions > _MANY else 1)
 
 
 @dataclass(frozen=True)
 class TransactionLimits:
-    """How long a transaction may be; ms, bytes and requests.
+    """Limits of a transaction, in ms, bytes and requests.
 
-    One is committed `linger_ms` after it began when all is copied, and in any
-    case after `commit_ms` or `commit_bytes`.  Brokers abort it after
-    `timeout_ms`.  A fenced copier takes over again after `takeover_ms` without
-    progress of the other one.
+    A transaction is committed `linger_ms` after it began if everything is
+    copied, and otherwise after `commit_ms` or `commit_bytes`.  Brokers abort it
+    after `timeout_ms`.  A fenced copier takes over again once the other one has
+    made no progress for `takeover_ms`.
     """
 
     linger_ms: int = 50
@@ -49,12 +49,11 @@ class TransactionLimits:
 
 
 class Progress(NamedTuple):
-    """What a copier has done for a partition; offsets before `acked` are on the target.
+    """What a copier has done for a partition; all offsets before `acked` are on the target.
 
-    `filled` are offsets in gaps, `losses` ledger rows.  With `is_paused` the
-    partition is left alone, by its operator or by policy, and `error` says what for; without it `error` is what stopped it.
-    Until `is_placed` the target's log was not read, and may be no copy.  `wait` is why it does not move, though it goes on
-    trying.
+    `filled` counts offsets in gaps, `losses` ledger rows.  With `is_paused` the operator or the policy has paused the
+    partition, and `error` says why; without it `error` is what stopped the partition.  Until `is_placed` the target's log was
+    not read, and may not be a copy.  `wait` is why the partition does not move although the copier keeps trying.
     """
 
     acked: int
@@ -70,19 +69,19 @@ class Progress(NamedTuple):
 
     @property
     def paused_by(self) -> TolerantClientError | None:
-        """Says that an operator has paused the partition."""
+        """The error that says that an operator has paused the partition."""
         return self.error if isinstance(self.error, LinkPausedError) else None
 
     @property
     def blocked_by(self) -> TolerantClientError | None:
-        """What a person has to see to before the partition goes on."""
+        """What a person has to resolve before the partition resumes."""
         return None if self.paused_by is not None else self.error
 
     @property
     def stopped_by(self) -> TolerantClientError | None:
-        """What ended the copying of the partition; None while it goes on, or waits."""
+        """What stopped the partition for good; None while it is copied, waits or is paused."""
         return None if self.is_paused else self.error
 
     def done_only(self) -> Progress:
-        """What was done, and nothing of how the partition stands."""
+        """What was done, without the partition's present state."""
         return self._replace(is_paused=False, error=None, is_placed=False, wait=None)

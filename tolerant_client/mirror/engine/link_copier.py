@@ -1,13 +1,15 @@
-"""Copies partitions of a link from source to target, many at once, on one event loop.
+"""Copies many partitions of a link from source to target at once, on one event loop.
 
-Identical and translated offsets are two strategies (strategy.py); here is what does not depend on them: calls that hold
-partitions and leases that outlast a call, claims, what the operator says, the rate, and what is told of it all.
+Identical and translated offsets are two strategies (strategy.py).  This module has what does not depend on them: calls that
+hold partitions, leases that outlast a call, claims, the operator's orders, the rate, and progress.
 
 Laws:
 - Calls for the same partition wait for each other.
-- What another process of the run asks for is handed over, also in the middle of a call; what another run has stops.
-- A run that is over gives all back, as a call without a lease does: how far was copied is remembered before a claim is released.
-- Leases end and partitions are handed over in time though the control cannot be read.
+- A partition that another process of the run asks for is handed over, even in the middle of a call.  One that another run
+  has claimed stops.
+- When its run is over a copier gives everything back, as at the end of a call without a lease: the position is stored
+  before the claim is released.
+- Leases end and partitions are handed over in time even while the control cannot be read.
 """
 
 from __future__ import annotations
@@ -35,16 +37,16 @@ from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.health import WAITS_AFTER_S
 from tolerant_client.mirror.state.ledger import Ledger
 
-_EVERY_S = 1.0  # between two reads of what the operator says, and two looks at what is over
-_HELD_S = 0.5  # a partition is not handed over before that: of many that ask each gets something done
+_EVERY_S = 1.0  # between two reads of the control, and two checks for what is due
+_HELD_S = 0.5  # the least time before a partition is handed over: when many processes ask, each gets something done
 
 
 class LinkCopier:
     """Copies partitions of one link; both clusters must share one event loop.
 
-    All methods run on that loop.  `offsets` makes the strategy (identical_offsets, translated_offsets); the link must have been
-    prepared for it.  `clock` returns monotonic seconds.  `bytes_per_s` is the link's rate unless the operator gives it another;
-    either is divided by `shares`, the number of its copiers.
+    All methods run on that loop.  `offsets` makes the strategy (identical_offsets, translated_offsets); prepare_link must have
+    prepared the link for it.  `clock` returns monotonic seconds.  `bytes_per_s` is the link's rate unless the operator sets
+    another; either is divided by `shares`, the number of the link's copiers.
     """
 
     def __init__(
@@ -88,12 +90,12 @@ class LinkCopier:
 
     @property
     def failure(self) -> Exception | None:
-        """What ended a loop; the copier is of no more use then."""
+        """The error that ended a background loop; the copier is then unusable."""
         return self.link.tasks.failure
 
     @property
     def held(self) -> set[TopicPartition]:
-        """What it has, also between two calls, and has not given up."""
+        """Partitions that it has, also between two calls, and has not given up."""
         return {p for p, copy in self.strategy.partitions.items() if not copy.is_released}
 
     # -- calls ----------------------------------------------------------------
@@ -101,11 +103,11 @@ class LinkCopier:
     async def copy_each(
         self, until: Mapping[TopicPartition, int | None], *, hold_ms: int = 0, lease_ms: int = 0
     ) -> dict[TopicPartition, Progress]:
-        """Copies each partition at least up to its source offset, and what arrives for `hold_ms` more.
+        """Copies each partition at least up to its source offset, and what arrives for `hold_ms` after that.
 
-        For `lease_ms` after that the copying goes on in the background, unless
-        another process of the run asks for the partition.  A partition that stopped has its error in its progress;
-        the other partitions are brought to their end.  Calls for the same partition wait for each other.
+        Then copying continues in the background for `lease_ms`, unless another process of the run asks for the partition.
+        A partition that stopped has its error in its progress; the others are copied to their end.  Calls for the same
+        partition wait for each other.
         """
         async with self._locks.held(until):
             return await self._copy(until, hold_ms, lease_ms)
@@ -132,19 +134,19 @@ class LinkCopier:
             await strategy.give_back(own)
         else:
             for partition in [p for p in own if copies[p].is_stopped]:
-                strategy.release(partition)  # its error is told at once: what its course waits for may last
+                strategy.release(partition)  # report its error at once: what its copying task waits for may take long
         await self.claims.released()
         progress = {p: _progress(copy, *before[p], waits.get(p)) for p, copy in copies.items()}
-        # Of what was handed over its next owner tells how it stands; what was done for it here is told here.
+        # The next owner reports the state of what was handed over; only the work done here is reported here.
         return {p: done if p in own else done.done_only() for p, done in progress.items()}
 
     async def give_back(self) -> None:
-        """Gives back what it has between two calls, as a call without a lease does at its end."""
+        """Gives back every partition that it has between two calls, as a call without a lease does at its end."""
         await self.strategy.give_back(list(self.strategy.partitions))
         await self.claims.released()
 
     async def _settled(self, copies: Collection[CopiedPartition], hold_until: float) -> None:
-        """Waits until all have reached their offset, stopped or are paused, and the hold is over."""
+        """Waits until every partition has reached its offset, stopped or is paused, and the hold is over."""
         tasks, clock = self.link.tasks, self.link.clock
         while tasks.failure is None:
             now = clock()
@@ -163,10 +165,10 @@ class LinkCopier:
         found = {p: copy.waits(WAITS_AFTER_S, now) for p, copy in self.strategy.partitions.items()}
         return {p: Waiting(w[1], now_ms - int(1000 * (now - w[0]))) for p, w in found.items() if w is not None}
 
-    # -- beside the calls -----------------------------------------------------
+    # -- in the background ----------------------------------------------------
 
     def _every_second(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Repeats a step for as long as there is anything to copy."""
+        """Repeats a step for as long as the strategy has partitions."""
 
         async def repeat() -> None:
             try:
@@ -189,11 +191,11 @@ class LinkCopier:
         try:
             await self.control.refresh()
         except KafkaError:
-            return  # what was said before holds
+            return  # the last orders hold
         self.obey()
 
     def obey(self) -> None:
-        """Makes what the operator said last take effect."""
+        """Applies the operator's last orders."""
         link, strategy, control = self.link, self.strategy, self.control.value
         rate = control.rate(self._bytes_per_s)
         link.bucket.set_rate(None if rate is None else rate / self._shares, link.clock())
@@ -208,7 +210,7 @@ class LinkCopier:
         link.tasks.notify()
 
     def _claims_changed(self) -> None:
-        """Hands over what another process of the run asks for, gives all back once that is over, and stops what another run has."""
+        """Hands over what another process of the run asks for, gives all back after the run, stops what another run has."""
         strategy, claimant = self.strategy, self.claims.claimant
         copies = {strategy.claim_of(p): copy for p, copy in strategy.partitions.items()}
         for claim in claimant.asked:

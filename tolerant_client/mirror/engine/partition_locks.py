@@ -1,4 +1,4 @@
-"""Whoever works on a partition waits for who works on it already, in the same process and on the same event loop."""
+"""Locks on partitions within one process and event loop: a task waits for the one that holds the partition."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tolerant_client.cluster.event_loop import Future
 
 
 class PartitionLocks:
-    """Partitions that are being worked on."""
+    """The partitions that tasks hold."""
 
     def __init__(self) -> None:
         self._taken: dict[TopicPartition, Future] = {}
 
     @asynccontextmanager
     async def held(self, partitions: Collection[TopicPartition]) -> AsyncIterator[bool]:
-        """Has partitions for itself, once all of them are free; True if it had to wait."""
+        """Holds partitions exclusively, once all of them are free; True if it had to wait."""
         has_waited = False
         while (busy := next((self._taken[p] for p in partitions if p in self._taken), None)) is not None:
             has_waited = True

@@ -1,11 +1,12 @@
-"""What a link looks at, and writes down, before it copies anything: may it, does it run in a circle, where does it begin.
+"""What a link checks and records before it copies anything: whether it may copy, whether it closes a circle, where it begins.
 
 Two links that copy the same topics in opposite directions between two clusters would each take the other's copies for
-foreign writes, or copy them round and round.  Each link writes down in the control topic of its target which cluster it
-copies from and what it takes; so a link finds in the control topic of its *source* those that write there.
+foreign writes, or copy them round and round.  Each link records in the control topic of its target which cluster it copies
+from and which topics it takes.  So a link finds the links that write to its *source* in the control topic there.
 
-A record there that cannot be read, and says that a link copies, may be of a mirror that writes the same topics: nothing
-starts beside it, and the error says how it is cleared (repair.py).  One that does not say so is of no mirror, and stops nobody.
+An unreadable record that says that a link copies may belong to a mirror that writes the same topics: nothing starts beside
+it, and the error says how to clear it (repair.py).  An unreadable record that does not say so belongs to no mirror, and
+stops nobody.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import hindrance, require_no_unreadable
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
-_OTHER_KIND = ", with {} offsets, and what is written with identical ones is written by nobody else"
+_OTHER_KIND = ", with {} offsets, and only one link may write a topic that has identical offsets"
 _MAY_NOT = (
     Errors.TopicAuthorizationFailedError,
     Errors.ClusterAuthorizationFailedError,
@@ -48,7 +49,7 @@ async def refuse_one_cluster(source: Cluster, target: Cluster) -> None:
 async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str], link: str) -> tuple[str, ...]:
     """Raises OptionError where a live link copies some of these topics (the source's names) from our target to our source.
 
-    A link lives until it is promoted.  Returns a warning where that cannot be seen.
+    A link lives until it is promoted.  Returns a warning if we may not read the source's control topic.
     """
     there = await target.cluster_id()
     if there is None:
@@ -58,12 +59,12 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
     except _MAY_NOT:
         return (
             f"whether link {link} runs in a circle cannot be seen: we may not read {CONTROL_TOPIC} of the source; grant the"
-            " mirror Read and Describe on it, also where it does not exist yet",
+            " mirror Read and Describe on it, even if it does not exist yet",
         )
     may_copy = [record for record in controls.unreadable if record.copies_from == there]
     if may_copy and topics:
         why = hindrance(may_copy[0], min(topics), source)
-        raise OptionError(f"Whether link {link} runs in a circle cannot be told: {why}")
+        raise OptionError(f"Nothing tells whether link {link} runs in a circle: {why}")
     for other, control in controls.links.items():
         if control.is_promoted or control.source_cluster_id != there or not control.topics:
             continue
@@ -76,19 +77,19 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
 
 
 def _in_both(taken: str, names: Collection[str]) -> str:
-    """Which of `names` a link has on its target that takes `taken`, in words; empty where it has none."""
+    """The topics among `names` that a link which takes `taken` writes on its target, in words; empty if none."""
     topics = LinkTopics.from_json(taken)
     both = sorted(name for name in names if topics.writes(name))
     return f"{both[0]} and {len(both) - 1} more" if len(both) > 1 else "".join(both)
 
 
 def grown(control: LinkControl, topics: LinkTopics) -> LinkTopics:
-    """All that a link takes from now on: what it took before, and these.  Raises OptionError."""
+    """All topics that a link takes from now on: those it took before, and these.  Raises OptionError."""
     return topics if control.topics is None else topics.joined(LinkTopics.from_json(control.topics))
 
 
 def require_same_source(control: LinkControl, link: str, cluster_id: str | None) -> None:
-    """Raises OptionError where the link has copied from another cluster: its target's logs are no copies of this one."""
+    """Raises OptionError if the link has copied from another cluster: its target's logs are not copies of this one."""
     known = control.source_cluster_id
     if control.topics is not None and None not in (known, cluster_id) and known != cluster_id:
         raise OptionError(
@@ -98,9 +99,9 @@ def require_same_source(control: LinkControl, link: str, cluster_id: str | None)
 
 
 class Others(NamedTuple):
-    """By topic why a link may not copy into it beside other links, and warnings of records that were left out.
+    """Why a link may not copy into topics beside other links, by topic, and warnings of records that were ignored.
 
-    Of those that are refused the `taken` are theirs already: begun, promoted, or under the transactional ids that they use.
+    `taken` are the refused topics that another link has already: begun, promoted, or with transactional ids that it uses.
     """
 
     refused: Mapping[str, str] = {}
@@ -116,9 +117,9 @@ class Others(NamedTuple):
 def of_the_same_id(
     link: str, names: Iterable[str], other: str, *, is_identical: bool, other_is: bool
 ) -> dict[str, str]:
-    """Topics of a link whose transactional ids are those of a topic of another link: {ours: the other's}.  Pure.
+    """Topics of a link that share transactional ids with a topic of another link: {ours: the other's}.  Pure.
 
-    A gap of topic x-gap-y of link a has the id of one of topic y of link a-gap-x.  Both may be identical or translated.
+    Gaps of topic x-gap-y of link a have the id of those of topic y of link a-gap-x.  Either may be identical or translated.
     """
     ours, theirs = (
         f"{name}-{'gap' if identical else 'copy'}-" for name, identical in ((link, is_identical), (other, other_is))
@@ -127,9 +128,9 @@ def of_the_same_id(
 
 
 def topic_of_id(name: str, link: str, *, is_identical: bool) -> str | None:
-    """The topic of a link a partition of which has the transactional id that another link has itself.  Pure.
+    """The topic of a link with a partition whose transactional id is another link's own.  Pure.
 
-    `name` is that of the other link's producer: what fills gaps of topic t of link a, in partition 0, is called as a link a-gap-t-0.
+    `name` is that of the other link's producer.  What fills gaps of partition t-0 of link a has the name of a link a-gap-t-0.
     """
     prefix = f"{link}-{'gap' if is_identical else 'copy'}-"
     topic, _, number = name.removeprefix(prefix).rpartition("-")
@@ -139,9 +140,9 @@ def topic_of_id(name: str, link: str, *, is_identical: bool) -> str | None:
 def _of_shared_ids(
     link: str, names: Collection[str], own: LinkControl, other: str, control: LinkControl, *, is_identical: bool
 ) -> dict[str, str]:
-    """Of these topics of a link those that may not be copied, since another link has one of its transactional ids.
+    """Those of a link's topics that may not be copied, since another link has one of its transactional ids.
 
-    `own` and `control` are those of the two.  Pure.
+    `own` is the link's control, `control` the other's.  Pure.
     """
     assert control.topics
     taken, other_is = LinkTopics.from_json(control.topics), bool(control.producer_ids)
@@ -165,11 +166,12 @@ def _of_shared_ids(
 async def look_for_others(
     target: Cluster, link: str, names: Collection[str], *, is_identical: bool, is_new: bool = False
 ) -> Others:
-    """Which of these topics of the target another link writes, or may, or has made what was promoted since.
+    """Which of these target topics another link writes, may write, or copied before it was promoted.
 
-    Links with translated offsets may share a topic; one with identical offsets, which has a producer id, has it alone.  Who
-    has begun to copy a topic has it; before that any link whose topics it is among may, and one with translated offsets
-    goes first.  `is_new`: the topics were found while the link runs; of two links that find one the first by name copies it.
+    Links with translated offsets may share a topic; a link with identical offsets, which has a producer id, must be alone in
+    it.  A link that has begun to copy a topic has it.  A topic that nobody has begun belongs to every link that names it, but
+    a link with translated offsets goes first.  `is_new`: the topics were found while the link runs; of two links that find
+    the same topic, the one whose name sorts first copies it.
     """
     try:
         controls = await read_controls(target, frozenset(names))
@@ -211,7 +213,7 @@ async def look_for_others(
     return Others(
         refused,
         tuple(
-            f"{record}, and says of no link that it copies: left out; take away the right to write there from whoever wrote"
+            f"{record}, and does not say that a link copies: ignored; revoke the right to write there from whoever wrote"
             " it"
             for record in controls.unreadable
         ),
@@ -220,14 +222,14 @@ async def look_for_others(
 
 
 class RefusalFacts(NamedTuple):
-    """What `look_for_others` goes by, as far as it is cheap to ask for: where the control topic ends, and which topics are there."""
+    """What decides `look_for_others`, as far as it is cheap to request: the control topic's end, and which topics exist."""
 
     control_end: int | None
-    topics: Mapping[str, uuid.UUID | None]  # their ids; without those that there are not
+    topics: Mapping[str, uuid.UUID | None]  # ids of those that exist
 
 
 async def refusal_facts(target: Cluster, refused: Collection[str]) -> RefusalFacts:
-    """What may be another one once topics that are refused to a link are free; two requests."""
+    """The facts that may change once refused topics become free; two requests."""
     absent = await lacking(target, {*refused, CONTROL_TOPIC})
     ends = await stable_ends(target, () if CONTROL_TOPIC in absent else [TopicPartition(CONTROL_TOPIC, 0)])
     there = {name: target.topic_id(name) for name in refused if name not in absent}
@@ -235,8 +237,8 @@ async def refusal_facts(target: Cluster, refused: Collection[str]) -> RefusalFac
 
 
 async def _promoted_copies(target: Cluster, other: str, promoted: LinkControl, own: LinkControl) -> dict[str, str]:
-    """The topics that are still the promoted copy of another link, as their ids tell, and that our own neither began nor
-    adopted (failback): what their producers have written since is nowhere else.
+    """Topics that are still the promoted copy of another link, as their ids show, and that our own link neither began nor
+    adopted (failback): what their producers have written since exists nowhere else.
     """
     if not promoted.begun:
         return {}
@@ -245,10 +247,10 @@ async def _promoted_copies(target: Cluster, other: str, promoted: LinkControl, o
     ours = {p.topic for p in (*own.begun, *own.adopted)}
     copies = {p.topic for p, of in begun.items() if of.target and of.target == str(ids.get(p.topic))} - ours
     return {
-        name: f"Topic {name} of this target is the copy of link {other}, which was promoted: it belongs to its own"
-        " producers, and what they have written there is nowhere else. To copy it back, run tolerant-kafka failback with"
-        " source and target exchanged; or leave the topic out. Where nothing of it is needed any more, delete it on the"
-        " target: it is copied anew"
+        name: f"Topic {name} of this target is the copy of link {other}, which was promoted: it belongs to its"
+        " producers, and what they have written there exists nowhere else. To copy it back, run tolerant-kafka failback with"
+        " source and target exchanged; or leave the topic out. If none of it is needed any more, delete it on the"
+        " target: it is then copied again"
         for name in sorted(copies)
     }
 
@@ -256,17 +258,17 @@ async def _promoted_copies(target: Cluster, other: str, promoted: LinkControl, o
 async def copied_identically(
     target: Cluster, link: str, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, str]:
-    """Which of these logs of the target another link has begun with identical offsets, and why nobody else may write there.
+    """Which of these target logs another link has begun with identical offsets, and why nobody else may write there.
 
-    To be asked once they are claimed: such a link says so before it appends, under a claim of its own.
+    Call it once the logs are claimed: such a link records it before it appends, under its own claim.
     """
     try:
         controls = await read_controls(target, {p.topic for p in partitions})
     except _MAY_NOT:
         return {}
     return {
-        p: f"{p.topic}-{p.partition} of the target was copied by link {other} with identical offsets, and what is written with"
-        " identical offsets is written by nobody else: leave the topic out of one of the two"
+        p: f"{p.topic}-{p.partition} of the target was copied by link {other} with identical offsets, and only that link may"
+        " write it: leave the topic out of one of the two links"
         for other, control in _others_that_live(controls, link)
         for p in control.begun.keys() & set(partitions)
     }
@@ -287,9 +289,9 @@ async def write_down(
     map_id: str | None = None,
     forget: Callable[[LinkControl], LinkControl] = lambda now: now,
 ) -> str | None:
-    """Has the control topic know the link, and which logs begin where; a warning where the mirror may not write there.
+    """Records the link, and where its logs begin, in the control topic; returns a warning if the mirror may not write there.
 
-    Nothing is written twice; `forget` takes away what is of no use any more.
+    An unchanged record is not written again; `forget` removes what is no longer needed.
     """
     cluster_id = await source.cluster_id()
 
@@ -312,8 +314,8 @@ async def write_down(
             raise
         text = text_of(error)
         return (
-            f"link {link} cannot be written down in {CONTROL_TOPIC} of the target ({text}): pausing, throttling and promotion do"
-            " not reach it, and circles are not found; grant the mirror Create, Read and Write on that topic"
+            f"link {link} cannot be recorded in {CONTROL_TOPIC} of the target ({text}): pausing, throttling and promotion do"
+            " not reach it, and circles are not detected; grant the mirror Create, Read and Write on that topic"
         )
     return None
 
@@ -329,10 +331,10 @@ async def starts_at(
     control: LinkControl,
     source_ids: Mapping[str, str],
 ) -> dict[TopicPartition, int]:
-    """Where the target's empty logs are to begin, so that no record is copied that is older than `time_ms`.
+    """Where the target's empty logs should begin, so that no record older than `time_ms` is copied.
 
-    With identical offsets only an empty log can begin at an offset.  Those that were begun so before stay as they are, unless
-    the source's topics, with `source_ids`, were made anew since.
+    With identical offsets only an empty log can begin at an offset.  Logs that were begun at an offset before keep it, unless
+    the source's topics, whose ids are `source_ids`, were created again since.
     Raises OptionError for a log that is not empty.
     """
     wanted = list(partitions)
@@ -349,13 +351,13 @@ async def starts_at(
 
 
 async def ends_at(source: Cluster, ends: Mapping[TopicPartition, int], time_ms: int) -> dict[TopicPartition, int]:
-    """The ends of what is older than `time_ms`: no offset from the first record of that time on."""
+    """The ends of what is older than `time_ms`: each is at most the offset of the first record of that time or later."""
     found = await offsets_at(source, ends, time_ms)
     return {p: min(end, found[p]) for p, end in ends.items()}
 
 
 async def offsets_at(source: Cluster, partitions: Iterable[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
-    """The first offset at or after a time; the end of what is stable where there is none."""
+    """The first offset at or after a time, or the last stable offset if there is none."""
     wanted = list(partitions)
     found = await source.list_offsets(dict.fromkeys(wanted, time_ms))
     ends = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)

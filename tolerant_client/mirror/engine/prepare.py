@@ -1,6 +1,6 @@
-"""Says what a link would do and makes it ready to start.
+"""Plans what a link would do, and makes it ready to start.
 
-Everything that can be wrong is found here, before the first write.
+The checks come before the first write.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tolerant_client.mirror.state.topics import (
     require_names,
 )
 
-ELECTION_MS = 10_000  # how long a start waits for leaders: an election takes less, a dead broker any time
+ELECTION_MS = 10_000  # how long a start waits for leaders: longer than an election takes, but not for a dead broker
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class PlannedLink:
     """Topics of a link, and where the committed part of the source's logs ends (last stable offsets).
 
     `waiting` says why partitions have no end: they have no leader, or their topic is refused.  `described` are the chosen
-    topics as the source and the target have them now.  `gone` are topics that the link knows and the target has, and the source
-    does not (any more), with their partitions there; `deleted` are those that it began, and neither has.
+    topics as the source and the target have them now.  `gone` are topics that the link knows and the target has, but the
+    source lacks, with their partitions on the target; `deleted` are topics that the link began, and both clusters lack.
     """
 
     topics: TopicsPlan
@@ -65,20 +65,20 @@ class PlannedLink:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What may hurt, one sentence each."""
+        """What may cause harm, one sentence each."""
         return self.topics.warnings
 
     def require_all(self) -> None:
-        """Raises OptionError where a topic is refused."""
+        """Raises OptionError if a topic is refused."""
         for why in self.topics.refused.values():
             raise OptionError(why)
 
 
 @dataclass(frozen=True)
 class PreparedLink:
-    """A link that can start: its producer id and the partitions with their source's last stable offsets.
+    """A link that can start: its producer id, and its partitions with the source's last stable offsets.
 
-    `producer_id` is NO_PRODUCER where offsets are translated.  `waiting` says of others why they cannot be copied now.
+    `producer_id` is NO_PRODUCER with translated offsets.  `waiting` says why other partitions cannot be copied now.
     """
 
     producer_id: int
@@ -99,10 +99,10 @@ async def plan_link(
 ) -> PlannedLink:
     """What a link over these topics (or those that match a regular expression) would do; writes nothing.
 
-    Of what the `control` remembers, is `mapped`, or the topics name, and the source hides from us, is told that it is refused.
+    Topics that the `control` or `mapped` remembers, or that `topics` names, and that the source hides from us, are refused.
     Names are the target's; the source must be a Cluster with the names of `topics`.
-    It may be any Kafka from 0.8.2 on, the target must know record batches.  What is wrong with one topic or partition is
-    told of it alone; partitions without a leader are waited for `patience_ms` at most.
+    The source may be any Kafka from 0.8.2 on, the target must know record batches.  A problem with one topic or partition is
+    reported for it alone; leaders are awaited for at most `patience_ms`.
     Raises OptionError, UnsupportedSourceError or ClusterUnreachableError.
     """
     topics = LinkTopics.of(topics)
@@ -114,7 +114,7 @@ async def plan_link(
     hidden = {p.topic: why for p, why in view.hidden.items()}
     chosen = sorted(view.on_source)
     if not (chosen or hidden):
-        chosen = select_topics(topics, await source.partitions())  # says what is wrong with them
+        chosen = select_topics(topics, await source.partitions())  # raises an error that says what is wrong with them
     wanted = await describe_each_topic(source, chosen)
     present = await describe_each_topic(target, wanted.topics)
     visible = {name: topic for name, topic in wanted.topics.items() if name not in present.refused}
@@ -130,7 +130,7 @@ async def plan_link(
     known = known_topics(topics, control, view.on_source)
     gone = {name: numbers for name, numbers in view.gone.items() if name in known}
     waiting = {**leaderless, **refused, **view.hidden}
-    begun = {p.topic for p in control.begun if topics.writes(p.topic)}  # each was asked for by its name
+    begun = {p.topic for p in control.begun if topics.writes(p.topic)}  # each was requested by its name
     deleted = frozenset(begun - view.on_source.keys() - view.on_target.keys() - hidden.keys())
     return PlannedLink(plan, ends, waiting, (wanted.topics, present.topics), gone, deleted)
 
@@ -138,7 +138,7 @@ async def plan_link(
 async def make_topics(target: Cluster, planned: PlannedLink) -> PlannedLink:
     """Creates the topics and partitions that the target lacks; repeatable.
 
-    Returns what can be copied then: what the brokers refuse to make is waiting, too.
+    Returns what can then be copied; what the brokers refuse to create is added to `waiting`.
     """
     plan = planned.topics
     errors = {**await create_each_topic(target, plan.create), **await add_partitions(target, plan.grow)}
@@ -170,9 +170,9 @@ async def grow_link(
     *,
     is_identical: bool,
 ) -> PlannedLink:
-    """What a link that runs copies from now on; makes what the target lacks of it.  `control` is that of its start.
+    """What a running link copies from now on; creates what the target lacks of it.  `control` is the one read at its start.
 
-    Of topics that are not `known` those are refused that other links write (look_for_others), as at a start.
+    Of the topics that are not `known`, those that other links write are refused (look_for_others), as at a start.
     Raises what plan_link does, and KafkaError.
     """
     planned = await plan_link(source, target, topics, control)
@@ -209,14 +209,15 @@ async def prepare_link(
     goes_on: bool = False,
     claim: Callable[[Collection[str]], None] = lambda topics: None,
 ) -> PreparedLink:
-    """Checks both clusters and every topic, then creates the missing topics, and where offsets are translated the link's map.
+    """Checks both clusters and every topic, then creates the missing topics and, for translated offsets, the link's map.
 
-    A link that `goes_on` leaves topics out that are refused, and target logs that differ to the engine, which stops
-    those partitions alone.  `from_ms` and `until_ms` bound what is copied by time: what nothing was copied of begins at
-    the first record of that time, and `ends` are where the second one begins.  `claim` gets the topics before anything is
-    written.
-    Raises what plan_link does, OptionError for a topic that is refused, LinkPromotedError, TargetDivergedError, and
-    DataLossError where the policy is to fail; unless a cluster went away on the way, nothing was written then.
+    A link that `goes_on` leaves refused topics out, and leaves target logs that differ to the engine, which stops only those
+    partitions.  `from_ms` and `until_ms` bound by time what is copied: partitions of which nothing was copied yet begin at the
+    first record at or after `from_ms`, and `ends` are at most the first record at or after `until_ms`.  `claim` gets the topics
+    before anything is written.
+    Raises what plan_link does, OptionError for a refused topic, LinkPromotedError, TargetDivergedError, and DataLossError if
+    the policy is to fail.  Nothing was written then, unless a cluster became unreachable, or the target refused to create a
+    topic.
     """
     planned, control = await _check_link(
         source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None, is_identical=not is_translated
@@ -227,7 +228,7 @@ async def prepare_link(
     starts: dict[TopicPartition, int] = {}
     ids: dict[str, str] = {}
     if from_ms is not None:
-        # Before their offsets: nothing is said of a topic that is made anew meanwhile.
+        # Read before the offsets: a topic that is created again meanwhile gets no start.
         ids = {name: str(topic_id) for name, topic_id in (await topic_ids(source, names)).items()}
     if is_translated:
         control.require_not_identical(link)
@@ -272,7 +273,7 @@ async def _translated_starts(
     control: LinkControl,
     source_ids: Mapping[str, str],
 ) -> dict[TopicPartition, int]:
-    """Where partitions begin that nothing was copied of; raises OptionError for others."""
+    """Where partitions begin of which nothing was copied; raises OptionError for others."""
     begun = await read_maps(target, link, planned.ends)
     if old := [p for p in planned.ends if p in begun and p not in control.starts]:
         raise OptionError(
@@ -293,7 +294,7 @@ async def _check_link(
     has_start: bool,
     is_identical: bool,
 ) -> tuple[PlannedLink, LinkControl]:
-    """The plan of a link that may start, at a time if it `has_start`, and what the operator says of it; writes nothing."""
+    """The plan of a link that may start, at a time if it `has_start`, and its control; writes nothing."""
     control = await read_control(target, link)
     planned = await plan_link(source, target, topics, control, patience_ms=ELECTION_MS)
     if not goes_on:
@@ -311,7 +312,7 @@ async def _check_link(
     if has_start and planned.waiting:
         partition, why = min(planned.waiting.items())
         raise ClusterUnreachableError(
-            f"{partition.topic}-{partition.partition} cannot tell where the time of --from begins: {why}; start the mirror when"
+            f"{partition.topic}-{partition.partition} cannot tell the offset of the time of --from: {why}; start the mirror when"
             " all partitions can, or leave the topic out"
         )
     return replace(
@@ -331,7 +332,7 @@ async def _refuse_differences(
     topics = (*planned.topics.existing, *planned.topics.grow)
     there = await target.partitions(topic.name for topic in topics)
     both = [p for p in partitions_of(topics) if p in planned.ends and p.partition in there.get(p.topic, ())]
-    # What has no leader is compared by the engine, when it has one.
+    # The engine compares partitions without a leader once they have one.
     led = await list_led_offsets(target, dict.fromkeys(both, LATEST), patience_ms=ELECTION_MS)
     partitions = list(led.offsets)
     if not partitions:

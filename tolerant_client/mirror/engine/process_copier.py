@@ -1,8 +1,8 @@
-"""One copier a process and link, on its own event-loop thread, shared by all tasks of the process.
+"""One copier for each process and link, on its own event-loop thread, shared by all tasks of the process.
 
-A Spark worker process outlives its tasks.  The copier stays in it, so that a
-task finds warm connections, and copying goes on between two micro-batches for
-as long as the lease lasts.
+A Spark worker process outlives its tasks.  The copier stays in it, so a task
+finds warm connections, and copying continues between two micro-batches until
+the lease ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tolerant_client.mirror.state.replication_policy import TopicNames
 
 @dataclass(frozen=True)
 class LinkConfig:
-    """A link as a task gets it; both configurations are Cluster's, and can be pickled."""
+    """A link as a task receives it; both configurations are Cluster's, and can be pickled."""
 
     source: Mapping[str, Any] = field(repr=False)
     target: Mapping[str, Any] = field(repr=False)
@@ -40,13 +40,13 @@ class LinkConfig:
     link: str = "default"
     policy: MirrorPolicy = MirrorPolicy()
     is_translated: bool = False  # offsets=translated: `producer_id` is not used
-    names: TopicNames | None = None  # partitions are called as on the target
-    bytes_per_s: int | None = None  # of the link, unless its operator says another rate
+    names: TopicNames | None = None  # maps to the target's names, which name the partitions
+    bytes_per_s: int | None = None  # of the link, unless its operator sets another rate
     run: str = ""  # the same for all processes of one mirror: they hand partitions over to each other
     shares: int = 1  # how many processes may copy at once: each gets its share of the link's rate
 
     def key(self) -> str:
-        """The same for equal links; `credentials` count by what they hold.  A digest, since passwords are among it."""
+        """The same for equal links; `credentials` are compared by their contents.  A digest, since it covers passwords."""
         names = self.names and self.names.to_json()
         how = [
             self.producer_id,
@@ -98,7 +98,7 @@ class _Worker:
             return await self.copier.copy_each(until, hold_ms=hold_ms, lease_ms=lease_ms)
 
         progress: dict[TopicPartition, Progress] = self._net.run(copy)
-        for partition, done in progress.items():  # a copier counts troubles since it has the partition
+        for partition, done in progress.items():  # a copier counts troubles from the time it got the partition
             before = self._troubles.get(partition, 0)
             self._troubles[partition] = done.troubles
             progress[partition] = done._replace(troubles=done.troubles - (before if done.troubles >= before else 0))
@@ -122,17 +122,15 @@ class _Worker:
         async def close_clusters() -> None:  # on the loop's own thread
             try:
                 if self.is_usable:
-                    await self.copier.give_back()  # else the next owner waits for its claims to be over
+                    await self.copier.give_back()  # otherwise the next owner waits until its claims expire
             finally:
                 self._source.close()
                 self._target.close()
 
         try:
             self._net.run(close_clusters)
-        except (
-            Exception
-        ) as error:  # the other workers are closed, too; the next owner waits for these claims to be over
-            _log.info("What was copied could not be given back: %s", error)
+        except Exception as error:  # close the other workers, too; the next owner waits until these claims expire
+            _log.info("Partitions could not be given back: %s", error)
         finally:
             self._net.stop(timeout_ms=2000)
             self._net.close()
@@ -160,17 +158,17 @@ def copy_ranges(
 
 
 def take_measures(link: LinkConfig) -> Measured:
-    """What this process has measured of a link since the last call, in whichever task."""
+    """What this process, in any of its tasks, has measured of a link since the last call."""
     return _worker(link).take()
 
 
 def held_partitions(link: LinkConfig) -> set[TopicPartition]:
-    """What this process has of a link, also between two calls: not what another process of the run has asked for."""
+    """Partitions of a link that this process has, also between calls; not those that another process of the run asked for."""
     return _worker(link).held()
 
 
 def close_workers() -> None:
-    """Closes every copier of this process, once it has given back what it had; its partitions are left where they are."""
+    """Closes every copier of this process, after it has given its partitions back; they stay as far as they were copied."""
     with _lock:
         workers = list(_workers.values())
         _workers.clear()

@@ -1,14 +1,14 @@
 """The source side of a copier: one fetch loop for each node, with an incremental fetch session.
 
-Only what is stable is asked for (isolation level 1): the responses end at the last
-stable offset and name the transactions that were aborted (M6).
+Fetches use isolation level 1 (read_committed): responses end at the last stable offset and name the aborted transactions
+(M6).
 
 Laws:
-- A response to a fetch from elsewhere than a partition's position, or of another topic than the one that its position was read
-  in, is dropped.
-- A partition of which enough waits is left out of the session until it has less.
-- Offsets without records are gone over where the source has shown for some time that it has none, and fetches of the
-  partition alone show it, too (emptiness.py).
+- A response is dropped if its fetch began elsewhere than at the partition's position, or in another topic than the one in
+  which the position was read.
+- A partition of which enough is waiting stays out of the session until less is.
+- Offsets without records are skipped once the source has shown none there for some time, and fetches of the partition alone
+  have shown none either (emptiness.py).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.witnesses import Witnesses
 
-_LARGEST_SET = 1 << 28  # bytes; a length beyond is taken for damage
+_LARGEST_SET = 1 << 28  # bytes; a greater length is taken for damage
 _DRY_S = 2.0
-_IDLE_S = 1.0  # of a loop whose partitions have all enough
+_IDLE_S = 1.0  # wait of a loop whose partitions are all full
 
 _AWAY = (Errors.KafkaConnectionError, Errors.NodeNotReadyError, Errors.RequestTimedOutError, Errors.KafkaTimeoutError)
 
@@ -43,27 +43,27 @@ C = TypeVar("C", bound=CopiedPartition)
 
 
 class _Fetcher:
-    """The fetch session with one source node and the rounds it has gone through."""
+    """The fetch session with one source node, and its round number."""
 
     def __init__(self, node_id: int, session: FetchSession, partition_max_bytes: int, wakeup: WakeupNotifier) -> None:
         self.node_id = node_id
         self.session = session
         self.partition_max_bytes = partition_max_bytes  # grows where a broker before 0.10.1 cuts even the first set
         self.wakeup = wakeup
-        self.full: set[TopicPartition] = set()  # left out until they have less
+        self.full: set[TopicPartition] = set()  # left out until less of them waits
         self.round = 0
-        self.is_behind = True  # the last answer left records on the source
+        self.is_behind = True  # the last response left records on the source
         self.next_dry_watch = 0.0
         self.failing_since: float | None = None
-        self.seen_at = float("-inf")  # when the last fetch was sent that was answered
+        self.seen_at = float("-inf")  # when the last fetch that succeeded was sent
 
 
 class Reader(Generic[C]):
     """Fetches what the partitions need next.
 
-    `partitions` is the strategy's, and read only here.  `accept` says what a partition takes of its part of a response, up to an
-    offset, and moves its position; `enqueue` gets what all have taken, once the next fetch is on its way.  `on_trouble` gets a
-    partition that cannot go on as it is.
+    `partitions` is the strategy's; the reader never changes it.  `accept` returns what a partition takes of its part of a
+    response, up to an offset, and moves its position; `enqueue` gets what all partitions took, after the next fetch was
+    started.  `on_trouble` gets a partition that cannot continue as it is.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Reader(Generic[C]):
         self._fetchers: dict[int, _Fetcher] = {}
 
     def is_reading(self, partition: TopicPartition) -> bool:
-        """Whether it is fetched now."""
+        """Whether it is in a fetch session now."""
         return any(partition in fetcher.session.positions for fetcher in self._fetchers.values())
 
     def leave(self, partition: TopicPartition) -> None:
@@ -102,13 +102,13 @@ class Reader(Generic[C]):
                 fetcher.wakeup.notify()
 
     def rejoin(self, copy: C) -> None:
-        """Has a partition fetched again that was left out, and has less now."""
+        """Fetches a partition again that was left out because it was full."""
         if copy.was_full:
             copy.was_full = False
             self._spawn(self.try_join, [copy.partition])
 
     async def try_join(self, partitions: Iterable[TopicPartition]) -> None:
-        """As join; a partition whose leader is not found is in trouble, and holds up no other one."""
+        """Like `join`, but a partition whose leader is not found gets trouble, and delays no other."""
         members = list(partitions)
         if len(members) > 1:
             leaderless = {p for p in members if self._source.known_leader(p) is None}
@@ -123,7 +123,7 @@ class Reader(Generic[C]):
                     self._trouble(copy, f"the source's leader was not found: {error}")
 
     async def join(self, partitions: Iterable[TopicPartition]) -> None:
-        """Puts partitions into the fetch session of the node that leads them.  Raises KafkaError."""
+        """Adds partitions to the fetch session of their leader.  Raises KafkaError."""
         for node_id, members in (await self._source.by_leader(partitions)).items():
             fetcher = self._fetchers.get(node_id)
             is_new = fetcher is None
@@ -145,26 +145,26 @@ class Reader(Generic[C]):
     # -- one node -------------------------------------------------------------
 
     async def _loop(self, fetcher: _Fetcher) -> None:
-        answer: FetchAnswer | None = None
+        response: FetchAnswer | None = None
         try:
             while fetcher.session.positions or fetcher.full:
-                taken = self._take(fetcher, answer) if answer is not None else []
+                taken = self._take(fetcher, response) if response is not None else []
                 self._watch_dry(fetcher)
                 fetching = None
                 if fetcher.session.positions:
                     fetching = self._source.net.call_soon_with_future(self._ask, fetcher)
                 self._enqueue(taken)
                 if fetching is not None:
-                    answer = await fetching
+                    response = await fetching
                 else:
-                    answer = None
+                    response = None
                     await fetcher.wakeup(_IDLE_S)
         finally:
             if self._fetchers.get(fetcher.node_id) is fetcher:
                 del self._fetchers[fetcher.node_id]
 
     async def _ask(self, fetcher: _Fetcher) -> FetchAnswer | None:
-        """The next answer of a node, once there is room for it; None after a failure."""
+        """The node's next response, once there is room for it; None after a failure."""
         limits = self._limits
         await self._memory.room(limits.fetch_max_bytes)
         while (wait_s := self._bucket.wait_s(self._clock())) > 0:
@@ -175,15 +175,15 @@ class Reader(Generic[C]):
                 self._trouble(copy, "its topic was made anew on the source")
         fetcher.round += 1
         request = session.request(
-            # Behind means that the response comes at once: a lost one is found sooner.  What is left out is not to wait for it.
+            # With more to read a response comes at once, so a lost one is found sooner.  Full partitions must not wait to rejoin.
             max_wait_ms=10 if fetcher.is_behind or fetcher.full else limits.fetch_wait_ms(len(session.positions)),
-            max_bytes=self._bucket.answer_bytes(limits.fetch_max_bytes),
+            max_bytes=self._bucket.response_bytes(limits.fetch_max_bytes),
             partition_max_bytes=fetcher.partition_max_bytes,
         )
         self._require_ids(request)
         asked_at = self._clock()
         try:
-            answer = await self._source.send_fetch(fetcher.node_id, request)
+            response = await self._source.send_fetch(fetcher.node_id, request)
         except Errors.UnsupportedVersionError:
             session.go_by_names()
             return None
@@ -193,19 +193,19 @@ class Reader(Generic[C]):
                 self._suspect(fetcher)
             await self._after_failure(fetcher, error)
             return None
-        if not session.answered(answer):
+        if not session.answered(response):
             self._suspect(fetcher)
-            await self._after_failure(fetcher, Errors.for_code(answer.error_code)())
+            await self._after_failure(fetcher, Errors.for_code(response.error_code)())
             return None
         fetcher.failing_since = None
-        self._bucket.take(sum(len(part.records) for part in answer.partitions), self._clock())
+        self._bucket.take(sum(len(part.records) for part in response.partitions), self._clock())
         if self._witnesses is not None:
-            await self._look_again(fetcher, answer, self._witnesses)
+            await self._look_again(fetcher, response, self._witnesses)
         fetcher.seen_at = asked_at
-        return answer
+        return response
 
     def _require_ids(self, request: RawFetch) -> None:
-        """Takes partitions out that were placed in another topic than the one that is asked for; their part is dropped."""
+        """Removes partitions whose position was read in another topic than the request names; their part is dropped."""
         if not request.topic_ids:
             return
         for partition in request.positions:
@@ -215,14 +215,14 @@ class Reader(Generic[C]):
                 self._trouble(copy, "its topic was made anew on the source")
 
     def _suspect(self, fetcher: _Fetcher) -> None:
-        """A node that was gone may come back with other logs."""
+        """Marks the node's partitions: a node that was away may come back with other logs."""
         if self._witnesses is not None:
             self._witnesses.suspect((*fetcher.session.positions, *fetcher.full))
 
-    async def _look_again(self, fetcher: _Fetcher, answer: FetchAnswer, witnesses: Witnesses) -> None:
-        """Believes records after a pause, or a failure, only where the source still has what was copied before (witnesses.py)."""
+    async def _look_again(self, fetcher: _Fetcher, response: FetchAnswer, witnesses: Witnesses) -> None:
+        """After a pause or a failure, believes records only if the source still has what was copied (witnesses.py)."""
         unseen_s, doubted = self._clock() - fetcher.seen_at, {}
-        for part in answer.partitions:
+        for part in response.partitions:
             copy = self._partitions.get(part.partition)
             if copy is None or not copy.is_read or copy.position == 0 or part.error_code or not len(part.records):
                 continue
@@ -233,16 +233,16 @@ class Reader(Generic[C]):
             return
         reason = "the source does not show that its log is still the one that was copied"
         for partition in await witnesses.missing(fetcher.node_id, doubted):
-            if self._partitions.get(partition) is doubted[partition]:  # not released, nor adopted anew, meanwhile
+            if self._partitions.get(partition) is doubted[partition]:  # not released, nor adopted again, meanwhile
                 self._trouble(doubted[partition], reason)
 
     async def _after_failure(self, fetcher: _Fetcher, error: Exception) -> None:
-        """A node that does not answer may no longer lead: its partitions are placed anew."""
+        """A node that does not respond may no longer lead: its partitions are moved to their new leaders."""
         self._give_up_after(fetcher, error)
         await self._source.net.sleep(0.02 * random.uniform(0.2, 1.0))
         if not isinstance(error, _AWAY):
             return
-        with contextlib.suppress(Errors.KafkaError):  # then the node may still lead, and is asked again
+        with contextlib.suppress(Errors.KafkaError):  # the node may still lead; the loop asks it again
             await self._source.refresh()
         for partition in list(fetcher.session.positions):
             copy = self._partitions.get(partition)
@@ -250,7 +250,7 @@ class Reader(Generic[C]):
                 self._trouble(copy, f"node {fetcher.node_id} no longer leads")
 
     def _give_up_after(self, fetcher: _Fetcher, error: Exception) -> None:
-        """Stops the partitions of a node that answered no fetch for as long as the patience lasts."""
+        """Stops the partitions of a node that answered no fetch for longer than the patience."""
         now, patience_s = self._clock(), self._limits.patience_ms / 1000
         if fetcher.failing_since is None:
             fetcher.failing_since = now
@@ -266,21 +266,21 @@ class Reader(Generic[C]):
             )
             self._on_trouble(copy)
 
-    # -- one answer -----------------------------------------------------------
+    # -- one response ---------------------------------------------------------
 
-    def _take(self, fetcher: _Fetcher, answer: FetchAnswer) -> list[tuple[C, Appendable]]:
-        """What each partition takes, with the session moved past it."""
+    def _take(self, fetcher: _Fetcher, response: FetchAnswer) -> list[tuple[C, Appendable]]:
+        """What each partition takes of a response; moves the session past it."""
         taken: list[tuple[C, Appendable]] = []
         session, now = fetcher.session, self._clock()
         fetcher.is_behind = False
-        for part in answer.partitions:
+        for part in response.partitions:
             copy = self._partitions.get(part.partition)
             if copy is None or not copy.is_read or part.partition not in session.positions:
                 continue
             if copy.first_round > fetcher.round:
                 continue
             if part.error_code and getattr(Errors.for_code(part.error_code), "invalid_metadata", False):
-                self._source.manager.cluster.request_update()  # the leader, or the topic, may be another one by now
+                self._source.manager.cluster.request_update()  # the leader, or the topic, may have changed
             if copy.is_full and not part.error_code:
                 self._leave_out(fetcher, copy)
                 continue
@@ -305,7 +305,7 @@ class Reader(Generic[C]):
         return taken
 
     def _leave_out(self, fetcher: _Fetcher, copy: C) -> None:
-        """Fetches no more of a partition until `rejoin`."""
+        """Stops fetching a partition until `rejoin`."""
         copy.was_full = True
         fetcher.session.forget(copy.partition)
         fetcher.full.add(copy.partition)
@@ -315,9 +315,9 @@ class Reader(Generic[C]):
         self._on_trouble(copy)
 
     def _watch_dry(self, fetcher: _Fetcher) -> None:
-        """The cleaner may have left nothing between a position and the last stable offset: that is a gap, too.
+        """Finds gaps that the cleaner left between the position and the last stable offset, with no records after them.
 
-        Looked for once a second: a broker leaves partitions with nothing new out of the answers of a session.
+        Runs once a second: in a fetch session brokers leave partitions with nothing new out of their responses.
         """
         now = self._clock()
         if now < fetcher.next_dry_watch:
@@ -334,7 +334,7 @@ class Reader(Generic[C]):
                 self._spawn(self._end_dry, copy, copy.position, copy.last_stable_offset)
 
     async def _end_dry(self, copy: C, position: int, stable: int) -> None:
-        """Goes over offsets without records, where the source has none and nothing has come since."""
+        """Skips offsets without records, if the source confirms that there are none and nothing has arrived since."""
 
         def is_dry() -> bool:
             is_copied = self._partitions.get(copy.partition) is copy and copy.is_read

@@ -1,7 +1,7 @@
-"""What identical and translated offsets have in common, and what each does in its own way.
+"""What identical and translated offsets have in common, and the interface of each.
 
-A copier (link_copier.py) has calls, leases, claims, the operator's orders and the rate; a strategy has the partitions: how each
-finds its place, what is appended and what a response means.
+A copier (link_copier.py) has calls, leases, claims, the operator's orders and the rate.  A strategy has the partitions: where
+each resumes, what is appended, and what a response means.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ NO_CLAIM = "the claim on the target's partition is over"
 
 @dataclass(frozen=True)
 class CopiedLink:
-    """What all partitions of a copier share; both clusters are on one event loop.
+    """What all partitions of a copier share; both clusters use one event loop.
 
-    `clock` returns monotonic seconds.  `obey` makes what `control.value` says take effect.
+    `clock` returns monotonic seconds.  `obey` applies the orders in `control.value`.
     """
 
     source: Cluster
@@ -52,12 +52,12 @@ class CopiedLink:
     obey: Callable[[], None]
 
     def paused_error(self, copy: CopiedPartition) -> LinkPausedError:
-        """What is told of a partition that the operator has paused."""
+        """The error for a partition that the operator has paused."""
         resume = self.control.value.resume_command([copy.partition], link_options(self.name, self.target))
         return LinkPausedError(f"{copy} is paused by an operator; {resume} resumes it")
 
     def unclaimed_error(self, copy: CopiedPartition) -> RecoveryExhaustedError:
-        """What stops a partition whose claim was never granted."""
+        """The error for a partition whose claim was never granted."""
         patience_s = self.limits.patience_ms / 1000
         return RecoveryExhaustedError(f"{copy} could not be claimed for {patience_s:.0f} s: {self.claims.problem}")
 
@@ -67,36 +67,36 @@ class Strategy(Protocol):
 
     @property
     def partitions(self) -> Mapping[TopicPartition, CopiedPartition]:
-        """Those that the copier has."""
+        """The partitions that the copier has."""
 
     def claim_of(self, partition: TopicPartition) -> TopicPartition:
-        """What is claimed of it on the target."""
+        """The target partition to claim for it."""
 
     def adopt(
         self, partition: TopicPartition, until: int | None, hold_until: float, lease_until: float
     ) -> CopiedPartition:
-        """Takes a partition to copy up to `until` at least, or a new end of one that the copier has."""
+        """Takes a partition to copy at least up to `until`, or sets a new end for one that the copier has."""
 
     def release(self, partition: TopicPartition) -> None:
         """Gives it up, and its claim once nothing of it is in flight."""
 
     def is_leaving(self, claim: TopicPartition) -> bool:
-        """Whether what was claimed of a partition that was given up is still needed: something is in flight."""
+        """Whether a partition that was given up still needs this claim: something of it is in flight."""
 
     async def give_back(self, partitions: Collection[TopicPartition]) -> None:
-        """Releases these for their owner; returns once nothing more is written for him."""
+        """Releases these for their owner; returns once nothing more is written for it."""
 
     def claims_changed(self) -> None:
-        """Takes it that something was granted or lost."""
+        """Reacts to claims that were granted or lost."""
 
     def stop(self, partition: TopicPartition, error: TolerantClientError) -> None:
         """Stops it for good."""
 
     def set_paused(self, partition: TopicPartition, is_paused: bool) -> None:
-        """Takes whether the operator has paused it."""
+        """Sets whether the operator has paused it."""
 
     def lose_patience(self, partition: TopicPartition) -> None:
-        """Stops it where it has waited for longer than anybody should."""
+        """Stops it if it has waited longer than the patience."""
 
     def watch(self) -> None:
-        """Does what is due, once a second."""
+        """Does what is due; called once a second."""

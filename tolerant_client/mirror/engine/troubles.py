@@ -1,7 +1,7 @@
-"""What went wrong with a partition since it last moved, and how much of it is believed: what would stop it only when it was
-found three times without progress in between.
+"""What went wrong with a partition since it last moved.  A finding that would stop the partition is believed only when it is
+made three times without progress in between.
 
-No clock here: time is passed.
+No clock here: time is an argument.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import kafka.errors as Errors
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff
 from tolerant_client.errors import TolerantClientError
 
-_ABSENT_S = 3.0  # a broker hears of a new topic a little later than the others
+_ABSENT_S = 3.0  # brokers learn of a new topic at slightly different times
 _PAUSES = Backoff()
 
-# Refusals that only say "this is not the next batch": somebody else appended it
-# (45, 46), or the broker's state of the producer is not what we read (47, 59).
+# Refusals that only mean "this is not the next batch": another writer appended it
+# (45, 46), or the broker's producer state is not what we read (47, 59).
 _NOT_NEXT = {
     Errors.OutOfOrderSequenceNumberError.errno,
     Errors.DuplicateSequenceNumberError.errno,
@@ -28,7 +28,7 @@ _NOT_NEXT = {
 
 
 class Troubles:
-    """Those of one partition; `count` is of all that it ever had, `since` when they began."""
+    """The troubles of one partition; `count` is their number ever, `since` when those after the last move began."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -40,11 +40,11 @@ class Troubles:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The last ones."""
+        """The last ones since the partition moved."""
         return tuple(self._reasons)
 
     def add(self, reason: str, now: float) -> float | None:
-        """Takes one; returns for how long the partition is left alone then, if it is not tried again at once."""
+        """Records a trouble; returns how many seconds to wait before the next try, or None to try at once."""
         self.count += 1
         pause_s = None
         if self.since is None:
@@ -55,34 +55,34 @@ class Troubles:
         return pause_s
 
     def is_believed(self) -> bool:
-        """Takes a finding that would stop the partition; True once there were enough of them."""
+        """Counts a finding that would stop the partition; True once it was made often enough."""
         self._doubts += 1
         return self._doubts >= BELIEVED_AFTER
 
     def damaged(self, what: str) -> None:
-        """Damage that differs from one response to the next was done on the way: only the same is found again."""
+        """Counts findings of damage anew if this damage differs from the last: damage that changes happened in transit."""
         if what != self._damage:
             self._damage, self._doubts = what, 0
 
     def is_absent_for_good(self, now: float) -> bool:
-        """Takes it that the target does not have the partition; True when that lasts."""
+        """Notes that the target does not have the partition; True once that lasts."""
         if self.absent_since is None:
             self.absent_since = now
         return now - self.absent_since > _ABSENT_S
 
     def moved(self) -> None:
-        """Takes it that the log has grown, or is whole; whether what was refused stays refused only a response shows."""
+        """Notes that the log has grown or is whole.  Findings still count: only a response shows whether a refusal persists."""
         self.since = None
         self._reasons.clear()
 
     def progressed(self) -> None:
-        """Takes it that something was appended."""
+        """Notes that something was appended."""
         self.moved()
         self._doubts = 0
 
 
 def refusal(partition: str, doing: str, offset: int, error_code: int) -> TolerantClientError | None:
-    """What an error code of a fetch or an append stops a partition for, if it is found again; None for one that passes."""
+    """The error that stops a partition whose fetch or append is refused with this code repeatedly; None for a passing refusal."""
     error = Errors.for_code(error_code)
     if error_code in _NOT_NEXT or getattr(error, "retriable", False):
         return None

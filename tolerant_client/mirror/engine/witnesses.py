@@ -1,20 +1,20 @@
-"""Is the log that the source answers from still the one that was copied?
+"""Checks whether the log that the source returns is still the one that was copied.
 
-Brokers before Kafka 3.1 are asked by names: of a topic that was deleted and made anew between two fetches they answer what
-the new one has at the position.  And a broker of any version that was gone may come back with an older copy of its disks, and
-with other records in the same leader epoch at the position.  Laws:
-A. What a name stood for is known for the moment when a fetch was sent that was answered without an error.  Records that come
-   within UNSEEN_S of it are believed: so fast no topic is deleted, made anew and filled beyond a copier's position.
-B. Later ones are believed when the source, after they came, still has a batch that it had of the topic before, its *witness*:
-   the same header with the same checksum.  Topics do not come back.
-C. A partition's first witness is read before both logs are compared at its start, so that this proves it; later ones come
-   with records that were believed.  What comes first after a comparison is doubted in any case.
-D. Where the source does not show the witness (another topic, or the cleaner or retention took it) both logs are compared
-   anew.  Where none can be had (formats v0 and v1, nothing left) that happens for records that come later than UNSHOWN_S,
-   and what comes first after the comparison is believed.
-E. What comes first of a partition after its node was away (a lost connection, a fetch session that is gone) is believed
-   under Law B, whatever tells its topic, however soon it comes; without a witness both logs are compared.  So a witness is
-   the last batch that was taken.
+Brokers before Kafka 3.1 are asked by topic name: if a topic was deleted and created again between two fetches, they return
+the new topic's records at the position.  And a broker of any version that was away may come back with an older copy of its
+disks, and with other records in the same leader epoch at the position.  Laws:
+A. Which topic a name stands for is known at the moment when a fetch was sent that succeeded.  Records that arrive within
+   UNSEEN_S of it are believed: no topic is deleted, created again and filled beyond a copier's position that fast.
+B. Later records are believed if the source, after they arrived, still has a batch of the topic before, its *witness*: the
+   same header with the same checksum.  A deleted topic does not come back.
+C. A partition's first witness is read before both logs are compared at its start, so that the comparison proves it; later
+   ones come with records that were believed.  The first records after a comparison are doubted however soon they arrive.
+D. Where the source does not show the witness (another topic, or the cleaner or retention removed it) both logs are compared
+   again.  Where there is no witness (formats v0 and v1, nothing left) they are compared for records that arrive later than
+   UNSHOWN_S, and the first records after that comparison are believed.
+E. The first records of a partition after its node was away (a lost connection, a lost fetch session) are believed only under
+   Law B, even if they were fetched by topic id, and however soon they arrive; without a witness both logs are compared.  So
+   the witness is the last batch that was taken.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.mirror.batches.divergence import first_header, last_header, read_headers
 from tolerant_client.records.record_batch import BatchHeader
 
-UNSEEN_S = 0.1  # 0.15 s were measured, on an idle machine
+UNSEEN_S = 0.1  # the fastest that was measured is 0.15 s, on an idle machine
 UNSHOWN_S = 1.0
 
-_PARTITIONS = 200  # of a request
-_BYTES = 16 << 10  # of each; a batch that is larger is read alone
+_PARTITIONS = 200  # in a request
+_BYTES = 16 << 10  # for each partition; a larger batch is fetched alone
 
 
 class Witnesses:
@@ -49,18 +49,18 @@ class Witnesses:
         self._suspected: set[TopicPartition] = set()
 
     def saw(self, part: FetchedPartition) -> None:
-        """Takes the last batch of an answer that was believed; before the batch is stamped."""
+        """Keeps the last batch of a believed response; call it before that batch is stamped."""
         if (header := last_header(part.records)) is not None:
             self._known[part.partition] = header
 
     def suspect(self, partitions: Iterable[TopicPartition]) -> None:
-        """Takes it that the node of these was away."""
+        """Marks partitions whose node was away."""
         self._suspected.update(partitions)
 
     def doubt(self, partition: TopicPartition, unseen_s: float, *, is_compared: bool, is_named: bool = True) -> bool:
-        """Whether records are to be looked at again (`missing`) that came `unseen_s` after their topic was seen last.
+        """Whether records that arrived `unseen_s` after their topic was last seen need a check of the witness (`missing`).
 
-        `is_compared`: they are the first ones since both logs were compared; `is_named`: they were asked for by name.
+        `is_compared`: they are the first since both logs were compared; `is_named`: they were fetched by name.
         """
         if partition in self._suspected:
             return True
@@ -71,7 +71,7 @@ class Witnesses:
         return not is_compared and unseen_s > UNSHOWN_S
 
     async def look(self, target: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
-        """Reads the witnesses of partitions that have none, at the end of what was copied; why it is not known of some.
+        """Reads missing witnesses at the end of what was copied; returns why a partition's could not be read.
 
         Raises KafkaError.
         """
@@ -87,7 +87,7 @@ class Witnesses:
         return {**untold, **more}
 
     async def missing(self, node_id: int, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Those whose witness the node, their leader, does not show now; they have none any more."""
+        """The partitions whose witness their leader, this node, does not show now; their witness is forgotten."""
         unseen = {p for p in partitions if p in self._known}
         missing = set(partitions) - unseen
         try:
@@ -101,7 +101,7 @@ class Witnesses:
                     if part.error_code or header is not None:
                         unseen.discard(part.partition)
         except Errors.KafkaError:
-            pass  # what was not seen is not there
+            pass  # what was not seen counts as missing
         missing |= unseen
         for partition in missing:
             self._known.pop(partition, None)

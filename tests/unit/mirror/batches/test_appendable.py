@@ -1,4 +1,4 @@
-"""What an answer means for the target; the letters are the laws in appendable.py's docstring."""
+"""What a response means for the target; the letters are the laws in appendable.py's docstring."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def marker(offset: int, pid: int, kind: int) -> bytes:
     )
 
 
-def answer(*batches: bytes, aborted: Sequence[tuple[int, int]] = ()) -> FetchedPartition:
+def response(*batches: bytes, aborted: Sequence[tuple[int, int]] = ()) -> FetchedPartition:
     return FetchedPartition(TP, 0, 10**9, 10**9, 0, tuple(aborted), memoryview(bytearray().join(batches)))
 
 
 def twice(
     part: FetchedPartition, position: int, way: AppendRules = rules(), until: int | None = None
 ) -> list[Appendable]:
-    """What two equal answers lead to; views are taken once each, since they are stamped in place."""
+    """What two equal responses lead to; views are taken once each, since they are stamped in place."""
     first = appendable(part, position, until, way, (), NOW_MS)
     if not first.shown:
         return first.items
@@ -81,7 +81,7 @@ def outline(items: Sequence[Appendable]) -> list[tuple[int, int, str]]:
 
 
 def test_law_b_whole_batches_are_the_received_bytes() -> None:
-    part = answer(data(10, 20, size=2000), data(30, 20, size=2000))
+    part = response(data(10, 20, size=2000), data(30, 20, size=2000))
     course = appendable(part, 10, None, rules(), (), NOW_MS)
     assert outline(course.items) == [(10, 30, "batch"), (30, 50, "batch")]
     assert all(item[1].obj is part.records.obj for item in course.items if not isinstance(item, Gap))
@@ -89,25 +89,25 @@ def test_law_b_whole_batches_are_the_received_bytes() -> None:
 
 
 def test_law_b_neighbouring_small_batches_become_one() -> None:
-    part = answer(*(data(n, 1) for n in range(10, 60)))
+    part = response(*(data(n, 1) for n in range(10, 60)))
     assert outline(appendable(part, 10, None, rules(), (), NOW_MS).items) == [(10, 60, "batch")]
 
 
 def test_batches_from_the_end_on_are_left_for_later() -> None:
-    part = answer(data(10, 5), data(15, 5), data(20, 5))
+    part = response(data(10, 5), data(15, 5), data(20, 5))
     course = appendable(part, 10, 15, rules(), (), NOW_MS)
     assert (outline(course.items), course.position) == ([(10, 15, "batch")], 15)
 
 
 def test_law_c_marker_is_a_gap_at_once_and_committed_data_is_not() -> None:
-    part = answer(data(10, 3, pid=7), marker(13, 7, COMMIT), data(14, 2, pid=7), marker(16, 7, COMMIT))
+    part = response(data(10, 3, pid=7), marker(13, 7, COMMIT), data(14, 2, pid=7), marker(16, 7, COMMIT))
     course = appendable(part, 10, None, rules(), (), NOW_MS)
     assert outline(course.items) == [(10, 13, "batch"), (13, 14, "gap"), (14, 16, "batch"), (16, 17, "gap")]
     assert not course.shown
 
 
 def test_law_c_aborted_data_is_a_gap() -> None:
-    part = answer(
+    part = response(
         data(10, 3, pid=7), data(13, 2, pid=8), marker(15, 7, ABORT), marker(16, 8, COMMIT), aborted=[(7, 10)]
     )
     course = appendable(part, 10, None, rules(), (), NOW_MS)
@@ -124,10 +124,10 @@ def of_epoch(batch: bytes, leader_epoch: int) -> bytes:
 def test_an_election_while_a_transaction_is_open_is_known_by_its_marker(way: GapFill, kind: int) -> None:
     """The source says that the data's epoch ends before the marker: whoever asked with the marker's end would call it cut."""
     aborted = [(7, 10)] if kind == ABORT else []
-    part = answer(of_epoch(data(10, 3, pid=7), 5), of_epoch(marker(13, 7, kind), 6), aborted=aborted)
+    part = response(of_epoch(data(10, 3, pid=7), 5), of_epoch(marker(13, 7, kind), 6), aborted=aborted)
     course = appendable(part, 10, None, rules(way), (), NOW_MS)
     assert (course.position, course.leader_epoch) == (14, 6)
-    part = answer(
+    part = response(
         of_epoch(data(10, 3, pid=7), 5), of_epoch(marker(13, 7, kind), 6), of_epoch(data(14), 6), aborted=aborted
     )
     assert appendable(part, 10, 14, rules(way), (), NOW_MS).leader_epoch == 6
@@ -139,32 +139,32 @@ def places(claims: Collection[Claim]) -> set[tuple[int, int]]:
 
 
 def test_law_d_hole_shown_once_holds_back_all_behind_it() -> None:
-    part = answer(data(10, 2), data(20, 2), data(30, 2))
+    part = response(data(10, 2), data(20, 2), data(30, 2))
     first = appendable(part, 10, None, rules(), (), NOW_MS)
     assert (outline(first.items), first.position) == ([(10, 12, "batch")], 12)
     assert places(first.shown) == {(20, 22), (30, 32)}
-    part = answer(data(20, 2), data(31, 2))
+    part = response(data(20, 2), data(31, 2))
     second = appendable(part, 12, None, rules(), first.shown, NOW_MS)
     assert outline(second.items) == [(12, 20, "gap"), (20, 22, "batch")]
     assert places(second.shown) == {(31, 33)}
 
 
 def test_law_d_batch_that_begins_before_the_position_must_be_shown_twice() -> None:
-    good, bad = answer(data(100, 10)), answer(data(98, 10))  # one bit of the base offset
+    good, bad = response(data(100, 10)), response(data(98, 10))  # one bit of the base offset
     first = appendable(bad, 100, None, rules(), (), NOW_MS)
     assert (first.items, first.position) == ([], 100)
     second = appendable(good, 100, None, rules(), first.shown, NOW_MS)
     assert [r.offset for r in committed(second.items)] == list(range(100, 110))
-    assert [r.offset for r in committed(twice(answer(data(98, 10)), 100))] == list(range(100, 108))
+    assert [r.offset for r in committed(twice(response(data(98, 10)), 100))] == list(range(100, 108))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_law_d_message_that_seems_to_lie_behind_a_hole_must_be_shown_twice(way: GapFill) -> None:
     messages = [message(1, n, NOW_MS, b"%d" % n, b"v") for n in [*range(9), 9 | 512]]
-    first = appendable(answer(*messages), 0, None, rules(way), (), NOW_MS)
+    first = appendable(response(*messages), 0, None, rules(way), (), NOW_MS)
     assert (first.items, first.position) == ([], 0)
     messages[-1] = message(1, 9, NOW_MS, b"9", b"v")
-    second = appendable(answer(*messages), 0, None, rules(way), first.shown, NOW_MS)
+    second = appendable(response(*messages), 0, None, rules(way), first.shown, NOW_MS)
     assert [r.key for r in committed(second.items)] == [b"%d" % n for n in range(10)]
 
 
@@ -173,7 +173,7 @@ def test_law_d_run_of_messages_is_believed_when_each_lies_where_it_did(offsets: 
     """A run's header tells only of its first and its last message."""
 
     def run(offsets: Sequence[int]) -> FetchedPartition:
-        return answer(*(message(1, n, NOW_MS, b"%d" % number, b"v") for number, n in enumerate(offsets)))
+        return response(*(message(1, n, NOW_MS, b"%d" % number, b"v") for number, n in enumerate(offsets)))
 
     first = appendable(run([0, 1, 6, 7]), 0, None, rules(), (), NOW_MS)
     second = appendable(run(offsets), 0, None, rules(), first.shown, NOW_MS)
@@ -188,19 +188,19 @@ def test_law_d_outcome_of_a_transaction_without_its_marker_must_be_shown_twice(
 ) -> None:
     shown = frozenset[Claim]()
     for aborted in lists:
-        course = appendable(answer(data(10, 3, pid=7), aborted=aborted), 10, None, rules(), shown, NOW_MS)
+        course = appendable(response(data(10, 3, pid=7), aborted=aborted), 10, None, rules(), shown, NOW_MS)
         assert (course.items, course.position) == ([], 10)
         shown = course.shown
-    course = appendable(answer(data(10, 3, pid=7), aborted=lists[-1]), 10, None, rules(), shown, NOW_MS)
+    course = appendable(response(data(10, 3, pid=7), aborted=lists[-1]), 10, None, rules(), shown, NOW_MS)
     assert outline(course.items) == [(10, 13, "gap" if (7, 10) in lists[-1] else "batch")]
 
 
-def test_law_d_long_transaction_goes_on_with_every_second_answer_however_far_it_reaches() -> None:
+def test_law_d_long_transaction_goes_on_with_every_second_response_however_far_it_reaches() -> None:
     log = [data(n, 2, pid=7) for n in range(10, 50, 2)]
     position, items, shown = 10, [], frozenset[Claim]()
     for reach in range(3, 12):
         rest = [b for b in log if read_header(b).base_offset >= position][:reach]
-        course = appendable(answer(*rest), position, None, rules(), shown, NOW_MS)
+        course = appendable(response(*rest), position, None, rules(), shown, NOW_MS)
         assert course.position > position or not shown
         items += course.items
         position, shown = course.position, course.shown
@@ -208,10 +208,10 @@ def test_law_d_long_transaction_goes_on_with_every_second_answer_however_far_it_
     assert position >= 40
 
 
-def test_claims_outlast_an_answer_that_says_nothing() -> None:
-    part = answer(data(10, 2, pid=7))
+def test_claims_outlast_a_response_that_says_nothing() -> None:
+    part = response(data(10, 2, pid=7))
     first = appendable(part, 10, None, rules(), (), NOW_MS)
-    cut = appendable(answer(data(10, 2, pid=7)[:30]), 10, None, rules(), first.shown, NOW_MS)
+    cut = appendable(response(data(10, 2, pid=7)[:30]), 10, None, rules(), first.shown, NOW_MS)
     assert (cut.items, cut.position, cut.shown) == ([], 10, first.shown)
     assert outline(appendable(part, 10, None, rules(), cut.shown, NOW_MS).items) == [(10, 12, "batch")]
 
@@ -220,7 +220,7 @@ def test_huge_hole_is_filled_with_records_piece_by_piece() -> None:
     end = 10 + 2 * FILLED_AT_ONCE + 5
     batches, positions, items, shown = [data(8, 2), data(end, 2)], [8], list[Appendable](), frozenset[Claim]()
     while positions[-1] < end and len(positions) < 9:
-        part = answer(*(b for b in batches if read_header(b).next_offset > positions[-1]))
+        part = response(*(b for b in batches if read_header(b).next_offset > positions[-1]))
         course = appendable(part, positions[-1], None, rules(GapFill.RECORDS), shown, NOW_MS)
         positions.append(course.position)
         items += course.items
@@ -243,45 +243,45 @@ def test_trouble_behind_small_batches_leaves_them_appendable(trouble: str) -> No
     bad = bytearray(data(70, 1, size=40_000))
     if trouble == "damage":
         bad[-1] ^= 1
-    part = answer(*(data(n, 1) for n in range(10, 70)), bytes(bad))
+    part = response(*(data(n, 1) for n in range(10, 70)), bytes(bad))
     course = appendable(part, 10, None, rules(limit=35_000), (), NOW_MS)
     assert (outline(course.items), course.position) == ([(10, 70, "batch")], 70)
     with pytest.raises(RecordBatchError if trouble == "damage" else OversizedRecordError):
-        appendable(answer(bytes(bad)), 70, None, rules(limit=35_000), course.shown, NOW_MS)
+        appendable(response(bytes(bad)), 70, None, rules(limit=35_000), course.shown, NOW_MS)
 
 
 @pytest.mark.parametrize(
     ("kind", "aborted", "reason"),
     [
-        (ABORT, [], "aborts a transaction which the answer lists as committed"),
+        (ABORT, [], "aborts a transaction which the response lists as committed"),
         (COMMIT, [(7, 10)], "commits .* lists as aborted"),
     ],
 )
-def test_law_e_marker_that_contradicts_the_list_spoils_the_answer(
+def test_law_e_marker_that_contradicts_the_list_spoils_the_response(
     kind: int, aborted: list[tuple[int, int]], reason: str
 ) -> None:
     with pytest.raises(RecordBatchError, match=reason):
-        appendable(answer(data(10, 3, pid=7), marker(13, 7, kind), aborted=aborted), 10, None, rules(), (), NOW_MS)
+        appendable(response(data(10, 3, pid=7), marker(13, 7, kind), aborted=aborted), 10, None, rules(), (), NOW_MS)
 
 
 @pytest.mark.parametrize("batches", [[data(14), data(10)], [data(10), data(11)], [data(5, 3)]])
-def test_batches_that_do_not_ascend_spoil_the_answer(batches: list[bytes]) -> None:
+def test_batches_that_do_not_ascend_spoil_the_response(batches: list[bytes]) -> None:
     with pytest.raises(RecordBatchError):
-        appendable(answer(*batches), 10, None, rules(), (), NOW_MS)
+        appendable(response(*batches), 10, None, rules(), (), NOW_MS)
 
 
 def test_record_that_fits_in_no_batch_stops_behind_what_lies_before_it() -> None:
-    part = answer(data(10, 3), data(13, 1, size=5000), data(14, 3))
+    part = response(data(10, 3), data(13, 1, size=5000), data(14, 3))
     course = appendable(part, 10, None, rules(limit=2000), (), NOW_MS)
     assert (outline(course.items), course.position) == ([(10, 13, "batch")], 13)
     with pytest.raises(OversizedRecordError) as caught:
-        appendable(answer(data(13, 1, size=5000), data(14, 3)), 13, None, rules(limit=2000), (), NOW_MS)
+        appendable(response(data(13, 1, size=5000), data(14, 3)), 13, None, rules(limit=2000), (), NOW_MS)
     assert caught.value.offset == 13
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_record_that_policy_gave_up_becomes_a_gap(way: GapFill) -> None:
-    part = answer(data(10, 3), data(13, 1, size=5000), data(14, 3))
+    part = response(data(10, 3), data(13, 1, size=5000), data(14, 3))
     items = twice(part, 10, rules(way, 2000, [13]))
     assert [r.offset for r in committed(items)] == [10, 11, 12, 14, 15, 16]
     assert_contiguous(items, 10, 17)
@@ -359,9 +359,9 @@ def logs(draw: st.DrawFn) -> tuple[list[bytes], list[tuple[int, int]], list[Reco
 
 
 class Flip(NamedTuple):
-    """One bit that is wrong in answer number `answer`: of a base offset, or of the list of aborted transactions."""
+    """One bit that is wrong in response number `response`: of a base offset, or of the list of aborted transactions."""
 
-    answer: int
+    response: int
     field: str
     place: int
     bit: int
@@ -419,13 +419,13 @@ def test_any_log_is_covered_without_a_hole_and_keeps_its_committed_records(
                 for h in map(read_header, batches)
             )
         }
-        part = answer(*rest, aborted=[pair for pair in listed if pair not in ended])
-        if flip is not None and flip.answer == number:
+        part = response(*rest, aborted=[pair for pair in listed if pair not in ended])
+        if flip is not None and flip.response == number:
             part = flip.spoil(part, position)
         try:
             course: Course = appendable(part, position, None, rules(way, limit, left_out), shown, NOW_MS)
         except RecordBatchError:
-            assert flip is not None and flip.answer == number
+            assert flip is not None and flip.response == number
             shown = frozenset()
             continue
         items += course.items

@@ -95,7 +95,7 @@ def test_legacy_messages_are_read_with_their_times() -> None:
     assert list(tail_records(header, view, 0)) == [Record(0, 9, b"k", b"v"), Record(1, 10, None, None)]
 
 
-def answer(*batches: bytes, aborted: tuple[tuple[int, int], ...] = ()) -> FetchedPartition:
+def response(*batches: bytes, aborted: tuple[tuple[int, int], ...] = ()) -> FetchedPartition:
     return FetchedPartition(TP, 0, 100, 100, 0, aborted, memoryview(b"".join(batches)))
 
 
@@ -121,7 +121,7 @@ def test_aborted_data_and_markers_are_vacant_and_holes_are_nothing() -> None:
         encode_batch([record(9)], base_offset=9),
     ]
     found = LogSlice(0)
-    _take(found, answer(*batches, aborted=((7, 1),)), 50)
+    _take(found, response(*batches, aborted=((7, 1),)), 50)
     assert sorted(found.records) == [0, 3, 5, 9]
     assert [offset for span in found.vacant for offset in span] == [1, 2, 4, 6]
     assert found.until == 10
@@ -129,10 +129,10 @@ def test_aborted_data_and_markers_are_vacant_and_holes_are_nothing() -> None:
 
 def test_slice_keeps_to_its_range() -> None:
     found = LogSlice(2)
-    _take(found, answer(encode_batch([record(n) for n in range(4)]), encode_batch([record(4)], base_offset=4)), 3)
+    _take(found, response(encode_batch([record(n) for n in range(4)]), encode_batch([record(4)], base_offset=4)), 3)
     assert (sorted(found.records), found.until) == ([2], 3)
     found = LogSlice(2)
-    _take(found, answer(encode_batch([record(9)], base_offset=9)), 6)
+    _take(found, response(encode_batch([record(9)], base_offset=9)), 6)
     assert (found.records, found.until) == ({}, 6)
 
 

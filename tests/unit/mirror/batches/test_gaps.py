@@ -89,7 +89,7 @@ def test_no_batch_is_too_large_even_if_the_broker_stores_it_uncompressed(is_comp
 
 
 def test_a_topic_without_room_for_one_record_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"max.message.bytes 80 .*no room"):
+    with pytest.raises(OptionError, match=r"max.message.bytes 80 .*too small"):
         next(filler_batches(Gap(0, 1), is_compacted=False, max_batch_bytes=80, timestamp_ms=NOW))
 
 
@@ -118,7 +118,7 @@ def test_filler_is_as_old_as_the_data_beside_it(neighbours: list[int], expected:
 
 
 def test_filler_without_a_time_is_refused() -> None:
-    with pytest.raises(ValueError, match="time -1"):
+    with pytest.raises(ValueError, match="timestamp -1"):
         fill(Gap(0, 1), timestamp_ms=-1)
 
 

@@ -19,7 +19,7 @@ from tolerant_client.mirror.state.link_control import NO_LIMIT, LinkControl
 
 
 def fetched(bucket: TokenBucket, size: int, seconds: float) -> int:
-    """Bytes that come in a time, in answers of `size`."""
+    """Bytes that come in a time, in responses of `size`."""
     now, total = 0.0, 0
     while now < seconds:
         bucket.take(size, now)
@@ -31,7 +31,7 @@ def fetched(bucket: TokenBucket, size: int, seconds: float) -> int:
 def test_without_a_rate_nothing_is_held_back() -> None:
     bucket = TokenBucket()
     bucket.take(10**12, 5.0)
-    assert bucket.wait_s(5.0) == 0 and bucket.answer_bytes(24 << 20) == 24 << 20
+    assert bucket.wait_s(5.0) == 0 and bucket.response_bytes(24 << 20) == 24 << 20
 
 
 @pytest.mark.parametrize("size", [100, 10_000, 3_000_000])
@@ -68,29 +68,29 @@ def test_the_same_rate_again_forgives_no_debt() -> None:
     assert bucket.wait_s(2.0) == pytest.approx(3)
 
 
-def test_answers_are_as_small_as_the_rate_and_never_tiny() -> None:
+def test_responses_are_as_small_as_the_rate_and_never_tiny() -> None:
     bucket = TokenBucket()
     bucket.set_rate(4_000_000, 0.0)
-    assert bucket.answer_bytes(24 << 20) == 1_000_000
+    assert bucket.response_bytes(24 << 20) == 1_000_000
     bucket.set_rate(1, 0.0)
-    assert bucket.answer_bytes(24 << 20) == 16 << 10
-    assert bucket.answer_bytes(1000) == 1000
+    assert bucket.response_bytes(24 << 20) == 16 << 10
+    assert bucket.response_bytes(1000) == 1000
 
 
 @pytest.mark.parametrize("offsets", [identical_offsets(7), translated_offsets()], ids=["identical", "translated"])
 @pytest.mark.parametrize(
-    ("said", "answer"),
+    ("said", "response"),
     [(None, 1_000_000), (4_000_000, 500_000), (NO_LIMIT, 24 << 20)],  # a quarter of a second's worth, of two copiers
 )
 def test_a_copier_takes_the_rate_it_was_started_with_unless_the_operator_says_another(
-    offsets: Any, said: int | None, answer: int
+    offsets: Any, said: int | None, response: int
 ) -> None:
     with Cluster({"bootstrap_servers": "a:9092"}, name="source") as source:
         target = Cluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
         copier = LinkCopier(source, target, offsets, bytes_per_s=8_000_000, shares=2)
         copier.control.value = LinkControl(bytes_per_s=said)
         copier.obey()
-        assert copier.link.bucket.answer_bytes(24 << 20) == answer
+        assert copier.link.bucket.response_bytes(24 << 20) == response
         assert copier.link.emptiness._bucket is copier.link.bucket
         target.close()
 
@@ -129,6 +129,6 @@ def test_a_copier_of_translated_offsets_knows_its_rate_before_a_second_has_passe
         copier._every_second(copier._follow_control)
         (following,) = loops
         following.send(None)  # up to its first pause
-        assert copier.link.bucket.answer_bytes(24 << 20) == 1_000_000
+        assert copier.link.bucket.response_bytes(24 << 20) == 1_000_000
         following.close()
         target.close()

@@ -370,7 +370,7 @@ def test_a_record_that_says_of_no_link_that_it_copies_stops_nobody_and_is_told(v
     keeper = Keeper((b"some\x1b[2K\none" + b"x" * 5_000, value), (b"\xff", value), (None, value))
     warnings = others(keeper, "orders")
     assert len(warnings) == 3 and all(len(warning) < 700 and warning.isprintable() for warning in warnings)
-    assert "the record with key 'some\\x1b[2K\\nonex" in warnings[0] and "left out; take away the right" in warnings[0]
+    assert "the record with key 'some\\x1b[2K\\nonex" in warnings[0] and "ignored; revoke the right" in warnings[0]
     assert circle(keeper, "orders") == ()
     given = LinkTopics.of("orders")
     assert outcome(link_topics._refuse_another(cast(Cluster, keeper), "dr", given, ["orders"])) is None
@@ -456,7 +456,7 @@ def test_each_topic_that_another_link_writes_or_may_is_refused_alone_and_says_wh
         assert (
             f" {'copies' if name == 'orders' else 'may copy'} into topic {name} of this target" in found.refused[name]
         )
-        assert (f"with {kind} offsets, and what is written with identical ones" in found.refused[name]) == bool(kind)
+        assert (f"with {kind} offsets, and only one link may write" in found.refused[name]) == bool(kind)
 
 
 @pytest.mark.usefixtures("keepers")

@@ -1,4 +1,4 @@
-"""What a partition takes of a response to a fetch, and what keeps it from that.  Pure: time is passed."""
+"""What a partition takes of a response to a fetch, or why it takes nothing.  Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 def accept(
     copy: PartitionCopy, part: FetchedPartition, until: int | None, append_lease_s: float, now: float, now_ms: int
 ) -> list[Appendable]:
-    """What is appended next, up to an offset, with the position moved over it; nothing, and trouble, where that is in doubt."""
+    """What to append next, up to an offset, with `position` moved past it; nothing, and trouble, if that is in doubt."""
     if part.error_code:
         copy.refused("fetch", part.error_code, now)
         return []
     copy.last_stable_offset = part.last_stable_offset
     if copy.is_lease_over(now, append_lease_s):
-        copy.trouble("the last look at the target's log is too old", now)
+        copy.trouble("the target's log was last read too long ago", now)
         return []
     first = first_header(part.records)
     epoch = -1 if first is None else first.partition_leader_epoch
     if -1 not in (epoch, copy.leader_epoch) and epoch != copy.leader_epoch:
-        # An unclean election may have taken back what was copied: both logs are compared (KIP-101).
+        # An unclean election may have truncated what was copied: both logs are compared (KIP-101).
         copy.former_epoch, copy.leader_epoch = copy.leader_epoch, -1
         copy.trouble("the source has a new leader epoch", now)
         return []
     try:
         return copy.take(part, until, now_ms)
     except OversizedRecordError as error:
-        copy.too_large = error.at(str(copy))  # what that leads to is decided when the place has been read again
+        copy.too_large = error.at(str(copy))  # the consequence is decided once the target's log was read again
         copy.trouble(str(error), now)
     except TolerantClientError as error:
         copy.doubt(error, now)

@@ -1,11 +1,11 @@
-"""The target side of a copier: stamped batches go out as slices, many requests in flight.
+"""The target side of a copier: stamped batches go out as slices, with many requests in flight.
 
 A request takes the next batch of every partition that has one (brokers accept
-one batch a partition and request).  A gap is filled once nothing of its
-partition is in flight, while the other partitions go on; a batch, too, where a
-partition may have one in flight only (law G of identical/partition.py), and the look at the
-log of one that was idle (law H).  Bytes count from
-queueing to the answer (memory.py).
+one batch for each partition and request).  Three things wait until nothing of
+their partition is in flight, while other partitions continue: filling a gap, a
+batch of a partition that may have only one in flight (law G of
+identical/partition.py), and reading the end of an idle partition's log (law H).
+Bytes count from queueing to the response (memory.py).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Pha
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.records.record_batch import BatchHeader
 
-_LONG_FILL_S = 0.1  # long enough for a topic to be made anew
+_LONG_FILL_S = 0.1  # long enough for a topic to be deleted and created again
 
 
 class _Sender:
-    """The pipeline to one target node; `ready` holds partitions with queued batches, in turn."""
+    """The pipeline to one target node; `ready` holds the partitions with queued batches, in turn."""
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
@@ -46,9 +46,9 @@ class _Sender:
 class Appender:
     """Appends to the leaders of the target.
 
-    `holds` says at the last moment whether a partition may be appended to.
-    `on_answer` gets the partitions of every request that was settled, `on_no_leader`
-    one that cannot be sent to anybody.
+    `holds` says, directly before a batch is sent, whether its partition may be
+    appended to.  `on_response` gets the partitions of every request that was
+    settled, `on_no_leader` a partition that has no leader to send to.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Appender:
         link: CopiedLink,
         fillers: Mapping[GapFill, TransactionFiller | MarkerFiller],
         holds: Callable[[PartitionCopy], bool],
-        on_answer: Callable[[list[PartitionCopy]], None],
+        on_response: Callable[[list[PartitionCopy]], None],
         on_no_leader: Callable[[PartitionCopy], None],
     ) -> None:
         self.settled_at = link.clock()  # when a request was last settled
@@ -67,12 +67,12 @@ class Appender:
         self._fillers = fillers
         self._holds = holds
         self._spawn = link.tasks.spawn
-        self._on_answer = on_answer
+        self._on_response = on_response
         self._on_no_leader = on_no_leader
         self._senders: dict[int, _Sender] = {}
 
     def enqueue(self, accepted: list[tuple[PartitionCopy, Appendable]]) -> None:
-        """Stamps and sends what was taken; that of a partition in trouble is dropped."""
+        """Stamps and sends what was taken; drops what a partition in trouble took."""
         senders: set[_Sender] = set()
         for copy, item in accepted:
             if copy.phase is not Phase.COPYING:
@@ -91,7 +91,7 @@ class Appender:
             self._flush(sender)
 
     def drop(self, copy: PartitionCopy) -> None:
-        """Forgets what is queued for a partition; what is in flight is settled as ever."""
+        """Forgets what is queued for a partition; what is in flight is settled as usual."""
         for sender in self._senders.values():
             sender.ready.pop(copy.partition, None)
         self._memory.settle(copy.drop_queue())
@@ -115,10 +115,10 @@ class Appender:
                     continue
                 if not self._holds(copy):
                     copy.trouble(NO_CLAIM, self._clock())
-                    self._on_answer([copy])
+                    self._on_response([copy])
                     continue
                 if copy.is_looked_at:
-                    continue  # back in `ready` when that is settled
+                    continue  # back in `ready` once the end of its log is known
                 if copy.is_unchecked(self._clock()):
                     if copy.in_flight:
                         continue  # as above
@@ -128,7 +128,7 @@ class Appender:
                     continue
                 item = copy.queue[0]
                 if isinstance(item, Gap):
-                    # It stays at the head until it is filled, so that nothing behind it goes out.
+                    # The gap stays at the head until it is filled, so that nothing after it goes out.
                     if copy.in_flight:
                         continue  # back in `ready` when that is settled
                     if copy.acked == item.from_offset:
@@ -136,7 +136,7 @@ class Appender:
                         self._spawn(self._fill, sender, copy, item)
                     else:
                         copy.trouble(f"what lies before offset {item.from_offset} is not acknowledged", self._clock())
-                        self._on_answer([copy])
+                        self._on_response([copy])
                     continue
                 if not copy.may_send(now_ms):
                     continue  # as above
@@ -162,18 +162,18 @@ class Appender:
             future.add_errback(self._failed, sender, sent, size)
 
     async def _flush_later(self, sender: _Sender, wait_s: float) -> None:
-        """A quota is no trouble: what is queued goes out when the broker wants more (KIP-219)."""
+        """Waits out a quota, which is no trouble: the queue goes out when the broker accepts more (KIP-219)."""
         await self._target.net.sleep(wait_s)
         sender.is_waiting = False
         self._flush(sender)
 
     def _produced(
-        self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, sent_at: float, answer: Any
+        self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, sent_at: float, response: Any
     ) -> None:
-        produced: dict[TopicPartition, ProducedPartition] = {part.partition: part for part in answer}
+        produced: dict[TopicPartition, ProducedPartition] = {part.partition: part for part in response}
         now = self._clock()
-        # A broker throttles each request that it has not read yet anew: many of them would outlast their timeouts.
-        sender.window = 1 if answer.throttle_time_ms else min(2 * sender.window, self._limits.produce_max_requests)
+        # A broker applies a throttle anew to each request that it has not read yet: many would outlast their timeouts.
+        sender.window = 1 if response.throttle_time_ms else min(2 * sender.window, self._limits.produce_max_requests)
         for copy, header in sent:
             part = produced[copy.partition]
             copy.in_flight -= 1
@@ -190,7 +190,7 @@ class Appender:
         self._settle(sender, [copy for copy, _ in sent], size)
 
     async def _look(self, sender: _Sender, copies: list[PartitionCopy]) -> None:
-        """Asks once where the logs of idle partitions end; the leader itself, since metadata may be old."""
+        """Asks the leader itself, since metadata may be old, where the logs of idle partitions end."""
         wanted = [copy.partition for copy in copies]
         ends: dict[TopicPartition, int | Unreplicated | Exception]
         asked_at = self._clock()
@@ -221,7 +221,7 @@ class Appender:
 
     def _settle(self, sender: _Sender, copies: list[PartitionCopy], size: int) -> None:
         self.settled_at = self._clock()
-        self._on_answer(copies)
+        self._on_response(copies)
         sender.ready.update((copy.partition, copy) for copy in copies if copy.queue)
         self._flush(sender)
         self._memory.settle(size)

@@ -1,12 +1,13 @@
-"""What the control must know of a link before its engine appends: which logs it begins, how far it has copied them, and every
-producer id that it has.
+"""What the control must record of a link before its engine appends: which logs it begins, how far it has copied them, and
+every producer id that it has.
 
 Laws:
-A. What is written of a log was derived from what was read of it: where the control says by now that another one is begun, or is
-   to begin elsewhere, than it said then, nothing is written of that partition.  A process that slept knows an older topic.
-   Where it says nothing any more (its topic was deleted) nobody has begun another one: it is said again.
-B. It is written under the claim under which the log was read, which is asked when the record is made; each time that another
-   writer comes before, too.
+A. What is recorded of a log was derived from what was read of it.  If the control by now names another log as begun, or
+   another offset to begin at, than when the log was read, nothing of that partition is written: a process that slept knows
+   an older topic.  If the control no longer names the log (its topic was deleted), nobody has begun another: it is recorded
+   again.
+B. A record is written under the claim under which the log was read.  The claim is checked whenever the record is built, also
+   each time that another writer's record comes first.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from tolerant_client.mirror.state.link_control import LinkControl, Positions, To
 
 T = TypeVar("T")
 
-_OUTDATED = "another process has begun it since its place was read"
+_OUTDATED = "another process has begun it since its log was read"
 
 _CONTROL = (TopicPartition(CONTROL_TOPIC, 0),)
 
 
 @dataclass(eq=False)
 class _Change:
-    """What the control is to say of `partitions`, and what it said when that was `known`.
+    """What the control should record of `partitions`; `known` is what it recorded when that was derived.
 
-    `refused` says of which of them nothing is written, and why (laws A and B).
+    `refused` are the partitions of which nothing is written, and why (laws A and B).
     """
 
     known: LinkControl
@@ -51,7 +52,7 @@ class _Change:
     refused: dict[TopicPartition, str] = field(default_factory=dict)
 
     def is_outdated(self, now: LinkControl, partition: TopicPartition) -> bool:
-        """Whether somebody has begun another log of a partition since, or has it begin elsewhere."""
+        """Whether somebody has since begun another log of a partition, or has it begin elsewhere."""
         if now.generation > self.known.generation:
             return True
         if partition in self.begun and partition not in now.begun and partition not in now.log_starts:
@@ -64,7 +65,7 @@ class _Change:
         )
 
     def applied(self, now: LinkControl) -> LinkControl:
-        """What holds with it, but for what is refused."""
+        """The control with this change, without what is refused."""
 
         def kept(said: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
             return {p: value for p, value in said.items() if p in self.partitions and p not in self.refused}
@@ -75,7 +76,7 @@ class _Change:
 class Begun:
     """Writes to the control of `control.link`; on the event loop of `target`.
 
-    `is_ours` says whether a partition is held under the claim under which its log was read.
+    `is_ours` says whether the claim under which a partition's log was read is still held.
     """
 
     def __init__(self, target: Cluster, control: ControlWatch, is_ours: Callable[[TopicPartition], bool]) -> None:
@@ -93,16 +94,16 @@ class Begun:
         *,
         known: LinkControl,
     ) -> Mapping[TopicPartition, str]:
-        """Returns once the control says that the link has begun these logs, of these topics, and copied them up to there.
+        """Returns once the control records that the link has begun these logs, of these topics, and copied them so far.
 
-        Those of `log_starts` are to be filled up to there; `known` is what the control said before the logs were looked at.
-        Returned is why nothing was written of some: others may have begun them meanwhile, or the record would be too large.
-        They are to be read again.
-        Without the right to write there nothing is remembered: a start has warned of it, and a log that is emptied is not
-        believed later.  Raises KafkaError, and then nothing of it is written later either.
+        Logs in `log_starts` will be filled up to those offsets; `known` is the control from before the logs were read.
+        Returns why nothing was written of some partitions: others may have begun them meanwhile, or the record would be too
+        large.  Their logs must be read again.
+        Without the right to write the control nothing is remembered: a start has warned of it, and an emptied log is not
+        believed later.  Raises KafkaError; then none of it is written later either.
         """
         new = {p for p, ids in partitions.items() if known.begun.get(p) != ids}
-        # What is known of a former log goes with it (copied_so_far), even where it is the same.
+        # What is known of a former log is dropped with it (copied_so_far), so it is written even if it is the same.
         copied = {p: at for p, at in copied.items() if p in new or known.copied.get(p) != at}
         log_starts = {p: at for p, at in log_starts.items() if p in new or known.log_starts.get(p) != at}
         change = _Change(known, partitions, copied, log_starts, {*new, *copied, *log_starts})
@@ -110,7 +111,7 @@ class Begun:
             return {}
         self._unwritten.append(change)
         try:
-            async with self._locks.held(_CONTROL):  # what is begun at the same time is one record
+            async with self._locks.held(_CONTROL):  # changes at the same time become one record
                 if change in self._unwritten:
                     await self._write_all()
         except Errors.MessageSizeTooLargeError as error:
@@ -137,7 +138,7 @@ class Begun:
         self._unwritten = [change for change in self._unwritten if change not in changes]
 
     async def identified(self, state: AppendState) -> AppendState:
-        """A state with a producer id that the target does not know yet; from now on one of the link's.  Raises KafkaError."""
+        """A state with a new producer id, which the target does not know yet and the control records.  Raises KafkaError."""
         fresh = await fresh_producer_id(self._target)
         await update_control(
             self._target, self._control.link, lambda now: replace(now, producer_ids=(fresh, *now.producer_ids))
@@ -146,7 +147,7 @@ class Begun:
 
 
 def unwritable(error: Errors.MessageSizeTooLargeError) -> str:
-    """What is told of a partition of which the control has to say more than a record can."""
+    """The reason for a partition of which the control would have to hold more than fits into a record."""
     return f"the control could not be written: {type(error).__name__}: {error}"
 
 
@@ -156,7 +157,7 @@ def copied_so_far(
     copied: Positions,
     log_starts: Positions = MappingProxyType({}),
 ) -> LinkControl:
-    """With these logs begun and copied; how far another log was copied says nothing of the one that is begun.  Pure."""
+    """The control with these logs begun and copied; positions of a former log do not apply to a new one.  Pure."""
     is_same = {p: now.begun.get(p) == ids for p, ids in begun.items()}
 
     def kept(positions: Positions) -> Positions:

@@ -1,13 +1,13 @@
-"""What it means that a partition's logs differ, or that nothing shows that they agree: a loss of the source, or a divergence.
+"""What it means if a partition's logs differ, or nothing shows that they agree: a loss of the source, or a divergence.
 
 Laws:
-- A loss of the source is claimed on the source's evidence only: another topic id, an epoch that ended before what was
-  copied of it, or a log that is shorter, or has a newer epoch, from the first difference on.
-- A shorter log, or a newer epoch, is evidence only of a target that has nothing more than what was copied: a batch that was
-  doubled makes the target longer, too.  So the link had acknowledged or written down that it copied up to the target's end,
-  or all its batches from the difference on, 256 MB of them at most, lie where they belong, as their sequences say (places.py),
-  and the source has the first of their records nowhere near.
-- Everything else is a divergence of the target, under every policy: going on would leave out records that the source has.
+- A loss of the source is claimed on the source's evidence only: another topic id, an epoch that ended before the end of what
+  was copied of it, or a log that, from the first difference on, is shorter or has a newer epoch.
+- A shorter log, or a newer epoch, is evidence only if the target has nothing beyond what was copied: a doubled batch makes
+  the target longer, too.  So either the link had acknowledged or recorded that it copied up to the target's end, or all its
+  batches from the difference on, 256 MB at most, lie where they belong by their sequences (places.py) and the source has
+  the first of their records nowhere near.
+- Everything else is a divergence of the target, under every policy: to continue would leave out records of the source.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ from tolerant_client.mirror.engine.identical.open_gaps import ended_gap
 from tolerant_client.mirror.engine.identical.places import read_places
 from tolerant_client.records.record_batch import BatchHeader, Record
 
-_BATCHES_OF_A_DIFFERENCE = 50  # that are looked through for records of the link
-_STRETCHES = 50  # that are compared of a log whose topic was made anew on the source: all of 5,000 offsets
-_NEARBY = 1000  # offsets of the source that are looked through for a record that lies elsewhere on the target
+_BATCHES_OF_A_DIFFERENCE = 50  # that are searched for records of the link
+_STRETCHES = 50  # that are compared if the topic was created again on the source: all of 5,000 offsets
+_NEARBY = 1000  # of the source that are searched for a record that the target has elsewhere
 _KEPT_ON_TARGET = (LossReason.TRUNCATION.value, LossReason.RECREATION.value)
 
 
 class AheadOfSource(NamedTuple):
-    """The source was truncated, which the ledger says: its log, up to `source_end`, is shorter than the target's."""
+    """The ledger says that the source was truncated: its log, up to `source_end`, is shorter than the target's."""
 
     state: AppendState
     source_end: int
 
 
 class OpenTransaction(NamedTuple):
-    """Others wrote last, and a transaction is open on the target: whether what they wrote is a copy is told once it is over."""
+    """Others wrote last, and a transaction is open on the target: only its end shows whether what they wrote is a copy."""
 
-    producer_id: int  # -1 where it was not told
+    producer_id: int  # -1 if unknown
     offset: int
 
     def __str__(self) -> str:
         whose = f" of producer {self.producer_id}" if self.producer_id >= 0 else ""
         return (
             f"a transaction{whose} is open on the target since offset {self.offset}; what others wrote there is compared, and"
-            " copying goes on, once it is over: commit or abort it"
+            " copying resumes, once it is over: commit or abort it"
         )
 
 
@@ -77,7 +77,7 @@ Meaning = AppendState | AheadOfSource | Loss | TolerantClientError
 class Logs(NamedTuple):
     """Bounds of both logs of a partition; the source's end is the last stable offset.
 
-    The target's log up to `adopted` was found to be the source's before the link began, whoever wrote it.
+    The target's log up to `adopted` equals the source's since before the link began, whoever wrote it.
     """
 
     source_start: int
@@ -88,7 +88,7 @@ class Logs(NamedTuple):
 
     @property
     def common(self) -> tuple[int, int]:
-        """What can be compared: behind `adopted` only the link has written."""
+        """The offsets to compare: beyond `adopted` only the link has written."""
         return max(self.source_start, self.target_start, self.adopted), min(self.source_end, self.target_end)
 
     @property
@@ -97,20 +97,20 @@ class Logs(NamedTuple):
 
     @property
     def written_from(self) -> int:
-        """From which offset on the target's log has what the link may have written."""
+        """The offset from which on the target's log has what the link may have written."""
         return max(self.target_start, self.adopted)
 
     @property
     def window(self) -> tuple[int, int]:
-        """The end of what can be compared."""
+        """The last part of the offsets to compare."""
         start, end = self.common
         return max(start, end - COMPARED_OFFSETS), end
 
 
 class Case(NamedTuple):
-    """A partition whose logs do not agree; `cut` is where an election of the source has cut its log.
+    """A partition whose logs do not agree; `cut` is where an election has truncated the source's log.
 
-    `copied` is how far the link knows that it has copied it, None where it does not.
+    `copied` is how far the link knows that it has copied it, None if it does not know.
     """
 
     partition: TopicPartition
@@ -120,10 +120,10 @@ class Case(NamedTuple):
     cut: int | None
     producer_id: int
     own: Collection[int]  # every producer id that the link has had
-    is_strange: bool = False  # the target's last batch is nobody's that we know, and not the source's
-    is_same_topic: bool = False  # on the source, as its ids tell
+    is_strange: bool = False  # the target's last batch is of no known writer, and not the source's
+    is_same_topic: bool = False  # on the source, as its ids show
     copied: int | None = None
-    differs_at: int | None = None  # where others have written after the link
+    differs_at: int | None = None  # where others' records after the link's differ
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
@@ -139,10 +139,10 @@ def is_all_filler(copied: LogSlice | None) -> bool:
 
 
 def is_found(copied: LogSlice, visible: LogSlice, original: LogSlice, until: int) -> bool | None:
-    """Whether a batch that is not the link's has a record that the source has there, too: then another one has copied it (M2).
+    """Whether a batch that others wrote has a record that the source has there, too: then another mirror copied it (M2).
 
-    `copied` is what the target has of the batch, `visible` what readers of committed records see of it; filler is the
-    link's.  None where the source could not be read up to `until`, so that nothing is known.
+    `copied` is what the target has of the batch, `visible` what read_committed consumers see of it; filler is the link's.
+    None if the source could not be read up to `until`.
     """
     if all(map(is_filler, copied.records.values())):
         return True
@@ -158,7 +158,7 @@ def share_records(original: LogSlice, copied: LogSlice) -> bool:
 
 
 def has_times_rewritten(case: Case) -> bool:
-    """Whether the target's broker gave the log's last batch, one of the link, a time of its own."""
+    """Whether the target's broker gave the log's last batch, one of the link's, its own time."""
     header = case.last
     return header is not None and header.next_offset > case.logs.adopted and _is_rewritten(header, case)
 
@@ -170,7 +170,7 @@ def _is_rewritten(header: BatchHeader, case: Case) -> bool:
 async def explain(
     source: Cluster, target: Cluster, case: Case, link: str, rows: Collection[LedgerRow]
 ) -> Meaning | None:
-    """What a difference means; None when it is gone."""
+    """What a difference means; None if it is gone."""
     partition, logs = case.partition, case.logs
     accepted = [range(row.from_offset, row.until_offset) for row in rows]
     kept = [range(row.from_offset, row.until_offset) for row in rows if row.reason in _KEPT_ON_TARGET]
@@ -181,13 +181,13 @@ async def explain(
     if first is None and case.differs_at is not None:
         until = min(case.differs_at + 1, logs.common[1])
         first = await first_difference_of_logs(source, target, partition, logs.common[0], until, accepted)
-        if first is None:  # or others have aborted there what the source has committed
+        if first is None:  # or others have aborted what the source has committed there
             span = {partition: (case.differs_at, until)}
             original, copy = [
                 (await read_slices(each, span, is_committed=True))[partition] for each in (source, target)
             ]
             first = first_difference(original, copy, accepted)
-    if is_kept and first is None:  # what differs outside of the rows is another loss
+    if is_kept and first is None:  # a difference outside of the rows is another loss
         return AheadOfSource(case.state, logs.source_end) if logs.target_end > logs.source_end else case.state
     if case.cut is not None and (first is None or case.cut <= first):
         return _truncated(case, link, case.cut)
@@ -201,7 +201,7 @@ async def explain(
 
 
 async def _explain_difference(source: Cluster, target: Cluster, case: Case, link: str, first: int) -> Meaning | None:
-    """What it means that the target has from `first` on what the source does not have there; None when it is gone."""
+    """What it means that the target differs from the source from `first` on; None if the difference is gone."""
     at, marker = first, None
     for _ in range(_BATCHES_OF_A_DIFFERENCE):
         header = (await read_headers(target, {case.partition: at})).get(case.partition)
@@ -220,7 +220,7 @@ async def _explain_difference(source: Cluster, target: Cluster, case: Case, link
             break
     if at == first and marker is None:
         return None
-    # What fills a gap has no records that could show what the source had there.
+    # Filler has no records that could show what the source had there.
     return _only_gaps(case, first, marker, is_own=await ended_gap(target, link, case.partition, marker))
 
 
@@ -233,8 +233,8 @@ async def _explain_own(
     if (elsewhere := await _source_offset(source, case, record)) is not None:
         return TargetDivergedError(
             f"The target log of {case} has at offset {offset} (producer id {header.producer_id}, one of the mirror's own) the"
-            f" record that the source has at offset {elsewhere}: what the mirror appended from offset {first} on does not lie"
-            " where it belongs. Delete the target topic: the next start fills it again"
+            f" record that the source has at offset {elsewhere}: the mirror's appends from offset {first} on are not at their"
+            " offsets. Delete the target topic: the next start fills it again"
         )
     logs = case.logs
     is_taken_back = logs.target_end > logs.source_end or await _has_newer_epoch(source, case.partition, first)
@@ -244,27 +244,27 @@ async def _explain_own(
     if (wrong := places.wrong) is not None:
         return TargetDivergedError(
             f"The target log of {case} has at offset {wrong.base_offset} a batch of the mirror (producer id {wrong.producer_id})"
-            f" with sequence {wrong.base_sequence}, which does not follow on what is before it: it was appended twice, or in"
-            " the place of another one. Delete the target topic: the next start fills it again"
+            f" with sequence {wrong.base_sequence}, which does not continue the batch before it: it was appended twice, or where"
+            " another batch belongs. Delete the target topic: the next start fills it again"
         )
     if is_taken_back and places.is_proved:
         return _truncated(case, link, first)
     return TargetDivergedError(
-        f"The target log of {case} has at offset {offset} (producer id {header.producer_id}, one of the mirror's own) another"
-        " record than the source, and nothing shows that the source was truncated or made anew. Delete the target topic:"
-        " the next start fills it again"
+        f"The target log of {case} has at offset {offset} (producer id {header.producer_id}, one of the mirror's own)"
+        " another record than the source, and nothing shows that the source was truncated, or its topic created again. Delete"
+        " the target topic: the next start fills it again"
     )
 
 
 async def _source_offset(source: Cluster, case: Case, record: Record) -> int | None:
-    """Another offset where the source has a record that the target has; looked for nearby, and where its time is."""
+    """Another offset at which the source has a record of the target; searched nearby, and by its timestamp."""
     logs, partition = case.logs, case.partition
     starts = [record.offset - _NEARBY, record.offset]
     if record.timestamp >= 0:
         try:
             starts.append((await source.list_offsets({partition: record.timestamp}))[partition])
         except UnsupportedSourceError:
-            pass  # brokers before 0.10.1 find nothing by time
+            pass  # brokers before 0.10.1 have no offsets by time
     for start in starts:
         span = (max(start, logs.source_start), min(start + _NEARBY, logs.source_end))
         if start + _NEARBY > logs.source_start and span[0] < span[1]:
@@ -276,7 +276,7 @@ async def _source_offset(source: Cluster, case: Case, record: Record) -> int | N
 
 
 async def _has_newer_epoch(source: Cluster, partition: TopicPartition, first: int) -> bool:
-    """Whether the source's epoch of the last batch before `first` ended there: what follows is an election's."""
+    """Whether the source's epoch of the last batch before `first` ended there: what follows was written after an election."""
     before = (await read_headers(source, {partition: first - 1})).get(partition) if first else None
     return before is not None and partition in await source_truncations(
         source, {partition: (before.partition_leader_epoch, first + 1)}
@@ -284,7 +284,7 @@ async def _has_newer_epoch(source: Cluster, partition: TopicPartition, first: in
 
 
 async def _first_rewritten(target: Cluster, case: Case) -> int:
-    """Where the batches at the end of a log begin whose times the broker gave."""
+    """Where the batches at the end of a log begin that have the broker's time."""
     assert case.last is not None
     low, high = case.logs.written_from, case.last.base_offset
     while low < high:
@@ -300,7 +300,7 @@ async def _first_rewritten(target: Cluster, case: Case) -> int:
 def _diverged(case: Case, foreign: BatchHeader, offset: int) -> TargetDivergedError:
     return TargetDivergedError(
         f"The target log of {case} has a foreign record batch at offset {max(offset, foreign.base_offset)} (producer id"
-        f" {foreign.producer_id}, the mirror's is {case.producer_id}) that is not the source's; stop that writer and mirror"
+        f" {foreign.producer_id}, the mirror's is {case.producer_id}) that the source does not have; stop that writer and mirror"
         " into a topic of its own"
     )
 
@@ -311,9 +311,9 @@ def _only_gaps(case: Case, first: int, marker: BatchHeader | None, *, is_own: bo
     at = first if marker is None else max(first, marker.base_offset)
     if is_own:
         return TargetDivergedError(
-            f"The target log of {case} has the end of a gap transaction of the mirror at offset {at}, in the place of a record of the"
-            " source: the topic was made anew, or lost records, while that was open. Delete the target topic: the next start"
-            " fills it again"
+            f"The target log of {case} has the end of a gap transaction of the mirror at offset {at}, where the source has a"
+            " record: the topic was created again, or lost records, while the transaction was open. Delete the target topic:"
+            " the next start fills it again"
         )
     return TargetDivergedError(
         f"The target log of {case} has {what} at offset {at}{whose} that the source does not have there: another producer"
@@ -323,7 +323,7 @@ def _only_gaps(case: Case, first: int, marker: BatchHeader | None, *, is_own: bo
 
 
 def misplaced(case: Case) -> TargetDivergedError:
-    """The link counts every offset once, and gaps not (M2): a sequence ahead of its offset was meant for a later one."""
+    """The link's sequences count every offset once, and no gaps (M2): a sequence ahead of its offset was meant for a later one."""
     return TargetDivergedError(
         f"The target log of {case} ends at offset {case.logs.target_end}, and the mirror's last batch there was meant for a later"
         f" offset: its next sequence is {case.state.next_sequence}. The topic was deleted and made anew on the target, or emptied,"
@@ -332,13 +332,13 @@ def misplaced(case: Case) -> TargetDivergedError:
 
 
 async def made_anew(target: Cluster, case: Case, link: str) -> TargetDivergedError:
-    """A log that has something, of another topic than the one that the link has begun: a name is not a topic (M4)."""
+    """For a log with content, of another topic than the one that the link has begun: a name is not a topic (M4)."""
     is_own = await ended_gap(target, link, case.partition, case.last)
-    last = ", the end of a gap transaction that the mirror had left open in the former one" if is_own else ""
+    last = ", the end of a gap transaction that the mirror had left open in the former topic" if is_own else ""
     return TargetDivergedError(
         f"The topic of {case} was deleted and made anew on the target since the mirror began to copy into it, and its new log ends at"
         f" offset {case.logs.target_end}{last}: what lies there is no copy. Delete the target topic: the next start creates it and"
-        " fills it again; where somebody needs those records, mirror into a topic of another name"
+        " fills it again; if somebody needs those records, mirror into a topic of another name"
     )
 
 
@@ -346,29 +346,29 @@ def nothing_proves(case: Case) -> TargetDivergedError:
     logs = case.logs
     has = f"has only offsets {logs.target_start} to {logs.target_end}" if logs.is_written else "is empty"
     return TargetDivergedError(
-        f"The target log of {case} ends at offset {logs.target_end}, but {has}: nothing shows that what was there was the"
-        " source's: the link has not written down that it had copied up to there. Delete the target topic: the next start"
-        " creates it and fills it from where the source's begins"
+        f"The target log of {case} ends at offset {logs.target_end}, but {has}: nothing shows that its former records were the"
+        " source's, since the link has not recorded that it copied up to there. Delete the target topic: the next start"
+        " creates it and fills it from the source's log start"
     )
 
 
 def overtaken(case: Case, link: str) -> Loss:
     start, until = case.logs.target_end, case.logs.source_start
     if case.last is not None and case.last.is_control and not is_filler_marker(case.last):
-        start = case.last.base_offset  # nothing tells a marker of the link from another's where the source has nothing
+        start = case.last.base_offset  # a marker is the link's or another's: without the source's records nothing tells
     row = case.row(link, start, until, LossReason.RETENTION, "deleted on the source before they were copied")
     anew = ", or delete the target topic to copy what is left" if case.logs.target_end else ""
     error = DataLossError(
         f"The source of {case} no longer has offsets {start} to {until}: retention overtook the mirror;"
-        f" go on behind them with --on-loss continue{anew}"
+        f" resume after them with --on-loss continue{anew}"
     )
     return Loss(row, error, case.state, until)
 
 
 async def recreated(source: Cluster, target: Cluster, case: Case, link: str) -> Loss | AppendState:
-    """What it means that the source's topic has another id; the row begins and ends where records differ.
+    """What a new id of the source's topic means; the row spans the offsets from the first to the last difference.
 
-    No loss, but where to go on, where all of a log of up to 5,000 offsets agrees and the source has as much.
+    No loss, but the state to resume from, if all of a log of up to 5,000 offsets agrees and the source has as much.
     """
     logs, (start, end) = case.logs, case.logs.common
     first, until = min(logs.source_start, logs.target_start), logs.target_end
@@ -389,19 +389,19 @@ async def recreated(source: Cluster, target: Cluster, case: Case, link: str) -> 
             until = last
     here = "has other records here; the target keeps what it has"
     if not logs.target_end:
-        here = "what it had was not copied, and is not known"
+        here = "its former records were not copied, and are not known"
     detail = f"the source's topic was deleted and created again, and {here}"
     row = case.row(link, first, until, LossReason.RECREATION, detail)
     error = SourceTruncatedError(
         f"The source topic of {case} was deleted and created again, as its id shows, and its log spans offsets"
-        f" {logs.source_start} to {logs.source_end} now (the target's ends at {logs.target_end}); go on behind that offset with"
-        " --on-loss continue, or delete the target topic to copy it anew"
+        f" {logs.source_start} to {logs.source_end} now (the target's ends at {logs.target_end}); resume after that offset with"
+        " --on-loss continue, or delete the target topic to copy it again"
     )
     return Loss(row, error, case.state, logs.target_end)
 
 
 async def _agree(source: Cluster, target: Cluster, partition: TopicPartition, start: int, end: int) -> bool:
-    """Whether both logs agree in all of a few stretches, and both have records in the first and the last of them."""
+    """Whether both logs agree in a few samples, and both have records in the first and the last sample."""
     last = max(start, end - COMPARED_OFFSETS)
     step = max(COMPARED_OFFSETS, (last - start) // _STRETCHES)
     for at in (last, *range(start, last, step)):
@@ -420,7 +420,7 @@ async def _agree(source: Cluster, target: Cluster, partition: TopicPartition, st
 def _truncated(case: Case, link: str, first: int) -> Loss:
     logs = case.logs
     start, end = logs.common
-    # A log that is made anew begins at 0.
+    # The log of a topic that was created again begins at 0.
     if not case.is_same_topic and (start >= end or first <= start and logs.source_start == 0):
         reason, what = (
             LossReason.RECREATION,
@@ -434,6 +434,6 @@ def _truncated(case: Case, link: str, first: int) -> Loss:
     row = case.row(link, first, logs.target_end, reason, f"the source has {what}; the target keeps what it has")
     error = SourceTruncatedError(
         f"The source of {case}, offsets {logs.source_start} to {logs.source_end}, has {what} (the target's log ends at"
-        f" {logs.target_end}); go on behind that offset with --on-loss continue, or delete the target topic to copy it anew"
+        f" {logs.target_end}); resume after that offset with --on-loss continue, or delete the target topic to copy it again"
     )
     return Loss(row, error, case.state, logs.target_end)

@@ -1,4 +1,4 @@
-"""What the rules of a copy depend on: the topics and brokers of the target, and whether the source cleans its topics."""
+"""What the rules of a copy depend on: the target's topics and brokers, and whether the source cleans its topics."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.state.topics import TopicFacts, describe_topics, topic_facts
 
-_LAST_S = 60.0  # a topic's configuration may be changed while it is copied
-_REMEMBERED_MS = 3_600_000  # how long a producer is surely remembered where a broker does not tell it; by default a day
+_LAST_S = 60.0  # a topic's configuration may change while it is copied
+_REMEMBERED_MS = 3_600_000  # how long a broker that does not tell surely remembers a producer; the default is a day
 
 
 class TargetFacts:
-    """Facts that are at most a minute old, or younger than the last refusal that speaks against them; on the clusters' loop."""
+    """Facts that are at most a minute old, and newer than the last refusal that contradicts them; on the clusters' loop."""
 
     def __init__(self, source: Cluster, target: Cluster, policy: MirrorPolicy, clock: Callable[[], float]) -> None:
         self._source = source
         self._target = target
         self._policy = policy
         self._clock = clock
-        # When read, the target's, and whether the source cleans; by node when read, and how long it surely remembers a producer.
+        # By topic: when read, the target's facts, whether the source cleans.  By node: when read, how long it surely remembers.
         self._topics: dict[str, tuple[float, TopicFacts, bool]] = {}
         self._remembered: dict[int, tuple[float, int]] = {}
 
     async def read(self, copies: Collection[PartitionCopy]) -> None:
-        """Reads what is stale for these partitions, and clears their doubts.  Raises KafkaError."""
+        """Reads facts of these partitions that are stale or doubted.  Raises KafkaError."""
         now = self._clock()
         doubted = {copy.partition.topic for copy in copies if copy.has_doubtful_facts}
         topics = {copy.partition.topic for copy in copies}
         if stale := [t for t in topics if t in doubted or t not in self._topics or now - self._topics[t][0] > _LAST_S]:
             sources = await describe_topics(self._source, stale)
             for topic, facts in (await topic_facts(self._target, stale)).items():
-                # Brokers before 0.11 do not tell; they have no gaps but those of the cleaner.
+                # Brokers before 0.11 do not tell; their only gaps are the cleaner's.
                 is_cleaned = topic not in sources or not sources[topic].effective or sources[topic].is_compacted
                 self._topics[topic] = (now, facts, is_cleaned)
         for copy in copies:
@@ -57,7 +57,7 @@ class TargetFacts:
         return self._topics[topic][1].rewrites_times
 
     def rules(self, copy: PartitionCopy) -> AppendRules:
-        """What may be appended; of a topic whose facts were read."""
+        """What may be appended to a partition whose topic's facts were read."""
         topic = copy.partition.topic
         _, facts, is_cleaned = self._topics[topic]
         way = choose_way(self._policy.for_topic(topic).gap_fill, is_compacted=facts.is_compacted or is_cleaned)

@@ -1,30 +1,31 @@
-"""Fills gaps (M5) with offsets that no consumer sees: aborted transactions, or transaction markers alone.
+"""Fills gaps (M5) with offsets that no consumer sees: aborted transactions, or bare transaction markers.
 
 Laws of the transactions:
-A. A transactional.id belongs to one partition of one link.  Its epoch is the lock: whoever initialises it ends what
-   was open and fences who was there before.
-B. A partition is added to a transaction only while the log ends inside a gap, so wherever a broker puts the marker
-   that ends it (in time, after transaction.timeout.ms, at a takeover), it takes an offset of that gap.
-C. A writer that was not fenced is the only one that filled since it initialised.  So after a request was answered it
-   may go on; after one that was not, it initialises anew: the late request then carries an old epoch (KAFKA-17754).
-D. Whoever is fenced waits until the other one is done or stands still, before it fences back.
-E. A gap is filled when the coordinator says that the transaction is over, not when its marker is in the log: until
-   then a coordinator that fails over, or that lost the leader's answer, writes the marker again
-   (TransactionMarkerRequestCompletionHandler.scala), and no broker refuses that.  Such a marker takes one offset more.
-   The log end is read again before every transaction that counts on it, and some of a gap is left behind each, so
-   only a repeat of a gap's last marker reaches beyond the gap; that is returned as the log end.  What a transaction wrote
-   is replicated when it is over, so only whoever takes over asks the leader whether it has more (admin/offsets.py).
-F. Whoever was fenced by a promotion would fence back, too, so `may_write` is asked between taking over and the first
-   request that writes, after all that is waited for there: a claim may lapse meanwhile; `may_send` says it again before each
-   request, without asking anybody.  The control is written before
-   anything is fenced (fence.py): who takes over behind the fence finds it there, and who took over before is fenced.
+A. A transactional.id belongs to one partition of one link.  Its epoch is the lock: InitProducerId aborts the open transaction
+   and fences the producer before.
+B. A partition is added to a transaction only while the log ends inside a gap.  So whenever a broker writes the marker that
+   ends the transaction (in time, after transaction.timeout.ms, at a takeover), the marker takes an offset of that gap.
+C. A writer that was not fenced is the only one that has filled since its InitProducerId.  So it may continue after a request
+   that got a response; after one that got none, it calls InitProducerId again: the late request then carries an old epoch
+   (KAFKA-17754).
+D. A fenced writer waits until the other one is done or makes no progress, before it fences back.
+E. A gap is filled when the coordinator says that the transaction is over, not when its marker is in the log: until then a
+   coordinator that fails over, or that lost the leader's response, writes the marker again
+   (TransactionMarkerRequestCompletionHandler.scala), and no broker refuses it.  Such a marker takes one offset more.
+   The log end is read again before every transaction that depends on it, and each leaves a part of the gap unfilled, so only
+   a repeat of the gap's last marker reaches beyond the gap; it shows in the returned log end.  What a transaction wrote is
+   replicated when it is over, so only a writer that takes over asks the leader whether it has more (admin/offsets.py).
+F. A writer that a promotion has fenced would fence back, too.  So `may_write` is called between taking over and the first
+   request that writes, after all waiting there, since a claim may lapse meanwhile; `may_send` repeats the check before each
+   request without asking a broker.  The control is written before anything is fenced (fence.py): a writer that takes over
+   after the fence finds the promotion there, and one that took over before is fenced.
 
 Laws of the markers:
-G. One request in flight a partition, and one writer a partition: nothing but their order is checked.  So the end that a
-   request begins at is one of which all is replicated (admin/offsets.py): the leader may have more of ours than clients see.
-H. What a gap has become is read from the log end; error codes are merged by producer id (KafkaApis.scala,
-   handleWriteTxnMarkersRequest), so they do not tell of a single marker.
-I. Nothing fences them, so `may_write` is asked before each request; fence.py says what may come late nevertheless.
+G. One request in flight and one writer for each partition: only their order is checked.  So a request begins at a log end
+   up to which all is replicated (admin/offsets.py): the leader may have more of our markers than clients see.
+H. The log end shows what became of a gap; error codes are merged by producer id (KafkaApis.scala,
+   handleWriteTxnMarkersRequest), so they say nothing of a single marker.
+I. Nothing fences markers, so `may_write` is called before each request; fence.py says what may still come late.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ from tolerant_client.mirror.batches.gaps import Gap, marker_producer
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 
-# Offsets.  An empty transaction leaves nothing for anybody to see, but each takes some ms; longer gaps get one with
-# filler records, which only read_uncommitted consumers see.
+# Offsets.  An empty transaction leaves no records, but each takes some ms; longer gaps get one transaction with filler
+# records, which only read_uncommitted consumers see.
 EMPTY_TRANSACTIONS = 10
 
 _LEFT_BEHIND = 2  # offsets
 _OFFSETS_PER_TRANSACTION = 2_000_000  # written long before the transaction times out
-_FILLER_BATCH_BYTES = 16 << 10  # fits whatever max.message.bytes anybody sets
+_FILLER_BATCH_BYTES = 16 << 10  # fits any max.message.bytes that is in use
 _MARKERS_PER_REQUEST = 2_000
 _CONTENTIONS = 8  # takeovers in one call
-_QUIET_S = (0.05, 1.0)  # how long the log stands still before we fence back: at first, at most
+_QUIET_S = (0.05, 1.0)  # how long the log must not move before we fence back: at first, at most
 _SETTLED_S = 5.0
 
-# Raises once the partition may not be written any more: LinkPromotedError, or what is retriable where it is not claimed.
+# Raises once the partition may not be written: LinkPromotedError, or a retriable error if it is not claimed.
 MayWrite = Callable[[TopicPartition], Awaitable[None]]
-MaySend = Callable[[TopicPartition], None]  # as far as is known without asking
+MaySend = Callable[[TopicPartition], None]  # the same, without asking a broker
 
 
 class TransactionFiller:
@@ -95,17 +96,17 @@ class TransactionFiller:
         max_batch_bytes: int = _FILLER_BATCH_BYTES,
         topic_id: uuid.UUID | None = None,
     ) -> int:
-        """Fills what of the gap the log does not have yet; returns the log end that it saw last.
+        """Fills what the log does not have yet of a gap; returns the last log end that it read.
 
-        The caller has seen the log end at the gap's start.  `gap.until_offset` comes back when all is well; any other
-        one means that the log is not what the caller took it for.  A second call for the partition waits for the first.
-        Raises LinkPromotedError, OptionError and KafkaError, retriable or not; then the log has a part of the gap or all
+        The caller has read the log end at the gap's start.  `gap.until_offset` is returned if all is well; any other offset
+        means that the log is not what the caller expected.  A second call for the partition waits for the first.
+        Raises LinkPromotedError, OptionError and KafkaError, retriable or not; the log then has a part of the gap or all
         of it.
         """
         async with self._locks.held([partition]) as has_waited:  # two fills of one process would not fence each other
             if partition in self._producers and self._producers[partition].topic_id != topic_id:
                 del self._producers[partition]
-            # Law C: while nobody has fenced us, the log still ends where the caller saw it.
+            # Law C: while nobody has fenced us, the log still ends where the caller read it.
             is_known = partition in self._producers and not has_waited
             end = gap.from_offset if is_known else await replicated_end(self._target, partition)
             if has_waited and partition in self._producers:
@@ -150,7 +151,7 @@ class TransactionFiller:
             except BaseException as error:
                 self._producers.pop(partition, None)  # law C
                 if getattr(error, "invalid_metadata", False):
-                    self._target.manager.cluster.request_update()  # the leader that we know may lead no longer
+                    self._target.manager.cluster.request_update()  # the known leader may have changed
                 raise
         return end
 
@@ -158,7 +159,7 @@ class TransactionFiller:
         return (await self._target.list_offsets({partition: LATEST}))[partition]
 
     async def _extend(self, producer: GapProducer, gap: Gap, max_batch_bytes: int) -> int:
-        """Fills a part of a gap, from its start on; returns the offset that it has filled it to."""
+        """Fills a part of a gap from its start; returns the offset up to which it is filled."""
         remaining = gap.until_offset - gap.from_offset
         if remaining <= self._empty_transactions:
             count = (remaining + 1) // 2
@@ -166,7 +167,7 @@ class TransactionFiller:
                 await producer.add()
                 await producer.abort()
         else:
-            # A few offsets are left to empty transactions: a marker that is repeated has room among them.
+            # A few offsets are left to empty transactions: there is room for a repeated marker among them.
             count = max(min(remaining - _LEFT_BEHIND, _OFFSETS_PER_TRANSACTION), 2)
             await producer.add()
             await producer.produce(Gap(gap.from_offset, gap.from_offset + count - 1), max_batch_bytes)
@@ -175,7 +176,7 @@ class TransactionFiller:
         return gap.from_offset + count
 
     async def _left_alone(self, partition: TopicPartition, end: int, until: int, contentions: int) -> int:
-        """Waits until the log reaches `until` or stands still for a time; returns its end (law D)."""
+        """Waits until the log reaches `until` or does not move for a time; returns its end (law D)."""
         quiet = random.uniform(0.5, 1.5) * min(_QUIET_S[0] * 2 ** (contentions - 1), _QUIET_S[1])
         deadline = self._clock() + quiet
         while end < until and self._clock() < deadline:
@@ -193,13 +194,13 @@ class MarkerFiller:
         self._target = target
         self._may_write = may_write
         self._clock = clock
-        self._unanswered: dict[TopicPartition, float] = {}  # when
+        self._unanswered: dict[TopicPartition, float] = {}  # when a request was sent that got no response
         self._locks = PartitionLocks()
 
     async def fill(
         self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int = 0, topic_id: uuid.UUID | None = None
     ) -> int:
-        """As TransactionFiller.fill, without batches; an end beyond the gap means repeated markers, or those of others."""
+        """Like TransactionFiller.fill, without batches; an end beyond the gap means repeated markers, or others' markers."""
         await self._target.connect()
         if not can_write_markers(self._target):
             raise OptionError("gap.fill=markers needs target brokers of Kafka 2.8 or newer; set gap.fill=transactions")
@@ -217,7 +218,7 @@ class MarkerFiller:
             codes = await write_abort_markers(self._target, node, partition, producers)
             del self._unanswered[partition]
             self._raise_for(codes - {Errors.InvalidProducerEpochError.errno}, partition)
-            # Some are refused where they are there already; then there must be more than before.
+            # Markers that are there already are refused; then at least one must be new.
             goal = offsets.start + 1 if codes else offsets.stop
             end = await replicated_end(self._target, partition)
             if end < goal:
@@ -234,11 +235,11 @@ class MarkerFiller:
             )
         error = Errors.for_code(max(codes))(f"WriteTxnMarkers for {partition.topic}-{partition.partition}")
         if getattr(error, "invalid_metadata", False):
-            self._target.manager.cluster.request_update()  # the leader that we know may lead no longer
+            self._target.manager.cluster.request_update()  # the known leader may have changed
         raise error
 
     async def _settled(self, partition: TopicPartition) -> int:
-        """The log end, once a request that was not answered has had its time to arrive."""
+        """The log end, after a request without a response has had time to arrive."""
         while (since := self._unanswered.get(partition)) is not None:
             if self._clock() - since > _SETTLED_S:
                 del self._unanswered[partition]
@@ -248,7 +249,7 @@ class MarkerFiller:
 
 
 def _behind(target: Cluster, partition: TopicPartition, end: int, goal: int) -> Exception:
-    """For a log end that a leader told which leads no more, or which has lost what was replicated."""
+    """The error for a log end of a leader that was replaced, or that lost what was replicated."""
     target.manager.cluster.request_update()
     error: Exception = Errors.OffsetNotAvailableError(
         f"the log of {partition.topic}-{partition.partition} ends at {end}, but it was written up to {goal}"

@@ -1,10 +1,10 @@
-"""The partitions that a copier has: adopted, claimed on the target, in the flow of batches or out of it, and released.
+"""The partitions that a copier has: it adopts them, claims them on the target, copies them, and releases them.
 
 Laws:
-- Nothing is read or appended of a partition before it is claimed (mirror/state/claims.py), and nothing is released that has a
-  request in flight.
-- Whatever goes wrong with a partition takes it out of the flow.  It drains, and then waits in `to_sync` for its place to be
-  read again from the target's log (sync_loop.py).
+- A partition is neither read nor appended to before it is claimed (mirror/state/claims.py), and its claim is not released
+  while a request is in flight.
+- Any trouble takes a partition out of the flow.  It drains, and then waits in `to_sync` until the target's log was read
+  again (sync_loop.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PAUSED = "its operator has paused it"
 class Flow:
     """The partitions of one copier; on the loop of both clusters.
 
-    `sync` reads the places of all that is in `to_sync`, until that is empty; it runs while there is something.
+    `sync` reads the logs of the partitions in `to_sync` until none is left; it runs only while there are any.
     """
 
     def __init__(self, link: CopiedLink, sync: Callable[[], Awaitable[None]]) -> None:
@@ -77,7 +77,7 @@ class Flow:
         return [copy for p in partitions if (copy := self.partitions.get(p)) is not None]
 
     def has(self, copy: PartitionCopy) -> bool:
-        """Whether a partition was neither released nor adopted anew since."""
+        """Whether a partition was neither released nor adopted again since."""
         return self.partitions.get(copy.partition) is copy
 
     # -- adopted and released -------------------------------------------------
@@ -89,10 +89,10 @@ class Flow:
         if copy is None:
             copy = self.partitions[partition] = PartitionCopy(partition, self.clock())
             self.want_sync(copy)
-        copy.rested()  # if it had reached its former offset, its patience begins now
+        copy.rested()  # a partition that had reached its former offset gets its full patience
         copy.want(until, hold_until, lease_until, self.clock())
         if copy.phase is Phase.COPYING and not self.reader.is_reading(partition):
-            # It had reached its former offset and was left alone since.
+            # It had reached its former offset and is not fetched any more.
             copy.phase = Phase.DRAINING
             self.after_trouble(copy)
         return copy
@@ -101,7 +101,7 @@ class Flow:
         copy = self.partitions.pop(partition, None)
         if copy is not None:
             copy.is_released = True
-            if copy.phase is not Phase.PAUSED:  # what was accepted for it is not queued any more
+            if copy.phase is not Phase.PAUSED:  # accepted batches are no longer queued
                 copy.phase = Phase.RELEASED if copy.phase is Phase.COPYING else Phase.STOPPED
             self.leave(copy)
             self.to_sync.discard(partition)
@@ -110,7 +110,7 @@ class Flow:
             self.settled(copy)
 
     def settled(self, copy: PartitionCopy) -> None:
-        """Takes it that a request of a partition that was given up is settled: with the last one its claim is released."""
+        """Handles a settled request of a partition that was given up: after the last one its claim is released."""
         if copy.in_flight or self._leaving.get(copy.partition) is not copy:
             return
         del self._leaving[copy.partition]
@@ -123,7 +123,7 @@ class Flow:
         return partition in self._leaving
 
     def drop_expired(self) -> None:
-        """Releases partitions whose lease is over."""
+        """Releases partitions whose lease has ended."""
         now = self.clock()
         for partition, copy in list(self.partitions.items()):
             if copy.has_reached and now > copy.lease_until > copy.hold_until:
@@ -132,22 +132,22 @@ class Flow:
     # -- claimed --------------------------------------------------------------
 
     def claimed(self, due: list[TopicPartition]) -> list[TopicPartition]:
-        """Those that may be read and written; the others wait for their claim, or for what is still in flight."""
+        """Partitions that may be read and written; the others wait for their claim, or for requests in flight."""
         held = [p for p in due if self.claims.holds(p) and p not in self._leaving]
         self.unclaimed.update(p for p in set(due).difference(held) if p in self.partitions)
         return held
 
     def is_claimed(self, copy: PartitionCopy) -> bool:
-        """Whether a partition may be appended to from the place that was read (claims.py, laws E and H)."""
+        """Whether a partition may be appended to from the state that was read (claims.py, laws E and H)."""
         return copy.term is not None and self.claims.term(copy.partition) == copy.term
 
     def is_ours(self, partition: TopicPartition) -> bool:
-        """The same of a partition, also of one that was given up and of which something is in flight."""
+        """Like is_claimed; also for a partition that was given up with requests in flight."""
         copy = self.partitions.get(partition) or self._leaving.get(partition)
         return copy is not None and self.is_claimed(copy)
 
     def claims_changed(self) -> None:
-        """Takes what has lapsed out of the flow, and has the places read of what was granted."""
+        """Takes partitions with a lapsed claim out of the flow; wants a sync of those whose claim was granted."""
         for lapsed in [c for c in self.partitions.values() if c.phase is Phase.COPYING and not self.is_claimed(c)]:
             lapsed.trouble(NO_CLAIM, self.clock())
             self.after_trouble(lapsed)
@@ -156,12 +156,12 @@ class Flow:
             self.want_sync(self.partitions[partition])
 
     async def require_writable(self, partition: TopicPartition) -> None:
-        """Raises LinkPromotedError where the link may write no more, and KafkaError where the partition may not be written."""
+        """Raises LinkPromotedError if the link may no longer write, and KafkaError if the partition may not be written."""
         await self.control.require_not_promoted()
         self.require_ours(partition)
 
     def require_ours(self, partition: TopicPartition) -> None:
-        """As require_writable, as far as is known without asking: what lasts calls it before each of its requests."""
+        """Like require_writable, without asking a broker: long operations call it before each of their requests."""
         if not self.is_ours(partition):
             raise Errors.NotLeaderForPartitionError(NO_CLAIM)
         self.control.value.require_not_promoted(self.link.name)
@@ -175,12 +175,12 @@ class Flow:
         return accept(copy, part, until, append_lease_s, self.clock(), int(time.time() * 1000))
 
     def leave(self, copy: PartitionCopy) -> None:
-        """Takes a partition out of the flow; what is in flight is settled as ever."""
+        """Takes a partition out of the flow; what is in flight is settled as usual."""
         self.reader.leave(copy.partition)
         self.appender.drop(copy)
 
     def after_trouble(self, copy: PartitionCopy) -> None:
-        """Takes a troubled partition out of the flow; once drained its place is read again."""
+        """Takes a partition in trouble out of the flow; once drained, its log is read again."""
         self.leave(copy)
         if copy.is_drained:
             self.want_sync(copy)
@@ -188,7 +188,7 @@ class Flow:
             self.tasks.notify()
 
     def want_sync(self, copy: PartitionCopy) -> None:
-        """Has the place of a partition read, from its `not_before` on."""
+        """Has a partition's log read again, not before its `not_before`."""
         self.to_sync.add(copy.partition)
         if not self._is_syncing:
             self._is_syncing = True
@@ -203,7 +203,7 @@ class Flow:
             self._is_syncing = False
 
     def not_read(self, partitions: Iterable[TopicPartition], reason: str) -> None:
-        """Has partitions whose place could not be read asked for again, a little later each time."""
+        """Has partitions whose logs could not be read tried again, with growing pauses."""
         for copy in self.copies(partitions):
             if copy.phase not in (Phase.STOPPED, Phase.COPYING):
                 copy.phase = Phase.SYNCING
@@ -216,10 +216,10 @@ class Flow:
         self.leave(copy)
         self.to_sync.discard(partition)
 
-    # -- what the operator says -----------------------------------------------
+    # -- the operator's orders ------------------------------------------------
 
     def set_paused(self, partition: TopicPartition, is_paused: bool) -> None:
-        """Takes a partition out of the flow that the operator has paused, and has one resumed that he had."""
+        """Takes a partition that the operator has paused out of the flow, or resumes one that the operator had paused."""
         copy = self.partitions[partition]
         if not is_paused:
             if copy.phase is Phase.PAUSED and isinstance(copy.error, LinkPausedError):
@@ -229,14 +229,14 @@ class Flow:
             self.after_trouble(copy)
 
     def pause_if_said(self, copy: PartitionCopy) -> bool:
-        """Leaves a partition alone that the operator has paused; False for another one."""
+        """Pauses a partition if the operator has paused it; False otherwise."""
         if not self.control.value.pauses(copy.partition):
             return False
         if copy.phase is not Phase.STOPPED:
             copy.pause(self.link.paused_error(copy), self.clock())
         return True
 
-    # -- what the appender tells ----------------------------------------------
+    # -- for the appender -----------------------------------------------------
 
     def _appended(self, copies: list[PartitionCopy]) -> None:
         has_reached = False
@@ -260,6 +260,6 @@ class Flow:
 
 
 async def refresh_quietly(cluster: Cluster) -> None:
-    """Asks for leaders; a cluster that does not respond shows in the partitions that wait for it."""
+    """Refreshes leaders; a cluster that does not respond shows in the partitions that wait for it."""
     with suppress(KafkaError):
         await cluster.refresh()

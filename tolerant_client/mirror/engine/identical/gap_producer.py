@@ -1,9 +1,9 @@
-"""The transactional producer that takes the gaps of one partition: which of its requests may be repeated.
+"""The transactional producer that fills the gaps of one partition: which of its requests may be repeated.
 
 Laws:
-- A request that was answered with "later" is sent again; one that was not answered never is, and its producer is of
-  no more use: what is late then carries an old epoch (KAFKA-17754).
-- Versions before transactions v2 (KIP-890) are used throughout: an epoch lasts for any number of transactions.
+- A request whose response says "later" is sent again.  One without a response never is, and its producer is discarded:
+  the late request then carries an old epoch (KAFKA-17754).
+- Versions before transactions v2 (KIP-890) are used: one epoch lasts for any number of transactions.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.gaps import Gap, filler_batches
 
-# Long for what a transaction writes, short for who reads committed beside a writer that was killed in one.
+# Long enough for what a transaction writes; short for read_committed consumers if a writer was killed within one.
 _TRANSACTION_TIMEOUT_MS = 10_000
 _PIPELINE = 8  # requests
 _PATIENCE_S = 30.0
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.05
 
-# Answers that say that nothing was done yet.
+# Errors that say that nothing was done yet.
 _LATER = (
     Errors.ConcurrentTransactionsError,
     Errors.CoordinatorLoadInProgressError,
     Errors.CoordinatorNotAvailableError,
     Errors.NotCoordinatorError,
-    Errors.NodeNotReadyError,  # not sent: the connection is made anew, or throttled (KIP-219)
-    Errors.NotEnoughReplicasError,  # a produce of a transaction that is still being looked up (KIP-890)
+    Errors.NodeNotReadyError,  # not sent: the connection is being made again, or is throttled (KIP-219)
+    Errors.NotEnoughReplicasError,  # a Produce of a transaction that the broker is still verifying (KIP-890)
 )
 
 _T = TypeVar("_T")
 
 
 def gap_transactional_id(link: str, partition: TopicPartition) -> str:
-    """The transactional.id that fills gaps of a partition of a link."""
+    """The transactional.id of the producer that fills gaps of a link's partition."""
     return f"tolerant-mirror-{link}-gap-{partition.topic}-{partition.partition}"
 
 
@@ -77,7 +77,7 @@ class GapProducer(ProducerTransaction):
         self._partition = partition
 
     async def begin(self) -> None:
-        """Takes over; what was open is ended when this returns."""
+        """Takes over; a transaction that was open is over when this returns."""
         try:
             await super().begin()
         except Errors.TransactionalIdAuthorizationFailedError as error:
@@ -97,39 +97,39 @@ class GapProducer(ProducerTransaction):
         )
 
     async def add(self) -> None:
-        """Opens a transaction; the one before is ended, marker and all, when this returns."""
+        """Opens a transaction; the one before is over, marker included, when this returns."""
         self._may_send()
         await self.add_partitions([self._partition])
 
     async def produce(self, gap: Gap, max_batch_bytes: int) -> None:
-        """Appends filler records for `gap`; they have a key, which every topic takes."""
+        """Appends filler records for `gap`; they have a key, which every topic accepts."""
         node = await self._cluster.leader(self._partition)
         batches = filler_batches(
             gap, is_compacted=True, max_batch_bytes=max_batch_bytes, timestamp_ms=int(time.time() * 1000)
         )
-        first = next(batches)  # the broker looks the transaction up, and may ask for patience
+        first = next(batches)  # the broker verifies the transaction, and may ask us to retry
         await self._patiently(lambda: self._appends.append_at(node, *first))
         await self._appends.append_all_at(node, batches, _PIPELINE)
 
     async def abort(self) -> None:
-        """Begins to end the transaction; its marker is written a little later.  Nothing is in flight."""
+        """Begins to abort the transaction; its marker is written a little later.  Call it with nothing in flight."""
         await self._end_txn("ending a transaction", is_committed=False)
 
     async def ended(self) -> None:
-        """Waits until the aborted transaction is over: then nobody writes its marker again."""
-        # Asked again, a coordinator says CONCURRENT_TRANSACTIONS until it is done (TransactionCoordinator.scala).
+        """Waits until the aborted transaction is over: then its marker is not written again."""
+        # To a second EndTxn a coordinator responds CONCURRENT_TRANSACTIONS until it is done (TransactionCoordinator.scala).
         await self.abort()
 
     async def _ask(
         self, what: str, request: Callable[[], Any], read: Callable[[Any], _T], patience_ms: int | None = None
     ) -> _T:
-        """An epoch has many transactions, so what was not answered is not sent again."""
+        """One epoch has many transactions, so a request without a response is not sent again."""
         return await self._patiently(
             lambda: self._coordinators.ask_once(TRANSACTION, self.transactional_id, request, read)
         )
 
     async def _patiently(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeats what was answered with "later", and nothing else."""
+        """Repeats an attempt whose response says "later", and no other."""
         for pause in _pauses(self._clock):
             try:
                 return await attempt()
@@ -140,7 +140,7 @@ class GapProducer(ProducerTransaction):
 
 
 def _pauses(clock: Callable[[], float]) -> Iterator[float]:
-    """Seconds between attempts, growing, for as long as patience lasts."""
+    """Seconds between attempts, growing, until the patience ends."""
     deadline = clock() + _PATIENCE_S
     for attempt in itertools.count():
         yield min(_FIRST_PAUSE_S * 1.5**attempt, _LONGEST_PAUSE_S)

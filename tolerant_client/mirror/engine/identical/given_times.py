@@ -1,8 +1,8 @@
-"""Whether the target's brokers gave records times of their own: the log says so, not a response.
+"""Whether the target's brokers overwrote record timestamps: the log shows it, a response does not.
 
-Law: a Produce response with a log append time only raises the question.  To a batch that it has already a broker responds
-with the time that it has of it, also where the topic keeps the times of its records (UnifiedLog.java, append); and what
-fills gaps gets a time at each sending.  The answer is the attribute of the batch in the log (KIP-32).
+Law: a Produce response with a log append time only raises the question.  For a batch that it already has, a broker returns
+the time of its copy, even if the topic keeps the records' timestamps (UnifiedLog.java, append); and filler gets a new time at
+each sending.  The batch's attribute in the log decides (KIP-32).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.records.record_batch import HEADER_SIZE, BatchHeader, read_header
 
-_READ_BYTES = 1 << 10  # the first batch comes whole, whatever its size
+_READ_BYTES = 1 << 10  # a broker sends the first batch whole, whatever its size
 
 
 async def rewritten_offsets(
     target: Cluster, partition: TopicPartition, spans: Iterable[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """The first and last of these batches, as one half-open range, whose times a broker has given; None without any.
+    """The range from the first to the last of these batches that have the broker's time, half-open; None if there are none.
 
-    Raises KafkaError where one could not be read.
+    Raises KafkaError if one could not be read.
     """
     found: list[tuple[int, int]] = []
     for first, until in spans:
@@ -36,7 +36,7 @@ async def rewritten_offsets(
 
 
 async def _batch_at(target: Cluster, partition: TopicPartition, offset: int) -> BatchHeader | None:
-    """The batch that begins before the log's end; None where retention or the cleaner took it."""
+    """The batch with this offset; None if retention or the cleaner removed it."""
 
     async def ask() -> BatchHeader | None:
         try:
@@ -55,7 +55,7 @@ async def _batch_at(target: Cluster, partition: TopicPartition, offset: int) -> 
 
 
 def times_rewritten(partition: str, first: int, until: int) -> TargetDivergedError:
-    """What it means that the target's brokers gave records times of their own."""
+    """The error for records whose timestamps the target's brokers overwrote."""
     return TargetDivergedError(
         f"The target log of {partition} has offsets {first} to {until} with times that its brokers gave them, not the"
         " source's: message.timestamp.type of the topic is LogAppendTime, or was while they were written. Set it to CreateTime"

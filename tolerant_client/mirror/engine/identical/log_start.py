@@ -1,24 +1,24 @@
-"""Makes an empty target log begin where the source's does: filler records up to there, then DeleteRecords.
+"""Makes an empty target log begin at an offset, usually the source's log start: filler records up to it, then DeleteRecords.
 
 Laws:
-A. The filler is in ordinary batches of the link's producer, so the broker's check of their sequence lets any number
-   of writers do this at once, and repeat it.
-B. The control says, before the first record of it, at which offset the log is to begin (`log_starts`).  So whoever finds
-   a log that ends with filler no later knows how far it goes, and that it waits to be deleted.  The filler itself is no
-   proof: the target of another link has some, and any producer can write it.
-C. A name is not a topic: the filler is for the one whose log was read, the owner is asked before each request whether it may go
-   out, and directly before DeleteRecords, which knows names only, the topic still has its id after its headers were read.
-D. DeleteRecords names an absolute offset below which there is nothing but filler, and whoever appends data behind it
-   has deleted it before: repeating it, late or early, changes nothing else.
+A. The filler is in ordinary batches of the link's producer, so the broker's sequence check lets any number of writers do this
+   at once, and repeat it.
+B. Before the first record of filler the control records at which offset the log should begin (`log_starts`).  So a process
+   that later finds a log that ends with filler knows how far it goes, and that it must still be deleted.  The filler itself
+   proves nothing: the target of another link has some, and any producer can write it.
+C. A name is not a topic: the filler is for the topic whose log was read, and `may_send` is called before each request.
+   DeleteRecords knows only names, so directly before it, and after the headers were read, the topic must still have its id.
+D. DeleteRecords names an absolute offset below which there is only filler, and a writer that appends data after it has
+   deleted it before: a repeat, late or early, changes nothing else.
 E. Others may write to the log meanwhile, and their records are not deleted.  That our filler was appended where it belongs
-   says nothing of what an earlier attempt left: so before the deletion the headers of all that lies below the offset are
-   read back.  Where a batch is not the link's nothing is deleted, and whoever comes next finds the same: find_log_start reads
-   them before anything is appended.
-F. A broker that does not know the producer takes any sequence, behind others' records, too.  So the first batch goes alone,
-   and nothing follows one that lies elsewhere.
+   says nothing of what an earlier attempt left.  So before the deletion the headers of all batches below the offset are read
+   back.  If a batch is not the link's, nothing is deleted, and the next writer finds the same: find_log_start reads the
+   headers before anything is appended.
+F. A broker that does not know the producer accepts any sequence, even after others' records.  So the first batch goes alone,
+   and nothing follows if it lies elsewhere.
 
-A writer that is killed leaves a log that ends before the offset which its last record names, or at it: in both cases
-the next one calls start_log_at again (state.read_append_states says so).
+A writer that is killed leaves a log that ends before the offset in the control, or at it: in both cases the next one calls
+start_log_at again (resume_point.read_append_states says so).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tolerant_client.mirror.state.topics import topic_facts
 from tolerant_client.records import codecs
 
 _FRESH_S = 2.0
-_PIPELINE = 16  # requests; a batch of filler is small, and what the broker does with it is not
+_PIPELINE = 16  # requests; a batch of filler is small, but costs the broker much
 
 
 async def find_log_start(
@@ -57,12 +57,12 @@ async def find_log_start(
     begun_at: int | None,
     is_unproved: bool,
 ) -> int | TargetDivergedError | None:
-    """The offset to start the target's log at, `first` where nothing is begun; None when it has its start.
+    """The offset at which the target's log should start, `first` if nothing is begun; None if it has its start.
 
-    An empty log that the link has begun at an offset, `begun_at`, begins there wherever the source does by now.
-    A log that was to start elsewhere ends with filler, in its `tail`, before or at the offset that the control says.  No
-    start is moved: what the source has had behind it since, and has no more, is a loss.  What others wrote before that
-    offset is looked for in such a log, and with `is_unproved`: filler behind their records may reach beyond it.
+    An empty log that the link has begun at `begun_at` begins there, wherever the source begins by now.  A log whose start
+    is unfinished ends with filler, in its `tail`, before or at `filled_to`, the offset in the control.  A start is never
+    moved: what the source lost after it is a loss.  Such a log, and with `is_unproved` any, is searched for others' records
+    below that offset: filler after their records may reach beyond it.
     """
     if log.target_end == 0:
         start = first if begun_at is None else begun_at
@@ -70,7 +70,7 @@ async def find_log_start(
     if filled_to is None or not log.target_start < filled_to <= first:
         return None
     record = None if tail is None else tail.records.get(log.target_end - 1)
-    # A copied record may look like filler, which the target of another link has: the control alone says whose it is.
+    # A copied record may look like filler, since another link's target has filler: only the control tells.
     is_half_done = log.target_end <= filled_to and record is not None and is_filler(record)
     if is_half_done or is_unproved:
         refusal = await others_before(target, partition, filled_to, log.target_end, own)
@@ -95,12 +95,12 @@ async def start_log_at(
     max_batch_bytes: int,
     may_send: Callable[[], None] = lambda: None,
 ) -> None:
-    """Brings a log that is empty, or holds nothing but such filler, to begin and end at `start`.
+    """Makes a log that is empty, or has only such filler, begin and end at `start`.
 
-    `own` are all producer ids of the link; `may_send` raises KafkaError once nothing more may be written.  Where the topic allows no DeleteRecords (cleanup.policy compact alone) the
-    filler stays.
-    Raises OptionError, TargetDivergedError where others have written before `start`, and KafkaError when a batch was not
-    appended, or not read back: the next attempt, by whichever writer, goes on where the log then ends.
+    `own` are all producer ids of the link; `may_send` raises KafkaError once nothing more may be written.  If the topic does
+    not allow DeleteRecords (cleanup.policy compact alone) the filler stays.
+    Raises OptionError, TargetDivergedError if others have written before `start`, and KafkaError if a batch was not appended,
+    or not read back: the next attempt, by any writer, continues where the log then ends.
     """
     batches = filler_batches(
         Gap(state.log_end, start),
@@ -123,7 +123,7 @@ async def start_log_at(
         await appends.append_at(node, *first)  # law F
     await appends.append_all_at(node, batches, _PIPELINE)
     is_fresh = False
-    while not is_fresh:  # a process that was frozen since begins anew
+    while not is_fresh:  # a process that was frozen meanwhile checks again
         if (refusal := await others_before(target, partition, start, start, own)) is not None:
             raise refusal
         asked_at = time.monotonic()
@@ -136,9 +136,9 @@ async def start_log_at(
 async def others_before(
     target: Cluster, partition: TopicPartition, start: int, log_end: int, own: Collection[int]
 ) -> TargetDivergedError | None:
-    """What it means that others have written to a log that is to begin at `start`; None where all before it is the link's.
+    """The error for a log that should begin at `start` and that others have written to; None if all before it is the link's.
 
-    `log_end` is where the log ends, if that is before `start`.  Raises KafkaError where it was not read so far.
+    `log_end` is where the log ends, if that is before `start`.  Raises KafkaError if the log could not be read up to there.
     """
     foreign = await first_of_others(target, partition, min(start, log_end), own)
     if foreign is None:
@@ -146,7 +146,7 @@ async def others_before(
     return TargetDivergedError(
         f"The target log of {partition.topic}-{partition.partition} is to begin at offset {start}, and has a foreign record batch"
         f" before that, at offset {foreign.base_offset} (producer id {foreign.producer_id}, none of the mirror's); nothing was"
-        " deleted. Stop that writer and mirror into a topic of its own, or, where nobody needs those records, delete the target"
+        " deleted. Stop that writer and mirror into a topic of its own, or, if nobody needs those records, delete the target"
         " topic: the next start creates it and fills it again"
     )
 
@@ -161,5 +161,5 @@ async def _delete_before(target: Cluster, partition: TopicPartition, offset: int
     if code not in (0, Errors.PolicyViolationError.errno):
         error = Errors.for_code(code)
         if error.invalid_metadata:
-            target.manager.cluster.request_update()  # the leader that we know may lead no longer
+            target.manager.cluster.request_update()  # the known leader may have changed
         raise error(f"DeleteRecords of {where}")

@@ -1,4 +1,4 @@
-"""Does what the operator's policy says of a loss: stop, pause, or write it down and resume after it (M7)."""
+"""Applies the operator's policy to a loss: stop, pause, or record it and resume after it (M7)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tolerant_client.mirror.engine.strategy import NO_CLAIM
 
 
 class LossHandler:
-    """Settles what was lost of the partitions in a flow."""
+    """Settles the losses of the partitions in a flow."""
 
     def __init__(self, flow: Flow, begun: Begun) -> None:
         self._flow = flow
         self._begun = begun
 
     async def settle(self, copy: PartitionCopy, loss: Loss, rules: AppendRules) -> None:
-        """Does what policy says of a loss that was found often enough."""
+        """Applies the policy to a loss, once it was found often enough."""
         flow, now = self._flow, self._flow.clock()
         policy = flow.link.policy.on(copy.partition.topic, loss.row.reason)
         if not copy.is_believed(str(loss.error), now):
@@ -45,19 +45,19 @@ class LossHandler:
                 flow.appender.enqueue([(copy, item) for item in items])
                 await flow.reader.try_join([copy.partition])
             else:
-                copy.trouble("a loss was written down", now)  # with the row in the ledger the place is another one
+                copy.trouble("a loss was recorded", now)  # with its row in the ledger both logs mean something else
         if flow.has(copy) and copy.phase not in (Phase.COPYING, Phase.PAUSED):
             flow.after_trouble(copy)
         flow.tasks.notify()
 
     async def _written(self, copy: PartitionCopy, loss: Loss) -> bool:
-        """True once a loss is in the ledger, if the partition is still ours then."""
+        """Records a loss in the ledger; True if the partition is still ours afterwards."""
         flow = self._flow
         try:
             if not flow.is_ours(copy.partition):
                 raise Errors.NotLeaderForPartitionError(NO_CLAIM)
             await flow.link.ledger.write([loss.row])
-            if loss.row.reason == LossReason.RECREATION:  # from now on the link goes on with the new topic
+            if loss.row.reason == LossReason.RECREATION:  # from now on the link copies the new topic
                 ids = await read_ids(flow.source, flow.target, {copy.partition.topic})
                 if copy.partition.topic not in ids:
                     raise Errors.UnknownTopicOrPartitionError(f"topic {copy.partition.topic} of one of the clusters")
@@ -67,7 +67,7 @@ class LossHandler:
                     copy.trouble(why[copy.partition], flow.clock())
                     return False
         except KafkaError as error:
-            copy.trouble(f"the ledger could not be written: {type(error).__name__}: {error}", flow.clock())
+            copy.trouble(f"the loss could not be recorded: {type(error).__name__}: {error}", flow.clock())
             return False
         copy.losses += 1
         return flow.has(copy) and copy.phase is Phase.SYNCING

@@ -1,4 +1,4 @@
-"""The sequence of the next batch, from the target's log or, where that does not say it, from what its brokers remember (M2)."""
+"""The sequence of the next batch, from the target's log or else from its brokers' producer state (M2)."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ async def read_sequences(
     own: Collection[int],
     at_high_watermark: bool,
 ) -> tuple[dict[TopicPartition, AppendState], set[TopicPartition]]:
-    """What is appended next, and the partitions where a broker remembers the link."""
+    """The next append of each partition, and the partitions whose broker remembers the link."""
     ending = last.keys()
-    # What was adopted others wrote: it says nothing of the link's sequence.
+    # What was adopted is others' data: it says nothing of the link's sequence.
     last = {p: header for p, header in last.items() if header.next_offset > logs[p].adopted}
     unsaid = [p for p in logs if (p not in last or not is_data_of(last[p], own)) and logs[p].target_end]
     entries: dict[TopicPartition, list[ProducerEntry]] = {}
     if unsaid and can_describe_producers(target):
-        # As a race: 1. we read the log end, 2. another writer appends the next batch, 3. the broker tells us the sequence
-        # behind it.  With both we would append that batch again, and the broker would take it.  So the log must still end
-        # there once the sequence is known, for the leader too, which counts batches that are not replicated yet.
+        # A race: 1. we read the log end, 2. another writer appends the next batch, 3. the broker returns the sequence after
+        # that batch.  With both values we would append that batch again, and the broker would accept it.  So the log must
+        # still end there once the sequence is known, by the leader's log end, which counts batches not replicated yet.
         told = await describe_producers(target, unsaid)
         ends = await log_end_offsets(target, told)
-        # A comparison takes from them only that the link wrote here; without a last batch their sequence is its proof.
+        # A comparison only needs to know that the link wrote here; without a last batch its sequence is the proof.
         later = ending if at_high_watermark else ()
         entries = {p: found for p, found in told.items() if ends.get(p) == logs[p].target_end or p in later}
     elif unsaid:
-        # The link's last data lies before what fills gaps; before others' data none is looked for.
+        # The link's last data batch is before the filler of gaps; none is searched for before others' data.
         last |= await step_back(
             target,
             {p: last[p] for p in unsaid if p in last},
@@ -64,7 +64,7 @@ async def read_sequences(
         for p, log in logs.items()
         if p not in unsaid or p in entries
     }
-    # A broker that remembers another sequence than we guess would refuse it for ever.
+    # The broker may remember a sequence that we cannot know, and would refuse our guess for ever.
     states |= {p: states[p]._replace(producer_id=NO_PRODUCER, next_sequence=0) for p in untold}
     return states, {p for p, known in entries.items() if link_entry(known, producer_id, own) is not None}
 
@@ -72,16 +72,16 @@ async def read_sequences(
 def next_append(
     log_end: int, last: BatchHeader | None, entries: Iterable[ProducerEntry], producer_id: int, own: Collection[int]
 ) -> AppendState:
-    """The next append, from the log's last batch or, where that is no data batch of the link, from what the broker remembers.
+    """The next append, from the log's last batch or, if that is no data batch of the link, from what the broker remembers.
 
-    `own` are all producer ids of the link: whoever else wrote the same records may write on under his.
+    `own` are all producer ids of the link.  Others who wrote the same records may continue under theirs: those are never used.
     """
     if last is not None and is_data_of(last, own):
         sequence = add_sequence(last.base_sequence, last.last_offset_delta + 1)
         return AppendState(log_end, last.producer_id, last.producer_epoch, sequence)
     if (entry := link_entry(entries, producer_id, own)) is not None:
         return AppendState(log_end, entry.producer_id, entry.producer_epoch, add_sequence(entry.last_sequence, 1))
-    # Nothing says a sequence.  The offset is one that all writers derive alike.
+    # Nothing tells a sequence.  All writers derive the same one from the offset.
     return AppendState(log_end, producer_id, 0, add_sequence(log_end, 0))
 
 

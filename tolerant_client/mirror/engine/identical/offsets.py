@@ -1,9 +1,9 @@
-"""Every record at the same offset: the strategy of a copier whose target topics nobody else writes to.
+"""Every record at the same offset: the copier's strategy for target topics that nobody else writes to.
 
 The path of a batch: a fetch loop for each source node receives it (reader.py), the partition takes and stamps it in place
-(partition.py), the appender sends the slice (append.py), and the response moves `acked`.  Whatever goes wrong ends in one
-place: the partition drains (flow.py), and its place is read from the target's log again (sync_loop.py).  There, too, is
-decided what a loss leads to (loss_handler.py).
+(partition.py), the appender sends the slice (append.py), and the response moves `acked`.  All trouble takes one path: the
+partition drains (flow.py), and the target's log is read again (sync_loop.py).  The sync loop also decides what a loss leads to
+(loss_handler.py).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tolerant_client.mirror.engine.identical.sync_loop import SyncLoop
 from tolerant_client.mirror.engine.strategy import CopiedLink, Strategy
 from tolerant_client.mirror.state.link_control import LinkControl
 
-_RESTS_S = 10.0  # since the last append, before it is written down how far a partition was copied
+_RESTS_S = 10.0  # since the last append, before the control records how far a partition was copied
 _REMEMBER_S = 60.0  # between two such records
-_SETTLES_S = 1.0  # what is in flight of a partition that is given back, or it is not written down how far it was copied
-_KEEP_ID_S = 86_400.0  # coordinators forget a transactional.id that is not used for a week; promotion needs ours
+_SETTLES_S = 1.0  # wait for what is in flight when a partition is given back; after that its position is not recorded
+_KEEP_ID_S = 86_400.0  # coordinators forget a transactional.id that is unused for a week; promotion needs ours
 
 
 def identical_offsets(producer_id: int) -> Callable[[CopiedLink], Strategy]:
@@ -36,7 +36,7 @@ def identical_offsets(producer_id: int) -> Callable[[CopiedLink], Strategy]:
 
 
 class IdenticalOffsets(Flow):
-    """The partitions of a link in the flow of batches, and what is due beside that."""
+    """The partitions of a link in the flow of batches, and its periodic work."""
 
     def __init__(self, link: CopiedLink, producer_id: int) -> None:
         super().__init__(link, lambda: self.sync_loop.run())
@@ -49,15 +49,15 @@ class IdenticalOffsets(Flow):
         self._next_remembered = link.clock() + _REMEMBER_S
 
     def claim_of(self, partition: TopicPartition) -> TopicPartition:
-        """The partition itself: nobody else writes there."""
+        """The partition itself: nobody else writes to it."""
         return partition
 
     async def give_back(self, partitions: Collection[TopicPartition]) -> None:
-        """Releases partitions, and has the control say how far they were copied, with what was in flight."""
+        """Releases partitions; the control records how far they were copied, with what was in flight, before their claims end."""
         known = self.control.value
         given = [copy for copy in self.copies(partitions) if copy.is_placed and self.is_claimed(copy)]
         for copy in given:
-            copy.in_flight += 1  # its claim is held until that is written (begun.py)
+            copy.in_flight += 1  # its claim is held until that is recorded (begun.py)
         for partition in partitions:
             self.release(partition)
         try:
@@ -72,20 +72,20 @@ class IdenticalOffsets(Flow):
                 self.settled(copy)
 
     def lose_patience(self, partition: TopicPartition) -> None:
-        """Stops a partition that had nothing but trouble, or heard nothing, for as long as the patience lasts."""
+        """Stops a partition that had only trouble, or no news, for as long as the patience lasts."""
         if (copy := self.partitions.get(partition)) is None:
             return
         now, patience_s = self.clock(), self.link.limits.patience_ms / 1000
         copy.give_up_after(patience_s, now)
         heard_at = max(self.appender.settled_at, copy.adopted_at, self.link.bucket.free_at)
-        is_waiting = copy.is_troubled and partition not in self.unclaimed  # it says itself what for
+        is_waiting = copy.is_troubled and partition not in self.unclaimed  # its own error tells what it waits for
         if copy.in_flight or is_waiting or now - heard_at <= patience_s or copy.phase is Phase.STOPPED:
             return
         is_unclaimed = partition in self.unclaimed
         copy.stop(self.link.unclaimed_error(copy) if is_unclaimed else copy.without_news(patience_s))
 
     def watch(self) -> None:
-        """Looks at what rests, ends leases, and writes down now and then how far was copied."""
+        """Checks resting logs, ends leases, and records periodically how far partitions were copied."""
         now = self.clock()
         self._resting.look([copy for copy in self.partitions.values() if self.is_claimed(copy)])
         self.drop_expired()
@@ -97,16 +97,16 @@ class IdenticalOffsets(Flow):
             self.tasks.spawn(self._remember, self.copied(self.partitions, _RESTS_S), self.control.value)
 
     def copied(self, partitions: Iterable[TopicPartition], after_s: float) -> dict[TopicPartition, int]:
-        """How far those were copied that are claimed and have rested so long."""
+        """How far partitions were copied that are claimed and have rested for `after_s`."""
         now = self.clock()
         return {c.partition: c.acked for c in self.copies(partitions) if c.rests(after_s, now) and self.is_claimed(c)}
 
     async def _remember(self, ends: Mapping[TopicPartition, int], known: LinkControl) -> None:
-        """Has the control say how far was copied: the log may be empty, and its producer forgotten, by the next read."""
+        """Has the control record how far was copied: at the next read the log may be empty, and its producer forgotten."""
         try:
             await self._begun.write({}, ends, known=known)
         except KafkaError:
-            pass  # the next time it rests
+            pass  # tried again the next time it rests
 
     async def _keep_id(self) -> None:
         try:

@@ -1,9 +1,9 @@
-"""Gap transactions that an earlier writer left open: found, and ended before anything else is appended.
+"""Finds gap transactions that an earlier writer left open, and ends them before anything else is appended.
 
-The coordinator of such a transaction aborts it after its timeout, and the marker takes an offset wherever the log ends by
-then: inside the gap nobody is hurt (law B of fill.py), behind it the offset belongs to a record of the source.  Until then
-it holds back who reads committed.  A partition's log does not show a transaction that has written nothing yet, so the
-coordinators are asked (KIP-664, Kafka 3.0); where they do not tell, every partition's is taken over.
+The coordinator of such a transaction aborts it after its timeout, and the marker takes an offset wherever the log then ends:
+inside the gap that does no harm (law B of fill.py), after it the offset belongs to a record of the source.  Until then the
+transaction blocks read_committed consumers.  A partition's log does not show a transaction that has written nothing yet, so
+the coordinators are asked (KIP-664, Kafka 3.0); where they cannot tell, every partition's transactional id is taken over.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, ga
 from tolerant_client.records.record_batch import BatchHeader
 
 _OPEN = {"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence"}  # TransactionState.java
-# By us: who has no right now had none then.
+# Not by us: if we have no right to it now we had none then.
 _NEVER_USED = (Errors.TransactionalIdNotFoundError, Errors.TransactionalIdAuthorizationFailedError)
-_ANSWERED_IN_S = 5.0  # by a coordinator; one that hangs holds up its own partitions alone
+_ANSWERED_IN_S = 5.0  # a coordinator; one that hangs holds up only its own partitions
 _AT_ONCE = 200
 
 
 class OpenGaps:
-    """Those of one link; on the loop of `target`.
+    """The open gap transactions of one link; on the loop of `target`.
 
-    `may_write` raises LinkPromotedError where the link may write no more, and KafkaError where the partition is not claimed;
-    it is asked only if there is something to end.
+    `may_write` raises LinkPromotedError if the link may no longer write, and KafkaError if the partition is not claimed;
+    it is called only if there is something to end.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class OpenGaps:
         self._may_write = may_write
         self._clock = clock
         self._coordinators = Coordinators(target)
-        # What a coordinator that hangs has not ended yet: the next look waits for the same.
+        # Takeovers that a hanging coordinator has not finished: the next call waits for the same ones.
         self._ending: dict[str, Future] = {}
 
     async def end(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
-        """Ends the open transactions in these partitions; says of which, and why, nobody knows whether there is one.
+        """Ends the open transactions in these partitions; returns those of which it is unknown whether there is one, and why.
 
         Raises what `may_write` does, and KafkaError.
         """
@@ -75,14 +75,14 @@ class OpenGaps:
         }
         deadline = time.monotonic() + _ANSWERED_IN_S
         for name, future in ending.items():
-            with suppress(Errors.KafkaError):  # what it raised is raised below
+            with suppress(Errors.KafkaError):  # its error is raised below
                 await target.manager.wait_for(future, 1000 * max(0.0, deadline - time.monotonic()))
             if not future.is_done:
                 self._ending[name] = future
                 unknown[name] = _silent(name, self._coordinators.known(TRANSACTION, name))
         for future in [future for future in ending.values() if future.is_done]:
             await future
-        # What is left is looked for again at the next look.
+        # The rest is ended by the next calls.
         return {
             names[name]: why
             for name, why in {**unknown, **dict.fromkeys(found[_AT_ONCE:], "gaps are being ended")}.items()
@@ -98,7 +98,7 @@ class OpenGaps:
 
 
 async def _described(target: Cluster, names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """The transactional ids with an open transaction, and why it is not known of others."""
+    """The transactional ids with an open transaction, and why others are unknown."""
     found: list[str] = []
     unknown: dict[str, str] = {}
     by_node: dict[int, list[str]] = {}
@@ -126,9 +126,9 @@ async def ended_gap(target: Cluster, link: str, partition: TopicPartition, marke
 
 
 async def ended_gaps(target: Cluster, link: str, batches: Mapping[TopicPartition, BatchHeader]) -> set[TopicPartition]:
-    """The partitions whose batch is the marker of a gap transaction of the link, as the coordinators say.
+    """The partitions whose batch is the marker of a gap transaction of the link, by their coordinators' descriptions.
 
-    None of those whose coordinator does not tell.  It writes a marker into whatever has the topic's name by then.
+    Without those whose coordinator does not respond.  A coordinator writes its marker into any topic that has the name by then.
     """
     names = {gap_transactional_id(link, p): p for p, header in batches.items() if header.is_control}
     if not names or not can_list_transactions(target):

@@ -1,7 +1,7 @@
-"""What others than the link have written to the target's logs: is it what the source has there?
+"""Whether what others than the link have written to the target's logs is what the source has there.
 
-A last batch that headers alone do not prove is compared by its records; so is, where others wrote last, what they wrote after
-the link.
+A last batch that its header alone does not prove is compared by its records; if others wrote last, what they wrote after the
+link is compared, too.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ async def unproved_tails(
     last: Mapping[TopicPartition, BatchHeader],
     own: Collection[int],
 ) -> dict[TopicPartition, tuple[int, int]]:
-    """The offsets to compare of the partitions whose last batch is not proved by the headers alone.
+    """The offsets to compare in partitions whose last batch is not proved by its header alone.
 
-    What another one than the link wrote may be a copy of a transaction that was aborted, which has the same headers.
+    A batch that others wrote may be a copy from an aborted transaction, which has the same headers.
     """
     comparable = {p: logs[p] for p in last if logs[p].common[0] < logs[p].common[1]}
     original = await read_headers(
@@ -59,10 +59,10 @@ async def last_of_others(
     own: Collection[int],
     copied: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, BatchHeader]:
-    """The last data batches of the logs in which somebody else than the link wrote last; its gaps are the link's.
+    """The last data batches of the logs in which somebody else than the link wrote last; gap filler counts as the link's.
 
-    A log that ends where the link had `copied` it was proved before.  Where more bare markers than are looked at hide who
-    wrote last, or the cleaner does, the log counts as others', with one of those markers.
+    A log that ends where the link had `copied` it was proved before.  If its last data is hidden by more bare markers than are
+    read, or by the cleaner, the log counts as others', with one of those markers.
     """
     ends = {
         p: h
@@ -87,7 +87,7 @@ def _is_bare_marker(header: BatchHeader) -> bool:
 
 
 def _tail(header: BatchHeader) -> tuple[int, int]:
-    """The offsets of a batch that are compared."""
+    """The offsets of a batch to compare."""
     return max(header.base_offset, header.next_offset - COMPARED_OFFSETS), header.next_offset
 
 
@@ -99,14 +99,14 @@ async def differs_after_link(
     own: Collection[int],
     copied: Mapping[TopicPartition, int],
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, OpenTransaction | Untold]]:
-    """Where logs that others wrote last differ after the link's last batch, of the last 5,000 offsets; what is open in others,
-    or why that is not known.
+    """Where logs that others wrote last differ after the link's last batch, within the last 5,000 offsets; the open
+    transactions in others, or why that is unknown.
 
-    A batch of theirs that is the source's says nothing of those before it, and one that they have aborted has no records.
+    One of their batches that equals the source's proves nothing of those before it, and an aborted batch has no records.
     """
     if not ends:
         return {}, {}
-    # Asked first: what is stable then is so in all that is read.
+    # Read first: what is stable then is stable in everything that is read later.
     asked = dict.fromkeys(ends, LATEST)
     stable, left_out = await list_led_offsets(target, asked, isolation_level=READ_COMMITTED, within_s=LATE_S)
     ends = {p: ends[p] for p in stable}
@@ -142,9 +142,9 @@ async def find_strangers(
     logs: Mapping[TopicPartition, Logs],
     others: Mapping[TopicPartition, BatchHeader],
 ) -> tuple[set[TopicPartition], set[TopicPartition]]:
-    """The partitions whose last data batch, of `others`, is not the source's; and those of which that cannot be told now.
+    """The partitions whose last data batch, of `others`, is not the source's; and those where this cannot be determined now.
 
-    A batch that takes the place of offsets without records on the source is proved by nothing.
+    A batch at offsets where the source has no records is never proved.
     """
     spans = {p: _tail(h) for p, h in others.items()}
     written = await read_slices(target, spans, is_committed=False)

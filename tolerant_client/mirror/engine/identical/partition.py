@@ -1,31 +1,30 @@
-"""One partition being copied: what is appended next, and what an answer means.
+"""One partition being copied: what is appended next, and what a response means.
 
 Laws (DESIGN.md of the package, M1-M4):
 A. What is queued starts exactly at `position`: batches, and the gaps between them.
 B. The sequence of a batch follows from the target's log alone, so every writer
    gives the same batch the same sequence.
-C. After anything that is not the expected answer the partition drains what is
-   in flight, and its place is read again from the target's log.
+C. After any response but the expected one the partition drains what is in
+   flight, and the target's log is read again.
 D. Sequences have no gaps, so a batch that was appended proves all before it.
-E. What would stop the partition is believed only when it was found three times
-   without an acknowledged append in between.
-F. A gap is filled when all before it is acknowledged, and nothing goes out
-   behind it before it is filled: what fills it has no sequence in common with
-   the batches.
-G. A broker that does not know a producer takes any sequence: a batch in flight
-   after one that is refused would then lie in its place.  So batches are in
-   flight together only while the broker surely remembers the producer: after
-   `resume` one goes alone, and so does each one after records that are so old
+E. A finding that would stop the partition is believed only when it was made
+   three times without an acknowledged append in between.
+F. A gap is filled when all before it is acknowledged, and nothing after it is
+   sent before it is filled: filler and batches have no common sequence.
+G. A broker that does not know a producer accepts any sequence: a batch in
+   flight after one that is refused would then take its offset.  So several
+   batches are in flight only while the broker surely remembers the producer:
+   after `resume` one goes alone, and so does each one after records so old
    that the broker may forget the producer at any moment (it counts from their
    timestamps; AppendRules.remembered_ms).
-H. The log of a topic that was made anew while nothing was appended takes the next batch at its start.  So where nothing of the
-   last 2 s shows that the log ends at `acked`, it is appended to only when that was seen just before, with all of it
-   replicated; steady appending shows it by itself.  What shows it counts from when it was asked for: a process that was
-   frozen finds responses that are old.
-I. A name is not a topic: batches are for the one whose log was read (`topic_id`), and brokers that know ids refuse them for
+H. The log of a topic that was created again while nothing was appended takes the next batch at its start.  So if nothing in the
+   last 2 s shows that the log ends at `acked`, a batch is sent only after the log end was just read, with all before it
+   replicated; steady appending shows it anyway.  The evidence counts from when its request was sent: a process that was
+   frozen finds old responses.
+I. A name is not a topic: batches are for the topic whose log was read (`topic_id`), and brokers that know ids refuse them for
    another one.
 
-No I/O and no clock here: the copier does the one and passes the other.
+No I/O and no clock here: the copier does the I/O and passes the times.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.troubles import refusal
 from tolerant_client.records.record_batch import BatchHeader, restamp
 
-_BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, beside what came in the same answer
+_BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, besides those of the same response
 _IDLE_S = 2.0  # without an acknowledged append
 _FORGOTTEN = float("-inf")
 
@@ -61,7 +60,7 @@ class Phase(enum.Enum):
     SYNCING = "syncing"
     COPYING = "copying"
     DRAINING = "draining"
-    PAUSED = "paused"  # left alone until `not_before`: by policy, with an error, or until the source catches up
+    PAUSED = "paused"  # until `not_before`: by policy, with an error, or until the source catches up
     RELEASED = "released"  # given up while it was copied: what is in flight counts
     STOPPED = "stopped"
 
@@ -73,8 +72,8 @@ class PartitionCopy(CopiedPartition):
         super().__init__(partition, now)
         self.phase = Phase.SYNCING
         self.leader_epoch = -1  # of the source, of the last batch that was taken
-        self.former_epoch = -1  # the one before a new one showed up, until both logs were compared
-        self.term: int | None = None  # of the claim under which its place was read (claims.py, law H)
+        self.former_epoch = -1  # the one before a new one appeared, until both logs were compared
+        self.term: int | None = None  # of the claim under which the log was read (claims.py, law H)
         self.in_flight = 0
         self.queue: deque[Appendable] = deque()
         self.queued_bytes = 0
@@ -83,15 +82,15 @@ class PartitionCopy(CopiedPartition):
         self._state = AppendState(-1, -1, -1, 0)
         self._rules: AppendRules | None = None
         self._first_log_end: int | None = None
-        self.is_looked_at = False  # where its log ends is being asked
-        self._misplaced = ""  # what says that the target's log has become shorter than what was acknowledged
-        self.read_at = now  # when its place began to be read
+        self.is_looked_at = False  # its log end is being read
+        self._misplaced = ""  # evidence that the target's log has become shorter than what was acknowledged
+        self.read_at = now  # when its logs began to be read
         self._checked_at = now
-        self._remembered_until_ms = _FORGOTTEN  # until then the broker knows the producer, whatever it appends of ours
-        self.has_doubtful_facts = False  # the target refused what its topic's configuration, as we read it, takes
-        self.retimed: list[tuple[int, int]] = []  # offsets of batches whose response told another time than theirs
+        self._remembered_until_ms = _FORGOTTEN  # until then the broker knows the producer, whatever of ours it appends
+        self.has_doubtful_facts = False  # the target refused what the topic's configuration, as we read it, allows
+        self.retimed: list[tuple[int, int]] = []  # offsets of batches whose response returned another time than theirs
         self._ahead_since: float | None = None  # the target keeps more than the source has
-        self.log_start = 0  # where the log is to begin that this process fills up to there
+        self.log_start = 0  # the offset up to which this process fills the log, where it should begin
         self.left_out: set[int] = set()  # offsets of records that the user's policy gave up
         self.too_large: OversizedRecordError | None = None  # a record that no batch of the target can hold
 
@@ -109,7 +108,7 @@ class PartitionCopy(CopiedPartition):
 
     @property
     def records(self) -> int:
-        """By whichever writer of the link, in offsets."""
+        """Counted in offsets, whichever writer of the link appended them."""
         return 0 if self._first_log_end is None else self.acked - self._first_log_end
 
     @property
@@ -129,7 +128,7 @@ class PartitionCopy(CopiedPartition):
         return self.is_stopped or self.phase is Phase.PAUSED or self.has_reached
 
     def rests(self, after_s: float, now: float) -> bool:
-        """Whether it has nothing to append, and the last append was acknowledged that long ago."""
+        """Whether it has nothing to append, and its last append was acknowledged at least `after_s` ago."""
         is_idle = not self.in_flight and not self.queue and self.is_placed
         return is_idle and self.phase in (Phase.COPYING, Phase.PAUSED) and now - self._checked_at >= after_s
 
@@ -139,17 +138,17 @@ class PartitionCopy(CopiedPartition):
 
     @property
     def rules(self) -> AppendRules:
-        """Those of the target's topic; of a partition that is placed."""
+        """The append rules of the target's topic; only of a partition that is placed."""
         assert self._rules is not None
         return self._rules
 
     @property
     def topic_id(self) -> uuid.UUID | None:
-        """Of the target's topic whose log was read; None where its brokers tell none (Law I)."""
+        """The id of the target's topic whose log was read; None if its brokers have none (Law I)."""
         return self._state.topic_id
 
     def resume(self, state: AppendState, rules: AppendRules, now: float) -> None:
-        """Goes on from what the target's log says."""
+        """Resumes from the state of the target's log."""
         if state.log_end > self.acked:
             self._troubles.moved()
         self._state = state
@@ -166,16 +165,16 @@ class PartitionCopy(CopiedPartition):
         self._remembered_until_ms = _FORGOTTEN
 
     def take(self, part: FetchedPartition, until: int | None, now_ms: int) -> list[Appendable]:
-        """As `course`, under the rules of the target's topic."""
+        """Like `course`, under the rules of the target's topic."""
         course = self.course(part, until, self.rules, now_ms)
         self.left_out.difference_update([offset for offset in self.left_out if offset < self.position])
         self.leader_epoch = max(self.leader_epoch, course.leader_epoch)
         return course.items
 
     def leave_out(self, until_offset: int, now_ms: int) -> list[Appendable]:
-        """As CopiedPartition's; not all of them where they are many.
+        """Like CopiedPartition.leave_out, but skips only a part if there are many offsets.
 
-        Always as records: another writer may still have what was lost, and only their sequence makes the broker choose.
+        Always fills with records: another writer may still have what was lost, and only by sequences can the broker choose one.
         """
         self._troubles.since = None
         rules = self.rules._replace(way=GapFill.RECORDS)
@@ -183,7 +182,7 @@ class PartitionCopy(CopiedPartition):
         return items
 
     def enqueue(self, item: Appendable) -> int:
-        """Queues what is next and returns its bytes; a batch is stamped, in place, with our producer."""
+        """Queues an item and returns its bytes; stamps a batch, in place, with our producer."""
         self.queue.append(item)
         if isinstance(item, Gap):
             self.queued_gaps += 1
@@ -196,7 +195,7 @@ class PartitionCopy(CopiedPartition):
         return header.size
 
     def dequeue(self) -> Appendable:
-        """Takes what is next out of the queue."""
+        """Takes the first item out of the queue."""
         item = self.queue.popleft()
         if isinstance(item, Gap):
             self.queued_gaps -= 1
@@ -205,11 +204,11 @@ class PartitionCopy(CopiedPartition):
         return item
 
     def is_unchecked(self, now: float) -> bool:
-        """Whether the end of the log is to be looked at before the next append, with nothing in flight (Law H)."""
+        """Whether the log end must be read before the next append, with nothing in flight (Law H)."""
         return now - self._checked_at > _IDLE_S
 
     def looked_at(self, log_end: int | Unreplicated | Exception | None, asked_at: float, now: float) -> None:
-        """Takes what the target's leader said of the end of the log (Law H)."""
+        """Handles the log end that the target's leader returned (Law H)."""
         self.is_looked_at = False
         if log_end == self.acked:
             self._checked_at = max(self._checked_at, asked_at)
@@ -221,7 +220,7 @@ class PartitionCopy(CopiedPartition):
             self.trouble(f"the end of the target's log could not be read: {type(log_end).__name__}", now)
 
     def rested(self) -> None:
-        """Takes it that its log is as it was left: former trouble is over where nothing waits to be copied."""
+        """Notes that its log is unchanged: former trouble is over if nothing waits to be copied."""
         has_all = 0 <= self.last_stable_offset <= self.acked or self.until is not None and self.has_reached
         if has_all and self.phase is Phase.COPYING:
             self._troubles.moved()
@@ -231,12 +230,12 @@ class PartitionCopy(CopiedPartition):
         return not self.in_flight or now_ms < self._remembered_until_ms
 
     def sent(self, header: BatchHeader) -> None:
-        """Takes it that a batch is in flight."""
+        """Notes that a batch is in flight."""
         self.in_flight += 1
         self._remembered_until_ms = min(self._remembered_until_ms, header.max_timestamp + self.rules.remembered_ms)
 
     def is_lease_over(self, now: float, append_lease_s: float) -> bool:
-        """M4: a broker forgets an idle producer, so an old view of the log must not be appended to."""
+        """M4: a broker forgets an idle producer, so an old state of the log must not be appended to."""
         return now - self._checked_at > append_lease_s
 
     def appended(
@@ -248,12 +247,12 @@ class PartitionCopy(CopiedPartition):
         now: float,
         log_append_time: int = NO_APPEND_TIME,
     ) -> None:
-        """Takes the answer for one batch that was in flight."""
+        """Handles the response for one batch that was in flight."""
         if error_code == 0 and log_append_time not in (NO_APPEND_TIME, header.max_timestamp):
-            # Either a time that the broker has given, or that of the same batch, sent before: the log will tell.
+            # Either the broker's own time, or that of the same batch, sent before: the log decides.
             self.retimed.append((base_offset, base_offset + header.last_offset_delta + 1))
             self.has_doubtful_facts = True
-            self.trouble(f"the response for offset {base_offset} tells another time than that of its records", now)
+            self.trouble(f"the response for offset {base_offset} has another time than its records", now)
         elif error_code == 0 and base_offset == header.base_offset:
             if self.phase in (Phase.COPYING, Phase.RELEASED):
                 self.acked = max(self.acked, header.next_offset)
@@ -265,7 +264,7 @@ class PartitionCopy(CopiedPartition):
         elif self.acked >= header.next_offset:
             pass  # Law D: a later batch was appended, so this one was
         elif error_code == 0:
-            # M3: either the answer is wrong or somebody else writes; the log will tell.
+            # M3: either the response is wrong or somebody else writes; the log decides.
             finding = f"offset {header.base_offset} was appended at {base_offset}"
             if base_offset < header.base_offset:
                 self._misplaced = finding
@@ -274,7 +273,7 @@ class PartitionCopy(CopiedPartition):
             self.refused("append", error_code, now)
 
     def gap_filled(self, gap: Gap, log_end: int, began_at: float, now: float) -> None:
-        """Takes the log end that was seen once a gap was filled."""
+        """Handles the log end that was read after a gap was filled."""
         if log_end == gap.until_offset:
             if self.phase in (Phase.COPYING, Phase.RELEASED):
                 self.acked = max(self.acked, log_end)
@@ -282,27 +281,27 @@ class PartitionCopy(CopiedPartition):
             self.filled += gap.until_offset - gap.from_offset
             self._troubles.progressed()
         else:
-            self.trouble(f"the log ends at {log_end} behind the gap {gap.from_offset} to {gap.until_offset}", now)
+            self.trouble(f"the log ends at {log_end} after the gap {gap.from_offset} to {gap.until_offset}", now)
 
     def not_filled(self, gap: Gap, error: Errors.KafkaError, now: float) -> None:
-        """Takes it that a gap could not be filled, or that nobody knows."""
+        """Handles a gap that was not filled, or of which this is unknown."""
         finding = f"the gap {gap.from_offset} to {gap.until_offset} was not filled: {type(error).__name__}: {error}"
         if getattr(error, "retriable", False):
             self.trouble(finding, now)
             return
-        self.has_doubtful_facts = True  # its size may be what was refused
+        self.has_doubtful_facts = True  # its size may be the cause
         if isinstance(error, TolerantClientError):
             self.doubt(error, now)
         else:
             self.doubt(TolerantClientError(f"{self}: {finding}; {_remedy(error)}"), now)
 
     def lost(self, header: BatchHeader, reason: str, now: float) -> None:
-        """Takes it that the answer for a batch in flight will not come."""
+        """Handles a batch in flight whose response will not come."""
         if self.acked < header.next_offset:
             self.trouble(reason, now)
 
     def refused(self, doing: str, error_code: int, now: float) -> None:
-        """Takes an error code of a fetch or an append."""
+        """Handles an error code of a fetch or an append."""
         error = refusal(str(self), doing, self.acked, error_code)
         if error is None:
             self.trouble(f"{doing} answered {Errors.for_code(error_code).__name__}", now)
@@ -311,23 +310,23 @@ class PartitionCopy(CopiedPartition):
             self.doubt(error, now)
 
     def doubt(self, error: TolerantClientError, now: float) -> None:
-        """Takes a finding that stops the partition, if it is found again (Law E)."""
+        """Handles a finding that stops the partition if it is made again (Law E)."""
         if isinstance(error, RecordBatchError):
             self._troubles.damaged(str(error))
         if self.is_believed(str(error), now):
             self.stop(error)
 
     def absent(self, now: float) -> None:
-        """Takes it that the target does not have the partition; believed when that lasts."""
+        """Handles a partition that the target does not have; believed when that lasts."""
         if self._troubles.is_absent_for_good(now):
             self.stop(
                 TolerantClientError(
-                    f"{self}: the target no longer has this partition, its topic was deleted there;"
+                    f"{self}: the target no longer has this partition: its topic was deleted there;"
                     " the next start creates the topic and fills it again"
                 )
             )
         else:
-            self.trouble("the target topic is not there", now)
+            self.trouble("the target topic does not exist", now)
 
     def is_too_large(self, log_end: int, max_batch_bytes: int) -> bool:
         """True while the record that was found too large is still the next one, and still too large."""
@@ -337,9 +336,9 @@ class PartitionCopy(CopiedPartition):
 
     @property
     def misplaced(self) -> TargetDivergedError | None:
-        """What it means that the target's log differs from the source's, if a batch of ours went to a lower offset.
+        """The error if the target's log differs from the source's and a batch of ours was appended at a lower offset.
 
-        A broker that knows nothing of a producer takes any sequence, so a log that was made anew, empty, between two
+        A broker that knows nothing of a producer accepts any sequence, so a log that was created again, empty, between two
         batches takes the second one at its start.
         """
         if not self._misplaced:
@@ -351,9 +350,9 @@ class PartitionCopy(CopiedPartition):
         )
 
     def is_believed(self, finding: str, now: float) -> bool:
-        """True for what was found often enough; trouble before that (Law E).
+        """True once a finding was made often enough; before that it is trouble (Law E).
 
-        What several batches in flight are refused for is found once.
+        Refusals of several batches in flight count once.
         """
         if self.phase in (Phase.STOPPED, Phase.DRAINING):
             return False
@@ -363,7 +362,7 @@ class PartitionCopy(CopiedPartition):
         return False
 
     def trouble(self, reason: str, now: float) -> None:
-        """Starts to drain: its place is read from the target's log once all in flight is settled."""
+        """Starts to drain: the target's log is read once all in flight is settled."""
         if self.phase in (Phase.STOPPED, Phase.DRAINING):
             return
         self.phase = Phase.DRAINING
@@ -372,14 +371,14 @@ class PartitionCopy(CopiedPartition):
             self.not_before = now + pause_s
 
     def give_up_after(self, patience_s: float, now: float) -> None:
-        """Stops a partition that had nothing but trouble for `patience_s`."""
+        """Stops a partition that had only trouble for `patience_s`."""
         troubles = self._troubles
         if troubles.since is not None and now - troubles.since > patience_s and self.phase is not Phase.STOPPED:
             self.stop(self.without_progress(patience_s))
 
     @property
     def is_troubled(self) -> bool:
-        """Whether it had nothing but trouble since it last moved: give_up_after says what that was."""
+        """Whether it had only trouble since it last moved; give_up_after reports it."""
         return self._troubles.since is not None
 
     def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
@@ -395,14 +394,14 @@ class PartitionCopy(CopiedPartition):
         return None if is_over or now - since < after_s else (since, reason)
 
     def drop_queue(self) -> int:
-        """Forgets what is queued and returns its bytes; the copier does so after every trouble."""
+        """Forgets what is queued and returns its bytes; the copier calls it after every trouble."""
         dropped = self.queued_bytes
         self.queue.clear()
         self.queued_bytes = self.queued_gaps = 0
         return dropped
 
     def pause(self, error: TolerantClientError, until: float) -> None:
-        """Leaves the partition alone for a time: the user's policy."""
+        """Leaves the partition alone for a time, by the user's policy."""
         self.phase = Phase.PAUSED
         self.error = error
         self.not_before = until
@@ -426,15 +425,15 @@ class PartitionCopy(CopiedPartition):
         if self._first_log_end is None:
             self._first_log_end = log_end
         elif log_end < self.acked:
-            self._first_log_end -= self.acked - log_end  # what an election or a deletion took back is copied again
+            self._first_log_end -= self.acked - log_end  # what an election or a deletion removed is copied again
         self.position = self.acked = log_end
 
 
 def _remedy(error: Errors.KafkaError) -> str:
-    """What an operator can do where a target refuses what fills a gap, or comes before a log's start."""
+    """What an operator can do if a target refuses filler of a gap, or before a log's start."""
     if isinstance(error, Errors.InvalidTimestampError):
         return (
-            "the time of that is this machine's: set its clock right, which tolerant-kafka doctor compares with the brokers', or"
+            "the filler's time is this machine's: set its clock right (tolerant-kafka doctor compares it with the brokers'), or"
             " raise message.timestamp.after.max.ms (clock ahead) or message.timestamp.before.max.ms of the target's topic"
         )
     return "check the mirror's ACLs, or set gap.fill=records"

@@ -1,4 +1,4 @@
-"""What a place that was read means for its partition.  Pure."""
+"""What a state that was read means for its partition.  Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tolerant_client.mirror.engine.identical.difference import AheadOfSource, Op
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.resume_point import Found, LogStart
 
-_AHEAD_S = 1.0  # between two reads of a source that has to catch up with what the target keeps
-_REPLICATED_S = 0.05  # between two reads of a target whose replicas have to catch up, or a transaction to end, at first
+_AHEAD_S = 1.0  # between two reads while the source catches up with what the target keeps
+_REPLICATED_S = 0.05  # between two reads while the target's replicas catch up or a transaction ends, at first
 _UNREAD_S = 0.02
 
 
 def placed(
     copy: PartitionCopy, found: Found | None, rules: AppendRules, link: str, now: float, now_ms: int
 ) -> LogStart | Loss | None:
-    """Takes the place of a partition that is syncing; returns what must be done first, for it to have one.
+    """Applies what was read to a partition that is syncing; returns what must be done before it can be copied.
 
-    What else there is to do its phase says: it copies, is left alone for a time, or is in trouble.  `now_ms` is the time of day.
+    Otherwise its phase shows the result: it copies, is paused, or is in trouble.  `now_ms` is the time of day.
     """
     if isinstance(found, (Loss, TargetDivergedError)) and copy.misplaced is not None:
         found = copy.misplaced

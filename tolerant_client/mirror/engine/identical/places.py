@@ -1,11 +1,12 @@
-"""Do batches of the link lie where it wanted them?  Their sequences say so (M2): each counts what the link wrote before it.
+"""Whether batches of the link lie where they belong.  Their sequences show it (M2): each counts what the link wrote before it.
 
 Laws:
-- A batch follows on the one before it of the same producer id: its sequence is the next.  Where offsets are missing between
-  the two it may be ahead by as many (the cleaner took batches), or be its own offset (the broker had forgotten the producer).
-- The first batch of a producer id says its place only where its sequence is its offset.
-- A gap has batches without sequences.  Those of a transaction are the link's only where they were aborted, and are filler.
-- A batch that repeats a sequence was appended twice, one that is ahead follows on a batch that was refused: either lies where
+- A batch continues the one before it of the same producer id: its sequence is the next.  If offsets are missing between the
+  two, it may be ahead by as many (the cleaner removed batches), or equal its own offset (the broker had forgotten the producer).
+- The first batch of a producer id shows where it belongs only if its sequence equals its offset.
+- The batches of a gap have no sequences of the link's data.  Those of a transaction are the link's only if they were aborted,
+  and are filler.
+- A batch that repeats a sequence was appended twice; one that is ahead continues a batch that was refused.  Either lies where
   the source has something else, which is no loss of the source.
 """
 
@@ -24,22 +25,22 @@ from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
 from tolerant_client.records.record_batch import ABORT, BatchHeader, control_type, iter_batches
 
-MOST_STEPS_BACK = 1000  # batches that are read for the last data, behind markers or for its sequence
-_STEPS_BACK = 50  # batches that are looked at for one of the link
+MOST_STEPS_BACK = 1000  # batches that are read to find the last data, before markers or for its sequence
+_STEPS_BACK = 50  # batches that are searched for one of the link
 _HALF = 1 << 30  # of all sequences
-_READ_BYTES = 4 << 20  # at once
+_READ_BYTES = 4 << 20  # in one fetch
 _MOST_BYTES = 256 << 20  # of a log that are read for the headers of its batches
 
 
 class Places(NamedTuple):
-    """What the sequences of a stretch say: `wrong` is the first batch out of place; unproved is what nothing contradicts."""
+    """What the sequences of a range show: `wrong` is the first misplaced batch; a range without one may still be unproved."""
 
     is_proved: bool
     wrong: BatchHeader | None = None
 
 
 def is_in_place(header: BatchHeader, before: BatchHeader | None) -> bool | None:
-    """Whether a batch of the link lies where it belongs; `before` is the link's last one before it.  None: nothing says so."""
+    """Whether a batch of the link lies where it belongs; `before` is the link's last one before it.  None if nothing shows it."""
     is_at_its_offset = header.base_sequence == add_sequence(header.base_offset, 0)
     if before is None or before.producer_id != header.producer_id:
         return is_at_its_offset or None
@@ -53,8 +54,8 @@ async def read_places(
 ) -> Places:
     """Whether all batches from `first`, one of the link, up to the end of `bounds` lie where they belong.
 
-    `bounds` are those of what the link has written; what fills gaps in transactions has no place that could be wrong.
-    Unproved, too, where that is more than is read: the batches of 256 MB.
+    `bounds` span what the link has written; filler of gaps in transactions has no sequence that could be wrong.
+    Also unproved if more than the batches of 256 MB would have to be read.
     """
     before = await _before(target, partition, bounds[0], first, own)
     at, is_proved, read = first.base_offset, True, 0
@@ -88,7 +89,7 @@ async def first_of_others(
 ) -> BatchHeader | None:
     """The first batch of a log, of those that begin before `until`, that is no plain data of the link, `own` its producer ids.
 
-    Raises OffsetNotAvailableError, which is retriable, where the log could not be read so far: what was not seen may be
+    Raises OffsetNotAvailableError, which is retriable, if the log could not be read up to there: what was not read may be
     anybody's.
     """
     at = (await target.list_offsets({partition: EARLIEST}))[partition]
@@ -96,7 +97,7 @@ async def first_of_others(
         try:
             batches = await _batches(target, partition, at)
         except Errors.OffsetOutOfRangeError:
-            batches = ()  # another writer of the link has just deleted it, or an election took it
+            batches = ()  # another writer of the link has just deleted it, or an election truncated it
         for header, _ in batches:
             if header.base_offset >= until:
                 return None
@@ -111,7 +112,7 @@ async def first_of_others(
 
 
 def fills_gap(header: BatchHeader) -> bool:
-    """Whether a batch is of the kinds that take the place of offsets without records: no plain data."""
+    """Whether a batch is of a kind that fills offsets without records: a marker or transactional."""
     return header.is_control or header.is_transactional
 
 
@@ -122,9 +123,9 @@ async def step_back(
     passes: Callable[[BatchHeader], bool],
     steps: int = _STEPS_BACK,
 ) -> dict[TopicPartition, BatchHeader]:
-    """The last batch of each partition that `passes` is not true for; the first that was reached where there is none.
+    """The last batch of each partition for which `passes` is false; if there is none, the first batch that was reached.
 
-    None below the offset `least` is looked at, and so many of a partition at most; one request a broker and step.
+    Reads none below the offset `least`, and at most `steps` batches of a partition; one request for each broker and step.
     """
     found = dict(last)
     for _ in range(steps):
@@ -141,9 +142,9 @@ async def ends_in_gap(
 ) -> bool:
     """Whether a log ends with what the link writes into gaps: a filler marker, aborted filler, or bare abort markers.
 
-    Bare markers have the id of a transaction; what is before them tells whose they are: a batch of the link, what it
-    `adopted`, or nothing that was there ever, or not since the link had `copied` as far.  What was adopted may end with
-    any: a failback begins with the log of its target, which was the source.
+    Bare markers have the producer id of a transaction; what is before them shows whose they are: a batch of the link, what it
+    `adopted`, or nothing, either ever or since the link had `copied` that far.  What was adopted may end with any marker: a
+    failback begins with the log of its target, which was the source.
     """
     if last.next_offset <= adopted:
         return True
@@ -172,7 +173,7 @@ async def ends_in_gap(
 async def _batches(
     target: Cluster, partition: TopicPartition, at: int, max_bytes: int | None = None
 ) -> Sequence[tuple[BatchHeader, memoryview]]:
-    """A stretch of batches, from the one on that has an offset; that one alone where `max_bytes` has room for no more."""
+    """A run of batches, from the one that has the offset on; only that one if `max_bytes` has room for no more."""
     batches: list[tuple[BatchHeader, memoryview]] = []
 
     async def ask() -> None:

@@ -1,7 +1,7 @@
-"""A few looks at whole logs, at a start, where the source's brokers tell no topic ids (before Kafka 2.8).
+"""Samples whole logs at a start, if the source's brokers have no topic ids (before Kafka 2.8).
 
-A log whose end is the source's may have the records of a former topic of that name before: one that was made anew while a
-mirror, of another version or for a moment, did not see it.  Such records lie where the log begins.
+A log whose end equals the source's may begin with records of a former topic of that name: one that was created again while a
+mirror, of another version or for a moment, did not see it.  Such records lie at the log's start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tolerant_client.mirror.batches.divergence import (
 )
 from tolerant_client.mirror.batches.losses import LedgerRow
 
-_PROBES = 3  # of each log: where it begins, and at its thirds
+_PROBES = 3  # of each log: at its start, and at its thirds
 
 Rows = Mapping[TopicPartition, Collection[LedgerRow]]
 
@@ -35,9 +35,9 @@ async def probe_logs(
     adopted: Mapping[TopicPartition, int],
     read_rows: Callable[[], Awaitable[Rows]],
 ) -> dict[TopicPartition, TargetDivergedError | Untold]:
-    """Partitions of which the target has, before `ends`, other records than the source, and what that means; or why none is told.
+    """Partitions whose target has, before `ends`, other records than the source, and what that means; or why this is unknown.
 
-    What was adopted is passed over, and what the ledger's rows tell; they are read where logs differ.  Raises KafkaError.
+    Skips what was adopted, and the offsets of the ledger's rows, which are read if logs differ.  Raises KafkaError.
     """
     if not ends:
         return {}

@@ -1,11 +1,11 @@
-"""Looks at the target's logs of partitions that have nothing to append: what became of them shows by no response.
+"""Checks the target's logs of partitions that have nothing to append: no response would show what became of them.
 
 Laws:
-- Each log that rests is looked at every LOOK_S.  One that does not end where the copy does, or does not tell its end, is
-  trouble: its place is read again, and what both logs show then decides (resume_point.py).
-- One that ends where the copy does, which has all of the source, ends the trouble before: who rests does not wait.
-- A look is one ListOffsets a node, however many partitions it leads.
-- A node that does not respond says nothing of its logs: they are looked at again, by then at whoever leads them.
+- Each resting log is checked every LOOK_S.  One that does not end where the copy does, or whose end is unknown, is trouble:
+  the target's log is read again, and what both logs show then decides (resume_point.py).
+- A log that ends where the copy does, with all of the source, ends earlier trouble: a resting partition does not wait.
+- A check is one ListOffsets for each node, however many partitions it leads.
+- A node that does not respond says nothing of its logs: they are checked again later, at their leaders of that time.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 
 LOOK_S = 30.0
-_RESTS_S = 2.0  # since the last append that was acknowledged
+_RESTS_S = 2.0  # since the last acknowledged append
 
 
 class RestingLogs:
-    """Looks at the logs of a target; on its loop.
+    """Checks the logs of a target; on its loop.
 
-    `spawn` runs a coroutine beside the caller; `on_trouble` gets each partition whose log is not what it was.
+    `spawn` runs a coroutine in the background; `on_trouble` gets each partition whose log has changed.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class RestingLogs:
         self._asked: set[int] = set()  # nodes that have not responded yet
 
     def look(self, copies: Iterable[PartitionCopy]) -> None:
-        """Begins a look at those of these partitions that rest, if it is time for one."""
+        """Starts a check of those of these partitions that rest, if one is due."""
         now = self._clock()
         if now < self._next_look:
             return
@@ -74,7 +74,7 @@ class RestingLogs:
         for copy in copies:
             if copy.acked == acked[copy.partition] and _rests(
                 copy, 0.0, now
-            ):  # what was appended since shows it itself
+            ):  # an append since then shows the log end itself
                 self._told(copy, ends.get(copy.partition), asked_at)
 
     def _told(self, copy: PartitionCopy, log_end: int | Exception | None, asked_at: float) -> None:

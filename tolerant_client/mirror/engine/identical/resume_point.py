@@ -1,26 +1,27 @@
-"""The mirror's only state is the target's log: where it ends and who wrote its last batch.
+"""Finds where each partition resumes.  The mirror's only state is the target's log: where it ends and who wrote its last batch.
 
-Read before the first append of a session and after anything unexpected
-(M2-M4).  What the target has must be what the source has; a difference is
-reported, never overwritten.
+The log is read before the first append of a session and after anything
+unexpected (M2-M4).  What the target has must be what the source has; a
+difference is reported, never overwritten.
 
 Laws (what a difference means: difference.py):
-- A place to append at is the leader's end, and only where that is replicated (admin/offsets.py): elsewhere nothing of it is
-  read yet.  A comparison appends nothing: it reads up to the high watermark, whatever a mirror has appended behind that.
-- The end of a log proves nothing.  A log is a copy up to its end where records of both sides were compared, or where the
-  link wrote its last batch, or fills gaps, in a log that it began (control, `begun`).
-- What others wrote is a copy for readers of committed records, too, or none: while a transaction is open in it, it is neither.
-- An emptied log shows nobody: others may have written, and have deleted it, since.  Its end is the link's where the control
-  says that it had copied up to there (`copied`), or where the sequence that a broker remembers is the log end: sequences
-  begin as the offset and count what the link wrote alone.  Gaps and the start of a log leave them behind the offset.
-- A log that the link has begun has a position, though nothing was copied: 0, or where it is to begin.  What the source had
-  there by then, and has no more, is a loss; a log starts with the source's only where nothing of it was begun.
-- A log that the link has begun to fill up to where it is to begin, and that has others' records below that, goes on nowhere:
-  neither are they deleted with the filler nor copied over.
-- A name is not a topic: a log of another topic than the one that the link has begun is no copy, whatever its end is.  One
-  that is empty is begun anew.  An offset where a log is to begin is of the source topic that had it when it was found.
-- The link's producer ids are all that it ever had; what they wrote is never called foreign.  It writes under no other id,
-  whoever wrote the batch that it follows: the other one may write on, and a broker would take ours for a repeat of his.
+- A batch is appended at the leader's log end, and only if all before it is replicated (admin/offsets.py); otherwise nothing of
+  the partition is read yet.  A comparison appends nothing: it reads up to the high watermark, whatever a mirror has appended
+  after it.
+- The end of a log proves nothing.  A log is a copy up to its end if records of both sides were compared, or if the link wrote
+  its last batch, or filled gaps, in a log that it began (control, `begun`).
+- What others wrote must be a copy for read_committed consumers, too.  While a transaction is open in it, that is undecided.
+- An emptied log does not show who wrote it: others may have written since, and deleted it.  Its end is the link's if the
+  control records that the link had copied up to there (`copied`), or if the sequence that a broker remembers equals the log
+  end: sequences begin at the offset and count only what the link wrote.  Gaps and a log start make them lag behind it.
+- A log that the link has begun has a position even if nothing was copied: 0, or where it should begin.  What the source had
+  there by then, and no longer has, is a loss; a log starts with the source's only if nothing of it was begun.
+- A log that the link has begun to fill up to its start offset, and that has others' records below it, does not continue: the
+  records are neither deleted with the filler nor copied over.
+- A name is not a topic: a log of another topic than the one that the link has begun is no copy, whatever its end is.  An empty
+  one is begun anew.  An offset where a log should begin applies only to the source topic in which it was found.
+- The link's producer ids are all that it ever had; what they wrote is never called foreign.  The link writes under no other
+  id, whoever wrote the batch before: that writer may continue, and a broker would take our batch for a repeat of its own.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 
 
 class LogStart(NamedTuple):
-    """The target's log is empty and the source's starts at `start`: that comes first (or is half done)."""
+    """The target's log should begin at `start`, but is empty, or only filled up to there: making its start comes first."""
 
     state: AppendState
     start: int
@@ -99,16 +100,15 @@ async def read_append_states(
     *,
     at_high_watermark: bool = False,
 ) -> dict[TopicPartition, Found]:
-    """Where each partition goes on, or why it cannot; one request a broker, not one a partition.
+    """Where each partition resumes, or why it cannot; one request for each broker, not for each partition.
 
-    Partitions that could not be read this time are absent; where a leader tells no offset, or the target's replicas are behind,
-    nothing else is said;
-    an open transaction is said in place of where to go on, not of a difference.
-    What the ledger says already is not found again.
-    `copied` says, where that is known, the source's leader epoch of the last batch that was copied and the offset up to
-    which it was: the source is asked whether an election took back some of that, whatever its records are now.
-    `control` says what was adopted, what the link has begun and copied, and where empty logs are to begin; `ids` are read_ids'.
-    With `at_high_watermark` the logs are compared up to there, and no state is a place to append at.
+    Partitions that could not be read this time are absent.  If a leader returns no offset, or the target's replicas are behind,
+    only that is reported.  An open transaction is reported in place of a state, not in place of a difference.
+    Losses that the ledger has already are not found again.
+    `copied`, where known, has the source's leader epoch of the last copied batch and the offset up to which was copied: the
+    source is asked whether an election truncated some of that, whatever its records are now.
+    `control` says what was adopted, what the link has begun and copied, and where empty logs should begin; `ids` are read_ids'.
+    With `at_high_watermark` the logs are compared up to there, and no state may be appended to.
     """
     wanted = list(partitions)
     ids = await read_ids(source, target, {p.topic for p in wanted}) if ids is None else ids
@@ -136,7 +136,7 @@ async def read_append_states(
     others = await last_of_others(target, logs, last, own, known)
     strange, unknown = await find_strangers(source, target, logs, others)
     others_differ, opened = await differs_after_link(source, target, logs, {p: last[p] for p in others}, own, known)
-    strange.difference_update(opened)  # what is not committed yet is no stranger's yet
+    strange.difference_update(opened)  # what is not committed yet does not count as a stranger's
     logs = {p: log for p, log in logs.items() if p not in unknown}
     last = {p: header for p, header in last.items() if p in logs}
     for p in ends.keys() & last.keys() & logs.keys():
@@ -184,7 +184,7 @@ async def read_append_states(
             or log.common[0] < log.common[1]
             and (p not in unproved or share_records(originals[p], copies[p]))
         )
-        # Where no ids tell, an empty log that was copied was made anew since.
+        # Without ids, an empty log that was copied before must have been created again since.
         is_own = begun is not None and (bool(begun.target) or not known.get(p, 0))
         given = control.start_of(p, now.source, None if is_own else log.source_end) or 0
         first = max(log.source_start, given)
@@ -240,9 +240,9 @@ async def read_append_states(
 
 
 async def read_ids(source: Cluster | None, target: Cluster, topics: Collection[str]) -> dict[str, TopicIds]:
-    """The ids that topics have on both clusters now; "" of a cluster that tells none, or is not asked.
+    """The ids that topics have on both clusters now; "" for a cluster that has none, or is not asked.
 
-    A topic that one of them does not know is left out: whether it is the same is not known then.
+    Without topics that one of them does not know: whether those are the same is unknown.
     """
     there = dict.fromkeys(topics) if source is None else await present_ids(source, topics)
     here = await present_ids(target, topics)
@@ -267,7 +267,7 @@ async def _bounds(
         unknown.update((p, Untold(why)) for p, why in left_out.items())
         return offsets
 
-    # The target first: what it has by then, the source had before.
+    # The target first: whatever it has by then, the source had before.
     target_start = await told(target, wanted, EARLIEST)
     target_end: dict[TopicPartition, int] = {}
     if at_high_watermark:
@@ -281,7 +281,7 @@ async def _bounds(
     source_start = await told(source, target_end, EARLIEST)
     # Nothing after the last stable offset was ever copied: what the target has there is somebody else's.
     source_end = await told(source, source_start, LATEST, READ_COMMITTED)
-    # A log that ends before what was adopted of it was made anew since.
+    # A log that ends before the end of what was adopted was created again since.
     kept = {p: offset for p, offset in adopted.items() if offset <= target_end.get(p, 0)}
     return {
         p: Logs(source_start[p], end, target_start[p], target_end[p], kept.get(p, 0)) for p, end in source_end.items()

@@ -1,7 +1,7 @@
-"""Brings partitions back to copying: reads their places from both logs, and has them join the flow (M4).
+"""Brings partitions back to copying: reads where they resume from both logs, and adds them to the flow (M4).
 
-Partitions of the same two leaders are read together, so a broker that hangs holds up its own alone.  What a place means
-says placement.py; here is the I/O before and after it.
+Partitions with the same two leaders are read together, so a broker that hangs holds up only its own.  placement.py decides
+what was read means; this module has the I/O before and after it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 
 
 class SyncLoop:
-    """Reads the places of what is in `flow.to_sync`, for the link's `producer_id`."""
+    """Reads where the partitions in `flow.to_sync` resume, for the link's `producer_id`."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class SyncLoop:
         self._begun = begun
         self._losses = losses
         self._open_gaps = OpenGaps(flow.target, flow.control.link, flow.require_writable, flow.clock)
-        self._being_read: set[TopicPartition] = set()  # by a group that is not done: one read of a partition at a time
+        self._being_read: set[TopicPartition] = set()  # a partition is read by one group at a time
 
     async def run(self) -> None:
-        """Reads places until none is wanted."""
+        """Reads logs until no partition wants it."""
         flow = self._flow
         while flow.to_sync:
             now = self._clock()
@@ -85,14 +85,14 @@ class SyncLoop:
         except LinkPromotedError:
             flow.link.obey()
         except KafkaError as error:
-            flow.not_read(due, f"the place could not be read: {type(error).__name__}: {error}")
+            flow.not_read(due, f"the logs could not be read: {type(error).__name__}: {error}")
         finally:
             self._being_read.difference_update(due)
             flow.sync_wanted.notify()
         flow.tasks.notify()
 
     async def sync(self, due: list[TopicPartition]) -> None:
-        """Reads the places of partitions, and has those join the flow that can go on."""
+        """Reads where partitions resume, and adds those to the flow that can."""
         flow = self._flow
         copies = {copy.partition: copy for copy in flow.copies(due)}
         for copy in copies.values():
@@ -100,14 +100,14 @@ class SyncLoop:
         due = [p for p in await self._readable(due, copies) if p in copies]
         if not due or not (places := await self._read(due, copies)):
             return
-        # Promotion is written down before the log is fenced: whoever read the log behind the fence finds it here.
+        # Promotion is recorded before the log is fenced: a process that read the log after the fence finds the promotion here.
         await self._control.refresh()
         flow.link.obey()
         joining = []
         for partition, found in places.items():
             copy = copies[partition]
             if not flow.has(copy) or copy.phase is Phase.STOPPED or flow.pause_if_said(copy):
-                continue  # whoever took it over since looks for himself
+                continue  # a process that took it over since reads for itself
             copy.phase = Phase.SYNCING
             if not flow.is_claimed(copy):
                 copy.trouble(NO_CLAIM, self._clock())
@@ -127,10 +127,10 @@ class SyncLoop:
                 flow.after_trouble(copy)
         await flow.reader.try_join(joining)
 
-    # -- whose places can be read ---------------------------------------------
+    # -- which can be read ----------------------------------------------------
 
     async def _by_leaders(self, due: list[TopicPartition]) -> list[list[TopicPartition]]:
-        """Those that can be read now, by the leaders on both clusters."""
+        """Partitions that can be read now, grouped by their leaders on both clusters."""
         if not self._control.is_read:
             await self._control.refresh()
         copies = self._flow.copies(self._flow.claimed(due))
@@ -142,7 +142,7 @@ class SyncLoop:
         return list(groups.values())
 
     async def _present(self, due: list[TopicPartition]) -> list[TopicPartition]:
-        """Those that the target has; asking a broker for the log of another one would hold up all."""
+        """Those that the target has; a request to a broker for the log of a missing one would hold up all."""
         there = await self._target.partitions({p.topic for p in due})
         present = [p for p in due if p.partition in there.get(p.topic, ())]
         for partition in set(due).difference(present):
@@ -155,7 +155,7 @@ class SyncLoop:
         return present
 
     async def _led(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Those with a leader on both clusters: to wait for another one's election would hold up all."""
+        """Those with a leader on both clusters: waiting for the election of one would hold up all."""
         leaderless: dict[TopicPartition, str] = {}
         for cluster in (self._source, self._target):
             await cluster.track({p.topic for p in partitions})
@@ -170,10 +170,10 @@ class SyncLoop:
     async def _readable(
         self, due: list[TopicPartition], copies: Mapping[TopicPartition, PartitionCopy]
     ) -> list[TopicPartition]:
-        """Those whose topics have facts and keep times, with no gap transaction left open."""
+        """Those whose topic facts are known, whose topics keep times, and that have no open gap transaction."""
         flow, facts = self._flow, self._facts
         await facts.read(copies.values())
-        flow.not_read([p for p in due if not facts.has(p.topic)], "the target topic is not there")
+        flow.not_read([p for p in due if not facts.has(p.topic)], "the target topic does not exist")
         due = self._with_times_kept([p for p in due if facts.has(p.topic)])
         unknown = await self._open_gaps.end(due)
         for partition, why in unknown.items():
@@ -181,7 +181,7 @@ class SyncLoop:
         return [p for p in due if p not in unknown]
 
     def _with_times_kept(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Those of topics that keep the times of records; the others wait for whoever has set it otherwise."""
+        """Those whose topics keep record timestamps; the others wait until somebody corrects the configuration."""
         kept = []
         for partition in partitions:
             copy = self._flow.partitions.get(partition)
@@ -192,7 +192,7 @@ class SyncLoop:
                 copy.doubt(
                     TolerantClientError(
                         f"{copy}: the target's topic has message.timestamp.type=LogAppendTime, which would rewrite timestamps;"
-                        " set it to CreateTime, and copying goes on"
+                        " set it to CreateTime, and copying resumes"
                     ),
                     self._clock(),
                 )
@@ -201,21 +201,19 @@ class SyncLoop:
                 kept.append(partition)  # its log shows what was rewritten
         return kept
 
-    # -- their places ---------------------------------------------------------
+    # -- where they resume ----------------------------------------------------
 
     async def _read(
         self, due: list[TopicPartition], copies: Mapping[TopicPartition, PartitionCopy]
     ) -> dict[TopicPartition, Found | None]:
-        """The place of each, None where it could not be read; those that a cluster does not know are left out."""
+        """What was read of each, None if it could not be read; without partitions that a cluster does not know."""
         copied = {p: (copies[p].former_epoch, copies[p].acked) for p in due if copies[p].former_epoch >= 0}
         untold = await self._flow.witnesses.look(self._target, due)  # before both logs are compared
         for partition, why in untold.items():
             self._flow.not_read([partition], why)
         due = [p for p in due if p not in untold]
         ids = await read_ids(self._source, self._target, {p.topic for p in due})
-        self._flow.not_read(
-            [p for p in due if p.topic not in ids], "one of the clusters says that it has no such topic"
-        )
+        self._flow.not_read([p for p in due if p.topic not in ids], "one of the clusters has no such topic")
         due = [p for p in due if p.topic in ids]
         if not due:
             return {}
@@ -255,7 +253,7 @@ class SyncLoop:
         return {p: places.get(p) for p in due if p not in unwritten}
 
     async def _identified(self, copy: PartitionCopy, found: Found) -> Found:
-        """The place of a partition, to be appended at by a producer id of the link's."""
+        """A state with a producer id of the link, if it has none yet."""
         if isinstance(found, AppendState) and found.producer_id == NO_PRODUCER:
             return await self._begun.identified(found)
         if isinstance(found, Loss) and found.state.producer_id == NO_PRODUCER:
@@ -265,7 +263,7 @@ class SyncLoop:
         return found
 
     async def _with_times_read(self, copy: PartitionCopy, state: AppendState) -> AppendState | TargetDivergedError:
-        """The place of a partition, unless the log shows that the target's brokers gave records times of their own."""
+        """The state, unless the log shows that the target's brokers overwrote record timestamps."""
         in_log = [span for span in copy.retimed if span[0] < state.log_end]
         if (given := await rewritten_offsets(self._target, copy.partition, in_log)) is not None:
             return times_rewritten(str(copy), *given)
@@ -273,15 +271,15 @@ class SyncLoop:
         return state
 
     async def _start_log(self, copy: PartitionCopy, found: LogStart, rules: AppendRules) -> None:
-        """Makes an empty log begin where the source's does; then its place is read again."""
+        """Makes an empty log begin at the found offset; then it is read again."""
         flow = self._flow
         copy.in_flight += 1
         try:
             await flow.require_writable(copy.partition)
             if copy.partition not in self._control.value.log_starts:
                 raise OptionError(
-                    f"{copy} is to begin at offset {found.start}, and nothing says so: an unfinished start would be taken"
-                    f" for a loss later; grant the mirror Write on the target's topic {CONTROL_TOPIC}"
+                    f"{copy} is to begin at offset {found.start}, and the control does not record it: an unfinished start would"
+                    f" be taken for a loss later; grant the mirror Write on the target's topic {CONTROL_TOPIC}"
                 )
             copy.log_start = found.start
             await start_log_at(

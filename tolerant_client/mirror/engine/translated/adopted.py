@@ -1,7 +1,7 @@
-"""Up to where the target had a source partition when the link took it over from another mirror.
+"""The source offset up to which the target already had a partition when the link took it over from another mirror.
 
-Law: a log that is empty was made anew since.  What was in it is forgotten for good, before anything is copied there: once
-it has records nothing tells it any more from the log that was taken over.
+Law: an empty log was created again since.  What was recorded of it is forgotten for good, before anything is copied there:
+once the log has records, nothing distinguishes it from the log that was taken over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CONTROL = (TopicPartition(CONTROL_TOPIC, 0),)
 
 
 class Adopted:
-    """What the link's control says of it; on the event loop of `target`."""
+    """The adopted offsets in the link's control; on the event loop of `target`."""
 
     def __init__(self, target: Cluster, control: ControlWatch) -> None:
         self._target = target
@@ -29,22 +29,22 @@ class Adopted:
         self._locks = PartitionLocks()
 
     async def until(self, partition: TopicPartition, end: int) -> int:
-        """The source offset before which a target log that ends at `end` has all; 0 where nobody had copied there.
+        """The source offset before which a target log that ends at `end` has everything; 0 if nobody had copied there.
 
-        Raises OptionError and KafkaError where an empty log's cannot be forgotten.
+        Raises OptionError and KafkaError if the offset of an empty log cannot be forgotten.
         """
         if end:
             return self._control.value.adopted.get(partition, 0)
         if partition in self._control.value.adopted:
             async with self._locks.held(_CONTROL):
-                if partition in self._control.value.adopted:  # nobody has written it while we waited
+                if partition in self._control.value.adopted:  # no other task has forgotten it while we waited
                     await self._forget(partition)
         return 0
 
     async def limit(self, partition: TopicPartition, until: int) -> None:
-        """Has the control say that no more than what lies before `until` was there when the link took over.
+        """Has the control record that only what lies before `until` was there when the link took over.
 
-        From there on the source's log is another one now.  Raises OptionError and KafkaError.
+        From there on the source's log is now a different one.  Raises OptionError and KafkaError.
         """
         known = self._control.value
         if known.adopted.get(partition, 0) <= until:
@@ -60,7 +60,7 @@ class Adopted:
         await self._control.refresh()
 
     async def _forget(self, partition: TopicPartition) -> None:
-        """Forgets it, and whatever else of its topic is empty: one record, where a topic was made anew."""
+        """Forgets this partition, and all empty ones of its topic: one record if the topic was created again."""
         known = self._control.value
         others = [p for p in known.adopted if p.topic == partition.topic and p != partition]
         ends = (await list_led_offsets(self._target, dict.fromkeys(others, LATEST))).offsets if others else {}
@@ -68,7 +68,7 @@ class Adopted:
 
         def change(now: LinkControl) -> LinkControl:
             if now.generation != known.generation:
-                return now  # another life of the link has taken over what is there now
+                return now  # a later generation of the link has adopted anew what is there now
             return replace(now, adopted={p: offset for p, offset in now.adopted.items() if p not in gone})
 
         await update_control(self._target, self._control.link, change)

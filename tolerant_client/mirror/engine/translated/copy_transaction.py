@@ -1,13 +1,12 @@
-"""The transactions that copy one partition: its records and the rows of the offset map, all or nothing.
+"""The transactions that copy one partition: its records and its rows of the offset map, all or nothing.
 
 Laws:
-A. Each transaction has an epoch of its own.  `take_over` gets one whoever had the transactional.id, which fences them;
-   `renew` gets the next only from him who has the last one (KIP-360), so nobody who was fenced fences the others.
-   Late repeats of any request are those of an old epoch, and refused (KAFKA-17754).
-B. A batch is sent once.  Where its answer does not come, or is no success, nothing is committed: the transaction is
-   ended by the InitProducerId of whoever takes over next, whose marker has a higher epoch than what may still be on
-   its way (KIP-890).
-C. The base offsets of one partition's answers ascend by the batches' records at least; others are not believed.
+A. Each transaction has its own epoch.  `take_over` gets one whoever has the transactional.id, and fences them; `renew` gets
+   the next only as the holder of the last one (KIP-360), so a fenced writer cannot fence the others.  Late repeats of any
+   request carry an old epoch, and are refused (KAFKA-17754).
+B. A batch is sent once.  If its response does not come, or is an error, nothing is committed: the next takeover's
+   InitProducerId aborts the transaction, with a marker of a higher epoch than any request still in flight (KIP-890).
+C. The base offsets in one partition's responses grow by at least the batches' records; others are not believed.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from tolerant_client.mirror.batches.merge import DenseBatch
 from tolerant_client.mirror.state.offset_map import MapRow, Run
 from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
-_RENEWING = 3  # InitProducerId that says which epoch it follows (KIP-360, Kafka 2.5)
-_ROWS = 500  # of the map in one batch
+_RENEWING = 3  # version of InitProducerId that carries the epoch it follows (KIP-360, Kafka 2.5)
+_ROWS = 500  # rows of the map in one batch
 
 
 class CopyTransaction(ProducerTransaction):
-    """A copier of one partition as a transactional producer; one transaction at a time."""
+    """One partition's copier as a transactional producer; one transaction at a time."""
 
     _too_long = (
         "Records are copied in transactions of {} ms, more than the target's transaction.max.timeout.ms; raise that"
@@ -50,12 +49,12 @@ class CopyTransaction(ProducerTransaction):
         super().__init__(cluster, transactional_id, timeout_ms)
         self._partition = partition
         self._map_partition = map_partition
-        self._end = 0  # the target offset behind the last answer
+        self._end = 0  # the target offset after the last response
         self._spans: deque[tuple[int, tuple[tuple[int, int], ...]]] = deque()  # of what is in flight, with its bytes
-        self.runs: list[Run] = []  # what has been appended and acknowledged in this transaction
+        self.runs: list[Run] = []  # what was appended and acknowledged in this transaction
 
     async def take_over(self) -> None:
-        """Fences all other writers of the partition and ends their transaction.
+        """Fences all other writers of the partition and aborts their transaction.
 
         Raises OptionError for brokers before 2.5.
         """
@@ -67,9 +66,9 @@ class CopyTransaction(ProducerTransaction):
         self._start_over()
 
     async def renew(self) -> None:
-        """An epoch for the next transaction, once the markers of the last one are written.
+        """Gets an epoch for the next transaction, once the markers of the last one are written.
 
-        Raises ProducerFencedError where another writer has taken over.
+        Raises ProducerFencedError if another writer has taken over.
         """
         await self.begin_next()
         self._start_over()
@@ -89,20 +88,20 @@ class CopyTransaction(ProducerTransaction):
         )
 
     async def open(self, *, with_records: bool = True) -> None:
-        """Adds the partitions: what is sent from now on belongs to the transaction."""
+        """Adds the partitions: what is sent after this belongs to the transaction."""
         await self.add_partitions([self._partition, self._map_partition] if with_records else [self._map_partition])
 
     def send(self, node_id: int, dense: DenseBatch, held_bytes: int) -> None:
-        """Sends a batch; `held_bytes` of memory are free once it is settled."""
+        """Sends a batch; once it is settled, `held_bytes` of memory are free."""
         header, batch, spans = dense
         self._records.send(node_id, header, batch)
         self._spans.append((held_bytes, spans))
 
     async def settle(self, most: int) -> int:
-        """Settles what is answered, and waits until at most `most` batches are not; returns the bytes that are free.
+        """Settles responses until at most `most` batches are in flight; returns the bytes that are free.
 
         Raises Kafka's error, or ProducerFencedError, for a batch that was refused
-        or not answered; OffsetMapError for an answer that cannot be.
+        or got no response; OffsetMapError for a response that cannot be true.
         """
         freed = 0
         async for _, target in self._records.settled(most):
@@ -118,7 +117,7 @@ class CopyTransaction(ProducerTransaction):
         return freed
 
     async def write_rows(self, rows: Sequence[MapRow], now_ms: int) -> None:
-        """Appends rows of the map to the transaction, and waits for the answers."""
+        """Appends rows of the map to the transaction, and waits for the responses."""
         for some in chunks(rows, _ROWS):
             records = [Record(0, now_ms, row.key.encode(), row.encode()) for row in some]
             batch = memoryview(bytearray(encode_batch(records)))
@@ -126,5 +125,5 @@ class CopyTransaction(ProducerTransaction):
 
 
 def is_fenced(error: BaseException) -> bool:
-    """Whether another writer has taken over (or the coordinator has ended a transaction that took too long)."""
+    """Whether another writer has taken over, or the coordinator has aborted a transaction that took too long."""
     return isinstance(error, (ProducerFencedError, Errors.InvalidProducerIdMappingError))

@@ -1,6 +1,6 @@
 """What was fetched of one partition and waits to be copied in a transaction.
 
-Law: batches are given out in the source's order, each once.  Pure: no I/O, no clock.
+Law: batches leave in the source's order, each once.  Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.rewrite import SMALL_BATCH_BYTES
 from tolerant_client.records.record_batch import LOG_OVERHEAD, BatchHeader
 
-_SMALL_AT_ONCE = 4 << 20  # bytes of small batches that are made into few
+_SMALL_AT_ONCE = 4 << 20  # bytes of small batches that are merged at once
 _MAGIC_AT = 16
 _LENGTH_AND_EPOCH = struct.Struct(">ii")  # from byte 8 of a record batch
 
@@ -23,14 +23,14 @@ class FetchedQueue:
     """The fetched batches of one partition, and the gaps between them."""
 
     def __init__(self) -> None:
-        self.bytes = 0  # of what waits, and of what was given out and not taken off
+        self.bytes = 0  # of what waits, and of what left and was not subtracted yet
         self._items: deque[Appendable] = deque()
 
     def __len__(self) -> int:
         return len(self._items)
 
     def put(self, items: Iterable[Appendable]) -> int:
-        """Appends what was taken of a response; returns its bytes."""
+        """Adds what was taken of a response; returns its bytes."""
         added = list(items)
         size = sum(item[0].size for item in added if not isinstance(item, Gap))
         self._items += added
@@ -44,7 +44,7 @@ class FetchedQueue:
         return size
 
     def skip_gaps(self) -> int | None:
-        """Takes the gaps at the head away; the offset behind them, if there were any."""
+        """Removes the gaps at the head; returns the offset after them, or None if there were none."""
         position = None
         while self._items and isinstance(item := self._items[0], Gap):
             position = item.until_offset
@@ -52,9 +52,9 @@ class FetchedQueue:
         return position
 
     def next_batches(self, position: int) -> tuple[list[tuple[BatchHeader, memoryview]], int]:
-        """The next batch, or small ones, with the gaps around them, and the offset behind (`position` if there is nothing).
+        """The next batch, or small ones, with the gaps around them, and the offset after them (`position` if there is nothing).
 
-        Their bytes stay counted until the caller takes them off.
+        Their bytes stay counted until the caller subtracts them.
         """
         batches: list[tuple[BatchHeader, memoryview]] = []
         size, is_small = 0, True

@@ -1,8 +1,8 @@
-"""Where the source's log became another one than the one that was copied, by the records themselves.
+"""Finds by the records themselves where the source's log stopped being the one that was copied.
 
-Law: what was cut, or restored and written to again, agrees up to an offset and differs from there on.  So it is found by
-bisection over what was copied; what can be compared on neither side counts as differing once something behind it does, so
-that nothing the source has is left out.  What lies before the source's start cannot be copied again, and is not looked at.
+Law: a log that was cut, or restored, and written to again, agrees up to an offset and differs from there on.  So that offset is
+found by bisection over what was copied.  Offsets that only one side still has count as differing if something after them
+differs, so that nothing the source has is left out.  What lies before the source's start cannot be copied again, and is not read.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tolerant_client.mirror.state.map_topic import read_maps
 async def first_other(
     source: Cluster, target: Cluster, link: str, partition: TopicPartition, start: int, until: int
 ) -> int | None:
-    """From which offset on a source that starts at `start` has other records before `until` than were copied.
+    """The offset from which on a source that starts at `start` has other records before `until` than were copied.
 
-    It is the one behind the last record that agrees, or that of the first one that was copied and may be there still; None
-    where the last ones agree.  Raises KafkaError.
+    It is the offset after the last record that agrees or, if none does, that of the first copied record that may still be
+    there; None if the last records agree.  Raises KafkaError.
     """
     known = (await read_maps(target, link, [partition])).get(partition)
     runs = [
@@ -32,10 +32,10 @@ async def first_other(
         for run in (known.runs if known is not None else ())
         if run.source < until
     ]
-    counts = list(accumulate((run.length for run in runs), initial=0))  # of copied records before each run
+    counts = list(accumulate((run.length for run in runs), initial=0))  # number of copied records before each run
 
     async def compare(first: int, last: int) -> list[tuple[int, bool]]:
-        """Copied records by number in [first, last), as far as one run goes, that are on both sides: whether each agrees."""
+        """Whether each copied record with a number in [first, last), within one run, agrees; only of those on both sides."""
         at = bisect.bisect_right(counts, first) - 1
         run, skipped = runs[at], first - counts[at]
         count = min(last - first, run.length - skipped, COMPARED_OFFSETS)
@@ -51,7 +51,7 @@ async def first_other(
         ]
 
     def narrow(low: int, high: int, at: int, seen: list[tuple[int, bool]]) -> tuple[int, int]:
-        """Records before `low` agree, those from `high` on do not."""
+        """Narrows the bounds: records before `low` agree, those from `high` on do not."""
         differing = min((n for n, agrees in seen if not agrees), default=None)
         agreeing = [n + 1 for n, agrees in seen if agrees and (differing is None or n < differing)]
         high = at if not seen else high if differing is None else differing

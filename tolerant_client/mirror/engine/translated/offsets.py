@@ -1,7 +1,7 @@
-"""Records wherever the target's log ends: the strategy of a copier whose target topics others write to as well.
+"""Records wherever the target's log ends: the copier's strategy for target topics that others write to as well.
 
-Every record is copied once for consumers with read_committed, in its partition's order, and the offset map says exactly
-where it is (offset_map.py).  Consumers with read_uncommitted may also see copies of transactions that were aborted.
+Each record is copied once for read_committed consumers, in its partition's order, and the offset map says exactly where it is
+(offset_map.py).  read_uncommitted consumers may also see copies in transactions that were aborted.
 
 What a partition does is in partition.py.
 """
@@ -39,7 +39,7 @@ def translated_offsets(transactions: TransactionLimits = TransactionLimits()) ->
 
 
 class TranslatedOffsets:
-    """The partitions of a link, each a coroutine of its own."""
+    """The partitions of a link; each has its own coroutine."""
 
     def __init__(self, link: CopiedLink, transactions: TransactionLimits) -> None:
         self.partitions: dict[TopicPartition, TranslatedPartition] = {}
@@ -54,12 +54,12 @@ class TranslatedOffsets:
         )
         self._next_clearing = link.clock() + _CLEAR_EVERY_S * random.uniform(0.1, 1.0)
         self._next_map_look = link.clock() + _MAP_EVERY_S
-        self._map_lost = 0  # looks in a row that found it gone
+        self._map_lost = 0  # checks in a row that found it missing
 
     # -- the copier's partitions ----------------------------------------------
 
     def claim_of(self, partition: TopicPartition) -> TopicPartition:
-        """This link's part of a partition that others may write to as well."""
+        """This link's part of a partition, since others may write to it as well."""
         return claimed_part(partition, self._link.name)
 
     def adopt(
@@ -74,7 +74,7 @@ class TranslatedOffsets:
         if not is_new:
             copy.wakeup.notify()
             if copy.is_read and not copy.was_full and not self._reader.is_reading(partition):
-                copy.read_on()  # it had all that was wanted
+                copy.read_on()  # it had everything that was wanted
         return copy
 
     async def _run(self, copy: TranslatedPartition) -> None:
@@ -92,7 +92,7 @@ class TranslatedOffsets:
             copy.release()
 
     def is_leaving(self, claim: TopicPartition) -> bool:
-        """Never: a partition that was given up is there until nothing of it is in flight."""
+        """Never: a partition that was given up stays until nothing of it is in flight."""
         return False
 
     async def give_back(self, partitions: Collection[TopicPartition]) -> None:
@@ -103,7 +103,7 @@ class TranslatedOffsets:
         await self._link.tasks.until(lambda: all(copy.is_done for copy in copies))
 
     def claims_changed(self) -> None:
-        """Each partition asks for its claim at the last moment before it writes."""
+        """Does nothing: each partition checks its claim directly before it writes."""
 
     def stop(self, partition: TopicPartition, error: TolerantClientError) -> None:
         self.partitions[partition].stop(error)
@@ -112,7 +112,7 @@ class TranslatedOffsets:
         self.partitions[partition].set_paused(is_paused)
 
     def lose_patience(self, partition: TopicPartition) -> None:
-        """Stops a partition that was never claimed; one that is says itself when it has waited for too long."""
+        """Stops a partition that was never claimed; a claimed one reports by itself that it has waited too long."""
         copy, link = self.partitions.get(partition), self._link
         if copy is None or link.claims.holds(self.claim_of(partition)):
             return
@@ -120,24 +120,24 @@ class TranslatedOffsets:
             copy.stop(link.unclaimed_error(copy))
 
     def watch(self) -> None:
-        """Looks whether the map is still there, and clears it of deleted topics' rows, now and then."""
+        """Checks periodically that the map still exists, and removes deleted topics' rows from it."""
         now = self._link.clock()
         if now > self._next_map_look:
-            self._next_map_look = float("inf")  # one look at a time
+            self._next_map_look = float("inf")  # one check at a time
             self._link.tasks.spawn(self._require_map)
         if now > self._next_clearing:
             self._next_clearing = now + _CLEAR_EVERY_S
             self._link.tasks.spawn(self._clear, list(self.partitions))
 
     def _left(self, copy: TranslatedPartition) -> None:
-        """A partition in trouble is fetched again when it has taken over anew."""
+        """Stops fetching a partition in trouble; it is fetched again after its next takeover."""
         self._reader.leave(copy.partition)
         self._link.tasks.notify()
 
     async def _require_map(self) -> None:
-        """Stops all partitions where the map is gone: what is asked of its brokers then has no response that says so.
+        """Stops all partitions if the map is missing: requests to its brokers would then get no response that says so.
 
-        It is believed when it was found several times: a broker that has just started may not know it yet.
+        This is believed once it was found several times: a broker that has just started may not know the map yet.
         """
         link = self._link
         try:
@@ -155,10 +155,10 @@ class TranslatedOffsets:
         try:
             await clear_deleted(self._link.target, self._link.name, partitions)
         except Errors.KafkaError:
-            pass  # rows too many do no harm; the next time is in an hour
+            pass  # surplus rows do no harm; tried again in an hour
 
 
 def _accept(copy: TranslatedPartition, part: FetchedPartition, until: int | None) -> list[Appendable]:
-    """Nothing is appended at once: what a partition takes waits for its next transaction."""
+    """Returns nothing to append: what a partition takes waits for its next transaction."""
     copy.accept(part, until)
     return []

@@ -1,14 +1,14 @@
-"""One source partition copied by transactions into a target partition that others write to as well.
+"""One source partition, copied by transactions into a target partition that others write to as well.
 
 Laws:
 A. Records and the map rows that say where they are belong to one transaction; the newest committed row is the position.
-   So wherever a copier dies, whoever comes next goes on behind the last record that counts (read_committed).
-B. The position is read after all other writers are fenced, and none is appended to without that (copy_transaction.py).
-C. After anything that is not the expected answer, what was not committed is forgotten and B begins anew.
-D. A copier that was fenced only watches: it takes over again where records wait and the position stands still.  So two
-   copiers that race do not end each other's transactions for ever.
-E. Nothing is written without the claim under which the position was read (mirror/state/claims.py): an identical copy, which would be
-   no copy any more, is fenced by no transaction.  What another link has begun to copy so is not written to at all.
+   So wherever a copier dies, the next one continues after the last record that counts (read_committed).
+B. The position is read after all other writers are fenced, and nothing is appended without that (copy_transaction.py).
+C. After any response but the expected one, what was not committed is forgotten and B begins again.
+D. A fenced copier only watches: it takes over again if records wait and the position does not move.  So two copiers that
+   race do not abort each other's transactions for ever.
+E. Nothing is written without the claim under which the position was read (mirror/state/claims.py): no transaction fences an
+   identical copy, which our records would spoil.  A partition that another link has begun to copy identically is not written.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _IDLE_S = 0.5
 
 @dataclass(frozen=True)
 class TranslatedParts:
-    """What the partitions of a link share, beside what those of every link do."""
+    """What the partitions of a link share, besides what those of every link do."""
 
     transactions: TransactionLimits
     reads: SharedReads
@@ -67,13 +67,13 @@ class TranslatedParts:
 
 
 class TranslatedPartition(CopiedPartition):
-    """The copy of one partition: `run` is its course, `accept` gives it what was fetched."""
+    """The copy of one partition: `run` copies it, `accept` gives it what was fetched."""
 
     records = 0
 
     def __init__(self, link: CopiedLink, parts: TranslatedParts, partition: TopicPartition) -> None:
         super().__init__(partition, link.clock())
-        self.paused: TolerantClientError | None = None  # by its operator, or by policy: then it waits for him
+        self.paused: TolerantClientError | None = None  # by the operator or by policy; it then waits for the operator
         self.is_done = False
         self.queue = FetchedQueue()
         self.place = Place(link, parts.reads, parts.adopted, partition)
@@ -91,12 +91,12 @@ class TranslatedPartition(CopiedPartition):
         self._rules = AppendRules(GapFill.TRANSACTIONS, False, 0)
         self._fetch_error: Exception | None = None
         self._progressed_at = link.clock()
-        self._stands_since: float | None = None  # there is something to copy, or trouble
+        self._stands_since: float | None = None  # since when there is something to copy, or trouble
         self._is_taken_over = False
-        self._source_id = ""  # of the topic of which `acked` is an offset
+        self._source_id = ""  # of the source topic in which `acked` is an offset
         self._term: int | None = None  # of the claim under which the position was read
 
-    # -- what the copier asks and tells ---------------------------------------
+    # -- for the copier -------------------------------------------------------
 
     @property
     def is_placed(self) -> bool:
@@ -136,7 +136,7 @@ class TranslatedPartition(CopiedPartition):
         self.wakeup.notify()
 
     def set_paused(self, is_paused: bool) -> None:
-        """Takes what the operator says: nothing is fetched while it is paused, what was fetched is copied."""
+        """Applies the operator's order: while paused nothing is fetched, but what was fetched is copied."""
         if is_paused and self.paused is None:
             self.paused = self._link.paused_error(self)
             self._parts.reader.leave(self.partition)
@@ -148,11 +148,11 @@ class TranslatedPartition(CopiedPartition):
             self.read_on()
 
     def read_on(self) -> None:
-        """Has it fetched; beside the course, which may end while a leader is looked for."""
+        """Has the partition fetched; in the background, since `run` may end while a leader is searched for."""
         self._link.tasks.spawn(self._parts.reader.try_join, [self.partition])
 
     def release(self) -> None:
-        """Ends the copy once the transaction that is open is committed."""
+        """Ends the copy once the open transaction is committed."""
         self.is_released = True
         self.wakeup.notify()
 
@@ -164,7 +164,7 @@ class TranslatedPartition(CopiedPartition):
     def accept(self, part: FetchedPartition, until: int | None) -> None:
         """Takes a response to a fetch from `position`; batches from `until` on are left for later.
 
-        One that shows a newer leader epoch is not used: the log may have been cut, and grown again, since (KIP-101).
+        A response with a newer leader epoch is not used: the log may have been cut, and have grown again (KIP-101).
         """
         try:
             if part.error_code:
@@ -186,7 +186,7 @@ class TranslatedPartition(CopiedPartition):
             self.wakeup.notify()
 
     def leave_out(self, until_offset: int, now_ms: int) -> list[Appendable]:
-        """As CopiedPartition's; a gap takes no offsets here."""
+        """As CopiedPartition.leave_out; a gap takes no offsets here."""
         self.queue.put([Gap(self.position, until_offset)])
         self.position = until_offset
         self.wakeup.notify()
@@ -196,7 +196,7 @@ class TranslatedPartition(CopiedPartition):
         self._fetch_error = Errors.OffsetNotAvailableError(f"{self}: {reason}")
         self.wakeup.notify()
 
-    # -- the course -----------------------------------------------------------
+    # -- copying --------------------------------------------------------------
 
     async def run(self) -> None:
         """Copies until the call, or the lease, that wanted it is over; `error` says what stopped it."""
@@ -228,7 +228,7 @@ class TranslatedPartition(CopiedPartition):
             return
         await self._producer.take_over()
         try:
-            # Promotion is written down before the copiers are fenced: whoever takes over behind that finds it here.
+            # Promotion is recorded before the copiers are fenced: one that takes over after the fence finds it here.
             control = await self._link.control.refresh()
             control.require_not_promoted(self._link.name)
             self.set_paused(control.pauses(self.partition))
@@ -238,7 +238,7 @@ class TranslatedPartition(CopiedPartition):
         known = self.place.row
         position = await self.place.read(self._producer.producer_id)
         if is_another(self._source_id, self.place.ids[0]) or self.place.row != known or position < self.place.position:
-            # What is written of another topic, or of a log that was cut, begins where it resumes.
+            # In another topic, or a log that was cut, copying begins where it resumes.
             self.acked = min(self.acked, position)
         self._source_id = self.place.ids[0]
         self._advance(position)
@@ -255,12 +255,12 @@ class TranslatedPartition(CopiedPartition):
         self.read_on()
 
     def _require_claim(self) -> None:
-        """To be asked at the last moment before anything is written."""
+        """Call it directly before anything is written."""
         if self._term is None or self._link.claims.term(self._claim) != self._term:
             raise Errors.NotLeaderForPartitionError(NO_CLAIM)
 
     async def _copy_one_transaction(self) -> None:
-        """From the first record that waits to the commit."""
+        """Copies from the first waiting record to the commit."""
         if (position := self.queue.skip_gaps()) is not None:
             self._advance(position)
         while not self.queue:
@@ -297,7 +297,7 @@ class TranslatedPartition(CopiedPartition):
         await self._commit(copied, size)
 
     async def _record_position(self) -> None:
-        """Has the map say that what came after the last record was looked at, too: markers, aborted records, holes."""
+        """Has the map record that what follows the last record was read, too: markers, aborted records, holes."""
         if self.place.row is not None and self.acked > self.place.row.position:
             await self._write_position()
 
@@ -307,7 +307,7 @@ class TranslatedPartition(CopiedPartition):
         await self._commit(self.acked, 0)
 
     def _time_to_commit(self, began: float, size: int, copied: int) -> float:
-        """Seconds until the transaction is to be committed, if nothing arrives before."""
+        """Seconds until the transaction must be committed, if nothing arrives before."""
         limits, now = self._parts.transactions, self._link.clock()
         if self.is_released or size >= limits.commit_bytes:
             return 0.0
@@ -353,11 +353,11 @@ class TranslatedPartition(CopiedPartition):
         if since is None or now - since < after_s or self.error is not None or self.paused is not None:
             return None
         has_work = not self._is_taken_over or self.has_work or self.is_behind
-        reason = (self._troubles.reasons or ("the target's brokers have not finished what was asked of them",))[-1]
+        reason = (self._troubles.reasons or ("the target's brokers have not completed the requests for it",))[-1]
         return (since, reason) if has_work else None
 
     async def _trouble(self, error: Exception) -> None:
-        """Pauses, or stops: for good reasons found three times without progress between, or after the patience."""
+        """Pauses, or stops: after a finding that was made three times without progress in between, or after the patience."""
         link, now = self._link, self._link.clock()
         loss, self.place.loss = self.place.loss, None
         cause = error.__cause__ if isinstance(error.__cause__, Errors.KafkaError) else error
@@ -383,7 +383,7 @@ class TranslatedPartition(CopiedPartition):
             await link.source.net.sleep(_PAUSES.pause_s(len(self._troubles.reasons)) * random.uniform(0.5, 1.0))
 
     async def _decide(self, error: TolerantClientError, loss: LostOffsets | None) -> None:
-        """Stops, or does what policy says of a loss (M7); its ledger row is written before anything goes on."""
+        """Stops, or applies the policy for a loss (M7); its ledger row is written before copying continues."""
         policy = self._link.policy.on(self.partition.topic, loss.reason) if loss is not None else LossPolicy.FAIL
         if loss is None or policy is LossPolicy.FAIL:
             self.error = error
@@ -410,10 +410,10 @@ class TranslatedPartition(CopiedPartition):
                 self._rules = self._rules._replace(left_out={*self._rules.left_out, loss.from_offset})
 
     async def _watch(self) -> None:
-        """Another writer has taken over: lets it, as long as it makes progress (Law D)."""
+        """Watches the writer that has taken over, as long as it makes progress (Law D)."""
         link = self._link
         if self.has_reached and link.clock() > self.hold_until:
-            self.is_released = True  # only the lease was left
+            self.is_released = True  # only its lease was left
         still_since = link.clock()
         patience_s = self._parts.transactions.takeover_ms / 1000 * random.uniform(0.7, 1.3)
         while not self.is_over:
@@ -439,7 +439,7 @@ class TranslatedPartition(CopiedPartition):
             self._link.tasks.notify()
 
     def _forget(self) -> None:
-        """Lets go of what is not committed."""
+        """Drops everything that is not committed."""
         self._parts.reader.leave(self.partition)
         self._fetch_error = None
         self.position = self.last_stable_offset = -1

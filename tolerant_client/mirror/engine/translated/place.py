@@ -1,16 +1,16 @@
-"""Where a partition with translated offsets resumes, as both logs say, and what of it is lost.
+"""Where a partition with translated offsets resumes, by both logs, and what of it is lost.
 
 The newest committed row of the offset map is the position (target_checks.py); a log that the link took over from another mirror
-begins where it took over.
+begins where the link took over.
 
 Laws:
-- A link has a position from its first look on.  It is a row of the map before anything is copied: what the source has there
-  by then, and has no more, is a loss (M7).  So is what policy has accepted, one loss behind the other: the row says of which
-  topic, and of which leader epoch, its position is from then on, and nobody finds the same loss again.
-- A copy that needs no equal offsets leaves nothing out: it resumes where the source's log is another one, at the beginning of
-  a topic that was made anew, or where a log was cut.
-- The end of a log proves nothing, and a leader epoch may come again (a source that was restored): the last copied record is
-  compared each time.
+- A link has a position from the first time it reads a log.  It writes it as a row of the map before anything is copied: what
+  the source has there by then, and later no longer has, is a loss (M7).  The same holds for what policy has accepted, one loss
+  after the other: the row names the topic and the leader epoch of its position, and the same loss is not found again.
+- A copy that needs no equal offsets leaves nothing out: it resumes where the source's log becomes a different one, at the start
+  of a topic that was created again, or where a log was cut.
+- The end of a log proves nothing, and a leader epoch may recur (a restored source): the last copied record is compared each
+  time.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from tolerant_client.mirror.engine.translated.target_checks import (
 from tolerant_client.mirror.state.offset_map import MapRow, begun_anew, is_another
 from tolerant_client.records.record_batch import Record
 
-_RECORD_BYTES = 16 << 10  # a batch that is larger comes whole
+_RECORD_BYTES = 16 << 10  # a larger batch is sent whole
 
 
 class Place:
-    """The place of one partition; `read` it once all other writers are fenced."""
+    """Where one partition resumes; call `read` after all other writers are fenced."""
 
     def __init__(self, link: CopiedLink, reads: SharedReads, adopted: Adopted, partition: TopicPartition) -> None:
         self.partition = partition
@@ -53,40 +53,40 @@ class Place:
         self.ids = ("", "")  # of the topics of source and target
         self.max_batch_bytes = 0
         self.position = -1
-        self.is_begun = False  # the map says of the source's log as it is now where it resumes
-        self.leader_epoch = -1  # the newest one seen in the source's log
-        self.loss: LostOffsets | None = None  # what the last error means
+        self.is_begun = False  # the map has the resume position in the source's present log
+        self.leader_epoch = -1  # the newest that was seen in the source's log
+        self.loss: LostOffsets | None = None  # the loss behind the last error
         self._link = link
         self._reads = reads
         self._adopted = adopted
         self._accepted: set[LostOffsets] = set()
-        self._is_other = False  # the source has another record where the last one was copied from
+        self._is_other = False  # the source has a different record at the offset of the last copied one
         self._adopted_until: int | None = (
-            None  # what the link may go on to call adopted, once the map says where it resumes
+            None  # the limit of what counts as adopted, once the map has the resume position
         )
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
 
     async def read(self, producer_id: int) -> int:
-        """The source offset to resume at; `producer_id` is the one that the copies of this process have.
+        """The source offset to resume at; `producer_id` is the one of this process's copies.
 
-        Raises TargetDivergedError; DataLossError where the source no longer has what was or was to be copied, unless policy has
-        accepted that; and KafkaError.
+        Raises TargetDivergedError; DataLossError if the source no longer has what was copied or was to be copied, unless policy
+        has accepted that; and KafkaError.
         """
         self.row = await self._reads.last_row(self.partition)
         adopted = await self._read_target(producer_id)
         return await self._read_source(adopted)
 
     async def _read_target(self, producer_id: int) -> int:
-        """The source offset before which another mirror had copied all."""
+        """The source offset before which another mirror had copied everything."""
         pair = await self._reads.topics(self.partition.topic)
         self.ids, self.max_batch_bytes = pair
         end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
         self._is_other = False
         if self.row is not None:
             check_target(self.row, self._link.name, self.partition, self.ids, end)
-            # A topic made anew has other records by right.
+            # A topic that was created again may have other records.
             if self.row.has_copied and not is_another(self.row.ids[0], self.ids[0]):
                 self._is_other = await self._has_other(self.row, producer_id)
         adopted = await self._adopted.until(self.partition, end)
@@ -95,29 +95,29 @@ class Place:
         return adopted
 
     async def _has_other(self, row: MapRow, producer_id: int) -> bool:
-        """Whether the source has another record than the last one that was copied.
+        """Whether the source has a different record than the last one that was copied.
 
-        Raises TargetDivergedError where others wrote what lies at the end of the map's newest run (an election's loss).
+        Raises TargetDivergedError if others wrote the record at the end of the map's newest run (an election's loss).
         """
         offsets = row.runs[-1].source_until - 1, row.runs[-1].target_until - 1
         header = (await read_headers(self._link.target, {self.partition: offsets[1]})).get(self.partition)
         if header is None:
-            return False  # the cleaner or retention took it
+            return False  # the cleaner or retention removed it
         sides = zip((self._link.source, self._link.target), offsets)
         original, copied = [await self._record(cluster, offset) for cluster, offset in sides]
         if original is not None and copied is not None and header.has_log_append_time:
-            copied = copied._replace(timestamp=original.timestamp)  # the target's brokers gave it another one
+            copied = copied._replace(timestamp=original.timestamp)  # the target's brokers overwrote it
         if is_same_record(original, copied):
             return False
         if header.producer_id == producer_id:
-            return True  # whatever the ledger has there: the map, which has not, says what was accepted
+            return True  # even if the ledger has a loss there: only the map, which has none, says what was accepted
         lost = (await self._link.ledger.rows(refresh=True)).get(self.partition, ())
         if not any(loss.from_offset <= offsets[0] < loss.until_offset for loss in lost):
             raise overwritten(row, self._link.name, offsets)
         return False
 
     async def _record(self, cluster: Cluster, offset: int) -> Record | None:
-        """The record at an offset of either log; None where it is not there any more."""
+        """The record at an offset of either log; None if it is no longer there."""
         span = {self.partition: (offset, offset + 1)}
         slices = await read_slices(cluster, span, is_committed=False, first_bytes=_RECORD_BYTES)
         return slices[self.partition].records.get(offset)
@@ -132,7 +132,7 @@ class Place:
             return max(start, least)
         is_anew = row is not None and is_another(row.ids[0], self.ids[0])
         if row is not None and not row.has_copied and not is_anew:
-            row = row._replace(position=max(row.position, least))  # an operator may have given it a start since
+            row = row._replace(position=max(row.position, least))  # an operator may have set its start since
         self.position = adopted if row is None else row.position
         cuts = [
             accepted.from_offset
@@ -171,7 +171,7 @@ class Place:
         return position
 
     async def _cut_at(self, row: MapRow, start: int, end: int) -> int | None:
-        """From where on the source's log, [start, end), is another one than was copied, as its leader or its records show."""
+        """The offset from which on the source's log, [start, end), differs from what was copied, by its leader or its records."""
         told = (await source_truncations(self._link.source, {self.partition: (row.epoch, row.position)})).get(
             self.partition
         )
@@ -182,7 +182,7 @@ class Place:
         return told if found is None else found
 
     async def limit_adopted(self) -> None:
-        """Has the control call no more adopted than what lies before a loss; to be done before the map says where the log resumes.
+        """Limits what the control calls adopted to what lies before a loss; call it before the map has the resume position.
 
         Raises OptionError and KafkaError.
         """
@@ -190,20 +190,20 @@ class Place:
             await self._adopted.limit(self.partition, self._adopted_until)
 
     def begun(self) -> None:
-        """Takes it that the map says where the log resumes: what policy has accepted is found by nobody again."""
+        """Notes that the map has the resume position: no process will find the accepted losses again."""
         self._accepted.clear()
 
     async def require_same_topics(self) -> None:
-        """Raises UnknownTopicOrPartitionError where a topic was made anew since its place was read: it is read again then."""
+        """Raises UnknownTopicOrPartitionError if a topic was created again since the last `read`, which must then be repeated."""
         if (await self._reads.topics(self.partition.topic)).ids != self.ids:
-            raise Errors.UnknownTopicOrPartitionError(f"{self}: a topic was created anew")
+            raise Errors.UnknownTopicOrPartitionError(f"{self}: a topic was created again")
 
     def forget_topics(self) -> None:
-        """Has the facts of its topics asked anew."""
+        """Has the facts of its topics read again."""
         self._reads.forget(self.partition.topic)
 
     async def accept(self, loss: LostOffsets, error: TolerantClientError) -> None:
-        """Resumes after a loss from now on, once the ledger has its row (M7).  Raises KafkaError."""
+        """Accepts a loss: once its ledger row is written, `read` resumes after it (M7).  Raises KafkaError."""
         now_ms, (topic, number) = int(time.time() * 1000), self.partition
         row = LedgerRow(
             now_ms, self._link.name, topic, number, loss.from_offset, loss.until_offset, loss.reason, str(error)

@@ -1,6 +1,6 @@
-"""What many partitions of a link ask at the same time, asked once.
+"""Reads that many partitions of a link want at the same time, made once.
 
-Law: an answer is never older than the question; a partition that has fenced
+Law: a response is never older than its request: a partition that has fenced
 the others reads what is there after that.  (Facts of topics may be some seconds old.)
 """
 
@@ -30,7 +30,7 @@ _Found = TypeVar("_Found")
 
 
 class _Asked(Generic[_Found]):
-    """One question about many partitions, asked of the target for all that wait for it."""
+    """One kind of read of the target, made once for all partitions that wait for it."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class _Asked(Generic[_Found]):
             wanted, self._wanted = self._wanted, {}
             try:
                 found = await self._ask(self._target, self._link, wanted)
-            except Exception as error:  # to whoever asked
+            except Exception as error:  # for every caller
                 for future in (future for futures in wanted.values() for future in futures):
                     future.failure(error)
             else:
@@ -71,7 +71,7 @@ class _Asked(Generic[_Found]):
 class SharedReads:
     """Reads of a link's map and of its topics; on the event loop that both clusters share.
 
-    `copied_identically` is why nobody else may write to a log of the target that another link has begun with identical offsets.
+    `copied_identically` tells why nobody else may write to a target log that another link has begun with identical offsets.
     """
 
     def __init__(self, source: Cluster, target: Cluster, control: ControlWatch, clock: Callable[[], float]) -> None:
@@ -86,7 +86,7 @@ class SharedReads:
         self._target = target
         self._clock = clock
         self._facts: dict[str, tuple[float, Future]] = {}
-        # By partition of the map: one whose leader tells nothing holds up no rows in the others.
+        # By partition of the map: a leader that does not respond delays no rows of the others.
         self._last_rows = defaultdict[TopicPartition, _Asked[MapRow]](lambda: _Asked(target, link, last_rows))
         self._link = link
         self.copied_identically = _Asked(target, link, copied_identically)
@@ -106,7 +106,7 @@ class SharedReads:
         return pair
 
     def forget(self, topic: str) -> None:
-        """Has the next question about this topic asked anew."""
+        """Has the topic's facts read again by the next caller."""
         self._facts.pop(topic, None)
 
     async def _ask(self, topic: str) -> TopicPair:
@@ -114,6 +114,6 @@ class SharedReads:
         if facts is None:
             raise Errors.UnknownTopicOrPartitionError(f"the target has no topic {topic}")
         ids = await present_ids(self._source, [topic])
-        if topic not in ids:  # without its id it might be another topic by now
+        if topic not in ids:  # without its id it might be a different topic by now
             raise Errors.UnknownTopicOrPartitionError(f"the source has no topic {topic}")
         return TopicPair((str(ids[topic] or ""), str(facts.topic_id or "")), facts.max_message_bytes)

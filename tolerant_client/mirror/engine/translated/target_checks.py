@@ -1,7 +1,7 @@
-"""Where a partition with translated offsets goes on, and what keeps it from that.  Pure: no I/O, no clock.
+"""Where a partition with translated offsets resumes, and what prevents that.  Pure: no I/O, no clock.
 
-The newest committed row of the offset map is the position; both logs must still be those that it speaks of.  Where the
-link took over from another mirror behind that row, the position is where it took over.
+The newest committed row of the offset map is the position; both logs must still be those that the row describes.  If the link
+took over from another mirror after that row, the position is where it took over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tolerant_client.mirror.batches.losses import LossReason
 from tolerant_client.mirror.state.offset_map import MapRow, is_another
 from tolerant_client.records.record_batch import Record
 
-_GO_ON = "let policy go on behind the loss (--on-loss), or mirror it under another link name to copy what is left"
+_GO_ON = "resume after the loss with --on-loss continue, or mirror it under another link name to copy what is left"
 
 
 class TopicPair(NamedTuple):
@@ -26,7 +26,7 @@ class TopicPair(NamedTuple):
 
 
 class LostOffsets(NamedTuple):
-    """Source offsets [from_offset, until_offset) that cannot be copied as they were."""
+    """Source offsets [from_offset, until_offset) that can no longer be copied as they were."""
 
     reason: LossReason
     from_offset: int
@@ -39,11 +39,11 @@ class LostOffsets(NamedTuple):
 
 
 def check_target(row: MapRow, link: str, target: TopicPartition, ids: tuple[str, str], log_end: int) -> None:
-    """Raises TargetDivergedError where the target's log cannot hold what the map says."""
+    """Raises TargetDivergedError if the target's log cannot have what the map records."""
     if not row.target_until:
         return  # nothing was ever copied
     copied = f"{row.key.partition.topic}-{row.key.partition.partition}"
-    remedy = "mirror it under another link name to copy it anew"
+    remedy = "mirror it under another link name to copy it again"
     if row.target_topic != target.topic:
         raise TargetDivergedError(
             f"{copied} of link {link} was copied to topic {row.target_topic}, not to {target.topic}; {remedy}"
@@ -60,30 +60,30 @@ def check_target(row: MapRow, link: str, target: TopicPartition, ids: tuple[str,
 
 
 def is_same_record(original: Record | None, copied: Record | None) -> bool:
-    """Whether a record of the source is the one that was copied, as far as both are still there: None shows nothing."""
+    """Whether a record of the source is the copied one, if both still exist; True if one of them is gone."""
     return original is None or copied is None or copied == original._replace(offset=copied.offset)
 
 
 def overwritten(row: MapRow, link: str, offsets: tuple[int, int]) -> TargetDivergedError:
-    """What is told of another record at the end of the map's newest run, `offsets` on both sides, that another producer wrote.
+    """The error for a record at the end of the map's newest run, `offsets` on both sides, that another producer wrote.
 
-    So an election is seen that took records back, though others have made the log longer since.
+    It reveals an election that removed records, even though others have made the log longer since.
     """
     name = f"{row.key.partition.topic}-{row.key.partition.partition}"
     return TargetDivergedError(
         f"The target log of {row.target_topic}-{row.key.partition.partition} has at offset {offsets[1]} another record than"
         f" the one of {name}, offset {offsets[0]}, that link {link} copied there: it has lost what was copied (unclean"
-        " election), and others wrote in its place; mirror it under another link name to copy it anew"
+        " election), and others wrote in its place; mirror it under another link name to copy it again"
     )
 
 
 def find_losses(
     row: MapRow, ids: tuple[str, str], start: int, end: int, cut_at: int | None
 ) -> list[tuple[LostOffsets, TolerantClientError]]:
-    """What the source, whose log spans [start, end), no longer has of what was, or was to be, copied; one loss behind the other.
+    """What the source, whose log spans [start, end), has lost of what was copied or was to be copied, one loss after the other.
 
-    `cut_at` is from where on it is another log than the one that the row speaks of, where that is known.  Of a topic that was
-    made anew nothing is lost: only what its former one had behind the position is not known.
+    `cut_at` is the offset from which on it is a different log than the row describes, if known.  In a topic that was created
+    again nothing is lost: only what its former log had after the position is unknown.
     """
     name, position = f"{row.key.partition.topic}-{row.key.partition.partition}", row.position
     if is_another(row.ids[0], ids[0]):
@@ -100,7 +100,7 @@ def find_losses(
 
 
 def made_anew(partition: TopicPartition, position: int, what: str) -> tuple[LostOffsets, TolerantClientError]:
-    """The loss of a source topic that was made anew: no offset of the new one is lost, and `what` the former had is not known."""
+    """The loss of a source topic that was created again: no offset of the new one is lost; `what` the former had is unknown."""
     error = DataLossError(
         f"The source topic of {partition.topic}-{partition.partition} was deleted and created again {what} is not known;"
         f" {_GO_ON}"
@@ -109,25 +109,25 @@ def made_anew(partition: TopicPartition, position: int, what: str) -> tuple[Lost
 
 
 def never_copied(partition: TopicPartition) -> tuple[LostOffsets, TolerantClientError]:
-    """The loss of a topic that was made anew before the link had copied anything of it."""
+    """The loss of a topic that was created again before the link had copied anything of it."""
     return made_anew(partition, 0, "before anything of it was copied, and what it had")
 
 
 def find_adopted_losses(
     partition: TopicPartition, adopted: int, start: int, end: int
 ) -> list[tuple[LostOffsets, TolerantClientError]]:
-    """As find_losses, where the link has copied nothing itself: before `adopted` another mirror has copied all."""
+    """Like find_losses, if the link has copied nothing itself: another mirror has copied everything before `adopted`."""
     if adopted > end:
         error = DataLossError(
             f"The source log of {partition.topic}-{partition.partition} ends at offset {end}, but up to {adopted} it was"
-            f" copied when the link took over: it has lost records (unclean election), or was made anew; {_GO_ON}"
+            f" copied when the link took over: it has lost records (unclean election), or was created again; {_GO_ON}"
         )
         return [(LostOffsets(LossReason.TRUNCATION, end, adopted), error)]
     return overtaken(partition, adopted, start)
 
 
 def overtaken(partition: TopicPartition, position: int, start: int) -> list[tuple[LostOffsets, TolerantClientError]]:
-    """What retention took of a source, whose log starts at `start` now, before it was copied."""
+    """What retention removed from a source, whose log now starts at `start`, before it was copied."""
     if position >= start:
         return []
     error = DataLossError(
@@ -138,8 +138,8 @@ def overtaken(partition: TopicPartition, position: int, start: int) -> list[tupl
 
 
 def taken_over(row: MapRow, position: int) -> MapRow:
-    """The newest row of a partition of which another mirror has copied more since, up to `position`.
+    """The newest row of a partition of which another mirror has since copied more, up to `position`.
 
-    In which leader epoch that lies is not known; the row's own may end before it without a loss.
+    The leader epoch at `position` is unknown; the row's own epoch may end before it without a loss.
     """
     return row if position <= row.position else row._replace(position=position, epoch=-1)

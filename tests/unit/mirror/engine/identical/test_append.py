@@ -222,7 +222,7 @@ def test_nothing_is_sent_while_the_broker_throttles_and_no_partition_is_in_troub
     asyncio.run(run())
 
 
-def test_more_requests_are_in_flight_with_each_answer_and_one_after_a_throttle() -> None:
+def test_more_requests_are_in_flight_with_each_response_and_one_after_a_throttle() -> None:
     async def run() -> None:
         rig = Rig()
         rig.enqueue(FIRST, *(batch(5 * n) for n in range(20)))
@@ -232,7 +232,7 @@ def test_more_requests_are_in_flight_with_each_answer_and_one_after_a_throttle()
             rig.target.answer({FIRST: 5 * n}, throttle_time_ms=300 if n == 3 else 0)
         seen.append(len(rig.target.sent))
         assert seen == [1, 2, 4, 8, 7, 6, 5], (
-            "doubled with each answer; after the throttle nothing new goes out behind what is in flight"
+            "doubled with each response; after the throttle nothing new goes out behind what is in flight"
         )
         rig.target.answer({FIRST: 30})
 

@@ -41,7 +41,7 @@ class FakeTarget:
         self.log_ends: list[int] = []  # told before the real one
         self.unreplicated = 0  # offsets at the end of the leader's log
         self._told = log_end
-        self.answers: dict[str, Callable[[Any], Any]] = {
+        self.responses: dict[str, Callable[[Any], Any]] = {
             "FindCoordinator": lambda _: SimpleNamespace(error_code=0, node_id=1)
         }
         self.markers_version = 1
@@ -91,20 +91,20 @@ class FakeTarget:
 
     async def send(self, request: Any, node_id: int = -1) -> Any:
         self.sent.append(request)
-        return self.answers[request.name.removesuffix("Request")](request)
+        return self.responses[request.name.removesuffix("Request")](request)
 
     async def may_write(self, _: TopicPartition) -> None:
         self.looks += 1
         if self.is_promoted:
             raise LinkPromotedError("promoted")
 
-    def append(self, count: int, answer: Any) -> Any:
+    def append(self, count: int, response: Any) -> Any:
         self.log_end += count
-        return answer
+        return response
 
 
 def marked(request: Any, code: int = 0, *, partition: int = P.partition) -> Any:
-    """What a broker answers: a code for each producer id."""
+    """What a broker responds: a code for each producer id."""
     parts = [SimpleNamespace(partition_index=partition, error_code=code)]
     topics = [SimpleNamespace(name=P.topic, partitions=parts)]
     producers = {marker.producer_id for marker in request.markers}
@@ -129,9 +129,9 @@ def transacting(target: FakeTarget) -> TransactionFiller:
         state.is_open = False
         return SimpleNamespace(error_code=0)
 
-    target.answers["InitProducerId"] = lambda _: SimpleNamespace(error_code=0, producer_id=7, producer_epoch=3)
-    target.answers["AddPartitionsToTxn"] = add
-    target.answers["EndTxn"] = end
+    target.responses["InitProducerId"] = lambda _: SimpleNamespace(error_code=0, producer_id=7, producer_epoch=3)
+    target.responses["AddPartitionsToTxn"] = add
+    target.responses["EndTxn"] = end
     return TransactionFiller(target, "link", target.may_write, clock=target.clock)  # type: ignore[arg-type]
 
 
@@ -158,7 +158,7 @@ def test_a_log_that_is_not_what_it_was_taken_for_is_left_alone() -> None:
 @pytest.mark.parametrize("make", [lambda target: transacting(target), lambda target: marking(target)])
 def test_a_second_fill_of_a_partition_waits_for_the_first_and_looks_again(make: Callable[[FakeTarget], Any]) -> None:
     target = FakeTarget()
-    target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
+    target.responses["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
     filler = make(target)
     run(filler.fill(P, Gap(0, 1)))  # a transactional producer looks before its first gap alone
     filler._locks._taken[P] = busy = Future()
@@ -181,13 +181,13 @@ def test_what_was_filled_meanwhile_is_not_filled_again() -> None:
 def test_an_unanswered_request_is_not_repeated_and_its_producer_is_not_used_again() -> None:
     target = FakeTarget()
     filler = transacting(target)
-    yes = target.answers["AddPartitionsToTxn"]
+    yes = target.responses["AddPartitionsToTxn"]
 
     def lost(_: Any) -> Any:
-        target.answers["AddPartitionsToTxn"] = yes
+        target.responses["AddPartitionsToTxn"] = yes
         raise Errors.KafkaConnectionError("reset")
 
-    target.answers["AddPartitionsToTxn"] = lost
+    target.responses["AddPartitionsToTxn"] = lost
     with pytest.raises(Errors.KafkaConnectionError):
         run(filler.fill(P, Gap(0, 1)))
     assert names(target).count("AddPartitionsToTxn") == 1
@@ -198,8 +198,8 @@ def test_an_unanswered_request_is_not_repeated_and_its_producer_is_not_used_agai
 def test_a_coordinator_that_asks_for_patience_gets_it() -> None:
     target = FakeTarget()
     filler = transacting(target)
-    yes, refusals = target.answers["EndTxn"], [51, 51, 14, 15]
-    target.answers["EndTxn"] = lambda r: SimpleNamespace(error_code=refusals.pop()) if refusals else yes(r)
+    yes, refusals = target.responses["EndTxn"], [51, 51, 14, 15]
+    target.responses["EndTxn"] = lambda r: SimpleNamespace(error_code=refusals.pop()) if refusals else yes(r)
     assert run(filler.fill(P, Gap(0, 1))) == 1
     assert names(target).count("InitProducerId") == 1 and target.now > 0
 
@@ -207,7 +207,7 @@ def test_a_coordinator_that_asks_for_patience_gets_it() -> None:
 def test_patience_ends() -> None:
     target = FakeTarget()
     filler = transacting(target)
-    target.answers["EndTxn"] = lambda _: SimpleNamespace(error_code=51)
+    target.responses["EndTxn"] = lambda _: SimpleNamespace(error_code=51)
     with pytest.raises(Errors.ConcurrentTransactionsError):
         run(filler.fill(P, Gap(0, 1)))
     assert 30 < target.now < 40
@@ -216,7 +216,7 @@ def test_patience_ends() -> None:
 def test_who_is_fenced_for_ever_says_so_with_a_retriable_error() -> None:
     target = FakeTarget()
     filler = transacting(target)
-    target.answers["EndTxn"] = lambda _: SimpleNamespace(error_code=90)
+    target.responses["EndTxn"] = lambda _: SimpleNamespace(error_code=90)
     with pytest.raises(Errors.ConcurrentTransactionsError, match="other writers of link link fill orders-0") as caught:
         run(filler.fill(P, Gap(0, 1)))
     assert caught.value.retriable
@@ -235,7 +235,7 @@ def test_a_stale_log_end_is_not_filled_from(gap: Gap) -> None:
 
 def test_a_stale_log_end_is_not_marked_from() -> None:
     target = FakeTarget()
-    target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
+    target.responses["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
     target.log_ends = [0]
     with pytest.raises(Errors.OffsetNotAvailableError):
         run(marking(target).fill(P, Gap(0, 3)))
@@ -248,7 +248,7 @@ def test_markers_that_are_not_replicated_are_waited_for_and_not_sent_again() -> 
         target.unreplicated = len(request.markers)
         return target.append(len(request.markers), marked(request))
 
-    target.answers["WriteTxnMarkers"] = append
+    target.responses["WriteTxnMarkers"] = append
     filler = marking(target)
     for _ in range(2):
         with pytest.raises(
@@ -263,7 +263,7 @@ def test_markers_that_are_not_replicated_are_waited_for_and_not_sent_again() -> 
 
 def test_markers_carry_the_offsets_of_the_gap() -> None:
     target = FakeTarget(log_end=32_766)
-    target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
+    target.responses["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
     assert run(marking(target).fill(P, Gap(32_766, 40_000))) == 40_000
     assert all(isinstance(request, WriteTxnMarkersRequest) for request in target.sent) and len(target.sent) > 1
     markers = [marker for request in target.sent for marker in request.markers]
@@ -275,31 +275,31 @@ def test_markers_carry_the_offsets_of_the_gap() -> None:
 def test_markers_that_are_there_already_are_passed_over() -> None:
     target = FakeTarget()
 
-    def answer(request: Any) -> Any:
-        target.answers["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
+    def respond(request: Any) -> Any:
+        target.responses["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
         return target.append(2, marked(request, 47))
 
-    target.answers["WriteTxnMarkers"] = answer
+    target.responses["WriteTxnMarkers"] = respond
     assert run(marking(target).fill(P, Gap(0, 5))) == 5
     assert [len(request.markers) for request in target.sent] == [5, 3]
 
 
 def test_markers_without_permission_name_the_remedy() -> None:
     target = FakeTarget()
-    target.answers["WriteTxnMarkers"] = lambda request: marked(request, 31)
+    target.responses["WriteTxnMarkers"] = lambda request: marked(request, 31)
     with pytest.raises(OptionError, match="ClusterAction .*gap.fill=transactions"):
         run(marking(target).fill(P, Gap(0, 1)))
 
 
 @pytest.mark.parametrize("is_part", [False, True])
-def test_an_answer_that_speaks_of_other_markers_tells_nothing_of_ours(is_part: bool) -> None:
-    def answer(request: Any) -> Any:
+def test_a_response_that_speaks_of_other_markers_tells_nothing_of_ours(is_part: bool) -> None:
+    def respond(request: Any) -> Any:
         told = marked(request, partition=P.partition if is_part else 1)
         del told.markers[1:]
         return told
 
     target = FakeTarget(log_end=32_766)
-    target.answers["WriteTxnMarkers"] = answer
+    target.responses["WriteTxnMarkers"] = respond
     filler = marking(target)
     with pytest.raises(OutcomeUnknownError, match="orders-0 speaks of others"):
         run(filler.fill(P, Gap(32_766, 32_770)))  # of two producer ids
@@ -308,7 +308,7 @@ def test_an_answer_that_speaks_of_other_markers_tells_nothing_of_ours(is_part: b
 
 def test_markers_of_a_broker_that_leads_no_more_are_retried_elsewhere() -> None:
     target = FakeTarget()
-    target.answers["WriteTxnMarkers"] = lambda request: marked(request, 6)
+    target.responses["WriteTxnMarkers"] = lambda request: marked(request, 6)
     with pytest.raises(Errors.NotLeaderForPartitionError):
         run(marking(target).fill(P, Gap(0, 1)))
     assert target.updates == 1
@@ -329,7 +329,7 @@ def test_an_unanswered_marker_is_waited_for() -> None:
     def lost(_: Any) -> Any:
         raise Errors.KafkaConnectionError("reset")
 
-    target.answers["WriteTxnMarkers"] = lost
+    target.responses["WriteTxnMarkers"] = lost
     with pytest.raises(Errors.KafkaConnectionError):
         run(filler.fill(P, Gap(0, 2)))
     slept = target.net.sleep
@@ -346,7 +346,7 @@ def test_an_unanswered_marker_is_waited_for() -> None:
 def test_a_transactional_id_without_permission_names_the_remedy() -> None:
     target = FakeTarget()
     filler = transacting(target)
-    target.answers["InitProducerId"] = lambda _: SimpleNamespace(error_code=53)
+    target.responses["InitProducerId"] = lambda _: SimpleNamespace(error_code=53)
     with pytest.raises(OptionError, match="tolerant-mirror-link-gap-orders-0; grant it Write"):
         run(filler.fill(P, Gap(0, 1)))
 
@@ -354,7 +354,7 @@ def test_a_transactional_id_without_permission_names_the_remedy() -> None:
 def test_a_timeout_that_the_brokers_do_not_allow_names_the_remedy() -> None:
     target = FakeTarget()
     filler = transacting(target)
-    target.answers["InitProducerId"] = lambda _: SimpleNamespace(error_code=50)
+    target.responses["InitProducerId"] = lambda _: SimpleNamespace(error_code=50)
     with pytest.raises(OptionError, match="transaction.max.timeout.ms"):
         run(filler.fill(P, Gap(0, 1)))
 
@@ -368,7 +368,7 @@ def test_who_was_fenced_by_a_promotion_takes_over_and_writes_nothing() -> None:
         target.is_promoted = True
         return SimpleNamespace(error_code=90)
 
-    target.answers["EndTxn"] = fenced
+    target.responses["EndTxn"] = fenced
     with pytest.raises(LinkPromotedError):
         run(filler.fill(P, Gap(0, 1)))
     assert names(target)[-1] == "InitProducerId" and names(target).count("AddPartitionsToTxn") == 1
@@ -399,13 +399,13 @@ def lapsing(target: FakeTarget) -> None:
 def test_a_claim_that_lapses_while_the_replicas_are_waited_for_fills_nothing() -> None:
     target = FakeTarget(log_end=5)
     filler = transacting(target)
-    taken = target.answers["InitProducerId"]
+    taken = target.responses["InitProducerId"]
 
     def take_over(request: Any) -> Any:
         lapsing(target)
         return taken(request)
 
-    target.answers["InitProducerId"] = take_over
+    target.responses["InitProducerId"] = take_over
     with pytest.raises(LinkPromotedError):
         run(filler.fill(P, Gap(5, 6)))
     assert names(target)[-1] == "InitProducerId"
@@ -429,11 +429,11 @@ def test_a_producer_that_has_waited_its_turn_asks_again_whether_it_may_fill() ->
 def test_markers_of_a_promoted_link_are_not_sent() -> None:
     target = FakeTarget()
 
-    def answer(request: Any) -> Any:
+    def respond(request: Any) -> Any:
         target.is_promoted = True  # while the first request is under way, and its markers land before the fence
         return target.append(len(request.markers), marked(request))
 
-    target.answers["WriteTxnMarkers"] = answer
+    target.responses["WriteTxnMarkers"] = respond
     with pytest.raises(LinkPromotedError):
         run(marking(target).fill(P, Gap(0, 5_000)))
     assert len(target.sent) == 1

@@ -85,7 +85,7 @@ def test_law_a_batch_that_the_target_has_is_not_taken() -> None:
     assert copy.position == 100
 
 
-def test_law_a_gap_is_taken_when_a_second_answer_shows_it() -> None:
+def test_law_a_gap_is_taken_when_a_second_response_shows_it() -> None:
     copy = copying()
     view = batch(105)[1]
     assert take(copy, view) == [] and copy.position == 100
@@ -93,7 +93,7 @@ def test_law_a_gap_is_taken_when_a_second_answer_shows_it() -> None:
     assert gap == Gap(100, 105) and copy.position == 115
 
 
-def test_law_a_gap_of_two_answers_that_disagree_is_not_taken() -> None:
+def test_law_a_gap_of_two_responses_that_disagree_is_not_taken() -> None:
     copy = copying()
     for base_offset in (105, 106, 105, 107):
         assert take(copy, batch(base_offset)[1]) == []
@@ -160,7 +160,7 @@ def test_law_b_sequence_of_a_sum_is_the_sum_of_sequences(start: int, deltas: lis
 # -- law C: anything unexpected drains, and the log is read again -------------
 
 
-def test_law_c_expected_answer_moves_what_is_acknowledged() -> None:
+def test_law_c_expected_response_moves_what_is_acknowledged() -> None:
     copy = copying()
     header = send(copy, 100)
     answer(copy, header)
@@ -181,7 +181,7 @@ def test_law_c_refusal_that_may_heal_drains_without_a_doubt(error_code: int) -> 
         headers = [send(copy, 100), send(copy, 110)]
 
 
-def test_law_c_answer_at_another_offset_is_not_taken_for_an_append() -> None:
+def test_law_c_response_at_another_offset_is_not_taken_for_an_append() -> None:
     copy = copying()
     header = send(copy, 100)
     answer(copy, header, base_offset=101)
@@ -201,7 +201,7 @@ def test_law_c_a_later_response_under_the_id_of_a_lost_one_acknowledges_nothing(
     assert (copy.phase, copy.acked) == (Phase.COPYING, 120)
 
 
-def test_law_c_good_answer_while_draining_does_not_move_the_position() -> None:
+def test_law_c_good_response_while_draining_does_not_move_the_position() -> None:
     copy = copying()
     first, second = send(copy, 100), send(copy, 110)
     copy.in_flight -= 1
@@ -296,7 +296,7 @@ def test_paused_partition_takes_no_part_and_goes_on_once_resumed() -> None:
 # -- law D: a later batch proves the earlier ones -----------------------------
 
 
-def test_law_d_later_append_proves_an_earlier_one_whose_answer_is_lost() -> None:
+def test_law_d_later_append_proves_an_earlier_one_whose_response_is_lost() -> None:
     copy = copying()
     first, second = send(copy, 100), send(copy, 110)
     answer(copy, second)
@@ -382,7 +382,7 @@ def test_law_e_damage_that_differs_each_time_was_done_on_the_way() -> None:
 def test_stopped_partition_stays_stopped_and_keeps_its_first_error() -> None:
     copy = copying()
     copy.stop(TargetDivergedError("foreign"))
-    copy.trouble("late answer", 2.0)
+    copy.trouble("late response", 2.0)
     copy.give_up_after(0.0, 1e9)
     assert copy.phase is Phase.STOPPED
     assert isinstance(copy.error, TargetDivergedError)
@@ -565,8 +565,8 @@ def test_end_is_reached_by_what_is_acknowledged_and_not_by_what_is_sent() -> Non
 
 
 @given(st.data())
-def test_any_answers_in_any_order_leave_the_acknowledged_offset_true(data: st.DataObject) -> None:
-    """A broker that appends in order; answers are lost, wrong or late.  `acked` never exceeds what it appended."""
+def test_any_responses_in_any_order_leave_the_acknowledged_offset_true(data: st.DataObject) -> None:
+    """A broker that appends in order; responses are lost, wrong or late.  `acked` never exceeds what it appended."""
     copy = copying(until=None)
     log_end, in_flight = 100, []
     for _ in range(data.draw(st.integers(1, 40))):

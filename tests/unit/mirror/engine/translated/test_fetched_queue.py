@@ -27,7 +27,7 @@ def batch(first: int, count: int = 10, epoch: int = 0, size: int = 0) -> bytes:
     return encode_batch(records, base_offset=first, partition_leader_epoch=epoch)
 
 
-def answer(*batches: bytes, stable: int = 1000, error_code: int = 0) -> FetchedPartition:
+def response(*batches: bytes, stable: int = 1000, error_code: int = 0) -> FetchedPartition:
     return FetchedPartition(PARTITION, error_code, stable, stable, 0, (), memoryview(bytearray(b"".join(batches))))
 
 
@@ -63,7 +63,7 @@ class Rig:
 
     def take(self, *batches: bytes, stable: int = 1000, error_code: int = 0) -> None:
         """Raises what the partition would have its place read for."""
-        self.copy.accept(answer(*batches, stable=stable, error_code=error_code), None)
+        self.copy.accept(response(*batches, stable=stable, error_code=error_code), None)
         if (error := self.copy._fetch_error) is not None:
             assert not self.copy.is_read
             raise error
@@ -87,7 +87,7 @@ def test_batches_are_given_out_in_order_each_once(rig: Rig) -> None:
 def test_a_large_batch_goes_alone_and_small_ones_together_with_the_gaps_between(rig: Rig) -> None:
     log = [batch(0), batch(20), batch(40, 1, size=50_000), batch(60)]
     rig.take(*log, stable=70)
-    assert rig.copy.position == 10, "a hole is believed when two answers show it"
+    assert rig.copy.position == 10, "a hole is believed when two responses show it"
     rig.take(*log[1:], stable=70)
     assert rig.queue.bytes == rig.memory.in_flight == sum(map(len, log))
     small, position = rig.queue.next_batches(0)
@@ -100,7 +100,7 @@ def test_a_large_batch_goes_alone_and_small_ones_together_with_the_gaps_between(
     assert not rig.copy.is_behind
 
 
-def test_an_answer_with_a_newer_leader_epoch_is_not_used_until_somebody_has_looked(rig: Rig) -> None:
+def test_a_response_with_a_newer_leader_epoch_is_not_used_until_somebody_has_looked(rig: Rig) -> None:
     rig.take(batch(0, epoch=4))
     newer = [batch(10, epoch=4), batch(20, epoch=5)]
     with pytest.raises(Errors.OffsetNotAvailableError):

@@ -195,7 +195,7 @@ def test_a_later_life_of_the_link_keeps_what_it_has_taken_over(world: World) -> 
 def test_a_source_that_was_cut_before_the_link_copied_anything_itself_is_found(world: World) -> None:
     world.target_ends[P], world.source_end = 900, 400
     place = world.place()
-    with pytest.raises(DataLossError, match=r"orders-0 ends at offset 400, but up to 1000 .*; let policy go on"):
+    with pytest.raises(DataLossError, match=r"orders-0 ends at offset 400, but up to 1000 .*; resume after"):
         world.goes_on_at(place)
     assert place.loss == (LossReason.TRUNCATION, 400, 1_000)
 
