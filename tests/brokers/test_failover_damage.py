@@ -100,7 +100,7 @@ def test_filler_of_a_log_start_that_was_left_half_done_is_deleted_where_it_is_th
     if before == "others":
         assert start == 0 and "kafka-delete-records.sh" in report.damaged[0] and len(values(target, topic, 10)) == 10
     else:
-        assert start == end and f"the log begins at offset {end} now" in report.damaged[0]
+        assert start == end and f"the log now begins at offset {end}" in report.damaged[0]
     assert f"nothing of {topic}-0 was copied: its log was to begin at offset 500" in report.damaged[0]
 
 

@@ -84,9 +84,7 @@ def test_what_is_forgotten_is_named_and_forgotten_only_when_asked(
     link, before = begun
     write(target, link, NEWER)
     code, told = repair(target, link)
-    assert (code, told["is_done"]) == (3, False) and "what a newer tolerant-client has written down" in told[
-        "forgotten"
-    ]
+    assert (code, told["is_done"]) == (3, False) and "what a newer tolerant-client has written" in told["forgotten"]
     with pytest.raises(OptionError, match="install that version here"):
         on(target, read_control, link)
     assert repair(target, link, "--forget")[0] == 0 and on(target, read_control, link) == before

@@ -281,7 +281,7 @@ def test_a_mirror_that_was_frozen_through_its_lease_appends_nothing_more(
             first.signal(signal.SIGCONT)
             assert first.process.wait(60) == 1, first.told.read_text()
             said = first.told.read_text().splitlines()
-            (why,) = (line for line in said if "has one writer only" in line)
+            (why,) = (line for line in said if "has only one writer" in line)
             assert why == [line for line in said if line.startswith("tolerant-kafka:")][-1], (
                 said
             )  # Spark may log after it

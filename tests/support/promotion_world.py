@@ -36,7 +36,7 @@ Q = TopicPartition("orders", 1)
 CLICKS = TopicPartition("clicks", 0)
 ORDERS = LinkTopics.of("orders")
 MAP_IS_LOST = (
-    "the map was deleted. Topics that it alone named are not fenced: a process of the link may still write there"
+    "the map was deleted. Topics that only the map named are not fenced: a process of the link may still write there"
 )
 
 

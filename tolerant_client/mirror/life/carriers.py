@@ -1,10 +1,10 @@
-"""Which partitions of a target carry records of a link, found from the logs themselves.
+"""Which partitions of a target have records of a link, according to the logs themselves.
 
-What a link's mirror has written down may be less than what it has ever copied (another --topics under the same name, a record of
-the control topic that was lost): promotion fences what the logs say, too, and what they could not be asked is told as unknown.
+The control may name fewer topics than the link has ever copied (another --topics under the same name, a lost record of the
+control topic).  So a promotion also fences the partitions whose logs have its records, and reports unreadable logs as unknown.
 
-A broker tells who has written to a partition for as long as it remembers the producer (a day by default); after that the last
-batches of the log do.  With translated offsets the copies have ids of their own, so there the topics alone are known.
+A broker says who has written to a partition for as long as it remembers the producer (a day by default); after that only the
+last batches of the log do.  With translated offsets the copies have other producer ids, so only the topics are known.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tolerant_client.errors import text_of
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 
-_BACK = 8  # batches from the end of a log: the last ones may fill gaps, under other ids
+_BACK = 8  # how many batches we read back from the end: the last ones may fill gaps, with other producer ids
 
 
 class Carried(NamedTuple):
-    """Partitions that carry records of the link, and why that is not known of others.
+    """Partitions that have records of the link, and why that is unknown of others.
 
-    The last records of `foreign` are of others; what wrote last in `hidden` is only shown to have been transactional.
+    Other producers wrote the last records of `foreign`; of `hidden` the log only shows that its last writers were transactional.
     """
 
     partitions: frozenset[TopicPartition] = frozenset()
@@ -38,7 +38,7 @@ class Carried(NamedTuple):
 
 
 async def find_carried(target: Cluster, producer_ids: Collection[int], known: Collection[TopicPartition]) -> Carried:
-    """Of all partitions of the target but the `known` ones, those with batches of these producer ids."""
+    """The partitions of the target, except the `known` ones, with batches of these producer ids."""
     if not producer_ids:
         return Carried()
     ids, skipped = frozenset(producer_ids), frozenset(known)
@@ -57,7 +57,7 @@ async def find_carried(target: Cluster, producer_ids: Collection[int], known: Co
             entries = await describe_producers(target, starts.offsets)
             found = {p for p, writers in entries.items() if any(one.producer_id in ids for one in writers)}
         except Errors.AuthorizationError:
-            pass  # one topic that we may not read hides the others: the logs are read one by one
+            pass  # the request fails for all if we may not read one topic: read the logs one by one
     left = {p: ends.offsets[p] - 1 for p, start in starts.offsets.items() if p not in found and ends.offsets[p] > start}
     written, foreign = frozenset(left), set[TopicPartition]()
     for _ in range(_BACK):

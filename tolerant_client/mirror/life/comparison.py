@@ -1,4 +1,4 @@
-"""Whether what the target of a link has is a copy of what the source has: what its mirror would stop at, before it does."""
+"""Whether the target of a link has a copy of the source: finds what its mirror would stop at before the mirror does."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tolerant_client.mirror.state.map_topic import last_rows
 
 
 class Comparison(NamedTuple):
-    """Partitions whose logs differ, and how; those that could not be compared this time; and why others may not be.
+    """Partitions whose logs differ, and how; those that were `unread` this time; and why others were `refused`.
 
-    What the ledger says already is no difference.  `opened` says which transaction the comparison of others waits for.
+    A loss that is in the ledger is no difference.  `opened` says which open transaction the comparison of others waits for.
     """
 
     differing: Mapping[TopicPartition, str]
@@ -37,7 +37,7 @@ class Comparison(NamedTuple):
 def split(
     found: Comparison | None, wanted: Collection[TopicPartition]
 ) -> tuple[Comparison | None, dict[TopicPartition, str]]:
-    """What was compared of the wanted partitions, and of the others what differs, or could not be compared.  Pure."""
+    """The comparison of the wanted partitions, and for the others a sentence on what differs or was not compared.  Pure."""
     if found is None:
         return None, {}
     differing, unread, refused, opened = found
@@ -53,7 +53,7 @@ def split(
 
 
 def is_comparable(control: LinkControl, is_translated: bool) -> bool:
-    """Whether a link has logs to compare: not with translated offsets, before anybody has copied, or once promoted."""
+    """Whether a link has logs to compare: not with translated offsets, before the first copy, or once promoted."""
     return not is_translated and not control.is_promoted and bool(control.producer_ids)
 
 
@@ -65,11 +65,11 @@ async def compare_ends(
     control: LinkControl,
     is_translated: bool,
 ) -> Comparison | None:
-    """What stops partitions of a link, as its mirror would find it; None where nothing is comparable (is_comparable).
+    """Finds what stops partitions of a link, as its mirror would; None where nothing is comparable (is_comparable).
 
-    Of a link with translated offsets: where its map speaks of other topics than those of now, or of more than is there.
-    The target's logs are read up to their high watermarks: a mirror that appends meanwhile is in nobody's way.  Topics
-    that we may not read are not compared, and the others are; raises what read_both does.
+    With translated offsets it checks the map: its rows must be of the topics' present ids, and of no more than the logs have.
+    Reads the target's logs up to their high watermarks, so a mirror may append meanwhile.  Topics that we may not read are
+    refused, the others compared.  Raises what read_both does.
     """
     if is_translated and not control.is_promoted:
         return Comparison(await contradicted(source, target, ledger.link, partitions))
@@ -85,15 +85,16 @@ async def compare_ends(
 
 
 def is_read(state: Found | None) -> bool:
-    """Whether a log could be compared this time; that of none, or of one whose leader tells why, could not."""
+    """Whether a log was compared this time: not without a state, nor if its leader said why it cannot be read (Untold)."""
     return state is not None and not isinstance(state, Untold)
 
 
 async def contradicted(
     source: Cluster | None, target: Cluster, link: str, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, str]:
-    """Partitions of a link with translated offsets whose map does not hold any more, and why: a topic was made anew, or a log
-    is shorter than what was copied.  Without a source what the target alone shows.
+    """Partitions of a link with translated offsets whose map is no longer true, and why.
+
+    A topic was created again, or a log is shorter than the copy.  Without a source it checks the target alone.
     """
     rows = await last_rows(target, link, partitions)
     ids = await read_ids(source, target, {p.topic for p in rows})
@@ -119,9 +120,9 @@ async def read_both(
     ledger: Ledger,
     control: LinkControl,
 ) -> tuple[dict[TopicPartition, Found], dict[TopicPartition, str]]:
-    """As read_append_states, up to the high watermarks; a topic that we may not read hides no other: also why it may not be.
+    """As read_append_states, up to the high watermarks; also which partitions we may not read, and why, without losing the others.
 
-    Raises TopicAuthorizationFailedError where the ledger may not be read.
+    Raises TopicAuthorizationFailedError if we may not read the ledger.
     """
     try:
         states = await read_append_states(
@@ -130,7 +131,9 @@ async def read_both(
         for cluster in (target, source):
             await require_readable(cluster, [p for p in partitions if not is_read(states.get(p))])
         return states, {}
-    except Errors.TopicAuthorizationFailedError as error:  # which of them, its text alone says
+    except (
+        Errors.TopicAuthorizationFailedError
+    ) as error:  # only its text says which topic: halve the topics until one is left
         await ledger.rows()
         topics = sorted({p.topic for p in partitions})
         if len(topics) == 1:

@@ -1,14 +1,15 @@
-"""What a target shows itself of copies that it has lost, or never had, where no source can be asked: a failover tells it.
+"""Finds copies that a target has lost, or never had, without a source to compare with: a failover reports them.
 
 Laws:
-- The control says what the link had on the target: which logs, of topics with which ids, how far they were copied, and where
-  they were to begin.  What is there now, and whose the last batches are, is held against that.
-- What others wrote last is no copy, unless the link had found it one (`copied`, `adopted`): nobody can compare it any more.
-- Who wrote last is told by data, or by the ends of the link's own gap transactions, whatever their number: it fills gaps only
-  after what it has found a copy.  Where other ends of transactions hide it, it is unknown: that is told, and nobody is accused.
-- What is damaged is copied up to where the link's own part ends, and so is what is unknown: nothing counts that nobody vouches for.
-- Filler before a log's start is deleted behind the fence, and only where its topic is the one that the link began and the
-  headers of all that goes show the link's producer ids (log_start.py, law D).
+- The control says what the link had on the target: which logs, of topics with which ids, how far it had copied them, and where
+  they were to begin.  We compare that with what is there now, and with the producers of the last batches.
+- Records that others wrote last are no copy, unless the link had found them to be one (`copied`, `adopted`): nobody can compare
+  them any more.
+- Data shows who wrote last, and so do the markers of the link's own gap transactions, however many: the link fills gaps only
+  after records that it found to be a copy.  If markers of other transactions hide the last writer, it is reported as unknown.
+- A damaged or unknown partition counts as copied only up to where the link's own part ends.
+- Filler before a log's start is deleted after the fence, and only if the topic is the one that the link began and the headers of
+  all batches to delete have the link's producer ids (log_start.py, law D).
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from tolerant_client.records.record_batch import BatchHeader
 
 
 class SeenLog(NamedTuple):
-    """A log of the target without what a fence left there; `foreign` is the producer id of others who wrote last in it.
+    """A log of the target without the records of a fence; `foreign` is the producer id of a stranger that wrote last.
 
-    The link's own part ends at `own_until`.  `is_filler`: its last record is filler that can be deleted.  `hidden_by` is the
-    producer id of the transactions whose ends hide who wrote last.
+    The link's own part ends at `own_until`.  `is_filler`: the last record is filler that can be deleted.  `hidden_by` is the
+    producer id of the transactions whose markers hide who wrote last.
     """
 
     start: int
@@ -54,7 +55,7 @@ class SeenLog(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """What is wrong with a partition, "" where nothing ever was copied; source offsets before `copied_until` are on the target.
+    """What is wrong with a partition, "" if nothing was ever copied; source offsets before `copied_until` are on the target.
 
     The log may begin with nothing but filler up to `filler_until`.
     """
@@ -65,7 +66,7 @@ class Damage(NamedTuple):
 
 
 def damage_of(link: str, control: LinkControl, partition: TopicPartition, now: TopicIds, log: SeenLog) -> Damage | None:
-    """What of a partition of an identical copy is not there any more, or never was; `now` are its topic's ids.  Pure."""
+    """What a partition with identical offsets has lost, or never had; `now` are its topic's present ids.  Pure."""
     name = f"{partition.topic}-{partition.partition}"
     begun, copied = control.begun.get(partition), control.copied.get(partition)
     if begun is not None and not begun.is_of_target(now):
@@ -78,16 +79,18 @@ def damage_of(link: str, control: LinkControl, partition: TopicPartition, now: T
     if copied is not None and log.end < copied:
         text = f"the target's log of {name} ends at offset {log.end}, and link {link} had copied it up to {copied}"
         return Damage(f"{text}: it has lost records (unclean election)", min(log.own_until, log.end))
-    # Where a control remembers no beginnings, what is hidden may still be the link's.
+    # A control without `begun` does not exclude that the hidden writer is the link.
     is_others = log.foreign is not None or log.hidden_by is not None and bool(control.begun)
     if is_others and begun is None and copied is None and not log.own_until:
-        return Damage("", 0)  # a topic of the target's own, that matches
+        return Damage("", 0)  # the target's own topic, which the link's topics match
     if log.foreign is not None:
         text = f"others have written to {name} on the target from offset {log.own_until} on (producer id {log.foreign})"
         return Damage(f"{text}: nothing shows that this is the source's", log.own_until)
     if log.hidden_by is not None:
-        text = f"who wrote last in {name} on the target is not known: before offset {log.end} more ends of transactions were found"
-        text = f"{text} than are looked through (producer id {log.hidden_by}), and no coordinator says that they are the link's"
+        text = (
+            f"who wrote last to {name} on the target is unknown: before offset {log.end} are more transaction markers"
+        )
+        text = f"{text} (producer id {log.hidden_by}) than we read, and no coordinator says that they are the link's"
         return Damage(text, log.own_until)
     return None
 
@@ -99,9 +102,9 @@ def _up_to(copied: int | None) -> str:
 async def find_damage(
     of: PromotedLink, control: LinkControl, there: Iterable[TopicPartition], copied: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Damage]:
-    """What is damaged of the partitions that are `there`, and whose logs end at `copied`, without what a fence left.
+    """The damaged ones of the partitions that are `there`, whose logs end at `copied` before the fence.
 
-    Of a link with translated offsets: where its map does not hold any more.
+    With translated offsets: those whose map is no longer true.
     """
     if of.is_translated:
         found = await contradicted(None, of.target, of.name, list(copied))
@@ -127,17 +130,17 @@ async def find_damage(
 
 
 def unchecked(of: PromotedLink, control: LinkControl) -> tuple[str, ...]:
-    """That nothing could be held against what the control says, where it says nothing of an identical copy.  Pure."""
+    """A sentence that nothing could be checked, if the control says nothing of a copy with identical offsets.  Pure."""
     if of.is_translated or control.producer_ids:
         return ()
     return (
         f"whether the target has all that link {of.name} had copied could not be checked: the control on the target says nothing"
-        " of what it copied (any more)",
+        " (any more) of what it copied",
     )
 
 
 def missing_topics(of: PromotedLink, control: LinkControl, there: Iterable[TopicPartition]) -> list[str]:
-    """Topics that the link has copied and the target does not have, a sentence each.  Pure."""
+    """A sentence for each topic that the link has copied and the target does not have.  Pure."""
     copied = of.mapped.names | {p.topic for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
     missing = sorted(copied - {p.topic for p in there})
     return [f"topic {name} is not on the target any more, and link {of.name} has copied it" for name in missing]
@@ -187,7 +190,7 @@ def _own_until(header: BatchHeader, own: Collection[int], copied: int, adopted: 
 async def delete_filler(
     target: Cluster, control: LinkControl, damaged: Mapping[TopicPartition, Damage]
 ) -> dict[TopicPartition, Damage]:
-    """Deletes filler that a log start left, of a link that is fenced; where it may not, says how.  Returns what is told then."""
+    """Deletes filler before a log's start, once the link is fenced.  Returns the damage with what was done, or how to do it."""
     told = dict(damaged)
     for partition, damage in damaged.items():
         if (until := damage.filler_until) is None:
@@ -197,21 +200,21 @@ async def delete_filler(
         except Errors.KafkaError as error:
             why = text_of(error)
         if why is None:
-            text = f"its filler was deleted, and the log begins at offset {until} now"
+            text = f"its filler was deleted, and the log now begins at offset {until}"
         else:
-            text = f"what it has is still there ({why}); where nobody needs that: {_command(target, partition, until)}"
+            text = f"its records are still there ({why}); if nobody needs them: {_command(target, partition, until)}"
         told[partition] = damage._replace(text=f"{damage.text}; {text}")
     return told
 
 
 async def _delete(target: Cluster, control: LinkControl, partition: TopicPartition, until: int) -> str | None:
-    """Deletes what is before an offset if it is the link's filler; else why not."""
+    """Deletes the records before an offset if all are the link's filler; else returns why not."""
     begun = control.begun.get(partition)
     if (refusal := await others_before(target, partition, until, until, set(control.producer_ids))) is not None:
         return text_of(refusal)
     now = (await read_ids(None, target, {partition.topic})).get(partition.topic, TopicIds())
     if begun is None or not begun.target or begun.target != now.target:
-        return "nothing tells that this is the topic that the link has begun"
+        return "nothing shows that this is the topic that the link has begun"
     code = await delete_records(target, partition, until)
     return None if code == 0 else Errors.for_code(code).__name__
 

@@ -1,21 +1,21 @@
-"""The way back: a link onto a cluster that was the source once copies only what it lacks.
+"""Failback: a link back onto the cluster that was once the source copies only the records which that cluster lacks.
 
-Both logs of a partition are the same up to a point.  Where the old source's log ends there, a link in the other direction
-adopts what is there: it goes on at that offset, with a producer id of its own, as if it had copied all before.  Where the
-old source has more (what it took and nobody copied before it went), its log cannot hold the new source's records at their
-offsets, and no broker cuts a log: the operator keeps it, or gives those records up and has the topic made anew.
+Both logs of a partition are the same up to a point.  If the old source's log ends there, the link back adopts it: it copies from
+that offset on, with its own producer id, as if it had copied everything before.  If the old source has more (records that it took
+and that nobody copied before it failed), its log cannot hold the new source's records at their offsets, and no broker truncates a
+log: the operator keeps it, or gives those records up and has the topic created again.
 
-Roles here are those of the link to come: `source` has the newer data, `target` is the old source.
+The roles here are those of the link back: `source` has the newer data, `target` is the old source.
 Laws:
-- What is adopted is proved: records that both logs still have are equal, or the source still has the batch before the
-  target's end and the forward link wrote it there.  Where retention has taken what could prove it, the end of a log proves
-  nothing, and nothing is adopted: an end that is wrong by one record is a record lost, and nobody would ever see it.
-- Nothing is deleted that a forward link did not take from this very target, or that is not this link's own former copy without
-  a record of others behind it: an equal name is no proof.
-- Heartbeats are no data: the link's own former copy of them, which ends with the fence of its promotion, is made anew, and
-  stops nothing.
-- One record of the control is all that is written.  Killed before it, nothing was done but topics deleted, which are copied
-  anew; run again, it finds the same.
+- What is adopted is proved: records that both logs still have are equal, or the source still has the batch before the target's
+  end and the forward link wrote it there.  If retention has deleted what could prove it, the end of a log proves nothing, and
+  nothing is adopted: an end that is wrong by one record loses a record, and nobody would ever notice.
+- A topic is deleted only if a forward link copied it from this very target, or if it is this link's own former copy with no
+  record of others at its end: an equal name is no proof.
+- Heartbeats are no data: the link's own former copy of them, which ends with the fence of its promotion, is copied again, and
+  blocks nothing.
+- The only write is one record of the control.  If killed before it, failback has done nothing but delete topics, which are copied
+  again; another run finds the same.
 """
 
 from __future__ import annotations
@@ -46,18 +46,17 @@ from tolerant_client.mirror.state.map_topic import map_topic
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
-_LISTED = 1_000  # offsets of lost records that are told one by one
-_COUNTED = 1_000_000  # offsets that are looked through for records
+_LISTED = 1_000  # runs of offsets of lost records that are listed
+_COUNTED = 1_000_000  # offsets that are searched for records
 _PIECE = 10_000  # offsets whose records are in memory at once
 
 
 @dataclass(frozen=True)
 class SharedLog:
-    """A partition that both clusters have, or the target alone: its logs are the same up to `shared_until`.
+    """A partition that both clusters have, or only the target: its logs are the same up to `shared_until`.
 
-    What the target has from there on to `target_end` was never copied: `lost_records` committed records, whose offsets
-    are in `lost_offsets` as half-open runs; at least so many unless `is_counted`.  `to_copy` are the offsets that the link
-    will copy.
+    What the target has between there and `target_end` was never copied: `lost_records` committed records, whose offsets are in
+    `lost_offsets` as half-open runs; at least that many unless `is_counted`.  The link will copy `to_copy` offsets.
     """
 
     topic: str
@@ -67,7 +66,7 @@ class SharedLog:
     source_end: int
     lost_records: int = 0
     lost_offsets: tuple[tuple[int, int], ...] = ()
-    is_proved: bool = True  # False: nothing shows up to where the logs are the same
+    is_proved: bool = True  # False: nothing shows where the logs stop being the same
     is_open: bool = False  # transactions are open on the target: its log will still grow
     is_counted: bool = True
 
@@ -82,9 +81,9 @@ class SharedLog:
 
 @dataclass(frozen=True)
 class FailbackReport:
-    """What a link back finds, and what was done for it: `is_done` once it can be started.
+    """What failback found and did: `is_done` once the link can be started.
 
-    The `deleted_topics` of a dry run are those that would be.
+    A dry run lists in `deleted_topics` those that it would delete.
     """
 
     link: str
@@ -104,65 +103,69 @@ class FailbackReport:
 
 
 def blockers(partitions: Collection[SharedLog], *, discards: bool) -> tuple[str, ...]:
-    """Why a link back cannot begin; pure."""
+    """Why the link back cannot begin; pure."""
     found = []
     if opened := [p for p in partitions if p.is_open]:
         found.append(
             f"transactions are open on the target, {opened[0].topic}-{opened[0].partition} ({len(opened)} partitions): wait"
-            " until its coordinator has ended them, then look again"
+            " until its coordinator has ended them, then run this again"
         )
     if discards:
         return tuple(found)
     if bare := [p for p in partitions if p.is_diverged and p.is_proved and p.is_counted and not p.lost_records]:
         first = bare[0]
         found.append(
-            f"in {counted(len(bare), 'partition')} the target's log ends with what holds no record, as the fence of a promotion"
-            f" does, and the source may have records at these offsets: {first.topic}-{first.partition} from offset"
+            f"in {counted(len(bare), 'partition')} the target's log ends with offsets without a record, such as the marker of a"
+            f" fence, and the source may have records at these offsets: {first.topic}-{first.partition} from offset"
             f" {first.shared_until} to {first.target_end}. With --discard-diverged these topics are deleted on the target and"
-            " copied anew; no record is given up by that which was never copied"
+            " copied again; that loses no record which was not copied"
         )
     if diverged := [p for p in partitions if p.is_diverged and p not in bare]:
         first = diverged[0]
         unseen = sum(not p.is_proved for p in diverged)
-        doubt = f" (of {unseen} of them the source has deleted all that could show whether it was)" if unseen else ""
+        doubt = (
+            f" (for {unseen} of them the source has deleted everything that could show whether it was)"
+            if unseen
+            else ""
+        )
         found.append(
-            f"{len(diverged)} partitions of the target have what was never copied{doubt}, {lost_records(diverged)} committed"
+            f"{len(diverged)} partitions of the target have records that were never copied{doubt}, {lost_records(diverged)} committed"
             f" records in all: {first.topic}-{first.partition} from offset {first.shared_until} to {first.target_end}. Read"
             " what you need from there, then give it up with --discard-diverged: these topics are deleted on the target and"
-            " copied anew"
+            " copied again"
         )
     if unproved := [p for p in partitions if not p.is_proved and not p.is_diverged]:
         first = unproved[0]
         found.append(
-            f"{len(unproved)} partitions of the target have no records left at their ends, or none that the source still has,"
-            f" too, so nothing shows whether their logs were copied to their ends: {first.topic}-{first.partition} ends at"
+            f"{len(unproved)} partitions of the target have no records left at their ends, or none that the source still"
+            f" has, so nothing shows whether their logs were copied to their ends: {first.topic}-{first.partition} ends at"
             f" offset {first.target_end}, and the source has records before that. With --discard-diverged these topics are"
-            " deleted on the target and copied anew; what the source does not have of them is lost by that"
+            " deleted on the target and copied again; records that the source does not have are lost by that"
         )
     return tuple(found)
 
 
 def lost_records(partitions: Iterable[SharedLog]) -> str:
-    """How many records only the target has, in words."""
+    """How many records only the target has, as text."""
     every = list(partitions)
     return f"{'' if all(p.is_counted for p in every) else 'at least '}{sum(p.lost_records for p in every):,}"
 
 
 def strangers(doomed: Mapping[str, str], forward: Iterable[LinkControl]) -> tuple[str, ...]:
-    """Why topics must not be deleted: none of these links has taken them.  `doomed` has their names on the source, too.  Pure."""
+    """Why topics must not be deleted: no forward link has copied them.  `doomed` maps to their names on the source.  Pure."""
     taken = [LinkTopics.from_json(control.topics) for control in forward if control.topics]
     foreign = [name for name, there in doomed.items() if not any(topics.writes(there) for topics in taken)]
     if not foreign:
         return ()
     return (
-        f"topic {foreign[0]} would be deleted on the target ({len(foreign)} topics), but no link has written down on the"
-        " source that it copied it from there: it may be another topic of the same name. Leave it out of --topics, or delete"
+        f"topic {foreign[0]} would be deleted on the target ({len(foreign)} topics), but no control on the source"
+        " says that a link copied it from there: it may be another topic of the same name. Leave it out of --topics, or delete"
         " it yourself",
     )
 
 
 def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, adopted: Positions) -> LinkControl:
-    """The control of a link that begins behind what is on its target; another life, if it had one.  Pure."""
+    """The control of a link that begins after what its target has; a new generation if the link ran before.  Pure."""
     had_one = bool(now.producer_ids) or now.is_over
     return replace(
         now,
@@ -184,7 +187,7 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
 
 
 def is_live(control: LinkControl) -> bool:
-    """Whether a link copies with identical offsets: it must not be given another beginning.  Pure."""
+    """Whether a link copies with identical offsets now, so that it must not begin again.  Pure."""
     return bool(control.producer_ids) and not control.is_over
 
 
@@ -197,16 +200,16 @@ async def failback(
     discards: bool = False,
     is_dry_run: bool = False,
 ) -> FailbackReport:
-    """Prepares a link back: compares the logs, and writes down up to where the target's are adopted.
+    """Prepares a link back: compares the logs, and writes to the control up to where the target's are adopted.
 
-    With `discards` topics of the target that diverged are deleted, to be copied anew.  The mirror is started afterwards
-    as any other.  Where something is in the way nothing is written.  Raises OptionError where the link to be is live,
-    where it would run in a circle (the forward link was not promoted), and for translated offsets; KafkaError.
+    With `discards` it deletes diverged topics of the target, to be copied again.  Afterwards the mirror is started like any
+    other.  If something blocks it, nothing is written.  Raises OptionError if the link back is live, if it would copy in a
+    circle (the forward link was not promoted), and for translated offsets; KafkaError.
     """
     chosen = LinkTopics.of(topics)
     if chosen.to_target("orders") != "orders":
         raise OptionError(
-            f"Link {link} renames topics (orders to {chosen.to_target('orders')}): what it copies back would be other topics."
+            f"Link {link} renames topics (orders to {chosen.to_target('orders')}): it would copy back to other topics."
             " Failing back needs the same names on both clusters (IdentityReplicationPolicy)"
         )
     await source.connect()
@@ -216,13 +219,13 @@ async def failback(
     view.require_seen(link)
     names = sorted(view.on_source) or select_topics(chosen, await source.partitions())
     for unseen in await refuse_circle(source, target, [source.wire_topic(name) for name in names], link):
-        raise OptionError(unseen)  # the forward link must be known to be promoted
+        raise OptionError(unseen)  # the forward link must be promoted, and we must know it
     forward = await _forward_links(source, target)
     await _refuse_translated(source, names, forward)
     former = await read_control(target, link)
     if is_live(former):
         raise OptionError(
-            f"Link {link} copies into this target already and was not promoted: its mirror needs no failback to go on;"
+            f"Link {link} copies into this target already and was not promoted: its mirror needs no failback to resume;"
             " for another link give --link"
         )
     copied_by = {producer_id for control in forward.values() for producer_id in control.producer_ids}
@@ -255,9 +258,9 @@ async def failback(
 
 
 async def _own_copies(target: Cluster, former: LinkControl, partitions: Iterable[TopicPartition]) -> set[str]:
-    """Topics whose logs on the target this link has written in its former life, every partition of what it has there.
+    """Topics of which this link, before it was promoted, has written every log on the target.
 
-    The control says so, or the last batches: the fence of a promotion is the link's.
+    The control says so, or the producer ids of the last batches: the marker of its fence has the link's.
     """
     wanted = list(partitions)
     ids = await read_ids(None, target, {p.topic for p in wanted})
@@ -278,7 +281,7 @@ async def _forward_links(source: Cluster, target: Cluster) -> dict[str, LinkCont
 
 
 async def _refuse_translated(source: Cluster, names: Iterable[str], forward: Mapping[str, LinkControl]) -> None:
-    """What was copied with translated offsets is at other places on the two clusters."""
+    """Raises OptionError for topics that were copied with translated offsets: their records have other offsets there."""
     wanted = list(names)
     for other, control in forward.items():
         assert control.topics is not None
@@ -287,7 +290,7 @@ async def _refuse_translated(source: Cluster, names: Iterable[str], forward: Map
         if both and not control.producer_ids and offset_map in await source.partitions([offset_map]):
             raise OptionError(
                 f"Link {other} copied topic {both[0]} with translated offsets: its records are at other offsets on the two"
-                " clusters, and failback compares logs that are alike; leave such topics out"
+                " clusters, and failback compares logs with the same offsets; leave such topics out"
             )
 
 
@@ -300,7 +303,7 @@ async def shared_partitions(source: Cluster, target: Cluster, names: Iterable[st
 
 
 async def unshared_logs(source: Cluster, target: Cluster, names: Iterable[str]) -> list[SharedLog]:
-    """What has something in it of the partitions that the target alone has, of topics that both have: nobody has copied that."""
+    """Partitions with records that only the target has, of topics that both have: nobody has copied them."""
     here, there = await source.partitions(names), await target.partitions(names)
     alone = [TopicPartition(topic, n) for topic in sorted(here) for n in there.get(topic, ()) if n not in here[topic]]
     if not alone:
@@ -318,10 +321,10 @@ async def unshared_logs(source: Cluster, target: Cluster, names: Iterable[str]) 
 async def compare_logs(
     source: Cluster, target: Cluster, partition: TopicPartition, copied_by: Collection[int] = ()
 ) -> SharedLog:
-    """Up to where the two logs of a partition are the same; what the target has beyond is not counted.
+    """Up to where the two logs of a partition are the same; does not count what the target has after that.
 
-    The target was the original: only its committed records count, and what the source has besides must be what a mirror
-    fills gaps with.  `copied_by` are the producer ids of links that copied from the target to the source.
+    The target was the original: only its committed records count, and at other offsets the source must have what a mirror fills
+    gaps with.  `copied_by` are the producer ids of links that copied from the target to the source.
     """
     wanted = {partition: LATEST}
     end = (await target.list_offsets(wanted))[partition]
@@ -340,10 +343,10 @@ async def compare_logs(
         first = min(end, source_end)
     elif start == end:
         first = min(end, source_end)
-        # Where the source has nothing before that end either, nothing of it can be missing on the target.
+        # If the source has nothing before that end either, the target can lack none of it.
         is_proved = source_start >= end or first == end and await _was_copied(source, partition, end - 1, copied_by)
     else:
-        first, is_proved = start, False  # the source has deleted all that the target has
+        first, is_proved = start, False  # the source has deleted everything that the target has
     topic, index = partition
     return SharedLog(topic, index, first, end, source_end, is_proved=is_proved, is_open=stable < end)
 
@@ -351,7 +354,7 @@ async def compare_logs(
 async def _is_shown(
     source: Cluster, target: Cluster, partition: TopicPartition, from_offset: int, until_offset: int
 ) -> bool:
-    """Whether logs that nothing contradicts show at their common end that one is a copy: a record of both, or filler."""
+    """Whether logs without a difference prove at their common end that one is a copy: a record of both, or filler."""
     span = {partition: (max(from_offset, until_offset - COMPARED_OFFSETS), until_offset)}
     original = (await read_slices(target, span, is_committed=True))[partition]
     copied = (await read_slices(source, span, is_committed=True))[partition]
@@ -359,13 +362,13 @@ async def _is_shown(
 
 
 async def _was_copied(source: Cluster, partition: TopicPartition, offset: int, copied_by: Collection[int]) -> bool:
-    """Whether one of these producers wrote the records at an offset; a control batch may be the fence of a promotion."""
+    """Whether one of these producers wrote the records at an offset; a control batch is no proof: it may be a fence."""
     header = (await read_headers(source, {partition: offset})).get(partition)
     return header is not None and not header.is_control and header.producer_id in copied_by
 
 
 async def _with_losses(target: Cluster, log: SharedLog) -> SharedLog:
-    """With the committed records that only the target has counted, and where they are, as far as that is listed."""
+    """With the number of committed records that only the target has, and their offsets as far as these are listed."""
     partition = TopicPartition(log.topic, log.partition)
     if not log.is_diverged:
         return log

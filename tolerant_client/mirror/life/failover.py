@@ -57,8 +57,8 @@ async def failover(
 ) -> PromotionReport:
     """Promotes a link whose source is gone, with what the target has; the mirror may run or not.
 
-    Partitions without a leader hold up no others: they are left, and the report is not done.  `topics` and `of_file` are promote's.
-    Raises OptionError, TolerantClientError where the target goes away on the way, and KafkaError.
+    Partitions without a leader delay no others: they are left, and the report is not done.  `topics` and `of_file` are promote's.
+    Raises OptionError; TolerantClientError if it fails once the promotion is written; KafkaError.
     """
     control = await control_to_promote(target, link, topics)
     if control.is_fenced:
@@ -83,7 +83,7 @@ async def failover(
     async def seen(owners: Owners, fences: Mapping[TopicPartition, Fenced]) -> PromotionReport:
         shown = [p for p in led if p not in owners.left]
         ends = as_fenced(await look(None, target, link, shown, of.is_translated), fences)
-        control = await read_control(target, link)  # a mirror that runs writes there until it is fenced
+        control = await read_control(target, link)  # a running mirror writes it until the fence
         damaged = await find_damage(of, control, there, positions_of(ends))
         if fences:
             damaged = await delete_filler(target, control, damaged)
@@ -112,7 +112,7 @@ async def failover(
     await require_reading_right(of, first.own.difference(leaderless))
     if not is_dry_run:
         await require_fencing_right(of)
-    report = await seen(first, {})  # what may not be read is refused before anything is written
+    report = await seen(first, {})  # reads all that the report needs: a missing right is found before the first write
     if is_dry_run:
         return report
     with half_done("the promotion"):

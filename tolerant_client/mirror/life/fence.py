@@ -1,22 +1,21 @@
-"""Keeps every process of a link from its target for good, whatever it is doing or about to wake up to.
+"""Stops every process of a link from writing to its target for good, also one that is asleep now.
 
 Laws:
-A. The link is written down as promoted before anything is fenced (control_topic.py), and a mirror looks there behind whatever
-   it has read of the log or taken over: so what it derived from a log that is fenced already it never uses.  Who took
-   something over before that is fenced by what follows.
+A. The control says that the link is promoted before anything is fenced (control_topic.py).  A mirror checks the control after it
+   has read a log or taken over a transactional.id, so it never uses what it derived from a log that is fenced already.  The
+   fence stops a mirror that took over before.
 B. Identical offsets: a mirror's batches carry the link's producer id with the epoch that the log showed it.  An aborted,
    empty transaction of the link's transactional.id leaves a marker with a higher epoch of that id in every partition, and
-   a leader refuses what carries a lower one (ProducerAppendInfo.java, checkProducerEpoch).  It takes one offset, which
-   no consumer sees.  The fillers of gaps have transactional.ids of their own: a new epoch ends what they had open.
-C. A producer id that the coordinator no longer gives the link (its transactional.id had expired) can be fenced only by
-   a record of that id: one filler record in the partitions where it was the last to write.
-D. Translated offsets: each partition has a transactional.id; a new epoch fences its copier, and leaves no trace but the
-   marker of a transaction that was open.
-E. Bare markers (gap.fill=markers) carry no epoch that could be refused, so their filler looks at the control before each
-   request.  One that was on its way when the link was written down as promoted may arrive behind the fence: for a
-   partition that was being filled, at most one request of at most 2,000 markers.  They do no harm there: no consumer sees
-   them, no transaction of an application ends with them (their producer ids are nobody's), and what was copied ends
-   before the fence whatever comes behind it.
+   a leader refuses batches with a lower one (ProducerAppendInfo.java, checkProducerEpoch).  The marker takes one offset,
+   which no consumer sees.  Gap fillers have transactional.ids of their own: a new epoch ends their open transactions.
+C. If the link's transactional.id has expired, the coordinator gives it another producer id.  Only a record with the former id
+   fences that id: one filler record in each partition where it was the last to write.
+D. Translated offsets: each partition has a transactional.id; a new epoch fences its copier.  It writes nothing except the
+   marker that ends an open transaction.
+E. Bare markers (gap.fill=markers) carry no epoch that a broker could refuse, so their filler checks the control before each
+   request.  A request that was in flight when the control was written may arrive after the fence: for a partition that was being
+   filled, at most one request of at most 2,000 markers.  They do no harm: no consumer sees them, they end no application's
+   transaction (nobody has their producer ids), and the copy ends before the fence, whatever follows it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _FILLER_BYTES = 16 << 10
 
 
 class Fenced(NamedTuple):
-    """Where the copy of a partition ends for good; `marker` is the offset of the marker behind it, `records` of filler."""
+    """Where the copy of a partition ends for good; `marker` is the offset of the fence's marker, `records` those of its filler."""
 
     copied_until: int
     marker: int
@@ -53,9 +52,9 @@ class Fenced(NamedTuple):
 async def fence_identical(
     target: Cluster, link: str, control: LinkControl, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, Fenced]:
-    """Fences a link with identical offsets that is written down as promoted; nobody else may write yet.
+    """Fences a link with identical offsets whose control says that it is promoted; no application may write yet.
 
-    Raises TolerantClientError where a marker is not found, and KafkaError: repeating it fences again.
+    Raises TolerantClientError if a marker is not found, and KafkaError; a repeat fences again.
     """
     prefix = f"tolerant-mirror-{link}-gap-"
     used = await transactional_ids(target, prefix)
@@ -67,7 +66,7 @@ async def fence_identical(
     await transaction.begin()
     for some in chunks(partitions):
         await transaction.add_partitions(some)
-    await transaction.begin()  # ends what is open with the markers of the next epoch, and returns when they are written
+    await transaction.begin()  # aborts it: its markers have the next epoch; returns once they are written
     markers = await _markers(target, before, transaction.producer_id)
     ends = await _copied_until(target, markers, transaction.producer_id)
     records = await _fence_former(target, control, transaction.producer_id, partitions, ending)
@@ -75,13 +74,13 @@ async def fence_identical(
 
 
 async def fence_translated(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> None:
-    """Fences the copiers of a link with translated offsets that is written down as promoted."""
-    # Not only what ListTransactions names: it leaves out what we may not describe, and what has no coordinator now.
+    """Fences the copiers of a link with translated offsets whose control says that it is promoted."""
+    # ListTransactions does not name all: it leaves out ids that we may not describe and ids without a coordinator now.
     await _fence_ids(target, [f"tolerant-mirror-{link}-copy-{p.topic}-{p.partition}" for p in partitions])
 
 
 async def _fence_ids(target: Cluster, wanted: Sequence[str]) -> None:
-    """Gives transactional ids a new epoch, which ends what they had open."""
+    """Gives transactional ids a new epoch, which aborts their open transactions."""
 
     async def begin(name: str) -> None:
         await ProducerTransaction(target, name, _TIMEOUT_MS).begin()
@@ -94,7 +93,7 @@ async def _fence_ids(target: Cluster, wanted: Sequence[str]) -> None:
 async def _markers(
     target: Cluster, before: Mapping[TopicPartition, int], producer_id: int
 ) -> dict[TopicPartition, int]:
-    """The offset of the last marker of a producer, from offsets on."""
+    """The offset of the last marker of a producer at or after the offset `before`."""
     ends = await target.list_offsets(dict.fromkeys(before, LATEST))
     found: dict[TopicPartition, int] = {}
     position = {p: offset for p, offset in before.items() if offset < ends[p]}
@@ -106,8 +105,8 @@ async def _markers(
         position = {p: h.next_offset for p, h in headers.items() if h.next_offset < ends[p]}
     if missing := [p for p in before if p not in found]:
         raise TolerantClientError(
-            f"{missing[0].topic}-{missing[0].partition} of the target shows no marker of the link's producer id {producer_id}"
-            f" behind offset {before[missing[0]]}: the link may not be fenced there; promote it again"
+            f"{missing[0].topic}-{missing[0].partition} of the target has no marker of the link's producer id {producer_id}"
+            f" from offset {before[missing[0]]} on, so the link may not be fenced there; promote it again"
         )
     return found
 
@@ -115,7 +114,7 @@ async def _markers(
 async def _copied_until(
     target: Cluster, markers: Mapping[TopicPartition, int], producer_id: int
 ) -> dict[TopicPartition, int]:
-    """Where the copies end: before the marker, and before those of fences that were not brought to an end."""
+    """Where the copies end: before this fence's marker, and before markers of earlier fences that did not finish."""
     ends = dict(markers)
     while markers:
         headers = await read_headers(target, {p: ends[p] - 1 for p in markers if ends[p]})
@@ -131,9 +130,9 @@ async def _fence_former(
     partitions: Iterable[TopicPartition],
     ending: Mapping[TopicPartition, BatchHeader],
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """Law C: the offsets of the records that fence former producer ids of the link, where they can still be used."""
+    """Law C: writes the records that fence the link's former producer ids where these may still write; their offsets."""
     former: dict[TopicPartition, dict[int, int]] = {}
-    ids = set(control.producer_ids) - {producer_id}  # whoever else wrote is an application, and is not to be fenced
+    ids = set(control.producer_ids) - {producer_id}  # other ids are applications', which must not be fenced
     for partition, header in ending.items():
         if header.producer_id in ids and not header.is_control and not header.is_transactional:
             former.setdefault(partition, {})[header.producer_id] = header.producer_epoch

@@ -1,11 +1,11 @@
-"""Giving a link back to MirrorMaker 2: it goes on where our link has stopped.
+"""Hand-back: MirrorMaker 2 resumes copying where our link has stopped.
 
 Laws:
-- Only a link that has copied is handed back, only partitions that are copies, and none to before MirrorMaker 2's own note.
-- One of the two copies at a time: nothing is written while MirrorMaker 2 runs, and what was handed back our own mirror
-  refuses to copy until it is taken over again.
-- The control says so first; then MirrorMaker 2's positions are written one by one.  Killed anywhere and run again, it
-  writes those that are left.  MirrorMaker 2 must not be started before all are written.
+- Only a link that has copied is handed back, only partitions that are copies, and none to before MirrorMaker 2's own position.
+- Only one of the two copies at a time: nothing is written while MirrorMaker 2 runs, and our own mirror refuses to copy a link that
+  was handed back until it is taken over again.
+- The control is written first, then MirrorMaker 2's positions one by one.  If killed, another run writes those that are left.
+  MirrorMaker 2 must not be started before all are written.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tolerant_client.mirror.state.map_topic import copied_until, last_rows, requ
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
-_OBEYED_S = 2.0  # a mirror that runs has seen what its control says
+_OBEYED_S = 2.0  # by then a running mirror has read the control
 
 
 class HandedPartition(NamedTuple):
-    """A partition (the source's name): where MirrorMaker 2 would have gone on, and where it goes on now; source offsets."""
+    """A partition (the source's name): where MirrorMaker 2 would have resumed, and where it will now; source offsets."""
 
     topic: str
     partition: int
@@ -47,7 +47,7 @@ class HandedPartition(NamedTuple):
 
 @dataclass(frozen=True)
 class HandBackReport:
-    """The positions of MirrorMaker 2 that were changed (or would be), and whether it can go on so (`is_done`)."""
+    """The positions of MirrorMaker 2 that were changed (or would be), and whether it can be started (`is_done`)."""
 
     link: str
     is_dry_run: bool
@@ -67,40 +67,37 @@ class HandBackReport:
 def decide_positions(
     copied: Mapping[TopicPartition, int], known: Mapping[TopicPartition, Mm2Position]
 ) -> tuple[list[HandedPartition], list[str]]:
-    """What to write for MirrorMaker 2 where our link has copied up to `copied` (the source's names), and what is in the way.
-
-    Pure.
-    """
+    """What to write for MirrorMaker 2 if our link has copied up to `copied` (the source's names), and what blocks that.  Pure."""
     behind = [p for p, offset in sorted(copied.items()) if p in known and known[p].offset < offset]
     changed = [HandedPartition(p.topic, p.partition, known[p].offset, copied[p]) for p in behind]
     blockers: list[str] = []
     if strange := sorted(p for p, offset in copied.items() if p not in known and offset > 0):
         blockers.append(
-            f"MirrorMaker 2 has no position of {strange[0].topic}-{strange[0].partition} ({len(strange)} partitions) among its"
-            " own: it would copy it from its beginning, a second time; leave these topics out of its file"
+            f"MirrorMaker 2 has no position of {strange[0].topic}-{strange[0].partition} ({len(strange)} partitions): it"
+            " would copy it again from its beginning; leave these topics out of its file"
         )
     if further := sorted(p for p, offset in copied.items() if p in known and known[p].offset > offset):
         first = further[0]
         blockers.append(
-            f"MirrorMaker 2 goes on at {known[first].offset} of {first.topic}-{first.partition} by its own note, and our link"
-            f" has copied up to {copied[first]} only ({len(further)} partitions). Either it has run since, and would copy that"
-            " again: start it as it is, or stop it and take over again. Or the source was cut or made anew since (tolerant-kafka"
-            " status tells), and it would leave out what is there now: leave these topics out of its file"
+            f"MirrorMaker 2's own position of {first.topic}-{first.partition} is {known[first].offset}, and our link has copied only"
+            f" up to {copied[first]} ({len(further)} partitions). Either it has run since, and would copy those records again:"
+            " start it as it is, or stop it and take over again. Or the source was truncated or its topic created again since"
+            " (see tolerant-kafka status), and it would skip the records that are there now: leave these topics out of its file"
         )
     return changed, blockers
 
 
 def require_ran(control: LinkControl, link: str, source_cluster_id: str | None, *, is_translated: bool) -> None:
-    """Raises OptionError for a link that is not known to have copied from this source, or may not be handed back.  Pure."""
+    """Raises OptionError if nothing shows that the link copied from this source, or if it was promoted.  Pure."""
     if control.topics is None or not (is_translated or control.producer_ids):
         raise OptionError(
-            f"No mirror of link {link} has written down in {CONTROL_TOPIC} that it copied into this target: there is nothing"
-            " to hand back. Start MirrorMaker 2 as it is; or, if this is not the link that is meant, check --config and --flow"
+            f"{CONTROL_TOPIC} does not say that link {link} has copied into this target, so there is nothing to hand back."
+            " Start MirrorMaker 2 as it is; or, if you mean another link, check --config and --flow"
         )
     if control.source_cluster_id != source_cluster_id:
         raise OptionError(
             f"Link {link} copied from cluster {control.source_cluster_id}, and the source of the file is {source_cluster_id}:"
-            " offsets of the one mean nothing on the other; give the file that the mirror runs with"
+            " their offsets differ; give the file that the mirror runs with"
         )
     if control.is_promoted:
         raise OptionError(
@@ -118,11 +115,11 @@ async def hand_back(
     offsets: str = "identical",
     is_dry_run: bool = False,
 ) -> HandBackReport:
-    """Has MirrorMaker 2, which must not run, go on where our link has stopped; the link copies nothing any more.
+    """Makes MirrorMaker 2, which must not run, resume where our link has stopped; the link copies nothing any more.
 
-    Only partitions that it knows: those that it has never copied it would begin at their first record.  Where something
-    is in the way nothing is written.  Raises OptionError for a link that has not copied,
-    TolerantClientError for one that still does, or whose target goes away on the way: run again it goes on; KafkaError.
+    Only partitions that MirrorMaker 2 has a position of: the others it would copy from their first record.  If something blocks
+    it, nothing is written.  Raises OptionError for a link that has not copied; TolerantClientError for one that still copies, or
+    if it fails after the control is written: another run resumes; KafkaError.
     """
     await source.connect()
     is_translated = offsets == "translated"
@@ -153,7 +150,7 @@ async def hand_back(
             again = await target.list_offsets(dict.fromkeys(copied, LATEST))
         if again != copied:
             raise TolerantClientError(
-                f"The mirror of link {link} still ran: it stops now, and MirrorMaker 2 has not been told anything yet. Wait"
+                f"The mirror of link {link} still ran: it stops now, and no position of MirrorMaker 2 has been written yet. Wait"
                 " until its process has ended, and run this again"
             )
         for partition in changed:
@@ -169,9 +166,9 @@ def _wire(source: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicP
 async def _translated_until(
     target: Cluster, link: str, partitions: Sequence[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """How far the link has copied; partitions of which it has copied nothing stay MirrorMaker 2's own affair.
+    """How far the link has copied each partition, without those of which it has copied nothing.
 
-    Raises OptionError where that is all.
+    Raises OptionError if it has copied nothing at all.
     """
     rows = {p: row for p, row in (await last_rows(target, link, partitions)).items() if row.target_until}
     if not rows:
@@ -184,7 +181,7 @@ async def _translated_until(
 async def _identical_until(
     source: Cluster, target: Cluster, partitions: Sequence[TopicPartition]
 ) -> tuple[dict[TopicPartition, int], list[str]]:
-    """Where the target's logs end, as far as they are copies, and what is wrong with the others."""
+    """The end offsets of the target's logs that are copies, and what is wrong with the others."""
     bounds = await read_bounds(source, target, partitions)
     ends = {p: found.target_end for p, found in bounds.items()}
     others = [p for p, found in bounds.items() if await is_contradicted(source, target, p, found)]
@@ -192,6 +189,6 @@ async def _identical_until(
         return ends, []
     return {p: end for p, end in ends.items() if p not in others}, [
         f"the log of {others[0].topic}-{others[0].partition} on the target is no copy of the source's ({len(others)}"
-        " partitions): how far it is copied its end does not say. tolerant-kafka status tells what is wrong; or leave these"
+        " partitions), so its end is not how far it is copied. See tolerant-kafka status for what is wrong, or leave these"
         " topics out of the file"
     ]

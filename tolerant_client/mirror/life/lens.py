@@ -1,12 +1,12 @@
-"""One lens on the two clusters of a link: how far each partition is copied, how old what waits is, and what it takes.
+"""Reads the lag of a link from its two clusters, by partition: in offsets, in seconds and in bytes.
 
-`status`, the status page, the metrics and `doctor` show what is seen here.
+`status`, the status page, the metrics and `doctor` show these numbers.
 Laws:
-- What was not seen is None, or absent, never 0.
-- The target is asked before the source, so a lag is never told too small; the source's high watermark before its last stable
-  offset, so that what is appended between does not look like an open transaction.
-- Where `left_out` is told no partition waits for another one: what has no leader, or one that does not respond, is left out.
-- What ages cost is bounded: one request a broker, of about a MiB, for MOST_AGES partitions.
+- An unknown value is None, or absent, never 0.
+- The target is asked before the source, so a reported lag is never too small; the source's high watermark before its last stable
+  offset, so that records appended in between do not look like an open transaction.
+- Functions that return `left_out` make no partition wait for another one: they leave out those without a leader that responds.
+- The cost of ages is bounded: one request per broker, of about a MiB, for MOST_AGES partitions.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MAP_LOST = "the offset map of the link is lost"
 
 @dataclass(frozen=True)
 class PartitionLag:
-    """A partition of a link as both clusters show it; offsets are the source's, half-open, those before `position` are copied.
+    """The lag of one partition; offsets are the source's, half-open, and those before `position` are copied.
 
     The source's log begins at `source_start`, is committed up to `stable_end` (the last stable offset), and ends at
-    `source_end` (the high watermark).  `oldest_ms` is when the first record was written that is not copied,
-    `bytes_per_offset` what an offset takes on average.
+    `source_end` (the high watermark).  `oldest_ms` is the time of the first record that is not copied, `bytes_per_offset` the
+    average size of an offset.
     """
 
     partition: TopicPartition
@@ -51,31 +51,31 @@ class PartitionLag:
 
     @property
     def lag_offsets(self) -> int | None:
-        """What the source's log has and the target has not, offsets after an open transaction included."""
+        """The source's offsets that the target lacks, including those after the start of an open transaction."""
         if self.source_end is None or self.position is None:
             return None
         return max(0, self.source_end - max(self.position, self.source_start or 0))
 
     @property
     def copyable(self) -> int:
-        """What a mirror can copy now: that before the last stable offset; 0 also where that is not known."""
+        """The offsets that a mirror can copy now, those before the last stable offset; 0 also if that is unknown."""
         if self.stable_end is None or self.position is None:
             return 0
         return max(0, self.stable_end - max(self.position, self.source_start or 0))
 
     @property
     def ahead(self) -> int:
-        """What the target has and the source's log has no room for: it is no copy, or the source has lost it."""
+        """The target's offsets after the end of the source's log: they are no copy, or the source has lost them."""
         return 0 if self.source_end is None or self.position is None else max(0, self.position - self.source_end)
 
     @property
     def open_offsets(self) -> int:
-        """What lies after the first record of a transaction that is open: no mirror copies it before that has ended."""
+        """The offsets from the first record of an open transaction on: no mirror copies them before it has ended."""
         return 0 if self.stable_end is None or self.source_end is None else max(0, self.source_end - self.stable_end)
 
     @property
     def open_span(self) -> tuple[int, int] | None:
-        """That, from the last stable offset to the high watermark."""
+        """These offsets: from the last stable offset to the high watermark."""
         if self.stable_end is None or self.source_end is None or not self.open_offsets:
             return None
         return self.stable_end, self.source_end
@@ -88,7 +88,7 @@ class PartitionLag:
         return None if self.bytes_per_offset is None else lag * self.bytes_per_offset
 
     def lag_seconds(self, now_ms: float) -> float | None:
-        """The age of the oldest record that is not copied; 0 where there is none."""
+        """The age of the oldest record that is not copied; 0 if there is none."""
         if self.lag_offsets == 0:
             return 0.0
         return None if self.lag_offsets is None or self.oldest_ms is None else max(now_ms - self.oldest_ms, 0) / 1000
@@ -98,17 +98,17 @@ class PartitionLag:
 
 
 def positions_of(lags: Iterable[PartitionLag]) -> dict[TopicPartition, int]:
-    """How far partitions are copied; without those of which that is not known."""
+    """How far each partition is copied, without those of which that is unknown."""
     return {lag.partition: lag.position for lag in lags if lag.position is not None}
 
 
 def open_spans(lags: Iterable[PartitionLag]) -> dict[TopicPartition, tuple[int, int]]:
-    """What open transactions hold back, by last stable offset and high watermark."""
+    """The offsets that open transactions hold back: from the last stable offset to the high watermark."""
     return {lag.partition: span for lag in lags if (span := lag.open_span) is not None}
 
 
 class SourceEnds(NamedTuple):
-    """High watermarks and last stable offsets of partitions, and why others could not be asked."""
+    """High watermarks and last stable offsets of partitions, and why others are unknown."""
 
     ends: Mapping[TopicPartition, int]
     stable: Mapping[TopicPartition, int]
@@ -118,7 +118,7 @@ class SourceEnds(NamedTuple):
 async def look(
     source: Cluster | None, target: Cluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
 ) -> list[PartitionLag]:
-    """How far both sides are, of all partitions or of none; without a source as far as the target alone tells."""
+    """The lag of all these partitions, or an error; without a source only what the target shows."""
     wanted = list(partitions)
     copied = await positions(target, link, wanted, is_translated)
     if source is None:
@@ -132,7 +132,7 @@ async def look(
 async def look_led(
     source: Cluster, target: Cluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
 ) -> tuple[list[PartitionLag], dict[TopicPartition, str]]:
-    """As look, but no partition waits for a broker of another one: also why each of the others was left out."""
+    """As look, but no partition waits for the broker of another one; also why some partitions were left out."""
     wanted = list(partitions)
     if is_translated:
         if await lost_map(target, link, await read_control(target, link)) is not None:
@@ -141,7 +141,9 @@ async def look_led(
         away = (await list_led_offsets(target, dict.fromkeys(maps.values(), LATEST))).left_out
         left_out = {p: away[at] for p, at in maps.items() if at in away}
         copied = await copied_until(target, link, [p for p in wanted if p not in left_out])
-        left_out = {p: left_out.get(p, MAP_LOST) for p in wanted if p not in copied}  # also lost since
+        left_out = {
+            p: left_out.get(p, MAP_LOST) for p in wanted if p not in copied
+        }  # the map may have been lost meanwhile
     else:
         copied, left_out = await list_led_offsets(target, dict.fromkeys(wanted, LATEST))
     ends, stable, unseen = await source_ends(source, copied, looks=BELIEVED_AFTER)
@@ -155,7 +157,7 @@ async def positions(
 ) -> dict[TopicPartition, int]:
     """How far each partition is copied: what the link's map says, or with identical offsets the end of the target's log.
 
-    Empty where the map is lost.
+    Empty if the map is lost.
     """
     if is_translated:
         return await copied_until(target, link, partitions)
@@ -163,7 +165,7 @@ async def positions(
 
 
 async def source_ends(source: Cluster, partitions: Collection[TopicPartition], *, looks: int = 1) -> SourceEnds:
-    """Where the source's logs end, and how far each partition can be copied."""
+    """The source's high watermarks and last stable offsets."""
     high = await log_ends(source, partitions, looks=looks)
     stable = await list_led_offsets(
         source, dict.fromkeys(high.offsets, LATEST), isolation_level=READ_COMMITTED, looks=looks
@@ -173,9 +175,9 @@ async def source_ends(source: Cluster, partitions: Collection[TopicPartition], *
 
 
 async def log_ends(cluster: Cluster, partitions: Collection[TopicPartition], *, looks: int = 1) -> LedOffsets:
-    """Where the logs end (high watermarks), and why those of others are not known.
+    """The high watermarks, and why others are unknown.
 
-    Raises ClusterUnreachableError where no leader has told anything, and no other broker responds.
+    Raises ClusterUnreachableError if no leader and no other broker responds.
     """
     await cluster.connect(cluster.patience_ms)
     found = await list_led_offsets(cluster, dict.fromkeys(partitions, LATEST), looks=looks)
@@ -187,16 +189,16 @@ async def log_ends(cluster: Cluster, partitions: Collection[TopicPartition], *, 
 
 
 def written_ms(header: BatchHeader) -> int | None:
-    """When the first record of a batch was written, as it says itself."""
+    """The timestamp of the first record of a batch; None if it has none."""
     time_ms = header.max_timestamp if header.has_log_append_time else header.base_timestamp
     return time_ms if time_ms >= 0 else None
 
 
 async def oldest_ms(source: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """When the batch at each offset was written; absent where that is not told.
+    """The time of the batch at each offset; absent if it could not be read.
 
-    Asks for the first MOST_AGES of them.  A broker leaves out batches above the limit but the very first one of a
-    response (KIP-74): give those in another order the next time.
+    Asks for the first MOST_AGES offsets.  A broker leaves out batches above the size limit, except the first one of a response
+    (KIP-74): give the offsets in another order the next time.
     """
     found: dict[TopicPartition, int] = {}
     chosen = list(offsets)[:MOST_AGES]
@@ -216,9 +218,9 @@ async def oldest_ms(source: Cluster, offsets: Mapping[TopicPartition, int]) -> d
 
 
 async def bytes_per_offset(source: Cluster, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
-    """What an offset of logs with these ends takes on their leaders' disks on average (DescribeLogDirs, KIP-113).
+    """The average size of an offset on the leaders' disks, for logs with these ends (DescribeLogDirs, KIP-113).
 
-    Needs Describe on the cluster; absent where that is not known.
+    Needs Describe on the cluster; a partition is absent if its size is unknown.
     """
     led = await _led(source, ends)
     if not tells_log_dirs(source):

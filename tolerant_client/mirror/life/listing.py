@@ -1,4 +1,4 @@
-"""The links that have written their control on a target: which there are, and whether a mirror of each was seen at work."""
+"""Lists the links that have a control on a target, and whether a mirror of each was seen at work."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
-_LOOK_S = (RENEW_MS + 1_500) / 1000  # within which a mirror that runs has said so once more
+_LOOK_S = (RENEW_MS + 1_500) / 1000  # within this time a running mirror has renewed its record
 
 
 class ListedLink(NamedTuple):
-    """A link of a target; `control` is None where its record cannot be read, `is_seen` False where nobody tells who runs.
+    """A link of a target; `control` is None if its record cannot be read, `is_seen` False if the claims cannot be read.
 
-    `has_map`: the target has an offset map of it.  `is_forgotten`: a mirror of it runs, and the control has no record of it.
+    `has_map`: the target has an offset map of it.  `is_forgotten`: a mirror of it runs, but the control has no record of it.
     """
 
     link: str
@@ -36,19 +36,19 @@ class ListedLink(NamedTuple):
 
     @property
     def offsets(self) -> str | None:
-        """Which offsets its copies have: identical or translated; None where nothing says it: it has not copied yet."""
+        """Which offsets its copies have, identical or translated; None if nothing shows it: it has not copied yet."""
         if self.control is not None and self.control.producer_ids:
             return "identical"
         return "translated" if self.has_map else None
 
     @property
     def offsets_words(self) -> str:
-        """Its offsets, for people."""
+        """Its offsets, as text."""
         return self.offsets or ("unknown" if self.control is None else "not copied yet")
 
     @property
     def topics(self) -> str:
-        """The topics as its mirror was given them, for people."""
+        """The topics that its mirror was started with, as text."""
         if self.control is None:
             return "unknown"
         given = self._given_topics
@@ -61,7 +61,7 @@ class ListedLink(NamedTuple):
 
     @property
     def state(self) -> str:
-        """What its operator has said of it, and whether a mirror of it runs, for people."""
+        """What its operator has ordered, and whether a mirror of it runs, as text."""
         control = self.control
         if self.is_forgotten:
             return f"its control is gone, stop its mirror and start it again; {self._mirror_words}"
@@ -99,7 +99,7 @@ class ListedLink(NamedTuple):
             "is_readable": control is not None,
             "offsets": self.offsets,
             "source_cluster_id": None if control is None else control.source_cluster_id,
-            "topics": filters,  # a topic that one of them takes: regular expressions over its whole name on the source
+            "topics": filters,  # the link copies a topic that matches one: regular expressions over the whole source name
             "is_promoted": None if control is None else control.is_promoted,
             "is_handed_back": None if control is None else control.is_handed_back,
             "paused": None if control is None else control.paused_words,
@@ -109,7 +109,7 @@ class ListedLink(NamedTuple):
 
 
 def listed(controls: Controls, runs: Iterable[Run] | None, mapped: Collection[str]) -> list[ListedLink]:
-    """The links in the order of their names; `runs` in the order of the log, None where they are not known.  Pure.
+    """The links ordered by name; `runs` are in the order of the log, None if they are unknown.  Pure.
 
     `mapped` are the links that have an offset map on the target.
     """
@@ -133,7 +133,7 @@ def listed(controls: Controls, runs: Iterable[Run] | None, mapped: Collection[st
 
 
 async def list_links(target: Cluster) -> list[ListedLink]:
-    """The links of a target; takes the seconds in which each mirror that runs says so.  Raises KafkaError."""
+    """The links of a target; waits some seconds until each running mirror has renewed its record.  Raises KafkaError."""
     before, began = await look_at_claims(target), time.monotonic()
     controls = await read_controls(target)
     mapped = [link for link, control in controls.links.items() if await has_map(target, link, control)]

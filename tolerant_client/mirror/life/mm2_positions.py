@@ -1,10 +1,10 @@
-"""Where MirrorMaker 2 is in each partition, as it has noted it, and whether it runs.
+"""MirrorMaker 2's own position in each partition, and whether it runs.
 
 It keeps its positions in `mm2-offsets.ALIAS.internal` of the target, Kafka Connect's topic of source offsets (KIP-382;
 MirrorUtils.wrapPartition and wrapOffset, KafkaOffsetBackingStore.java): the key is ["MirrorSourceConnector", {"cluster":
-alias, "partition": 0, "topic": "orders"}], the value {"offset": n}, n the last source offset that was copied.
+alias, "partition": 0, "topic": "orders"}], the value {"offset": n}, where n is the last source offset that it copied.
 Its workers are members of group `ALIAS-mm2` of the target (MirrorMakerConfig.workerConfig).
-Not seen are its connectors in a Connect cluster of somebody's own: it has another group, and another topic.
+Its connectors in a separate Connect cluster are not seen: that cluster has another group and another topic.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Value(msgspec.Struct):
 
 
 class Mm2Position(NamedTuple):
-    """Where MirrorMaker 2 would go on, and the record that says so: its key and partition, which it goes by."""
+    """Where MirrorMaker 2 would resume, and the key and partition of the record that says so, to write the next one."""
 
     offset: int
     key: bytes
@@ -48,7 +48,7 @@ class Mm2Position(NamedTuple):
 
 
 def offsets_topic(source_alias: str) -> str:
-    """Where MirrorMaker 2's own worker keeps positions, unless its file says offset.storage.topic."""
+    """The topic of MirrorMaker 2's positions, unless its file sets offset.storage.topic."""
     return f"mm2-offsets.{source_alias}.internal"
 
 
@@ -62,14 +62,14 @@ def decode_position(key: bytes | None, value: bytes | None) -> tuple[str, TopicP
 
 
 def encode_position(next_offset: int) -> bytes:
-    """The value that makes MirrorMaker 2 go on at `next_offset`."""
+    """The value that makes MirrorMaker 2 resume at `next_offset`."""
     return msgspec.json.encode(_Value(next_offset - 1))
 
 
 async def read_positions_of_mm2(target: Cluster, source_alias: str) -> dict[TopicPartition, Mm2Position]:
-    """Where MirrorMaker 2 goes on, by partition (the source's names); empty where it has never run.
+    """Where MirrorMaker 2 resumes, by partition (the source's names); empty if it has never run.
 
-    What it has not committed (exactly.once.source.support), and what somebody has reset, is no position.
+    Positions of aborted transactions (exactly.once.source.support) and positions that somebody has reset do not count.
     """
     topic = offsets_topic(source_alias)
     numbers = (await target.partitions([topic])).get(topic, [])
@@ -92,15 +92,15 @@ async def read_positions_of_mm2(target: Cluster, source_alias: str) -> dict[Topi
 
 
 async def whether_mm2_runs(target: Cluster, source_alias: str) -> tuple[str, ...]:
-    """Why nothing may be changed now: its workers are members of their group, or nobody tells; empty where they are not."""
+    """Why nothing may be changed now: MirrorMaker 2 runs, or that is unknown; empty if its group has no members."""
     group = f"{source_alias}-mm2"
     states, failures = await described_states(target, [group])
     if group in failures:
         error = failures[group]
         is_hidden = isinstance(error, Errors.GroupAuthorizationFailedError)
-        remedy = f"grant us Describe on group {group} of the target" if is_hidden else "run this again when it answers"
+        remedy = f"grant us Describe on group {group} of the target" if is_hidden else "run this again when it responds"
         return (
-            f"whether MirrorMaker 2 runs cannot be seen: the target does not tell of its group {group}"
+            f"whether MirrorMaker 2 runs is unknown: the target does not describe its group {group}"
             f" ({type(error).__name__}); {remedy}",
         )
     state = states[group]
@@ -108,14 +108,14 @@ async def whether_mm2_runs(target: Cluster, source_alias: str) -> tuple[str, ...
         return ()
     return (
         f"MirrorMaker 2 runs: its group {group} on the target has members (state {state}). Stop it, and wait until its process"
-        " has ended; one that was killed is a member for some ten seconds more",
+        " has ended; after a kill it stays a member for some ten seconds",
     )
 
 
 async def write_position(target: Cluster, source_alias: str, known: Mm2Position, offset: int) -> None:
-    """Has MirrorMaker 2, which must not run, go on at `offset` of a partition where it was at `known`.
+    """Makes MirrorMaker 2, which must not run, resume at `offset` of a partition where it was at `known`.
 
-    Written twice, if an answer is lost, it says the same.  Raises KafkaError.
+    If a response is lost the record is written twice, which says the same.  Raises KafkaError.
     """
     topic = StateTopic(target, offsets_topic(source_alias), COMPACTED, "MirrorMaker 2's positions")
     record = Record(0, int(time.time() * 1000), known.key, encode_position(offset))

@@ -1,7 +1,7 @@
-"""What a link is called that nobody has named, and which link of a target is meant.
+"""Names a link if no name is given, and finds which link of a target is meant.
 
-A name belongs to one pair of clusters: it is made of the source's cluster id, so that two sources of one target never
-share a link.  What runs under the name `default` since older versions keeps it.
+The default name belongs to one pair of clusters: it has the source's cluster id, so that two sources of one target never share
+a link.  Links that older versions named `default` keep that name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ID_CHARS = 8
 
 
 def default_name(cluster_id: str | None, controls: Mapping[str, LinkControl]) -> str:
-    """The name of a link from this source, where none is given.  Pure.
+    """The name of a link from this source if none is given.  Pure.
 
     Brokers before 0.10.1 have no cluster id: their links are called `default`, and a second one needs --link.
     """
@@ -31,9 +31,10 @@ def default_name(cluster_id: str | None, controls: Mapping[str, LinkControl]) ->
 
 
 def chosen_name(controls: Mapping[str, LinkControl], cluster_id: str | None, target: str) -> str | None:
-    """The one link that is meant where none is named: of this source, or of the target; None where there is none.  Pure.
+    """The link that is meant if none is named: the one of this source, or of the target; None if there is none.  Pure.
 
-    Those that are not promoted come first, and of those the one that nobody has named.  Raises OptionError where there are several; `target` is what options name it.
+    Links that are not over come first, and of these the one with the default name.  Raises OptionError if several are left;
+    `target` are the options that name the clusters.
     """
     known = {name: c for name, c in controls.items() if c.topics is not None}
     if cluster_id is not None:
@@ -44,14 +45,14 @@ def chosen_name(controls: Mapping[str, LinkControl], cluster_id: str | None, tar
         return own
     if len(names) > 1:
         told = "; ".join(f"{name} (from cluster {known[name].source_cluster_id})" for name in names)
-        raise OptionError(f"The target has {len(names)} links: {told}. Say which is meant: {target} --link {names[0]}")
+        raise OptionError(f"The target has {len(names)} links: {told}. Choose one: {target} --link {names[0]}")
     return names[0] if names else None
 
 
 async def name_link(source: Cluster | None, target: Cluster, *, is_start: bool = False) -> str:
-    """The link between two clusters, or of a target, where none is named; raises OptionError where several may be meant.
+    """The name of the link between two clusters, or of a target, if none is given; raises OptionError if several may be meant.
 
-    A mirror that starts is never one that was given a name: it would add its topics to that one.
+    A mirror that starts without a name never joins a link with a given name: it would add its topics to that link.
     """
     cluster_id = None if source is None else await source.cluster_id()
     try:

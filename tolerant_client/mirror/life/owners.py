@@ -1,15 +1,15 @@
-"""Whose the partitions of a target are that a link's topics match: a promotion writes to what is the link's own, and to nothing else.
+"""Who owns the partitions of a target that a link's topics match: a promotion writes only to the link's own.
 
 Laws (one writer for each partition, to the last record):
-- A link has what its control says that it has begun, as long as that is the same topic, and what the logs show it has written,
-  whatever anybody else says.  A start is told by the same facts where it may copy (look_for_others).
-- What another link has, and what only others have written to, is theirs: a fence there would stop them for good.  It is named,
-  and not promoted.
-- What the link has not begun has no process that could still write there: each says so in the control before its first record,
-  and finds the promotion then.  So an empty log needs no fence.
-- A control that remembers no beginnings (of version 0.1, or of a mirror that may not write there) proves nothing by that: all is
-  the link's that is not shown to be another's.
-- A fence of translated offsets leaves nothing in any log; what is another link's is left all the same: both may have one
+- A link owns the partitions that its control says it has begun, as long as the topic is the same one, and those whose logs have
+  its records, whatever anybody else says.  When a mirror starts, the same facts decide where it may copy (look_for_others).
+- Partitions of another link, and those that only others have written to, are theirs: a fence there would stop them for good.
+  They are named and not promoted.
+- No process of the link can still write to a partition that it has not begun: each writes that to the control before its first
+  record, and finds the promotion there.  So an empty log needs no fence.
+- A control without `begun` (of version 0.1, or of a mirror that may not write there) proves nothing: then the link owns every
+  partition that is not shown to be another's.
+- A fence with translated offsets writes to no log.  Another link's partitions are left all the same: both links may use the same
   transactional id.
 """
 
@@ -32,7 +32,7 @@ _OTHERS_WROTE = "its last records are of others, and nothing shows that the link
 
 
 class Owners(NamedTuple):
-    """Which partitions are the link's `own`, whatever their state; why others are another link's, or of `strangers`."""
+    """Which partitions are the link's `own`, whatever their state; and why others are another link's or strangers'."""
 
     own: frozenset[TopicPartition] = frozenset()
     of_links: Mapping[TopicPartition, str] = {}
@@ -40,11 +40,11 @@ class Owners(NamedTuple):
 
     @property
     def left(self) -> Mapping[TopicPartition, str]:
-        """What a promotion leaves as it is."""
+        """The partitions that a promotion leaves as they are, and why."""
         return {**self.of_links, **self.of_strangers}
 
     def texts(self, link: str) -> tuple[str, ...]:
-        """That, a sentence for each reason."""
+        """A sentence for each reason why partitions are left."""
         return tuple(
             f"{names(sorted(members))} on the target: not link {link}'s, and nothing was written there: {why}"
             for why, members in by_reason(self.left).items()
@@ -52,7 +52,7 @@ class Owners(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What tells whose a partition is, besides the link's control; `mapped` are topics that its offset map names."""
+    """What shows who owns a partition, besides the link's control; `mapped` are topics that its offset map names."""
 
     logs: Carried = Carried()
     others: Others = Others()
@@ -69,13 +69,13 @@ async def find_evidence(
     *,
     is_translated: bool,
 ) -> Evidence:
-    """Of these partitions, which the link's topics match.  Raises KafkaError."""
+    """Reads the evidence for these partitions, which the link's topics match.  Raises KafkaError."""
     wanted = list(partitions)
     topics = {p.topic for p in wanted}
     ids = {} if is_translated else await read_ids(None, target, topics)
     claimed = [p for p in wanted if _is_claimed(control, p, ids)]
     logs = await find_carried(target, control.producer_ids, claimed)
-    if not control.begun and (behind := logs.foreign.intersection(wanted)):  # others may have written behind its copy
+    if not control.begun and (behind := logs.foreign.intersection(wanted)):  # others may have written after its copy
         first = await read_headers(target, await target.list_offsets(dict.fromkeys(behind, EARLIEST)))
         copied = {p for p, header in first.items() if header.producer_id in control.producer_ids}
         logs = logs._replace(partitions=logs.partitions | copied, foreign=logs.foreign - copied)
@@ -87,7 +87,7 @@ async def find_evidence(
 def find_owners(
     control: LinkControl, partitions: Iterable[TopicPartition], evidence: Evidence, *, is_translated: bool
 ) -> Owners:
-    """Whose these partitions are, as the link's control says it now; what is nobody's is in none of the three.  Pure."""
+    """Who owns these partitions, by what the link's control says now; a partition of nobody is in none of the three.  Pure."""
     logs, others, ids, mapped = evidence
     remembers = bool(control.begun)
     refused = others.refused if remembers else {name: others.refused[name] for name in others.taken}
@@ -104,7 +104,7 @@ def find_owners(
         elif _is_claimed(control, p, ids) or p in logs.partitions:
             own.add(p)
         elif p in control.begun:
-            continue  # its topic was deleted: nothing of the link is there any more
+            continue  # its topic was deleted, and the link's records with it
         elif p.topic in refused:
             of_links[p] = refused[p.topic]
         elif p in logs.foreign or remembers and p in logs.hidden:
@@ -115,7 +115,7 @@ def find_owners(
 
 
 def _is_claimed(control: LinkControl, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
-    """Whether the control says that the link has this log, and not another one of that name.  Pure."""
+    """Whether the control says that the link owns this very log, not a former one of the same name.  Pure."""
     if partition in control.begun:
         return control.has_begun(partition, ids)
     return partition in control.adopted or partition in control.copied or partition in control.log_starts

@@ -1,4 +1,4 @@
-"""What a link would really do, all of it, before anything is written: topics, and what its flow does besides copying."""
+"""Plans all that a link would do, without writing anything: its topics, and what its flow does besides copying."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from tolerant_client.mirror.state.open_transactions import Held, find_held, is_h
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
-_MAP_S = 10.0  # how long an offset map is read: a large one, or a broker that hangs, holds up no plan
+_MAP_S = 10.0  # how long we read an offset map: a large one, or a hanging broker, delays a plan no longer
 _MIN_INSYNC = "min.insync.replicas"
 _UNCLEAN = "unclean.leader.election.enable"
 
 
 @dataclass(frozen=True)
 class Besides:
-    """What a link does besides copying; what is None or False it does not do.  A mirror without a file does nothing.
+    """What a link does besides copying; None or False means not at all, as for a mirror without a file.
 
-    `groups` are those whose offsets are moved, `config_exclude` the properties that are not carried over (without it none
-    are).  `others` are sentences about what changes nothing that is there: heartbeats, checkpoints.
+    `groups` are those whose offsets it moves, `config_exclude` the properties that it does not carry over (None: it carries over
+    none).  `others` are sentences about what changes nothing that exists: heartbeats, checkpoints.
     """
 
     groups: TopicFilter | None = None
@@ -61,10 +61,10 @@ class Besides:
 
 @dataclass(frozen=True)
 class TopicPlan:
-    """A topic by its name on the target; `action` is create, grow, copy or refuse, `why` says so of the last one.
+    """A topic by its name on the target; `action` is create, grow, copy or refuse, `why` is the reason of a refusal.
 
-    `to_copy` are the offsets that wait on the source, None where the topic is refused.  `waiting` says by partition why it
-    cannot be copied now.
+    `to_copy` counts the source's offsets to copy, None if the topic is refused.  `waiting` says by partition why it cannot be
+    copied now.
     """
 
     topic: str
@@ -80,7 +80,7 @@ class TopicPlan:
 
 @dataclass(frozen=True)
 class LinkPlan:
-    """Everything that a link would do; `refusals` are what it would stop at, before or while copying."""
+    """Everything that a link would do; `refusals` are the reasons why it would stop, before or while copying."""
 
     link: str
     offsets: str
@@ -96,7 +96,7 @@ class LinkPlan:
 
     @property
     def held(self) -> tuple[Held, ...]:
-        """Transactions that have been open for so long that what comes after them is left out."""
+        """Transactions that have been open for so long that the records after them count as not copied."""
         return tuple(one for one in self.open_transactions if is_held_long(one, int(time.time() * 1000)))
 
     @property
@@ -133,10 +133,11 @@ async def plan_everything(
     is_translated: bool | None = None,
     policy: MirrorPolicy = MirrorPolicy(),
 ) -> LinkPlan:
-    """The plan of a link; writes nothing.  Whether its offsets are translated is asked of the target where it is not said.
-    What the link has besides topics `of_file` is warned of.
+    """The plan of a link; writes nothing.
 
-    Raises OptionError where nothing matches or both are one cluster, ClusterUnreachableError, UnsupportedSourceError.
+    If `is_translated` is None, the target says whether its offsets are translated.  Warns of topics that the link has besides
+    those `of_file`.  Raises OptionError if no topic matches or both are one cluster, ClusterUnreachableError,
+    UnsupportedSourceError.
     """
     chosen = LinkTopics.of(topics)
     control = await read_control(target, link)
@@ -173,7 +174,7 @@ async def plan_everything(
         refusals.append(text_of(error))
     is_translated = was_begun if is_translated is None else is_translated
     if is_translated and (lost or not was_begun):
-        besides = replace(besides, groups=None)  # no map says yet where their offsets are on the target
+        besides = replace(besides, groups=None)  # no map translates their offsets yet
     there = await target.partitions({p.topic for p in planned.ends})
     present = {p for p in planned.ends if p.partition in there.get(p.topic, ())}
     reached: Mapping[TopicPartition, int]
@@ -207,14 +208,15 @@ async def plan_everything(
 
 
 def gone_warnings(gone: Iterable[str]) -> list[str]:
-    """Of topics that the target has of the link, and the source has not; pure."""
+    """Warnings about topics of the link that the target has and the source does not; pure."""
     return [
-        f"{NOT_ON_SOURCE}, and the link writes it on the target: {name}; nothing is copied into it" for name in gone
+        f"{NOT_ON_SOURCE}, and the link writes it on the target: {name}; nothing more is copied into it"
+        for name in gone
     ]
 
 
 def gone_refusals(gone: Mapping[str, list[int]], on_source: Collection[str]) -> list[str]:
-    """What of the link's copies the source does not have any more: topics, and partitions of those that it has; pure."""
+    """Refusals for copied topics, and partitions of topics, that the source no longer has; pure."""
     return [
         f"{NOT_ON_SOURCE}, and the link has copied it: {name}"
         if name not in on_source
@@ -224,10 +226,10 @@ def gone_refusals(gone: Mapping[str, list[int]], on_source: Collection[str]) -> 
 
 
 def made_again_warnings(created: Iterable[str], control: LinkControl) -> list[str]:
-    """Of topics that are to be created though the link has begun to copy them: somebody has deleted them; pure."""
+    """Warnings about topics to create that the link had begun to copy: somebody has deleted them; pure."""
     known = {p.topic for p in (*control.begun, *control.copied)}
     return [
-        f"topic {name} is not on the target any more, though the link had begun to copy it: it is made again, and filled"
+        f"topic {name} is not on the target any more, though the link had begun to copy it: it is created again and filled"
         " from where the source's logs begin now"
         for name in sorted(created)
         if name in known
@@ -235,7 +237,7 @@ def made_again_warnings(created: Iterable[str], control: LinkControl) -> list[st
 
 
 def topic_plans(planned: PlannedLink, to_copy: Mapping[TopicPartition, int]) -> Iterable[TopicPlan]:
-    """Topic by topic, by name; pure."""
+    """The plan of each topic, ordered by name; pure."""
     wanted, present = planned.described
     made = {topic.name: topic for topic in planned.topics.create}
     grown = {topic.name for topic in planned.topics.grow}
@@ -269,14 +271,14 @@ async def _differences(
     control: LinkControl,
     policy: MirrorPolicy,
 ) -> tuple[dict[TopicPartition, str], list[str]]:
-    """What the two logs already show that would stop partitions; what to warn of: losses, and what was not compared."""
+    """Differences in the logs that would stop partitions; and warnings of losses and of logs that were not compared."""
     producer_id = control.producer_ids[-1] if control.producer_ids else -1
     states, refused = await read_both(source, target, partitions, producer_id, ledger, control)
     stopped = {p: f"{p.topic}-{p.partition} could not be compared: {why}" for p, why in refused.items()}
     told: list[str] = []
     for partition, state in states.items():
         if isinstance(state, Loss) and policy.for_topic(partition.topic).on_loss is LossPolicy.CONTINUE:
-            told.append(f"goes into the ledger as lost: {text_of(state.error)}")
+            told.append(f"will be in the ledger as lost: {text_of(state.error)}")
         elif isinstance(state, Loss):
             stopped[partition] = text_of(state.error)
         elif isinstance(state, TolerantClientError):
@@ -299,9 +301,9 @@ async def _besides(
     besides: Besides,
     stopped: Collection[TopicPartition],
 ) -> tuple[ConfigsReport | None, AclsReport | None, GroupsReport | None]:
-    """What would be changed besides the logs; what is stopped, or waits, is left alone.
+    """What the link would change besides the logs, without partitions that are stopped or wait.
 
-    `map_of` is the link whose map says where the groups' offsets are on the target; None: they are the same.
+    `map_of` is the link whose map translates the groups' offsets; None: the target has the same offsets.
     """
     configs = None
     if besides.config_exclude is not None:
@@ -323,7 +325,7 @@ async def _besides(
 
 
 def durability(source: Iterable[TopicSpec], target: Mapping[str, TopicSpec]) -> list[str]:
-    """Where the target keeps less than the source promises; pure."""
+    """Topics whose records are less durable on the target than on the source; pure."""
     found = []
     for wanted in source:
         present = target.get(wanted.name)
@@ -332,12 +334,12 @@ def durability(source: Iterable[TopicSpec], target: Mapping[str, TopicSpec]) -> 
         if present.replication_factor < wanted.replication_factor:
             found.append(
                 f"topic {wanted.name} has {present.replication_factor} replicas on the target and {wanted.replication_factor} on"
-                " the source: reassign its partitions to more brokers"
+                " the source; reassign its partitions to more brokers"
             )
         ours, theirs = (int(spec.value(_MIN_INSYNC, "1")) for spec in (present, wanted))
         if ours < min(theirs, present.replication_factor):
             found.append(
-                f"topic {wanted.name} takes records that {ours} replicas have on the target, and {theirs} on the source: set"
+                f"topic {wanted.name} acknowledges records that {ours} replicas have on the target, and {theirs} on the source; set"
                 f" {_MIN_INSYNC}={min(theirs, present.replication_factor)} on the target"
             )
         if present.value(_UNCLEAN, "false") == "true":

@@ -76,7 +76,7 @@ from tolerant_client.mirror.state.map_topic import mapped_topics
 from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
-_LOOK_S = 1.0  # between two looks: what stands still for that long, stands
+_LOOK_S = 1.0  # between two looks: a log that does not grow for that long has no producer
 
 
 async def promote(
@@ -91,13 +91,13 @@ async def promote(
     is_dry_run: bool = False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> PromotionReport:
-    """Promotes a link whose source is there, once all of it is copied; `groups` are moved a last time.
+    """Promotes a link whose source is reachable, once everything is copied; moves `groups` a last time.
 
-    The producers on the source must have been stopped; the mirror still runs.  All that the link copies is promoted, as it
-    has written down; `topics` count where it has not, and those `of_file` say what is waited for.  `tell` gets that.  Where
-    something is in the way after `deadline_s`, nothing has been written.  Raises OptionError, for other `topics` too that are
-    not those of the link, and for partitions of the target without a leader; TolerantClientError where a cluster goes away
-    behind that; KafkaError.
+    The operator has stopped the producers on the source; the mirror still runs.  The link's control says which topics are
+    promoted; `topics` are used where it names none, and those `of_file` are the ones to wait for.  `tell` gets what it waits
+    for.  If something still blocks the promotion after `deadline_s`, nothing has been written.  Raises OptionError, also for
+    `topics` that are not the link's and for partitions of the target without a leader; TolerantClientError if it fails once the
+    promotion is written; KafkaError.
     """
     control = await control_to_promote(target, link, topics)
     if control.is_fenced:
@@ -106,7 +106,7 @@ async def promote(
     beside = await beside_file(source, target, control, link, topics if of_file else None)
     mapped = await mapped_topics(target, link, control, patience_ms=LEADERS_MS)
     partitions, lacking = await partitions_of_link(source, target, chosen, link, control, mapped)
-    # What the source has deleted is promoted, too, and nobody knows how much of it was left to copy.
+    # Topics that the source has deleted are promoted, too; nobody knows how much of them was not copied.
     gone = await only_on_target(source, target, chosen, link, control, mapped)
     matching = {*partitions, *lacking, *gone}
     of = await promoted_link(target, link, control, chosen, mapped, matching, topics if of_file else None)
@@ -122,17 +122,17 @@ async def promote(
     if groups is not None and not is_dry_run:
         for left in (await _move_groups(of, source, groups, of_links, is_dry_run=True)).left:
             if left.is_failure:
-                tell(f"left will be {left}")
-    if control.is_promoted:  # what was begun before has no way back
+                tell(f"will be left: {left}")
+    if control.is_promoted:  # an earlier run has begun the promotion: nothing blocks it any more
         found: list[str] = []
         rest = [p for p in lacking if p not in unmade]
-        warnings = [f"{named(rest)}: on the source alone, and so not promoted"] if rest else []
+        warnings = [f"{named(rest)}: only on the source, so not promoted"] if rest else []
         warnings += beside.not_begun
         there = [p for p in partitions if p not in on_target and p not in of_links]
         ends, differing = await look(source, target, link, there, of.is_translated), dict[TopicPartition, str]()
     else:
         ends, found, differing = await _wait(of, source, on_source, 0.0 if is_dry_run else deadline_s, tell)
-        found += [f"{text}; start the mirror with it, or take that out of the file" for text in beside.not_begun]
+        found += [f"{text}; start the mirror with it, or take it out of the file" for text in beside.not_begun]
         warnings = []
     alone = [p for p in _to_fence(control, on_target) if p not in of_links]
     ends = [*ends, *await look(None, target, link, alone, of.is_translated)]
@@ -140,9 +140,9 @@ async def promote(
         *beside.kept,
         *carried_warnings(of.carried, gone),
     ]
-    await losses_of(target, link)  # what may not be read is refused before anything is written
+    await losses_of(target, link)  # a ledger that we may not read is refused before anything is written
     fences: dict[TopicPartition, Fenced] = {}
-    partitions = sorted({*partitions, *(e.partition for e in ends)})  # a mirror that runs may have made more
+    partitions = sorted({*partitions, *(e.partition for e in ends)})  # a running mirror may have created more
     owners = of.owners(await read_control(target, link), partitions)
     warnings += gone_warnings(p for p in gone if p in owners.own)
     will_do = not is_dry_run and not found
@@ -176,7 +176,7 @@ async def promote(
 
 
 async def _of_source(of: PromotedLink, source: Cluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
-    """Those that the source has.  Raises OptionError where it does not let us describe one."""
+    """The partitions that the source has.  Raises OptionError if it does not let us describe one of their topics."""
     names = {p.topic for p in partitions if of.topics.has_source(p.topic)}
     there, refused = await visible_topics(source, sorted(names))
     for error in refused.values():
@@ -187,16 +187,21 @@ async def _of_source(of: PromotedLink, source: Cluster, partitions: Collection[T
 async def _wait(
     of: PromotedLink, source: Cluster, besides: list[TopicPartition], deadline_s: float, tell: Callable[[str], None]
 ) -> tuple[list[PartitionLag], list[str], dict[TopicPartition, str]]:
-    """Looks at least twice, until nothing is in the way, something is that no waiting cures, or the deadline: how far both
-    sides are then, what is in the way, and what differs of that which nothing waits for.
+    """Reads both clusters at least twice: until nothing blocks the promotion, a blocker does not go by waiting, or the deadline.
 
-    `besides` its topics, these partitions are looked at.  What is waited for is told when it changes.  Raises OptionError where the source has nothing of the link.
+    Returns the positions of both sides, what blocks the promotion, and the differences in partitions that it does not wait for.
+    Checks the partitions of the link's topics and those `besides`.  Tells what it waits for whenever that changes.  Raises
+    OptionError if the source has nothing of the link.
     """
     told = ""
-    moving: set[TopicPartition] = set()  # also what its mirror was started with, and the file has no more
+    moving: set[TopicPartition] = (
+        set()
+    )  # may be partitions that the file no longer names, if the mirror runs with an older file
     deadline = time.monotonic() + deadline_s
     options = link_options(of.name, of.target), link_options(of.name, of.target, source)
-    before: dict[TopicPartition, PartitionLag] | None = None  # no look yet; one that finds no partition is one, too
+    before: dict[TopicPartition, PartitionLag] | None = (
+        None  # None before the first look; a look that finds no partition is an empty dict
+    )
     while True:
         control = await read_control(of.target, of.name)
         partitions, lacking = await partitions_of_link(source, of.target, of.topics, of.name, control, of.mapped)
@@ -227,7 +232,7 @@ async def _wait(
 
 
 async def _look_again(of: PromotedLink, source: Cluster, ends: Iterable[PartitionLag]) -> list[PartitionLag]:
-    """The same partitions; those that the source does not have on the target alone."""
+    """Reads the same partitions again; on the target alone those that the source does not have."""
     known = list(ends)
     there = [e.partition for e in known if e.stable_end is not None]
     gone = [e.partition for e in known if e.stable_end is None]
@@ -238,25 +243,24 @@ async def _look_again(of: PromotedLink, source: Cluster, ends: Iterable[Partitio
 async def _move_groups(
     of: PromotedLink, source: Cluster, groups: TopicFilter, without: Collection[TopicPartition], *, is_dry_run: bool
 ) -> GroupsReport:
-    """A round of group offsets.  What no repeat cures is left: a link that is fenced is promoted, whatever its groups do."""
+    """Moves group offsets once.  An error that a repeat would not cure leaves all groups: it does not undo a promotion."""
     name = of.name if of.is_translated else None
     try:
         positions = await read_positions(source, of.target, of.topics, groups, link=name, leave_out=without)
         report = await sync_groups(of.target, positions, is_dry_run=is_dry_run)
-        return replace(
-            report, left=tuple(left for left in report.left if left.reason != "stopped")
-        )  # told as not promoted
+        # Those of partitions that are not promoted: the report names these partitions already.
+        return replace(report, left=tuple(left for left in report.left if left.reason != "stopped"))
     except ClusterUnreachableError:
         raise
     except Exception as error:
         text = text_of(error)
         why = (
-            f"none can be moved ({type(error).__name__}: {text}); set them on the target to where they stand on the source"
+            f"none can be moved ({type(error).__name__}: {text}); set them on the target to their positions on the source"
             " with kafka-consumer-groups.sh --reset-offsets"
         )
         return GroupsReport((), 0, (), (Left("all groups", "error", why),))
 
 
 def _to_fence(control: LinkControl, partitions: list[TopicPartition]) -> list[TopicPartition]:
-    """What is not fenced yet: of the others a failover has told where their copies end, and applications write there."""
+    """The partitions that are not fenced yet.  A failover fenced the others, and applications may write there by now."""
     return [p for p in partitions if p in control.unfenced] if control.unfenced else partitions

@@ -15,16 +15,16 @@ from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import some
 from tolerant_client.mirror.state.open_transactions import Held
 
-_SENTENCES = 5  # differences that are told one by one
+_SENTENCES = 5  # differences that have a sentence each
 
 
 def named(partitions: Iterable[TopicPartition]) -> str:
-    """The first of some partitions, and how many more there are."""
+    """Names the first few partitions and counts the others."""
     return some(f"{p.topic}-{p.partition}" for p in partitions)
 
 
 class Blocker(NamedTuple):
-    """Why a link cannot be promoted now; one that `lasts` no waiting cures."""
+    """Why a link cannot be promoted now; waiting does not remove one that `lasts`."""
 
     text: str
     lasts: bool = False
@@ -41,8 +41,8 @@ def blockers(
 ) -> list[Blocker]:
     """Why a link cannot be promoted now; pure.
 
-    `before` is an earlier look, `compared` what the logs themselves say, and None where they were not compared, `held` whose
-    transactions are open.  `of_target` and `of_both` are what commands take to mean the link (link_options).
+    `before` is what an earlier look saw, `compared` the comparison of the logs or None if there was none, `held` the open
+    transactions.  `of_target` and `of_both` are the options that name the link in commands (link_options).
     """
     known = list(ends)
     differing, unread, refused, open_there = compared or Comparison({})
@@ -81,30 +81,30 @@ def blockers(
 
 
 def lacking_texts(lacking: Iterable[TopicPartition], control: LinkControl) -> list[str]:
-    """What is to be said of partitions that the target has not: what the link had begun to copy was deleted there.  Pure."""
+    """Sentences about partitions that the target lacks; if the link had begun to copy one, it was deleted there.  Pure."""
     known = list(lacking)
     deleted = [p for p in known if p in control.begun or p in control.copied]
     unmade = [p for p in known if p not in deleted]
     texts = []
     if deleted:
         texts.append(
-            f"{named(deleted)}: not on the target any more; start the mirror again, which makes them there and fills them"
+            f"{named(deleted)}: not on the target any more; start the mirror again, which creates and fills them"
         )
     if unmade:
-        texts.append(f"{named(unmade)}: not on the target yet; let the mirror run until it has made them there")
+        texts.append(f"{named(unmade)}: not on the target yet; let the mirror run until it has created them")
     return texts
 
 
 def copied_besides(ends: Iterable[PartitionLag]) -> list[Blocker]:
-    """What is to be said of partitions that a mirror copies, and its file does not name (any more).  Pure."""
+    """A blocker for partitions that a mirror still copies though the file does not name them (any more).  Pure."""
     if not (late := [e.partition for e in ends if e.copyable]):
         return []
     text = f"a mirror still copies {named(late)}, which the file does not name (any more)"
-    return [Blocker(f"{text}: start it again with this file, and then this, or let it come to the end")]
+    return [Blocker(f"{text}: restart it with this file, then run this again; or wait until it has copied them")]
 
 
 def not_to_be_fenced(leaderless: Mapping[TopicPartition, str]) -> str:
-    """What is to be said of partitions that nothing can be written to now, and why.  Pure."""
+    """A sentence about partitions that cannot be written to now, and why.  Pure."""
     partition, why = next(iter(leaderless.items()))
     return (
         f"{named(leaderless)} cannot be fenced, so a process of the link may still write there"

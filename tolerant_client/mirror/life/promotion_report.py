@@ -20,7 +20,7 @@ from tolerant_client.mirror.state.health import by_reason, few, names
 
 @dataclass(frozen=True)
 class PromotedPartition:
-    """Where the copy of a partition ends, None where nobody knows; `lag` are the source's committed offsets that are not on the target."""
+    """Where the copy of a partition ends, None if unknown; `lag` counts the source's committed offsets that the target lacks."""
 
     topic: str
     partition: int
@@ -34,7 +34,7 @@ class PromotedPartition:
 
 @dataclass(frozen=True)
 class GroupPlace:
-    """Where a group stands on the target; `left_to_read` offsets of the copy lie before it."""
+    """The committed offset of a group on the target; `left_to_read` offsets of the copy follow it."""
 
     group: str
     topic: str
@@ -45,10 +45,10 @@ class GroupPlace:
 
 @dataclass(frozen=True)
 class PromotionReport:
-    """What promotion or failover has done, or would do; `is_done` once nothing of the link can write any more.
+    """What promotion or failover has done, or would do; `is_done` once no process of the link can write any more.
 
-    `is_begun`: nothing of it can write to `partitions` any more, but to those that the blockers name.  `damaged` says what
-    the target has lost of what was copied, `not_promoted` what was asked for and is not the link's, one sentence each.
+    `is_begun`: no process of it can write to `partitions` any more, except to those that the blockers name.  `damaged` says
+    which copied data the target has lost, `not_promoted` what was asked for and is not the link's, one sentence each.
     """
 
     action: str
@@ -67,7 +67,7 @@ class PromotionReport:
 
     @property
     def exit_code(self) -> int:
-        """0 where all is well, 3 where an operator has to look."""
+        """0 if all is well, 3 if an operator has to check the report."""
         are_groups_left = self.groups is not None and (
             bool(self.groups.behind) or any(left.is_failure for left in self.groups.left)
         )
@@ -83,14 +83,14 @@ class PromotionReport:
 
 
 def promoted_before(action: str, link: str, is_dry_run: bool) -> PromotionReport:
-    """Of a link that is fenced: nothing is left to do."""
+    """The report for a link that is fenced already: nothing is left to do."""
     return PromotionReport(
         action, link, is_dry_run, True, (), warnings=(f"link {link} was promoted before; nothing was done",)
     )
 
 
 def groups_json(report: GroupsReport) -> dict[str, Any]:
-    """A round of group offsets, without the metadata that groups keep beside theirs."""
+    """One round of moved group offsets as JSON, without the groups' commit metadata."""
 
     def place(position: Any) -> dict[str, Any]:
         return {
@@ -109,11 +109,11 @@ def groups_json(report: GroupsReport) -> dict[str, Any]:
 
 
 def gone_warnings(gone: Iterable[TopicPartition]) -> list[str]:
-    """Partitions of the link whose topic the source does not have."""
+    """A warning about partitions of the link that the source does not have."""
     if not (known := sorted(gone)):
         return []
     return [
-        f"the source has no such topic, or partition of it (any more): {names(known)}; the link writes it, so what the target has is promoted and"
+        f"the source has no such topic, or partition of it (any more): {names(known)}; the link writes it, so the target's copy is promoted and"
         " fenced, too, and how much of it was not copied is unknown"
     ]
 
@@ -121,38 +121,39 @@ def gone_warnings(gone: Iterable[TopicPartition]) -> list[str]:
 def unmade_texts(
     unmade: Mapping[TopicPartition, str], made: Collection[TopicPartition], left: Collection[TopicPartition]
 ) -> list[str]:
-    """Partitions that only the source had, and why the link did not make them; not what it has `made` by now, nor what belongs
-    to topics of which others are `left`, and told.
+    """Partitions that only the source had, and why the link did not create them.
+
+    Leaves out those that it has `made` by now, and those of topics that are named already as `left`.
     """
     told = {p.topic for p in left}
     reasons = by_reason({p: why for p, why in unmade.items() if p.topic not in told and p not in made})
-    return [f"{names(of)}: on the source alone, and so not promoted: {why}" for why, of in reasons.items()]
+    return [f"{names(of)}: only on the source, so not promoted: {why}" for why, of in reasons.items()]
 
 
 def carried_warnings(carried: Carried, gone: Collection[TopicPartition] = ()) -> list[str]:
-    """What of the link was found in the logs, and was not written down; and of what that is not known.
+    """Partitions whose logs have records of the link though the control does not name them; and those where that is unknown.
 
-    `gone` are partitions that were written down, and the source does not have.
+    `gone` are partitions that the control names and the source does not have.
     """
     found = []
     if unwritten := sorted(carried.partitions - frozenset(gone)):
         found.append(
             f"{names(unwritten)} carry records of the link, though they are not among the topics that its mirror"
-            " has written down last: they belong to what is promoted and fenced, too"
+            " wrote in the control last: they are promoted and fenced, too"
         )
     return found + few(
-        f"unknown is whether {names(members)} carry records of the link, and they are not fenced: {why}"
+        f"whether {names(members)} carry records of the link is unknown, so they are not fenced: {why}"
         for why, members in by_reason(carried.unknown).items()
     )
 
 
 def failover_warnings(partitions: Iterable[PromotedPartition]) -> tuple[str, ...]:
-    """What cannot be known while the source is gone."""
+    """What nobody can know while the source is gone."""
     times = [p.last_copied_ms for p in partitions if p.last_copied_ms is not None]
     newest = f"; the newest record that was copied is of {_text_of(max(times))}" if times else ""
     return (
-        f"what the source had beyond the offsets above is not known{newest}; when the source is back, tolerant-kafka failback names the records that only it has",
-        "transactions that were open on the source when it went are not on the target, none of their records",
+        f"what the source had after the offsets above is unknown{newest}; when the source is back, tolerant-kafka failback names the records that only it has",
+        "transactions that were open on the source when it was lost are not on the target: none of their records was copied",
     )
 
 

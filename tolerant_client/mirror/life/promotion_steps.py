@@ -47,7 +47,7 @@ async def control_to_promote(target: Cluster, link: str, topics: LinkTopics | No
         await require_not_forgotten(target, link, control)
     if control.is_handed_back:
         raise OptionError(
-            f"Link {link} was handed back to MirrorMaker 2 and writes nothing: stop MirrorMaker 2, and the target is yours"
+            f"Link {link} was handed back to MirrorMaker 2 and writes nothing: stop MirrorMaker 2, then applications may write to the target"
         )
     return control
 

@@ -1,4 +1,4 @@
-"""What promotion and failover read of the target of a link, for their reports."""
+"""What promotion and failover read from the target of a link, for their reports."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 @dataclass(frozen=True)
 class PromotedLink:
-    """What is promoted; `of_file` are the topics of a file that its mirror runs with, where one is given."""
+    """The link that is promoted; `of_file` are the topics of its file, if one is given."""
 
     name: str
     target: Cluster
     topics: LinkTopics
     is_translated: bool
-    lost_map: str | None  # why nobody knows any more what was copied with translated offsets
-    carried: Carried = Carried()  # besides its topics
+    lost_map: str | None  # why the offset map no longer says what was copied
+    carried: Carried = Carried()  # partitions outside its topics that have its records
     mapped: MappedTopics = NO_MAP
     evidence: Evidence = Evidence()
     of_file: LinkTopics | None = None
 
     def owners(self, control: LinkControl, partitions: Collection[TopicPartition]) -> Owners:
-        """Whose partitions are, of its topics or carried besides, as its control says it now."""
+        """Who owns these partitions, by what the link's control says now."""
         return find_owners(control, partitions, self.evidence, is_translated=self.is_translated)
 
     def waits_for(self, topic: str) -> bool:
-        """Whether all of a topic of the target is to be copied: heartbeats never end, and what a file has no more is not named for it."""
+        """Whether a promotion waits for a topic: not for heartbeats, which never end, nor for one that the file does not name."""
         return not is_heartbeats(self.topics, topic) and (self.of_file is None or self.of_file.writes(topic))
 
 
@@ -56,7 +56,7 @@ async def still_copied(
     before: Mapping[TopicPartition, PartitionLag],
     ends: Iterable[PartitionLag],
 ) -> set[TopicPartition]:
-    """What a mirror that was started with a former file still copies: it grew since a look before, by the link's records."""
+    """Partitions outside the file that gained records of the link since `before`: a mirror with an older file copies them."""
     moved = [
         (e.partition, e.position - 1)
         for e in ends
@@ -64,7 +64,7 @@ async def still_copied(
     ]
     unsaid = {p: last for p, last in moved if not of.waits_for(p.topic)}
     if of.is_translated:
-        return set(unsaid)  # the map, which is the link's, says how far it came
+        return set(unsaid)  # their positions are from the map, which only the link writes
     headers = await read_headers(of.target, unsaid)
     return {p for p, header in headers.items() if header.producer_id in control.producer_ids}
 
@@ -72,7 +72,7 @@ async def still_copied(
 async def group_places(
     of: PromotedLink, groups: TopicFilter, copied: Mapping[TopicPartition, int]
 ) -> tuple[tuple[GroupPlace, ...], tuple[str, ...]]:
-    """Where the groups stand on the target, and a sentence for each that cannot be said of."""
+    """The positions of groups on the target, and a sentence for each group whose position is unknown."""
     try:
         listed, failures = await list_groups(of.target)
         consumers = [g.name for g in listed.values() if g.is_of_consumers and not g.name.startswith(OWN_GROUPS)]
@@ -80,8 +80,8 @@ async def group_places(
         committed, unread = await fetch_offsets(of.target, names) if names else ({}, {})
     except ClusterUnreachableError:
         raise
-    except Exception as error:  # a link that is fenced is promoted, whatever its groups do
-        return (), (f"where groups stand on the target is not known: {type(error).__name__}: {error}",)
+    except Exception as error:  # groups do not undo a promotion
+        return (), (f"the positions of groups on the target are unknown: {type(error).__name__}: {error}",)
     ends = await of.target.list_offsets(dict.fromkeys(copied, LATEST)) if of.is_translated else copied
     places = [
         GroupPlace(name, place.topic, place.partition, offset.offset, max(0, ends[place] - offset.offset))
@@ -91,13 +91,14 @@ async def group_places(
     ]
     missing = {**{f"groups of {name}": error for name, error in failures.items()}, **unread}
     return tuple(places), tuple(
-        f"where {name} stands on the target is not known: {error}" for name, error in missing.items()
+        f"the position of {name} on the target is unknown: {error}" for name, error in missing.items()
     )
 
 
 async def promoted_partitions(
     of: PromotedLink, ends: Iterable[PartitionLag], fences: Mapping[TopicPartition, Fenced]
 ) -> tuple[PromotedPartition, ...]:
+    """The rows of the report, with the timestamp of the last copied record of each partition and its fence."""
     known = list(ends)
     copied = positions_of(known)
     asked = {} if of.is_translated else {p: position - 1 for p, position in copied.items() if position}
@@ -125,10 +126,10 @@ async def promoted_partitions(
 
 
 def map_damage(of: PromotedLink) -> tuple[str, ...]:
-    """That the map is lost, and what of a fence that leaves out."""
+    """A sentence that the map is lost, and what was not fenced for that reason."""
     if of.lost_map is None:
         return ()
-    text = "Topics that it alone named are not fenced: a process of the link may still write there"
+    text = "Topics that only the map named are not fenced: a process of the link may still write there"
     return (f"{of.lost_map}. {text}",)
 
 
@@ -137,6 +138,6 @@ async def losses_of(target: Cluster, link: str) -> tuple[LedgerRow, ...]:
         rows = await read_ledger(target)
     except Errors.TopicAuthorizationFailedError as error:
         raise OptionError(
-            f"What link {link} has lost may not be read: grant us Read and Describe on topic {LEDGER_TOPIC} of the target"
+            f"We may not read what link {link} has lost: grant us Read and Describe on topic {LEDGER_TOPIC} of the target"
         ) from error
     return tuple(row for row in rows if row.link == link)

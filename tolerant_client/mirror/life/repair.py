@@ -1,9 +1,9 @@
-"""A link's control that cannot be read, since something else has written under its key: made readable again.
+"""Repairs a link's control that cannot be read because something else has written under its key.
 
 Laws:
-- The record before it is written once more where it is still there; nothing is forgotten then.  Where it is gone (the topic
-  was compacted since), or a newer version wrote the one that we cannot read, something is forgotten, and only when asked.
-- Nothing is written while a mirror of the link runs, or may: it goes on under what it has read.
+- If the record before it is still there, it is written once more, and nothing is forgotten.  If it is gone (the topic was
+  compacted meanwhile), or if a newer version wrote the unreadable one, something is forgotten, which takes the operator's consent.
+- Nothing is written while a mirror of the link runs, or may run: it obeys the record that it has read.
 - Records of other links are not touched.
 """
 
@@ -30,23 +30,23 @@ from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.records.record_batch import Record
 
 _EVERYTHING = (
-    "whether the link was promoted or handed back, what was paused and at which rate it copied; which source and topics it"
-    " has, and their ids; its producer ids; which logs it began, adopted or copied, and how far. Its next start is that of a"
-    " new link, which takes logs of the target for its own only where they are alike the source's. If it may have been"
-    " promoted, start it no more: tolerant-kafka failback copies back"
+    "whether the link was promoted or handed back, what was paused and its rate limit; its source and topics, and their ids;"
+    " its producer ids; which logs it began, adopted or copied, and how far. It will start as a new link, which takes logs of"
+    " the target as its own only if they are the same as the source's. If it may have been promoted, do not start it:"
+    " tolerant-kafka failback copies back"
 )
 _OF_A_NEWER = (
-    "what a newer tolerant-client has written down of the link since the record before it, a promotion among it; install that"
-    " version instead, if there is one"
+    "what a newer tolerant-client has written about the link since the record before, maybe a promotion; install that version"
+    " instead, if there is one"
 )
 
 
 @dataclass(frozen=True)
 class RepairReport:
-    """What was found under a link's key: `unreadable` says why its record cannot be read, None where it can.
+    """What was found under a link's key: `unreadable` says why its record cannot be read, None if it can.
 
-    `is_restored`: the record before it counts again; else nothing is known of the link.  `forgotten` is what is lost by that,
-    "" for nothing.  `is_done`: it is so now, or was before.
+    `is_restored`: the record before it counts again; else nothing is known of the link.  `forgotten` says what the repair loses,
+    "" for nothing.  `is_done`: the control can be read now.
     """
 
     link: str
@@ -65,16 +65,15 @@ class RepairReport:
 
 
 def former_of(link: str, records: Iterable[Record]) -> LinkControl | None:
-    """What the newest record of a link said that can be read; None where there is none.  Pure."""
+    """The control from the newest readable record of a link; None if there is none.  Pure."""
     found = newest_of(link, [record for record in records if record.value is None or why_unreadable(record) is None])
     return None if found is None else decode_control(found.value or b"")
 
 
 async def repair(target: Cluster, link: str, *, forgets: bool = False, is_dry_run: bool = False) -> RepairReport:
-    """Makes the control of a link readable again; what that forgets only if it `forgets`.
+    """Makes the control of a link readable again; if that loses something, only if it `forgets`.
 
-    Raises OptionError where nothing was ever written down of the link, and where a mirror of it runs or that is unknown;
-    KafkaError.
+    Raises OptionError if the control has no record of the link, and if a mirror of it runs or that is unknown; KafkaError.
     """
     records = await read_records(target)
     newest = newest_of(link, records)
@@ -89,7 +88,7 @@ async def repair(target: Cluster, link: str, *, forgets: bool = False, is_dry_ru
     await _require_no_mirror(target, link)
     value = None if former is None else encode_control(former, int(time.time() * 1000), newest.offset + 1)
     await write_record(control_topic(target), link, value)
-    await read_control(target, link)  # whoever wrote before may have written again: then it says so
+    await read_control(target, link)  # raises if it is unreadable again: the stranger may have written once more
     return RepairReport(link, why, former is not None, forgotten, False, True)
 
 
@@ -103,6 +102,6 @@ async def _require_no_mirror(target: Cluster, link: str) -> None:
     for run in mirrors:
         if run.is_alive:
             raise OptionError(
-                f"A mirror of link {link} runs on {run.host} (process {run.pid}): stop it, then run again tolerant-kafka repair"
+                f"A mirror of link {link} runs on {run.host} (process {run.pid}): stop it, then run tolerant-kafka repair"
                 f" {link_options(link, target)}"
             )

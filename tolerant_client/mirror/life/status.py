@@ -1,10 +1,10 @@
-"""How a link is doing, seen from both clusters, its control, its ledger and the claims log; its processes are not asked.
+"""The status of a link, from both clusters, its control, its ledger and the claims log; nothing asks its processes.
 
 How it is measured:
-- lag in offsets, seconds and bytes: as lens.py sees it, in a sum None where a part of it is not known.  What comes after the
-  last stable offset waits for open transactions, and is told beside it, with their names.
-- whether it moves: two looks, a little apart.
-- whether a mirror runs, and what it says of partitions that stand still: mirrors.py.
+- lag in offsets, seconds and bytes: by lens.py; a sum is None if a part of it is unknown.  Offsets after the last stable offset
+  wait for open transactions, and are reported separately, with the transactions.
+- whether it moves: by two looks, _LOOK_S apart.
+- whether a mirror runs, and why it says that partitions wait: by mirrors.py.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ _LOOK_S = 2.0
 
 @dataclass(frozen=True)
 class TopicStatus:
-    """A topic by its name on the target; offsets are sums over its partitions, as are bytes; seconds are the worst's.
+    """A topic by its name on the target; offsets and bytes are sums over its partitions, seconds the highest of them.
 
-    `lag_s` and `lag_bytes` are None where they are not known.  `unknown` are partitions with a broker that does not tell,
-    or whose topic the source does not have: they are in no sum.
+    `lag_s` and `lag_bytes` are None if they are unknown.  `unknown` are partitions whose broker does not respond, or whose topic
+    the source does not have: they are in no sum.
     """
 
     topic: str
@@ -81,7 +81,7 @@ class TopicStatus:
     lag: int
     lag_s: float | None
     lag_bytes: int | None
-    open_offsets: int  # of the lag, what comes after the first record of transactions that are open on the source
+    open_offsets: int  # the part of the lag after the start of open transactions
     paused: tuple[int, ...] = ()  # partitions
     lost: int = 0  # offsets in the ledger
     unknown: tuple[int, ...] = ()  # partitions
@@ -89,7 +89,7 @@ class TopicStatus:
 
 @dataclass(frozen=True)
 class LinkStatus:
-    """A link at `time_ms`; `reasons` say why it is not just healthy, the worst first (health.py)."""
+    """A link at `time_ms`; `reasons` say what is not healthy, the worst first (health.py)."""
 
     link: str
     time_ms: int
@@ -102,12 +102,12 @@ class LinkStatus:
     losses: tuple[LedgerRow, ...] = ()
     open_transactions: tuple[Held, ...] = ()
     is_handed_back: bool = False
-    mirrors: tuple[Run, ...] = ()  # that were seen in the last hour, the newest at the end
-    notes: tuple[str, ...] = ()  # what a promotion will do that may surprise
+    mirrors: tuple[Run, ...] = ()  # seen in the last hour, the newest last
+    notes: tuple[str, ...] = ()  # what a promotion would also take
 
     @property
     def health(self) -> Health:
-        """What is wrong; else what holds."""
+        """The worst reason; without one, whether the link is handed back, promoted or healthy."""
         if self.reasons:
             return worst(self.reasons)
         if self.is_handed_back:
@@ -116,7 +116,7 @@ class LinkStatus:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What an operator has to look at, one sentence each."""
+        """What an operator has to check, one sentence each."""
         return tuple(reason.text for reason in self.reasons if reason.health.code)
 
     @property
@@ -139,12 +139,10 @@ class LinkStatus:
 async def read_status(
     source: Cluster, target: Cluster, link: str, topics: LinkTopics | None = None, *, of_file: bool = False
 ) -> LinkStatus:
-    """The status of a link; `topics` are what it has written down of itself where they are not given.
+    """The status of a link; without `topics` its control says which it has.
 
-    What it has besides topics `of_file` is noted.
-
-    A broker that does not respond holds it up for some seconds, and its partitions are told as unknown.
-    Raises OptionError where nobody says what it copies, and KafkaError.
+    Notes what the link has besides topics `of_file`.  A broker that does not respond delays it by some seconds, and its
+    partitions are reported as unknown.  Raises OptionError if nothing says what the link copies, and KafkaError.
     """
     claims, looked = await look_at_claims(target), time.monotonic()
     control = await read_control(target, link)
@@ -154,7 +152,7 @@ async def read_status(
     mapped = await mapped_topics(target, link, control, within_s=BOUND_S)
     view = await see_topics(source, target, chosen, control, mapped)
     if not (view.on_source or view.hidden or view.gone and not control.is_over):
-        select_topics(chosen, await source.partitions())  # says what is wrong with them
+        select_topics(chosen, await source.partitions())  # raises the reason why no topic matches
     wanted = [TopicPartition(t, n) for t, numbers in sorted(view.on_source.items()) for n in numbers]
     present = [p for p in wanted if p.partition in view.on_target.get(p.topic, ())]
     missing = sorted(set(wanted) - set(present))
@@ -229,7 +227,7 @@ async def read_status(
 
 
 async def _with_age_and_size(source: Cluster, seen: list[PartitionLag]) -> list[PartitionLag]:
-    """With the ages of what is not copied, and what it takes, as far as the source tells."""
+    """Adds the age of the oldest record that is not copied, and the size of an offset, as far as the source says."""
     behind = {e.partition: e for e in seen if e.lag_offsets}
     if not behind:
         return seen
@@ -247,7 +245,7 @@ async def _with_age_and_size(source: Cluster, seen: list[PartitionLag]) -> list[
 
 
 def missing_reasons(missing: Collection[TopicPartition], control: LinkControl) -> list[Reason]:
-    """Of partitions that the source has and the target has not: those that the link had copied were deleted there.  Pure."""
+    """Reasons for partitions that the target lacks; those that the link had begun to copy were deleted there.  Pure."""
     deleted = sorted(p for p in missing if p in control.begun or p in control.copied)
     unmade = sorted(set(missing).difference(deleted))
     reasons = []
@@ -255,7 +253,7 @@ def missing_reasons(missing: Collection[TopicPartition], control: LinkControl) -
         reasons.append(Reason(Health.WAITING, f"{names_of(deleted)}: {DELETED_ON_TARGET}"))
     if unmade:
         number = f"{len(unmade)} partition{'s are' if len(unmade) > 1 else ' is'} not"
-        text = f"{names_of(unmade)}: not on the target yet ({number}): no mirror has made it"
+        text = f"{names_of(unmade)}: not on the target yet ({number}): no mirror has created it"
         reasons.append(Reason(Health.WAITING, text))
     return reasons
 
@@ -263,7 +261,7 @@ def missing_reasons(missing: Collection[TopicPartition], control: LinkControl) -
 async def read_rows(
     target: Cluster, ledger: Ledger
 ) -> tuple[Mapping[TopicPartition, Iterable[LedgerRow]] | None, list[Reason]]:
-    """What the ledger says of a link; None, and why, where it cannot be read now, or may not be."""
+    """The link's rows of the ledger; None and a reason if it cannot be read now, or we may not read it."""
     why = "could not be read in time"
     try:
         if (rows := await within_bound(target, ledger.rows)) is not None:
@@ -274,26 +272,26 @@ async def read_rows(
 
 
 def moved_per_s(first: Iterable[PartitionLag], second: Iterable[PartitionLag], seconds: float) -> float:
-    """How fast partitions that were seen twice were copied, offsets a second.  Pure."""
+    """Copied offsets per second, over the partitions that were seen twice.  Pure."""
     before = positions_of(first)
     return sum(position - before[p] for p, position in positions_of(second).items() if p in before) / seconds
 
 
 def held_spans(first: Iterable[PartitionLag], second: Iterable[PartitionLag]) -> dict[TopicPartition, tuple[int, int]]:
-    """What open transactions held back in both looks, at the same last stable offset.  Pure."""
+    """The offsets that open transactions held back in both looks, at the same last stable offset.  Pure."""
     before = open_spans(first)
     return {p: span for p, span in open_spans(second).items() if p in before and before[p][0] == span[0]}
 
 
 def _unseen_reasons(unseen: Mapping[TopicPartition, str]) -> list[Reason]:
-    texts = few(f"unknown is how far {names_of(of)} are: {why}" for why, of in by_reason(unseen).items())
+    texts = few(f"how far {names_of(of)} are is unknown: {why}" for why, of in by_reason(unseen).items())
     return [Reason(Health.UNKNOWN, text) for text in texts]
 
 
 def uncompared_reasons(compared: Comparison | None) -> list[Reason]:
-    """Of a link that has logs to compare, what was not; None: all of it took too long.  Pure."""
+    """Reasons for logs that were not compared; None: the whole comparison took too long.  Pure."""
     if compared is None:
-        text = "whether both logs are alike is unknown: they, or the ledger, could not be read in time"
+        text = "whether both logs are the same is unknown: they, or the ledger, could not be read in time"
         return [Reason(Health.UNKNOWN, text)]
     untold = {**compared.refused, **compared.opened}
     texts = few(f"{names_of(of)} could not be compared: {why}" for why, of in by_reason(untold).items())
@@ -305,7 +303,7 @@ def uncompared_reasons(compared: Comparison | None) -> list[Reason]:
 def still(
     first: Iterable[PartitionLag], second: Iterable[PartitionLag], control: LinkControl, seconds: float
 ) -> list[Reason]:
-    """What stands still though there is something that can be copied; pure."""
+    """A reason if partitions do not move though they have offsets that can be copied; pure."""
     before = {e.partition: e for e in first if e.copyable}
     found = [
         e

@@ -1,13 +1,13 @@
-"""Taking a link over from MirrorMaker 2: it goes on where MirrorMaker 2 has stopped, on the same target topics.
+"""Take-over: a link resumes copying where MirrorMaker 2 has stopped, on the same target topics.
 
-MirrorMaker 2 notes its positions now and then (mm2_positions.py), so the exact position is looked for in the logs: where the
-target's last records are on the source.
+MirrorMaker 2 commits its positions only now and then (mm2_positions.py), so we find the exact position in the logs: the source
+offset of the target's last records.
 Laws:
 - Nothing is written while MirrorMaker 2 runs.
-- Nothing is guessed: a position that the logs do not show is said to be unknown.  Logs are identical where records show it,
-  or where MirrorMaker 2 has noted the very offset at which the target's log ends; an equal number alone shows nothing.
-- Of several positions that the logs allow the lowest one counts: rather a record twice than one lost.
-- What is written is one record, the control's: killed before it, nothing was done; run again, the same is found.
+- Nothing is guessed: a position that the logs do not show is reported as unknown.  Logs are identical if records prove it, or if
+  MirrorMaker 2's position is the very offset at which the target's log ends; equal end offsets alone prove nothing.
+- If the logs allow several positions, the lowest one counts: a record may be copied twice, but none is lost.
+- The only write is one record of the control: if killed before it, take-over has done nothing; another run finds the same.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import Record
 
-# Records of the target's end that are looked for in one piece; fewer where MirrorMaker 2 repeated some.
+# How many of the target's last records we search for as one sequence; fewer if MirrorMaker 2 repeated some.
 _TAILS = (64, 8, 1)
-_PIECE = 20_000  # source offsets that are looked through at once
-_MOST = 2_000_000  # source offsets that are looked through in all
+_PIECE = 20_000  # source offsets that are searched at once
+_MOST = 2_000_000  # source offsets that are searched in all
 _COPIES_ALREADY = (
-    "copies into this target already; nothing is to be taken over. Where MirrorMaker 2 has copied since, run tolerant-kafka"
-    " hand-back before"
+    "copies into this target already, so there is nothing to take over. If MirrorMaker 2 has copied since, run tolerant-kafka"
+    " hand-back first"
 )
 
 
 class Bounds(NamedTuple):
-    """The two logs of a partition; `target_stable` and `source_stable` are where their committed parts end."""
+    """The two logs of a partition; `target_stable` and `source_stable` are their last stable offsets."""
 
     source_start: int
     source_end: int
@@ -55,12 +55,11 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True)
 class TakenPartition:
-    """A partition as MirrorMaker 2 has left it; offsets are the source's where nothing else is said.
+    """A partition as MirrorMaker 2 has left it; offsets are the source's, except `target_end`.
 
-    `committed` is where MirrorMaker 2 has written down that it goes on (-1: nowhere), `position` what the logs show
-    (-1: they do not), `target_end` the end of the target's log.  `is_identical`: the target's log is the beginning of
-    the source's, offset by offset; `is_open`: transactions are open there; `is_undecided`: what was copied of the source
-    belongs to one that is open.
+    `committed` is MirrorMaker 2's own position (-1: none), `position` the one that the logs show (-1: none), `target_end` the end
+    of the target's log.  `is_identical`: the target's log is the beginning of the source's, offset by offset; `is_open`: it has
+    open transactions; `is_undecided`: it has records of transactions that are still open on the source.
     """
 
     topic: str
@@ -75,7 +74,7 @@ class TakenPartition:
 
 @dataclass(frozen=True)
 class TakeoverReport:
-    """What was found, and whether the link can go on so (`is_done`: it is prepared for that)."""
+    """What was found; `is_done`: the link is prepared to resume there."""
 
     link: str
     offsets: str
@@ -93,9 +92,9 @@ class TakeoverReport:
 
 
 def last_match(source: Sequence[Record], tail: Sequence[Record]) -> int | None:
-    """The offset behind the place where `tail`, the target's last records, lies in `source` in one piece.
+    """The offset after the sequence `tail`, the target's last records, in `source`.
 
-    Both ascend.  The lowest one where there are several; None where there is none.  Pure.
+    Both ascend.  The lowest such offset if there are several; None if there is none.  Pure.
     """
     wanted = [record[1:] for record in tail]
     found = [record[1:] for record in source]
@@ -110,7 +109,7 @@ async def read_bounds(
 ) -> dict[TopicPartition, Bounds]:
     """Where both logs of each partition start and end."""
     wanted = list(partitions)
-    # The target first: what it has by then, the source had before.
+    # The target first: the source had everything that the target has by then.
     target_start = await target.list_offsets(dict.fromkeys(wanted, EARLIEST))
     target_stable = await target.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
     target_end = await target.list_offsets(dict.fromkeys(wanted, LATEST))
@@ -134,7 +133,7 @@ async def is_contradicted(source: Cluster, target: Cluster, partition: TopicPart
 async def is_identical(
     source: Cluster, target: Cluster, partition: TopicPartition, bounds: Bounds, committed: int
 ) -> bool:
-    """Whether the target's log is the beginning of the source's: something must show it, not only nothing contradict it."""
+    """Whether the target's log is the beginning of the source's: that must be proved, not only be without contradiction."""
     if bounds.target_end == 0:
         return True
     if await is_contradicted(source, target, partition, bounds):
@@ -151,10 +150,10 @@ async def is_identical(
 async def find_position(
     source: Cluster, target: Cluster, partition: TopicPartition, bounds: Bounds, committed: int
 ) -> int:
-    """The source offset behind the last record that the target has; -1 where the logs do not show it.
+    """The source offset after the last record that the target has; -1 if the logs do not show it.
 
-    `committed` (-1: unknown) is at most that much.  Where the target has no records any more it is all that is known;
-    where it never had one, copying begins at the source's first.
+    `committed` (-1: unknown) is a lower bound.  If the target has no records any more, it is all that is known; if it never had
+    one, copying begins at the source's first offset.
     """
     if bounds.target_end == 0:
         return bounds.source_start
@@ -185,7 +184,7 @@ async def _find(
     source: Cluster, partition: TopicPartition, source_start: int, tail: Sequence[Record], committed: int
 ) -> int | None:
     until = (await source.list_offsets({partition: LATEST}, isolation_level=READ_COMMITTED))[partition]
-    # The broker names the first offset with this time or a later one: no record of this time lies before.
+    # The broker returns the first offset with this timestamp or a later one: no record of this time is before it.
     at = (await source.list_offsets({partition: min(record.timestamp for record in tail)}))[partition]
     at = max(at, source_start) if at >= 0 else source_start
     last = min(until, max(at, committed) + _MOST)
@@ -200,7 +199,7 @@ async def _find(
 
 
 def copies_already(control: LinkControl, rows: Mapping[TopicPartition, MapRow]) -> bool:
-    """Whether a link with translated offsets has copied behind where it began: it would take its copies for another's.
+    """Whether a link with translated offsets has copied after its start: it would take its own copies for MirrorMaker 2's.
 
     `rows` are the newest of its map.  Pure.
     """
@@ -208,41 +207,41 @@ def copies_already(control: LinkControl, rows: Mapping[TopicPartition, MapRow]) 
 
 
 def to_adopt(partitions: Iterable[TakenPartition]) -> dict[TopicPartition, int]:
-    """What is written down of logs that have something; empty ones are copied as those of any other link.  Pure."""
+    """The positions to write to the control, without empty logs: these are copied like any other link's.  Pure."""
     return {TopicPartition(p.topic, p.partition): p.position for p in partitions if p.position and p.target_end}
 
 
 def blockers(partitions: Sequence[TakenPartition], offsets: str) -> tuple[str, ...]:
-    """Why the link cannot go on behind MirrorMaker 2; pure."""
+    """Why the link cannot resume where MirrorMaker 2 stopped; pure."""
     if offsets == "identical":
         found = []
         if others := [p for p in partitions if not p.is_identical]:
             names = sorted({p.topic for p in others})
             found.append(
                 f"{len(others)} partitions of {len(names)} topics do not have the source's offsets on the target, or have"
-                f" nothing left that shows it ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}): set"
+                f" no records left that show it ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}): set"
                 " tolerant.offsets = translated for the flow, leave these topics to a flow of their own that has it, or delete"
-                " them on the target to have them copied anew"
+                " them on the target to have them copied again"
             )
         if opened := [p for p in partitions if p.is_open]:
             found.append(
                 f"transactions are open on the target, {opened[0].topic}-{opened[0].partition} ({len(opened)} partitions):"
-                " wait until its coordinator has ended them, then look again"
+                " wait until its coordinator has ended them, then run this again"
             )
         if undecided := [p for p in partitions if p.is_undecided]:
             found.append(
                 f"MirrorMaker 2 has copied records of transactions that are open on the source, {undecided[0].topic}-"
-                f"{undecided[0].partition} ({len(undecided)} partitions): whether they are committed nobody knows yet; wait until"
-                " they have ended, then look again"
+                f"{undecided[0].partition} ({len(undecided)} partitions): whether they will commit is not known yet; wait until"
+                " they have ended, then run this again"
             )
         return tuple(found)
     unknown = [p for p in partitions if p.position < 0]
     if unknown:
         first = unknown[0]
         return (
-            f"the last records of {first.topic}-{first.partition} ({len(unknown)} partitions) are not found on the source:"
-            " somebody else has written there, or one side has deleted them; leave these topics out, or delete them on the"
-            " target to have them copied anew",
+            f"the last records of {first.topic}-{first.partition} ({len(unknown)} partitions) were not found on the"
+            " source: somebody else has written to the target, or one side has deleted them; leave these topics out, or delete"
+            " them on the target to have them copied again",
         )
     return ()
 
@@ -257,11 +256,11 @@ async def take_over(
     offsets: str = "identical",
     is_dry_run: bool = False,
 ) -> TakeoverReport:
-    """Prepares a link to go on where MirrorMaker 2, which must have been stopped, has left its target topics.
+    """Prepares a link to resume where MirrorMaker 2, which must have been stopped, has left its target topics.
 
-    With identical offsets what is there is adopted; with translated ones copying begins at the exact position, also where
-    the link had copied before, and was handed back.  Where something is in the way nothing is written.
-    Raises OptionError for a link that copies already, or would run in a circle, and KafkaError.
+    With identical offsets the link adopts the target's logs; with translated ones copying begins at the exact position, also if
+    the link had copied before and was handed back.  If something blocks it, nothing is written.
+    Raises OptionError for a link that copies already, or would copy in a circle, and KafkaError.
     """
     await source.connect()
     await target.require_record_batches()
@@ -283,7 +282,7 @@ async def take_over(
         told = known.get(TopicPartition(source.wire_topic(p.topic), p.partition))
         committed = -1 if told is None else told.offset
         is_same = await is_identical(source, target, p, bounds, committed)
-        # What our own link had copied before is there, too.
+        # Our own link may have copied more before it was handed back.
         least = max(committed, rows[p].position if p in rows else -1)
         position = bounds.target_end if is_same else await find_position(source, target, p, bounds, least)
         is_open = bounds.target_stable < bounds.target_end

@@ -1,4 +1,4 @@
-"""One holder of claims: what it wants, what it may write, and what it has to say next (claims.py has the laws).  Pure."""
+"""One holder of claims: what it wants, what it may write, and which record it appends next (claims.py has the laws).  Pure."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class _Sent(NamedTuple):
 
 
 class Claimant:
-    """One holder: what it wants, what it may write, and what it has to say next.  `now` is its own monotonic seconds.
+    """One holder: what it wants, what it may write, and which record it appends next.  `now` is its own monotonic seconds.
 
-    Whoever owns it appends `record` whenever one `is_due`, one at a time, and reads it every record of the log in order.
+    Its owner appends `record` whenever one `is_due`, one at a time, and passes every record of the log to `read`, in order.
     """
 
     def __init__(self, holder: Holder) -> None:
@@ -44,15 +44,18 @@ class Claimant:
         self._sequence = 0
         self._is_ended = False
         self._sent: dict[int, _Sent] = {}
-        self._said: tuple[Names, Names] | None = (NO_NAMES, NO_NAMES)  # named and asked for; None: to be said anew
+        self._said: tuple[Names, Names] | None = (
+            NO_NAMES,
+            NO_NAMES,
+        )  # names and asks of the newest record; None: to be sent again
         self._renew_at = float("-inf")
 
     def want(self, names: Iterable[TopicPartition]) -> None:
-        """Claims these, now or as soon as they are free."""
+        """Claims these partitions, now or as soon as they are free."""
         self._wanted.update(names)
 
     def leave(self, names: Iterable[TopicPartition]) -> None:
-        """Gives claims back; the caller appends nothing to them any more, and nothing is in flight."""
+        """Releases claims; the caller appends nothing to them any more and has nothing in flight."""
         self._wanted.difference_update(names)
         self._held = self._held & self._wanted
 
@@ -61,28 +64,28 @@ class Claimant:
         return self.is_read_up(now) and name in self._held
 
     def is_read_up(self, now: float) -> bool:
-        """Whether it has read the log up to a record that it sent within its lease: who counts there counted just now."""
+        """Whether it has read the log up to a record that it sent within its lease, so that what the log says is recent."""
         return now < self._until
 
     def term(self, name: TopicPartition, now: float) -> int | None:
-        """The term under which it may append to a partition now; None where it may not (laws E and H)."""
+        """The term in which it may append to a partition now; None if it may not (laws E and H)."""
         return self._terms.get(name) if self.holds(name, now) else None
 
     def has_lapsed(self, now: float) -> bool:
-        """Whether what it held is over, and nobody has drawn the consequence (`lapse`)."""
+        """Whether its lease is over and `lapse` was not called since."""
         return bool(self._held) and now >= self._until
 
     def lapse(self) -> None:
-        """Holds nothing until a record is granted something again."""
+        """Holds nothing until the log grants it something again."""
         self._held = NO_NAMES
 
     def not_said(self) -> None:
-        """Takes it that the newest record may not have arrived: it is said anew."""
+        """The newest record may not have arrived: it is due again."""
         self._said = None
 
     @property
     def is_said(self) -> bool:
-        """Whether the log has nothing of it that it does not want any more."""
+        """Whether the log names nothing of it any more, and it wants nothing."""
         return not self._wanted and self._said == (NO_NAMES, NO_NAMES)
 
     @property
@@ -91,32 +94,32 @@ class Claimant:
 
     @property
     def asked(self) -> Names:
-        """What it holds and another process of its run asks for; all of it once the run has ended."""
+        """The partitions it holds that another process of its run asks for; all of them once the run has ended."""
         return self._held if self.is_run_over else self._held & self.log.asks_of(self.holder)
 
     @property
     def is_run_over(self) -> bool:
-        """Whether it copies for a mirror that has said that it ends (law I)."""
+        """Whether it copies for a mirror that has announced its end (law I)."""
         return self.holder.role == COPIER and self.log.has_ended(self.holder.run)
 
     @property
     def blocked(self) -> dict[TopicPartition, Claim]:
-        """What it wants and the claims of others keep it from."""
+        """The partitions that it wants and does not hold, with the claims of others that block them."""
         return self.log.blocking(self.holder.id, self._wanted - self._held)
 
     def is_due(self, now: float) -> bool:
-        """Whether it has something to say."""
+        """Whether a record is to be appended."""
         if self._said is None:
             return True
         return self._to_say() != self._said or bool(self._wanted) and now >= self._renew_at
 
     def end(self) -> None:
-        """Says that its run is over, and wants nothing any more."""
+        """Wants nothing any more; the next record announces that the run is over."""
         self.leave(set(self._wanted))
         self._is_ended, self._said = True, None
 
     def record(self, now: float) -> ClaimsRecord:
-        """What it says now; to be appended at once."""
+        """The next record; the caller appends it at once."""
         self._said = names, asks = self._to_say()
         self._sequence += 1
         self._sent[self._sequence] = _Sent(now, names)
@@ -135,7 +138,7 @@ class Claimant:
         )
 
     def _to_say(self) -> tuple[Names, Names]:
-        """What it names, and what it asks for."""
+        """The partitions that the next record names, and those that it asks for."""
         missing = self._wanted - self._held
         if not missing or self.is_run_over:
             return self._held, NO_NAMES
@@ -144,7 +147,7 @@ class Claimant:
         return self._held | (missing - blocked.keys()), asks
 
     def read(self, record: ClaimsRecord, append_ms: int, offset: int) -> None:
-        """Takes the next record of the log, whoever wrote it."""
+        """Takes the next record of the log, of whatever holder."""
         granted = self.log.read(record, append_ms, offset)
         if granted is None or record.holder.id != self.holder.id:
             return
@@ -152,16 +155,16 @@ class Claimant:
         if sent is None:
             return
         for sequence in [s for s in self._sent if s < record.sequence]:
-            del self._sent[sequence]  # law F: it says nothing any more
+            del self._sent[sequence]  # law F: it has no effect any more
         self._held, self._terms = granted & self._wanted, self.log.terms_of(self.holder)
         for later in self._sent.values():
             self._held &= later.names
         self._until = sent.at + (LEASE_MS - MARGIN_MS) / 1000
         if granted != record.names:
-            self._said = None  # what was denied is not named any longer than it takes to say so
+            self._said = None  # send a record without the denied names soon
 
     def start_anew(self) -> None:
-        """Forgets what the log said: it was made anew, or cut; nothing is held until it was read again."""
+        """Forgets the log, which was created again or truncated; it holds nothing until the log was read again."""
         self.log = ClaimsLog()
         self._held = NO_NAMES
         self._sent.clear()

@@ -1,4 +1,4 @@
-"""Who may write which partition of a target: a fold over the claims log, the same for every reader.  Pure.
+"""Which mirror may write which partition of a target: a fold over the claims log, the same for every reader.  Pure.
 
 Topic `tolerant-mirror-claims` on the target, one partition, LogAppendTime.  A record's key is its holder (one process that
 copies, or the mirror that started it), its value JSON, complete in itself:
@@ -8,34 +8,33 @@ copies, or the mirror that started it), its value JSON, complete in itself:
      "waiting": {"orders-3": ["the target's broker ...", 1763775003000]}, "blocked": ["orders-3"], "waiting_count": 1,
      "is_end": false}
 
-Ranges of partitions include both ends.  A record names all that its holder holds and takes; what it does not name it
-releases.  Of what waits `blocked` needs a person; a version before it does not say.
+Ranges of partitions include both ends.  A record names every partition that its holder keeps or takes; it releases all others.
+`blocked` are the waiting partitions that need a person; earlier versions did not write it.
 
 Laws:
-A. A partition has one writer at every moment, as the claims log says: whoever holds no claim appends nothing.  One that is
-   claimed with identical offsets has no other claimant of any kind; links with translated offsets may share one, of which
-   each claims its own part (`claimed_part`).
-B. Of what it names a record is granted what the holder's record before was granted, and what conflicts with nothing that
-   another holder's newest record names.  A holder counts until somebody has measured LEASE_MS of silence; then it holds
-   nothing.
-C. Silence is measured by whoever writes to the log: `read` is how far it had read when it sent a record, and `clock_ms` its
-   own clock then.  Where two records of one process lie LEASE_MS apart, each holder whose newest record lies before what the
-   first one had read was silent for as long, whatever the clocks of brokers say, and of all other machines.
-D. Every reader that begins where the log does finds the same.  The log keeps an hour, and one that begins in its midst
-   agrees with the others after some LEASE_MS: what was denied is soon named no longer.  Of a log that was cut, or that
-   nobody wrote to for an hour, less may be left: where nobody has measured the silence of what is gone, its reader takes
-   nothing for LEASE_MS, since whoever wrote it may hold its claims, and be frozen, for as long.
-E. A holder appends until LEASE_MS - MARGIN_MS of its own clock have passed since it *sent* its newest record that it has
-   read in the log, and only to what that record was granted and every record that it has sent since names, too.  So it
-   has stopped before anybody can have measured its silence, unless one clock runs by a quarter faster than the other.
-F. `sequence` grows with each record of a holder: what comes a second time, or late, says nothing.
-G. What another process of the same run holds is asked for; that process stops writing it, settles what is in flight, and
-   releases it.  What another run holds is waited for.
-H. A term begins when a partition that its holder did not hold is granted to it, and lasts as long as it is granted without
-   a break: what was read of the target's log in one term says nothing in the next, another may have written in between.
-I. A run ends when its mirror says so: each copier of it then releases what it holds, and takes nothing more.
-J. Another run lives where it has renewed a claim between two looks at the log's end, never because the log says so of the
-   past: a reader is at the end once it has read what it sent itself within its lease.
+A. A partition has one writer at every moment, as the claims log says: a process without a claim appends nothing.  A partition
+   that is claimed with identical offsets has no other claimant of any kind; links with translated offsets may share one, of
+   which each claims its own part (`claimed_part`).
+B. A record is granted those of its names that the holder's record before was granted, and those that conflict with no name in
+   another holder's newest record.  A holder counts until somebody has measured LEASE_MS of silence; then it holds nothing.
+C. The writers of the log measure silence: `read` is how far a process had read when it sent a record, and `clock_ms` its own
+   clock then.  If two records of one process are LEASE_MS apart, every holder whose newest record is before what the first of
+   the two had read was silent for that long, whatever the clocks of brokers and of other machines say.
+D. Every reader that begins at the log's start gets the same result.  The log keeps an hour; a reader that begins in the middle
+   agrees with the others after about LEASE_MS, since holders soon stop naming what was denied.  A log that was truncated, or
+   that nobody wrote to for an hour, may have lost records of holders whose silence nobody has measured: its reader takes
+   nothing for LEASE_MS, since such a holder may keep its claims that long while it is frozen.
+E. A holder appends until LEASE_MS - MARGIN_MS of its own clock have passed since it *sent* the newest of its records that it
+   has read in the log, and only to partitions that this record was granted and that every record sent since also names.  So it
+   stops before anybody can have measured its silence, unless one clock runs a quarter faster than the other.
+F. `sequence` grows with each record of a holder: a record that comes a second time, or late, has no effect.
+G. A process asks for partitions that another process of the same run holds; that process stops writing them, settles what is in
+   flight, and releases them.  For partitions of another run it waits.
+H. A term begins when a partition is granted to a holder that did not hold it, and lasts as long as it is granted without a break.
+   What was read of the target's log in one term is invalid in the next: another holder may have written in between.
+I. A run ends when its mirror says so: each of its copiers then releases what it holds, and takes nothing more.
+J. Another run is alive if it has renewed a claim between two looks at the log's end, never because of what the log says of the
+   past: a reader is at the end once it has read a record that it sent itself within its lease.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ from tolerant_client.state_json import MOST_INDEX, Moment, Whole, decoded, named
 
 CLAIMS_TOPIC = f"{OWN_TOPICS}claims"
 LEASE_MS = 10_000
-MARGIN_MS = 2_000  # for what another's clock runs faster than a holder's, and for what a check is older than its append
+MARGIN_MS = 2_000  # for another clock that runs faster than the holder's, and for the time from a check to its append
 RENEW_MS = 2_500
-# The partition that a run's mirror claims of each of its topics, so that one of two starts has them all.
+# The mirror of a run claims this partition of each of its topics, so that one of two starts has them all.
 WHOLE_TOPIC = -1
 MIRROR, COPIER = "mirror", "copier"
 
@@ -84,7 +83,7 @@ class Holder:
 
 
 class Waiting(NamedTuple):
-    """Why a partition stands still, and since when (ms since 1970); with `is_blocked` until a person has done something."""
+    """Why a partition waits, and since when (ms since 1970); if `is_blocked`, until a person has done something."""
 
     reason: str
     since_ms: int
@@ -93,9 +92,9 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True)
 class ClaimsRecord:
-    """What a holder says: all that it claims from now on, and what it waits for.
+    """One record of a holder: all that it claims from now on, and what waits.
 
-    `clock_ms` and `read` are those of law C; 0 measures nothing.  `waiting` are partitions that stand still; as it is read,
+    `clock_ms` and `read` are those of law C; 0 measures nothing.  `waiting` are partitions that wait; in a record that was read,
     the first ones of `waiting_count`.
     """
 
@@ -111,7 +110,7 @@ class ClaimsRecord:
 
 
 class Claim(NamedTuple):
-    """What a holder names, and where in the log it last said so, and when by the clock of the log's leader."""
+    """A name that a holder claims, with the offset of its newest record and that record's time by the log's leader."""
 
     name: TopicPartition
     holder: Holder
@@ -121,9 +120,9 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One mirror, as its processes were seen lately; `seen_ms` by the clock of the claims log's leader.
+    """One mirror, as its processes were seen lately; `seen_ms` is by the clock of the claims log's leader.
 
-    `is_alive`: a process of it has said something between two looks of the same reader, whatever the clocks say.
+    `is_alive`: a process of it has appended a record between two looks of the same reader, whatever the clocks say.
     """
 
     link: str
@@ -133,13 +132,13 @@ class Run:
     since_ms: int
     seen_ms: int
     is_alive: bool
-    is_ended: bool = False  # it has said so itself
+    is_ended: bool = False  # it has announced its end itself
     waiting: Mapping[TopicPartition, Waiting] = field(default_factory=dict)
     waiting_count: int = 0
 
 
 def claimed_part(partition: TopicPartition, link: str) -> TopicPartition:
-    """What a link with translated offsets claims: others like it may write to the partition, but not this link's part of it.
+    """The name that a link with translated offsets claims: other such links may write to the partition, each with its own part.
 
     No topic has a colon in its name.
     """
@@ -147,7 +146,7 @@ def claimed_part(partition: TopicPartition, link: str) -> TopicPartition:
 
 
 def whole_of(name: TopicPartition) -> TopicPartition:
-    """The partition of the target that something is claimed of: itself, or that of claimed_part."""
+    """The partition of the target that a claimed name belongs to: itself, or that of claimed_part."""
     return TopicPartition(name.topic.partition(":")[0], name.partition)
 
 
@@ -181,7 +180,7 @@ class _Document(msgspec.Struct):
 
 def encode_claims(record: ClaimsRecord) -> bytes:
     """The value of a record."""
-    # What needs a person before what cures itself, the oldest first.
+    # Partitions that need a person come first, then the oldest ones.
     shown = sorted(record.waiting.items(), key=lambda item: (not item[1].is_blocked, item[1].since_ms, item[0]))[
         :WAITING_SHOWN
     ]
@@ -199,7 +198,7 @@ def encode_claims(record: ClaimsRecord) -> bytes:
 
 
 def decode_claims(key: bytes | None, value: bytes | None) -> ClaimsRecord | None:
-    """What a record says; None for one that is none of ours, or of a newer version."""
+    """The record with this key and value; None if it is not ours, or of a newer version."""
     try:
         found = decoded(value, _Document)
         if found.version > _VERSION:
@@ -254,7 +253,7 @@ class _Step(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """The newest record of a holder, what it was granted, each under its term (law H), and its steps of the last lease."""
+    """The newest record of a holder, its granted names with their terms (law H), and its steps of the last lease."""
 
     record: ClaimsRecord
     offset: int
@@ -264,17 +263,17 @@ class _Seen(NamedTuple):
 
 
 class ClaimsLog:
-    """What the claims log says up to the last record that was read; records in the order of their offsets."""
+    """The state of the claims log after the last record that was read; records are read in the order of their offsets."""
 
     def __init__(self) -> None:
-        self.end = 0  # behind the last record
-        self.silent_before = 0  # whoever has said nothing from this offset on counts no more (law C)
+        self.end = 0  # the offset after the last record
+        self.silent_before = 0  # a holder without a record from this offset on no longer counts (law C)
         self._seen: dict[str, _Seen] = {}
 
     def read(self, record: ClaimsRecord, append_ms: int, offset: int) -> Names | None:
-        """Takes the next record, with its LogAppendTime and its offset; what it is granted.
+        """Takes the next record, with its LogAppendTime and its offset; returns the names that it is granted.
 
-        None for a record that says nothing (law F).
+        None for a record without effect (law F).
         """
         self.end = offset + 1
         seen = self._seen.get(record.holder.id)
@@ -294,9 +293,9 @@ class ClaimsLog:
         return frozenset(terms)
 
     def _measure(self, steps: deque[_Step], step: _Step) -> None:
-        """Law C: adds a step of a process to those before it, of which one lies a lease back at most."""
+        """Law C: adds a step of a process; of those a lease back or older, only the newest is kept."""
         if steps and step.clock_ms < steps[-1].clock_ms:
-            steps.clear()  # that is no clock
+            steps.clear()  # the clock went back: it measures nothing
         elif steps and step.clock_ms == steps[-1].clock_ms:
             steps.pop()
         steps.append(step)
@@ -306,7 +305,7 @@ class ClaimsLog:
             self.silent_before = max(self.silent_before, steps[0].read)
 
     def terms_of(self, holder: Holder) -> Mapping[TopicPartition, int]:
-        """What a holder was granted last, each under its term."""
+        """The names that a holder was granted last, with their terms."""
         seen = self._seen.get(holder.id)
         return {} if seen is None else seen.terms
 
@@ -314,7 +313,7 @@ class ClaimsLog:
         return seen.offset >= self.silent_before
 
     def others(self, holder_id: str) -> dict[TopicPartition, Claim]:
-        """What holders but this one name, and who that is."""
+        """The claims of all other holders, by name."""
         return {
             name: Claim(name, seen.record.holder, seen.append_ms, seen.offset)
             for other, seen in self._seen.items()
@@ -323,7 +322,7 @@ class ClaimsLog:
         }
 
     def blocking(self, holder_id: str, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, Claim]:
-        """What of `wanted` this holder cannot have, and for which claim of another one (law A)."""
+        """Those of `wanted` that this holder cannot have, with the claims of others that block them (law A)."""
         wanted = list(wanted)
         others = self.others(holder_id) if wanted else {}
         parts = {whole: claim for name, claim in others.items() if (whole := whole_of(name)) != name}
@@ -336,7 +335,7 @@ class ClaimsLog:
         return found
 
     def asks_of(self, holder: Holder) -> Names:
-        """What other processes of a holder's run ask for."""
+        """The names that other processes of a holder's run ask for."""
         asks = [
             seen.record.asks
             for other, seen in self._seen.items()
@@ -345,20 +344,20 @@ class ClaimsLog:
         return frozenset().union(*asks)
 
     def has_ended(self, run: str) -> bool:
-        """Whether the mirror of a run has said that it ends."""
+        """Whether the mirror of a run has announced its end."""
         mirrors = [
             seen for seen in self._seen.values() if (seen.record.holder.run, seen.record.holder.role) == (run, MIRROR)
         ]
         return bool(mirrors) and max(mirrors, key=lambda seen: seen.offset).record.is_end
 
     def names_of_run(self, holder: Holder) -> Names:
-        """What other processes of a holder's run name."""
+        """The names that other processes of a holder's run claim."""
         return frozenset(name for name, claim in self.others(holder.id).items() if claim.holder.run == holder.run)
 
     def runs(self, before: ClaimsLog) -> list[Run]:
         """The mirrors that were seen in the last hour, the one that was seen last at the end.
 
-        Alive are those that have said something since `before`, an earlier look.
+        Those that have appended a record since `before`, an earlier look, are alive.
         """
         by_run: dict[str, list[_Seen]] = {}
         for seen in sorted(self._seen.values(), key=lambda seen: seen.offset):
@@ -368,13 +367,13 @@ class ClaimsLog:
         return [_run(members, renewed) for members in by_age]
 
     def _said_since(self, before: ClaimsLog) -> frozenset[str]:
-        """Holders whose newest record an earlier look had not seen."""
+        """The holders with a record that an earlier look had not seen."""
         known = {holder_id: seen.record.sequence for holder_id, seen in before._seen.items()}
         return frozenset(h for h, seen in self._seen.items() if h not in known or seen.record.sequence > known[h])
 
 
 def _slept(before: ClaimsRecord, now: ClaimsRecord) -> bool:
-    """Whether a holder was silent for a lease by its own clock: its term is over, though nobody else may have noticed."""
+    """Whether a holder was silent for a lease by its own clock: its term is over, even if nobody else has noticed."""
     return now.clock_ms - before.clock_ms >= LEASE_MS
 
 
@@ -396,7 +395,7 @@ def _run(members: list[_Seen], renewed: frozenset[str]) -> Run:
         bool(alive) and not is_ended,
         is_ended,
         waiting,
-        # The mirror says again what its copiers do.
+        # The mirror repeats what its copiers report.
         max(
             sum(seen.record.waiting_count for seen in alive if seen.record.holder.role == role)
             for role in (MIRROR, COPIER)
@@ -405,7 +404,7 @@ def _run(members: list[_Seen], renewed: frozenset[str]) -> Run:
 
 
 def _waiting(members: Iterable[_Seen]) -> dict[TopicPartition, Waiting]:
-    """What stands still, by all who speak of it: what needs a person comes first, then what the mirror says of its copiers."""
+    """The waiting partitions of all members; for one that several report, a blocked reason counts most, then the mirror's."""
     said = [
         (why.is_blocked, seen.record.holder.role == MIRROR, p, why)
         for seen in members

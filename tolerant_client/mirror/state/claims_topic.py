@@ -1,4 +1,4 @@
-"""The claims log on the target: who looks at it, and a process that claims there what it writes (claims.py says how)."""
+"""The claims log on the target: reads it, and claims in it what this process writes (claims.py has the laws)."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from tolerant_client.records.record_sets import iter_record_sets
 _TICK_S = 0.25
 _POLL_MS = 500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
-_PATIENCE_S = 60.0  # with a claims log that cannot be used
-# That a start waits: whoever lives has renewed its claim by then, and is named as such.
+_PATIENCE_S = 60.0  # how long a start waits for a claims log that cannot be used
+# A start reports after this time that it waits: a holder that is alive has renewed its claim by then.
 _TOLD_AFTER_S = 1.5 * RENEW_MS / 1000
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _CONFIG = {
@@ -56,9 +56,9 @@ def claims_topic(cluster: Cluster) -> StateTopic:
 
 
 async def read_claims(target: Cluster) -> ClaimsLog:
-    """What the claims log of a target says now; empty where no mirror ever claimed anything.
+    """The claims log of a target as it is now; empty if no mirror ever claimed anything.
 
-    Raises KafkaError, TopicAuthorizationFailedError among them.
+    Raises KafkaError, also TopicAuthorizationFailedError.
     """
     log = ClaimsLog()
     topic = claims_topic(target)
@@ -70,7 +70,7 @@ async def read_claims(target: Cluster) -> ClaimsLog:
 
 
 class Follower:
-    """Reads the claims log in its order and hands every record to `log` once."""
+    """Reads the claims log in order and passes every record to `log` once."""
 
     def __init__(self, topic: StateTopic, log: ClaimsLog | Claimant) -> None:
         self.position = -1  # the next offset to be read
@@ -79,16 +79,16 @@ class Follower:
         self._log = log
 
     async def read_to_end(self) -> None:
-        """Reads what is there now; raises KafkaError."""
+        """Reads up to the present end; raises KafkaError."""
         end = await self._topic.end()
         while self.position < end:
             if not await self.follow(0) and self.position < end:
-                await self._topic.cluster.net.sleep(0.005)  # the high watermark is to come
+                await self._topic.cluster.net.sleep(0.005)  # the high watermark has not reached the end yet
 
     async def follow(self, max_wait_ms: int) -> bool:
-        """Reads what is new, and waits for it so long at most; whether there was something.
+        """Reads new records, and waits for them up to `max_wait_ms`; returns whether there were any.
 
-        Raises OffsetOutOfRangeError where the log was made anew or cut: the caller begins anew.
+        Raises OffsetOutOfRangeError if the log was created again or truncated: the caller starts again.
         """
         if self.position < 0:
             self.position = self.log_start = await self._topic.start()
@@ -97,8 +97,8 @@ class Follower:
         for header, batch in iter_record_sets(part.records, from_offset=self.position):
             if not header.has_log_append_time:
                 raise OptionError(
-                    f"{CLAIMS_TOPIC} has records with times of their writers, so it cannot say when a claim was renewed:"
-                    " delete that topic, the mirror makes it as it has to be"
+                    f"{CLAIMS_TOPIC} has records with their writers' timestamps (CreateTime), so it does not show when a claim was renewed:"
+                    " delete that topic; the mirror creates it with LogAppendTime"
                 )
             for record in [] if header.is_control else decode_records(batch):
                 found = decode_claims(record.key, record.value) if record.offset >= self.position else None
@@ -109,10 +109,10 @@ class Follower:
 
 
 class Claims:
-    """One holder at work: claims what is wanted, renews that, and says when it is over; on the event loop of `target`.
+    """One holder at work: claims what is wanted, renews it, and announces its end; on the event loop of `target`.
 
-    It has connections of its own: a renewal does not wait behind what is copied.  Nothing goes out to `target` after the
-    lease is over: what waits on its connections is dropped then.  `on_change` is called when something was granted, asked
+    It has its own connections, so that a renewal does not wait behind copied batches.  Nothing is sent to `target` after the lease
+    is over: its connections are dropped then, with what waits on them.  `on_change` is called when a claim was granted, asked
     for or lost.  `spawn` runs a coroutine beside the caller.
     """
 
@@ -121,36 +121,36 @@ class Claims:
     ) -> None:
         self.claimant = Claimant(holder)
         self.problem = ""  # why nothing can be claimed now
-        self._is_forbidden = False  # and no waiting cures it
+        self._is_forbidden = False  # and waiting does not change that
         self._guarded = target
         self._apart: Cluster | None = None
         self._spawn = spawn
         self._on_change = on_change
         self._is_running = False
-        self._is_current = False  # all was read that was there when the claims began
+        self._is_current = False  # the log was read up to its end when the claims began
         self._is_following = False
         self._is_ending = False
-        self._ends_by = float("inf")  # what ends is waited for until then
+        self._ends_by = float("inf")  # until then `end` waits
         self._reader: Follower | None = None
         self._wakeup = WakeupNotifier(target.net)
-        self._own_offset = -1  # of what it said last
+        self._own_offset = -1  # of its newest record
         self._quiet_until = float("-inf")
-        # Of holders that block us: the offset of what they had said when we saw them.
+        # For each holder that blocks us: the offset of its newest record when we first saw it.
         self._first_seen: dict[str, int] = {}
         target.guard(self._may_send)
 
     def want(self, partitions: Iterable[TopicPartition]) -> None:
-        """Claims these for as long as they are wanted."""
+        """Claims these partitions until `leave`."""
         self.claimant.want(partitions)
         self._run()
 
     def leave(self, partitions: Iterable[TopicPartition]) -> None:
-        """Releases what is not written any more and has nothing in flight."""
+        """Releases partitions; the caller writes nothing to them any more and has nothing in flight."""
         self.claimant.leave(partitions)
         self._run()
 
     def holds(self, partition: TopicPartition) -> bool:
-        """Whether it may be appended to now; to be asked at the last moment before."""
+        """Whether this process may append to the partition now; ask right before the append."""
         return self.claimant.holds(partition, boot_s())
 
     def term(self, partition: TopicPartition) -> int | None:
@@ -158,9 +158,9 @@ class Claims:
         return self.claimant.term(partition, boot_s())
 
     def rivals(self) -> dict[TopicPartition, Claim]:
-        """What is wanted and another run has: those holders that have renewed it since we saw them first.
+        """Wanted partitions that another run holds, if that holder has renewed its claim since we first saw it.
 
-        Nobody before the log was read up to what we have said of late: a renewal before that may be long over.
+        Empty until we have read the log up to a recent record of our own: an earlier renewal may be long past.
         """
         if not (self._is_current and self.claimant.is_read_up(boot_s())):
             self._first_seen = {}
@@ -173,12 +173,12 @@ class Claims:
         return {p: claim for p, claim in blocked.items() if claim.offset > self._first_seen[claim.holder.id]}
 
     async def take(self, names: Collection[TopicPartition], tell: Callable[[str], None]) -> None:
-        """Claims all of these, waiting for holders that are gone, which is told once.
+        """Claims all of these; waits until the claims of dead holders end, which it tells once.
 
-        Raises TargetClaimedError where one lives, and RecoveryExhaustedError where the claims log cannot be used.
+        Raises TargetClaimedError if a holder is alive, and RecoveryExhaustedError if the claims log cannot be used.
         """
         self.want(names)
-        self._first_seen = {}  # at a former try
+        self._first_seen = {}  # of an earlier try
         started, is_told = boot_s(), False
         while not all(self.holds(name) for name in names):
             waited_s = boot_s() - started
@@ -192,15 +192,15 @@ class Claims:
                 is_told = True
                 claim = min(blocked.items())[1]
                 tell(
-                    f"waiting for {claim.holder}, which claimed the target last at {utc(claim.renewed_ms)}: its claim ends"
-                    f" once it was silent for {LEASE_MS // 1000} s of our clock, unless it still runs"
+                    f"waiting for {claim.holder}, which last renewed its claim at {utc(claim.renewed_ms)}: the claim ends"
+                    f" after {LEASE_MS // 1000} s of silence by our clock, unless that mirror still runs"
                 )
             await self._guarded.net.sleep(0.01)
 
     async def end(self, timeout_s: float = 4.0) -> None:
-        """Says that the run is over, and waits until its other processes have released what they hold, or are gone.
+        """Announces that the run is over, and waits until its other processes have released what they hold, or are gone.
 
-        They have something to write down before (LinkCopier); several calls wait `timeout_s` in all.
+        They write to the control before that (LinkCopier); several calls wait `timeout_s` in all.
         """
         if not self._is_running:
             return
@@ -215,7 +215,7 @@ class Claims:
         self._is_ending = False
 
     async def released(self, timeout_s: float = 4.0) -> None:
-        """Waits until nothing is claimed any more, where nothing is wanted, or the run is over; no longer than `timeout_s`."""
+        """If nothing is wanted, or the run is over, waits up to `timeout_s` until nothing is claimed any more."""
         claimant, deadline = self.claimant, boot_s() + timeout_s
         while self._is_running and not claimant.is_said and boot_s() < deadline:
             if claimant.wanted and not claimant.is_run_over:
@@ -232,7 +232,7 @@ class Claims:
                 self._spawn(self._follow)
 
     async def _say(self) -> None:
-        """Appends what the claimant has to say, when it has."""
+        """Appends the claimant's records whenever one is due."""
         claimant, pause_s = self.claimant, _FIRST_PAUSE_S
         try:
             while not claimant.is_said or self._is_ending:
@@ -250,7 +250,7 @@ class Claims:
                     continue
                 self.problem, pause_s, self._own_offset = "", _FIRST_PAUSE_S, offset
                 if read_before > offset:
-                    self._start_anew()  # what was read before is not in the log any more
+                    self._start_anew()  # the log was created again: it no longer has what we had read
         finally:
             self._is_running = False
 
@@ -267,14 +267,14 @@ class Claims:
             if not self._is_current:
                 await claims_topic(self._target).ensure()
                 await self._follower.read_to_end()
-                if self._follower.log_start > self.claimant.log.silent_before:  # law D: deleted, or idle
+                if self._follower.log_start > self.claimant.log.silent_before:  # law D: truncated, or idle for an hour
                     self._quiet_until = boot_s() + LEASE_MS / 1000
                 self._is_current = True
                 self._wakeup.notify()
             else:
                 is_more = await self._follower.follow(_POLL_MS)
                 if self._follower.log_start > self._own_offset >= 0:
-                    raise Errors.OffsetOutOfRangeError("what it has said last was deleted")
+                    raise Errors.OffsetOutOfRangeError("our newest record was deleted")
                 if not is_more:
                     self._see_to_lapse()
                     return
@@ -284,7 +284,7 @@ class Claims:
             await self._trouble(error, _LONGEST_PAUSE_S)
             return
         except Errors.UnknownTopicOrPartitionError as error:
-            self._is_current = False  # it was deleted, and is made anew
+            self._is_current = False  # it was deleted, and will be created again
             await self._trouble(error, _FIRST_PAUSE_S)
             return
         except Errors.KafkaError as error:
@@ -320,7 +320,7 @@ class Claims:
         self._see_to_lapse()
 
     def _see_to_lapse(self) -> None:
-        """Law E: what could still go out, or is on its way, belongs to a lease that is over."""
+        """Law E: once the lease is over, drops the connections with all that is queued or in flight."""
         if self.claimant.has_lapsed(boot_s()):
             self.claimant.lapse()
             self._guarded.drop_connections("the claim on the target's partitions was not renewed in time")
@@ -339,26 +339,26 @@ class Claims:
 
 
 def boot_s() -> float:
-    """Seconds of a clock that goes on while the machine is suspended, where there is one."""
+    """Seconds of a clock that also runs while the machine is suspended, if the system has one."""
     return time.clock_gettime(_BOOT_CLOCK)
 
 
 def claimed_by(partition: TopicPartition, claim: Claim) -> TargetClaimedError:
-    """The error of whoever finds a partition, or a whole topic, claimed by another mirror that lives."""
+    """The error for a partition, or a whole topic, that another mirror which is alive has claimed."""
     topic, index = whole_of(partition)
     name = f"Topic {topic}" if index == WHOLE_TOPIC else f"Partition {topic}-{index}"
     since, renewed = (utc(ms) for ms in (claim.holder.since_ms, claim.renewed_ms))
-    how, why = "", "has one writer only"
+    how, why = "", "has only one writer"
     if claim.name != partition:
         how = f" with {'identical' if claim.name == whole_of(partition) else 'translated'} offsets"
-        why = "what is written with identical offsets is written by nobody else"
+        why = "a partition with identical offsets has no other writer"
     return TargetClaimedError(
-        f"{name} of the target is written by {claim.holder}{how}, since {since}, claimed last at {renewed}, and {why}."
+        f"{name} of the target is written by {claim.holder}{how}, since {since}, last claimed at {renewed}, and {why}."
         " Stop that mirror, or leave the topic out of one of the two"
     )
 
 
 def new_holder(link: str, run: str = "", role: str = COPIER) -> Holder:
-    """This process as a holder; a run of its own where none is given."""
+    """This process as a holder; with its own run if none is given."""
     own = uuid.uuid4().hex
     return Holder(own, link, run or own, socket.gethostname(), os.getpid(), int(time.time() * 1000), role)

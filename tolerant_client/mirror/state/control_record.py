@@ -1,4 +1,4 @@
-"""Records of the topic `tolerant-mirror-control`: how they say what holds for a link, and which of a link's counts; pure.
+"""Records of the topic `tolerant-mirror-control`: their format, and which of a link's records counts; pure.
 
 A record's key is the link, its value JSON:
 
@@ -12,14 +12,14 @@ A record's key is the link, its value JSON:
      "copied": {"orders": {"0": 1200}}, "map_id": null}
 
 Laws:
-- A record says everything; fields that we do not know are kept as they are.
+- A record is complete in itself; fields that we do not know are kept as they are.
 - The record that knew most counts (`rank`): `knew` is the offset after the record that it changes, and of two that change the
-  same one the first counts.  So no writer takes back what it did not know, also one that died before it could look; its
-  record has until the topic is compacted to be followed by another one, since the cleaner keeps the last one of a key.
-- It is read as a whole or not at all.  After one with a field that no mirror writes its link is not started, paused or
-  promoted, until a readable one lies after it (repair.py writes it); a copier that runs goes on under what it has read, until its next sync.
-- A record without a value takes the link away, for whoever looks from then on: as after the topic was compacted.
-- A `knew` beside another time than `time_ms` was kept by a version that does not know it: that record knew all before it.
+  same record the first counts.  So no writer undoes a change that it did not know, not even one that died before it could check.
+  But the cleaner keeps the last record of a key: another one must follow that writer's record before the topic is compacted.
+- A record is read as a whole or not at all.  After one with a field that no mirror writes, its link is not started, paused or
+  promoted until a readable record follows (repair.py writes it); a running copier obeys what it has read, until its next sync.
+- A record without a value deletes the link for every later reader, as if the topic had been compacted.
+- If the time in `knew` is not `time_ms`, a version that does not know the field has kept it: that record knew all before it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CONTROL_TOPIC = f"{OWN_TOPICS}control"
 
 _VERSION = 1
 _Until = Annotated[int, msgspec.Meta(ge=0, le=MOST_INDEX + 1)]
-_SHOWN = 200  # letters of what others wrote
+_SHOWN = 200  # characters of others' text that errors show
 
 
 class _Version(msgspec.Struct):
@@ -69,7 +69,7 @@ class _SourceCluster(msgspec.Struct):
 
 
 def encode_control(control: LinkControl, time_ms: int, knew: int = 0) -> bytes:
-    """The value of a record; `knew` is the offset behind the record of the link that it changes.
+    """The value of a record; `knew` is the offset after the link's record that it changes.
 
     Raises ValueError for a text that cannot be encoded.
     """
@@ -80,7 +80,7 @@ def encode_control(control: LinkControl, time_ms: int, knew: int = 0) -> bytes:
 
 
 def decode_control(value: bytes) -> LinkControl:
-    """What a record says; raises OptionError for one that no mirror of this version has written."""
+    """The control in a record; raises OptionError for one that no mirror of this version has written."""
     if is_newer(value):
         raise OptionError(f"{CONTROL_TOPIC} was written by a newer tolerant-client; install that version here, too")
     try:
@@ -91,18 +91,18 @@ def decode_control(value: bytes) -> LinkControl:
         control = msgspec.convert(plain, LinkControl)
         if control.topics is not None:
             LinkTopics.from_json(control.topics)
-        if "paused_partitions" not in nested:  # of a version that called a partition by one name, too
+        if "paused_partitions" not in nested:  # an earlier version also paused partitions by name in `paused`
             nested["paused_partitions"] = _named(control.paused)
-        begun = nested.get("begun", {})  # a former version did not say whose starts are
+        begun = nested.get("begun", {})  # an earlier version did not write starts_of
         starts_of = {p: TopicIds(begun[p].source) for p in nested.get("starts", ()) if p in begun and begun[p].source}
         nested["starts_of"] = {**starts_of, **nested.get("starts_of", {})}
         return replace(control, **nested, others={n: shallow(each) for n, each in found.items() if n not in _KNOWN})
     except ValueError as error:
-        raise OptionError(f"A record of {CONTROL_TOPIC} is none of ours ({text_of(error)})") from error
+        raise OptionError(f"A record of {CONTROL_TOPIC} is not ours ({text_of(error)})") from error
 
 
 def is_newer(value: bytes) -> bool:
-    """Whether a record that cannot be read says that a newer version wrote it.  Pure."""
+    """Whether an unreadable record says that a newer version wrote it.  Pure."""
     try:
         return decoded(value, _Version).version > _VERSION
     except ValueError:
@@ -110,7 +110,7 @@ def is_newer(value: bytes) -> bool:
 
 
 def _named(names: Iterable[str]) -> frozenset[TopicPartition]:
-    """The partitions that are called so: "clicks-3"."""
+    """The partitions that these names mean, such as "clicks-3"."""
     found = set()
     for topic, _, digits in (name.rpartition("-") for name in names):
         with suppress(ValueError):
@@ -140,7 +140,7 @@ def _flat(nested: Any) -> Positions:
 
 
 def _by_ids(begun: Mapping[TopicPartition, TopicIds]) -> dict[str, list[Any]]:
-    """Partitions of each topic and pair of ids as half-open runs: a topic has thousands."""
+    """The partitions of each topic and pair of ids as half-open runs, since a topic may have thousands."""
     runs: dict[tuple[str, TopicIds], list[list[int]]] = {}
     for (topic, index), ids in sorted(begun.items()):
         of = runs.setdefault((topic, ids), [])
@@ -166,7 +166,7 @@ def _begun(nested: Any) -> dict[TopicPartition, TopicIds]:
     return {TopicPartition(topic, n): ids for topic, ids, span in found for n in span}
 
 
-# How fields are read and written that stand in a record otherwise than in LinkControl.
+# How to read and write the fields whose form in a record is not that of LinkControl.
 _NESTED: Final[Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] = {
     "paused_partitions": (_pairs, list),
     "unfenced": (_pairs, list),
@@ -181,10 +181,9 @@ _KNOWN: Final = frozenset(decoded(encode_control(LinkControl(), 0), dict[str, An
 
 
 def newest_of(link: str, records: Iterable[Record], newest: Record | None = None) -> Record | None:
-    """The record of a link that counts: one of these, or the one that counted before them.  Pure.
+    """The record of a link that counts: one of these, or `newest`, which counted before them.  Pure.
 
-    What cannot be read counts only while nothing readable lies after it: any record that can be read clears it.  Before one
-    without a value nothing counts.
+    An unreadable record counts only until a readable one follows it.  Records before one without a value do not count.
     """
     of_link = [] if newest is None else [newest]
     for record in records:
@@ -197,7 +196,7 @@ def newest_of(link: str, records: Iterable[Record], newest: Record | None = None
 
 
 def rank(record: Record) -> tuple[int, int]:
-    """The larger one counts, of records with the same key.  Pure."""
+    """Of records with the same key, the one with the larger rank counts.  Pure."""
     try:
         found = decoded(record.value, _Knew)
         knew, time_ms = found.knew
@@ -210,8 +209,8 @@ def rank(record: Record) -> tuple[int, int]:
 class Unreadable(NamedTuple):
     """A record that cannot be read, and why.
 
-    `copies_from` is the cluster that it says a link copies from that was not promoted: such a record may be of a mirror, of
-    a newer version for one.  None for others; they are of no mirror that copies.
+    `copies_from` is the source cluster that it names, unless it says that its link is over: a mirror may have written such a
+    record, for example one of a newer version.  None means that no mirror which copies wrote it.
     """
 
     key: str
@@ -223,14 +222,14 @@ class Unreadable(NamedTuple):
 
 
 class Controls(NamedTuple):
-    """What a control topic says of its links, of `begun` a part, and the newest records of keys that cannot be read."""
+    """The controls of a topic's links, with a part of `begun`; and unreadable records that are the newest of their keys."""
 
     links: Mapping[str, LinkControl]
     unreadable: tuple[Unreadable, ...] = ()
 
 
 def controls_of(records: Iterable[Record], begun_of: Collection[str] = ()) -> Controls:
-    """What the records of a control topic say, in their order.  Pure."""
+    """The controls in the records of a control topic, in the order of the log.  Pure."""
     by_key: dict[str, list[Record]] = {}
     for record in records:
         key = (record.key or b"").decode(errors="backslashreplace")
@@ -250,7 +249,7 @@ def controls_of(records: Iterable[Record], begun_of: Collection[str] = ()) -> Co
 
 
 def why_unreadable(record: Record) -> str | None:
-    """Why a record is none of ours, or of a newer version; None where it can be read.  Pure."""
+    """Why a record cannot be read: it is not ours, or of a newer version; None if it can.  Pure."""
     try:
         decode_control(record.value or b"")
     except OptionError as error:

@@ -1,8 +1,9 @@
-"""The topic on the target that keeps what holds for links: compacted, one partition (control_record.py says what is in it).
+"""The topic on the target with the controls of links: compacted, one partition (control_record.py has the format).
 
 Laws:
-- Writers look whether theirs counts, and change what does (update_control): two at once both have their way.
-- The engine obeys within about a second, and looks before it writes anything that it has just derived from the log.
+- A writer checks whether its record counts; if not, it applies its change to the one that does (update_control).  So two
+  concurrent changes both hold.
+- The engine obeys within about a second, and checks the control before it writes anything that it has just derived from the log.
 """
 
 from __future__ import annotations
@@ -35,19 +36,22 @@ from tolerant_client.records.record_batch import Record, encode_batch
 HIDDEN = f"we may not read topic {CONTROL_TOPIC} of the target: grant us Describe and Read on it"
 UNKNOWN_ORDERS = "whether an operator has paused, limited or promoted the link is unknown"
 
-_HIDDEN_FOR_S = 60.0  # a topic that we may not see is looked for again after that
+_HIDDEN_FOR_S = 60.0  # after that we try again to read a topic that we may not describe
 
 
 def control_topic(cluster: Cluster) -> StateTopic:
-    """The control topic of a cluster; a source calls its topics as the link does.  A failover must not wait for the second of two brokers."""
+    """The control topic of a cluster, also of a source, which names its topics as the link does.
+
+    One in-sync replica of two is enough, since a failover must not wait for the second of two brokers.
+    """
     name = cluster.topic_of(CONTROL_TOPIC)
     return StateTopic(cluster, name, COMPACTED, "the controls of links", insync_of_two=1, codec=codecs.GZIP)
 
 
 class ControlWatch:
-    """The control of one link as a running engine follows it: `value` is what was read last.
+    """The control of one link as a running engine follows it: `value` was read last.
 
-    On the event loop of `target`.  A look costs two small requests where nothing is new.
+    On the event loop of `target`.  A refresh costs two small requests if nothing is new.
     """
 
     def __init__(self, target: Cluster, link: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,12 +65,12 @@ class ControlWatch:
         self.newest: Record | None = None  # the record that counts
         self._hidden_until = float("-inf")
         self._reading: Future | None = None
-        self._waiting: Future | None = None  # for a look that has not begun yet
+        self._waiting: Future | None = None  # for a read that has not begun yet
 
     async def refresh(self) -> LinkControl:
-        """What holds now: read after this was called; calls at the same time share a look.
+        """The present control, read after this call began; concurrent calls share one read.
 
-        Raises OptionError for a record that is none of ours, and KafkaError.
+        Raises OptionError for a record that is not ours, and KafkaError.
         """
         if self._waiting is not None:
             await self._waiting
@@ -89,11 +93,11 @@ class ControlWatch:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the last look was not allowed: then nothing is known, and `value` says what was seen before."""
+        """Whether we may not read the topic: then nothing is known, and `value` is what was read before."""
         return self._clock() < self._hidden_until
 
     async def require_not_promoted(self) -> None:
-        """Looks, and raises LinkPromotedError for a link that may not write any more."""
+        """Reads the control; raises LinkPromotedError for a link that may not write any more."""
         (await self.refresh()).require_not_promoted(self.link)
 
     async def _read(self) -> None:
@@ -101,7 +105,7 @@ class ControlWatch:
             return
         try:
             topic = control_topic(self._target)
-            if await topic.exists():  # what it said last still holds
+            if await topic.exists():  # else what was read last still holds
                 await self._follow(topic)
         except Errors.TopicAuthorizationFailedError:
             self._hidden_until = self._clock() + _HIDDEN_FOR_S
@@ -110,7 +114,7 @@ class ControlWatch:
     async def _follow(self, topic: StateTopic) -> None:
         end = await topic.end()
         if end < self.position or topic.id != self._topic_id:
-            self.position, self.newest, self._topic_id = 0, None, topic.id  # made anew
+            self.position, self.newest, self._topic_id = 0, None, topic.id  # the topic was created again
         if end > self.position:
             newest = newest_of(self.link, await topic.records(self.position, end), self.newest)
             if newest is not None and newest is not self.newest:
@@ -118,7 +122,7 @@ class ControlWatch:
             self.position, self.newest = end, newest
 
     def _as_of_our_life(self, control: LinkControl) -> LinkControl:
-        """A process that slept through a promotion and the link's next life is of the life that was promoted."""
+        """A process that slept through a promotion and the start of the next generation belongs to the promoted generation."""
         is_later = self.is_read and control.generation != self.value.generation
         return (
             replace(control, is_promoted=True, is_fenced=True, generation=self.value.generation)
@@ -128,34 +132,34 @@ class ControlWatch:
 
 
 async def read_control(target: Cluster, link: str) -> LinkControl:
-    """What holds for a link; the default where nothing was ever said, and where we may not look.  Raises OptionError."""
+    """The control of a link; the default if there is none, or if we may not read it (is_hidden).  Raises OptionError, KafkaError."""
     watch = ControlWatch(target, link)
     control = await watch.refresh()
     return replace(control, is_hidden=True) if watch.is_hidden else control
 
 
 async def read_controls(cluster: Cluster, begun_of: Collection[str] = ()) -> Controls:
-    """Of every link whose target this cluster is; where a link's newest record cannot be read, its former one, too.
+    """The controls of all links into this cluster; for a link whose newest record is unreadable also the one before it.
 
-    Of `begun` no more than the topics `begun_of`: of all links it is much.
+    `begun` has only the topics `begun_of`: for all links it would be large.
     """
     return controls_of(await read_records(cluster), begun_of)
 
 
 async def read_records(cluster: Cluster) -> list[Record]:
-    """All records of the control topic; none where there is no such topic."""
+    """All records of the control topic; none if there is no such topic."""
     return await control_topic(cluster).read_all()
 
 
 async def update_control(target: Cluster, link: str, change: Callable[[LinkControl], LinkControl]) -> LinkControl:
-    """Makes a change to what holds, and returns what holds then; nothing is written where that is the same.
+    """Applies a change to the control of a link and returns the result; writes nothing if nothing changes.
 
-    Once it returns all in-sync replicas have it.  Raises OptionError where the topic cannot be made, its newest record
-    is none of ours, or what is wanted could not be read again, and KafkaError.
+    Once it returns, all in-sync replicas have the record.  Raises OptionError if the topic cannot be created, its newest record
+    is not ours, or the new one could not be read again; KafkaError.
     """
     watch = ControlWatch(target, link)
     current = await watch.refresh()
-    if watch.is_hidden:  # what we wrote would take the place of what we may not see
+    if watch.is_hidden:  # our record would replace one that we may not read
         raise Errors.TopicAuthorizationFailedError(f"{CONTROL_TOPIC} of the {target.name} may not be read")
     wanted = change(current)
     if wanted == current:
@@ -170,43 +174,43 @@ async def update_control(target: Cluster, link: str, change: Callable[[LinkContr
         newest = newest_of(link, await topic.records(position, offset + 1), newest)
         if newest is None or newest.value == value:
             return wanted
-        # Whoever wrote between our look and our record goes before us: our change is made to that.
+        # A record written between our read and ours counts: apply our change to that one.
         wanted, position = change(_decoded(newest.value or b"", link, target)), offset + 1
 
 
 @contextmanager
 def half_done(what: str) -> Iterator[None]:
-    """Raises TolerantClientError for every KafkaError behind a control that says that `what` has begun.
+    """Raises TolerantClientError for every KafkaError after the control says that `what` has begun.
 
-    So what is refused, or cannot be reached, is told with how far the command has come; our own mistakes pass as they are.
+    So a refusal or an unreachable cluster is reported together with how far the command came; our own mistakes pass as they are.
     """
     try:
         yield
     except Errors.KafkaError as error:
         text = text_of(error)
-        raise TolerantClientError(f"{text}; {what} is begun and not finished: run this again") from error
+        raise TolerantClientError(f"{text}; {what} has begun and is not finished: run this again") from error
 
 
 async def write_record(topic: StateTopic, link: str, value: bytes | None) -> int:
-    """Appends a record of a link to the control topic, and returns its offset; written twice, it says the same."""
+    """Appends a record of a link to the control topic and returns its offset; written twice, it has the same meaning."""
     try:
         return await topic.cluster.insist("writing the link's control", lambda: topic.put(link.encode(), value))
     except Errors.MessageSizeTooLargeError as error:
         size = len(encode_batch([Record(0, 0, link.encode(), value)], codec=topic.codec))
         raise Errors.MessageSizeTooLargeError(
-            f"{topic.name} of the {topic.cluster.name} takes no record of {size:,} bytes, and what is remembered of link {link} is"
-            f" that large: raise max.message.bytes of that topic to {_enough(size)} (kafka-configs.sh --alter --entity-type topics"
+            f"{topic.name} of the {topic.cluster.name} takes no record of {size:,} bytes, and the control of link {link} is that"
+            f" large: raise max.message.bytes of that topic to {_enough(size)} (kafka-configs.sh --alter --entity-type topics"
             f" --entity-name {topic.name} --add-config max.message.bytes={_enough(size)}), or copy its topics by several links"
         ) from error
 
 
 def _enough(size: int) -> int:
-    """A max.message.bytes that holds for long."""
+    """A max.message.bytes with room to grow."""
     return 1 << (4 * size).bit_length()
 
 
 def _readable(link: str, wanted: LinkControl, knew: int) -> bytes:
-    """The value of a record that is written now.  One that could not be read again would stop every mirror of the target."""
+    """The value of a record to write now.  One that could not be read again would stop every mirror of the target."""
     try:
         value = encode_control(wanted, int(time.time() * 1000), knew)
         why = why_unreadable(Record(0, 0, link.encode(), value))
@@ -214,14 +218,14 @@ def _readable(link: str, wanted: LinkControl, knew: int) -> bytes:
         why = str(error)
     if why is not None:
         raise OptionError(
-            f"Nothing is written down of link {link}, since {CONTROL_TOPIC} could not be read after it: what it would say has a"
+            f"Nothing is written for link {link}, since its record in {CONTROL_TOPIC} could not be read again: it would have a"
             f" name that is not UTF-8, a number above 2^63-1, or more than a cluster has ({why.partition(';')[0]})"
         )
     return value
 
 
 def _decoded(value: bytes, link: str, target: Cluster) -> LinkControl:
-    """What the record of a link says; raises OptionError with the way out."""
+    """The control in a link's record; raises OptionError with the remedy."""
     try:
         return decode_control(value)
     except OptionError as error:

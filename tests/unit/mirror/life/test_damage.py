@@ -38,7 +38,7 @@ STARTS = LinkControl(producer_ids=(7,), begun=CONTROL.begun, log_starts={P: 500}
             CONTROL,
             IDS,
             SeenLog(0, 1700, 1700, hidden_by=10),
-            "who wrote last in orders-0 on the target is not known",
+            "who wrote last to orders-0 on the target is unknown",
             1700,
         ),
     ],
@@ -74,7 +74,7 @@ def test_a_topic_of_the_targets_own_is_no_damage_and_nothing_of_it_is_copied() -
     found = damage_of("dr", CONTROL, local, IDS, SeenLog(0, 1700, 0, hidden_by=11))
     assert found is not None and (found.text, found.copied_until) == ("", 0)
     found = damage_of("dr", LinkControl(producer_ids=(7,)), local, IDS, SeenLog(0, 1700, 0, hidden_by=11))
-    assert found is not None and "is not known" in found.text, "a link that remembers no beginnings may have begun it"
+    assert found is not None and "is unknown" in found.text, "a link that remembers no beginnings may have begun it"
     found = damage_of("dr", CONTROL, local, IDS, SeenLog(0, 30, 10, foreign=-1))  # a link that remembers no beginnings
     assert found is not None and "from offset 10 on" in found.text
 

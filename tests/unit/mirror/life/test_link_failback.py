@@ -97,7 +97,7 @@ def test_compacted_logs_that_share_no_record_are_proved_by_what_the_link_wrote()
     found = compared(Log(0, 1_100, holes=range(950, 1_000), producer_id=-1), target)
     assert not found.is_proved and not found.is_diverged
     (text,) = blockers([found], discards=False)
-    assert "none that the source still has, too" in text and "orders-0 ends at offset 1000" in text
+    assert "none that the source still has, so" in text and "orders-0 ends at offset 1000" in text
     assert compared(Log(0, 1_100, holes=range(950, 999), producer_id=-1), target).is_proved, "both have the last one"
 
 
@@ -124,7 +124,7 @@ def test_lost_records_are_counted_where_the_target_still_has_them(monkeypatch: p
 def test_that_nobody_can_see_any_more_whether_records_were_copied_is_said() -> None:
     found = compared(Log(200, 300), Log(100, 150))
     assert found.is_diverged and not found.is_proved
-    assert "deleted all that could show" in blockers([found], discards=False)[0]
+    assert "deleted everything that could show" in blockers([found], discards=False)[0]
 
 
 def test_the_marker_of_a_fence_is_no_lost_record_but_the_source_has_no_room_for_it() -> None:

@@ -37,8 +37,10 @@ def test_mirrormaker_2_goes_on_where_the_link_has_stopped() -> None:
 
 def test_it_is_never_set_back_to_before_its_own_note() -> None:
     changed, (text,) = decide_positions({PLACE: 90}, known(100))
-    assert not changed and "goes on at 100 of orders-0" in text and "up to 90 only" in text
-    assert "it has run since" in text and "Or the source was cut or made anew since" in text, "nobody knows which"
+    assert not changed and "position of orders-0 is 100" in text and "only up to 90" in text
+    assert "it has run since" in text and "Or the source was truncated or its topic created again since" in text, (
+        "nobody knows which"
+    )
 
 
 def test_a_log_that_was_cut_and_of_which_nothing_is_copied_since_is_the_links_own(
@@ -104,7 +106,7 @@ class FakeCluster:
     ("again", "words"),
     [
         (160, "still ran: it stops now"),
-        (ClusterUnreachableError("away"), "away; handing back is begun and not finished"),
+        (ClusterUnreachableError("away"), "away; handing back has begun and is not finished"),
     ],
 )
 def test_what_goes_wrong_behind_the_control_is_a_failure_that_the_same_command_mends(

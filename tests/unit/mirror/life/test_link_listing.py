@@ -142,7 +142,7 @@ def test_a_command_that_finds_no_control_of_a_link_that_runs_says_that_it_runs(c
     seen = AsyncMock(return_value=[run("dr", is_ended=True), run("dr", is_alive=True, pid=6)])
     with patch.multiple(mirrors, look_at_claims=AsyncMock(), seen_mirrors=seen):
         if control == LinkControl():
-            with pytest.raises(OptionError, match=r"runs on m1 \(process 6\).* Stop that mirror, and start it again"):
+            with pytest.raises(OptionError, match=r"runs on m1 \(process 6\).* Stop that mirror and start it again"):
                 asyncio.run(mirrors.require_not_forgotten(Mock(spec=Cluster), "dr", control))
             seen.return_value = [run("dr", is_ended=True)]
         asyncio.run(mirrors.require_not_forgotten(Mock(spec=Cluster), "dr", control))

@@ -174,7 +174,7 @@ def test_a_ledger_that_cannot_be_read_hides_nothing_else_of_the_status(error: Ex
 
 def test_logs_that_were_not_compared_are_unknown() -> None:
     (reason,) = uncompared_reasons(None)
-    assert reason.health is Health.UNKNOWN and "both logs are alike is unknown" in reason.text
+    assert reason.health is Health.UNKNOWN and "both logs are the same is unknown" in reason.text
     (reason,) = uncompared_reasons(Comparison({}, (P,)))
     assert reason.health is Health.UNKNOWN and reason.text.startswith("orders-0 could not be compared")
     (reason,) = uncompared_reasons(Comparison({}, refused={P: "Fetch of it is not allowed"}))
@@ -264,7 +264,7 @@ def test_what_stood_still_and_cannot_be_seen_in_the_last_look_is_unknown(monkeyp
     )
     found = asyncio.run(status.read_status(cluster, cluster, "dr"))
     assert looks == [] and found.health is Health.UNKNOWN
-    assert Reason(Health.UNKNOWN, "unknown is how far orders-0 are: its leader does not respond") in found.reasons
+    assert Reason(Health.UNKNOWN, "how far orders-0 are is unknown: its leader does not respond") in found.reasons
 
 
 def test_what_is_told_as_blocked_or_paused_is_not_told_as_waiting_too() -> None:

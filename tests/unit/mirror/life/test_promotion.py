@@ -192,7 +192,7 @@ def test_a_cluster_that_is_away_while_groups_are_rehearsed_leaves_the_link_alone
 
 def test_a_promotion_whose_groups_were_cut_short_goes_on(world: World) -> None:
     world.groups = [GroupsReport((), 0, (), ()), ClusterUnreachableError("away")]
-    with pytest.raises(TolerantClientError, match="Error: away; the promotion is begun and not finished") as caught:
+    with pytest.raises(TolerantClientError, match="Error: away; the promotion has begun and is not finished") as caught:
         world.promote()
     assert exit_code(caught.value) == 1, "2 says that nothing was written"
     assert world.control.is_promoted and not world.control.is_fenced
@@ -247,9 +247,7 @@ def test_a_topic_that_the_source_alone_has_since_another_link_may_copy_it_is_nam
     world.lacking, world.others = (lacking,), Others({"clicks": "Link x may copy into topic clicks"})
     report = world.promote(is_dry_run=is_dry_run)
     assert report.is_done is not is_dry_run and report.exit_code == 3 and not report.warnings
-    assert report.not_promoted == (
-        "clicks-0: on the source alone, and so not promoted: Link x may copy into topic clicks",
-    )
+    assert report.not_promoted == ("clicks-0: only on the source, so not promoted: Link x may copy into topic clicks",)
     world.control = replace(world.control, is_promoted=True, is_fenced=False)
     assert world.promote(is_dry_run=is_dry_run).not_promoted == report.not_promoted
     assert unmade_texts({lacking: "why"}, [TopicPartition("clicks", 1)], ()) != []
@@ -398,9 +396,9 @@ def test_a_link_whose_target_has_none_of_its_partitions_is_waited_for_no_longer_
     world.partitions, world.lacking = (), (P,)
     report = world.promote(is_dry_run=True, deadline_s=60.0)
     assert (world.looks, report.exit_code) == (2, 3)
-    assert report.blockers == ("orders-0: not on the target yet; let the mirror run until it has made them there",)
+    assert report.blockers == ("orders-0: not on the target yet; let the mirror run until it has created them",)
     assert lacking_texts([P, Q], LinkControl(copied={Q: 9})) == [
-        "orders-1: not on the target any more; start the mirror again, which makes them there and fills them",
+        "orders-1: not on the target any more; start the mirror again, which creates and fills them",
         *report.blockers,
     ]
 
@@ -425,7 +423,7 @@ def test_a_promotion_that_was_begun_leaves_out_what_no_mirror_can_make_any_more(
     world.control = replace(world.control, is_promoted=True)
     world.lacking = (TopicPartition("orders", 1),)
     report = world.promote()
-    assert report.is_done and report.warnings[0] == "orders-1: on the source alone, and so not promoted"
+    assert report.is_done and report.warnings[0] == "orders-1: only on the source, so not promoted"
 
 
 @pytest.mark.parametrize("is_dry_run", [False, True])

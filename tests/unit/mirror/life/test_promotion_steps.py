@@ -49,7 +49,7 @@ def test_a_file_that_has_more_topics_than_its_link_is_in_the_way_until_a_mirror_
     world.control = LinkControl(producer_ids=(7,), topics=LinkTopics.of("clicks").to_json())
     report = world.promote(topics=LinkTopics.of("orders|clicks"), of_file=True)
     assert not report.is_done and report.blockers == (
-        "the file names orders, and no mirror of link dr was started with that; start the mirror with it, or take that out of"
+        "the file names orders, and no mirror of link dr was started with that; start the mirror with it, or take it out of"
         " the file",
     )
     report = world.failover(topics=LinkTopics.of("orders|clicks"), of_file=True)
@@ -114,7 +114,7 @@ def test_a_report_that_was_cut_short_is_made_again(world: World) -> None:
     refused = Errors.TopicAuthorizationFailedError("Fetch of orders-0")
     for action, error in product((world.promote, world.failover), (ClusterUnreachableError("away"), refused)):
         world.ledger = [None, error]
-        with pytest.raises(TolerantClientError, match="begun and not finished: run this again") as caught:
+        with pytest.raises(TolerantClientError, match="begun and is not finished: run this again") as caught:
             action()
         assert exit_code(caught.value) == 1 and world.control.is_promoted
     assert not world.control.is_fenced and world.promote().partitions and world.control.is_fenced
