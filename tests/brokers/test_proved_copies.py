@@ -644,7 +644,7 @@ def test_the_end_of_an_open_gap_in_a_topic_that_was_made_anew_is_called_the_mirr
     open_gap(source, target, topic, topic, Gap(100, 140))
     make_anew(target, topic)
     with pytest.raises(
-        TargetDivergedError, match=f"{topic}-0 was deleted and made anew .* that the mirror had left open"
+        TargetDivergedError, match=f"{topic}-0 was deleted and created again .* that the mirror had left open"
     ):
         mirror(source, target, topic, link=topic)
     assert ends(target, topic) == [1]

@@ -437,7 +437,7 @@ def test_a_mirror_that_was_frozen_while_it_copied_appends_nothing_to_the_topic_t
     topic = "frozen-copying"
     create_topic(source, topic)
     append_records(source, topic, 300_000, per_batch=100, timestamp=int(time.time() * 1000))
-    with pytest.raises(TargetDivergedError, match=f"{topic}-0 was deleted and made anew on the target"):
+    with pytest.raises(TargetDivergedError, match=f"{topic}-0 was deleted and created again on the target"):
         copy_across_a_freeze(source, target, topic, lambda end: 5_000 < end < 250_000)
     assert_is_the_applications(target, topic, 1000)
 
@@ -448,7 +448,7 @@ def test_where_brokers_know_no_ids_a_mirror_that_was_frozen_for_more_than_2_s_lo
     topic = "frozen-by-name"
     create_topic(source, topic)
     append_records(source, topic, 300_000, timestamp=int(time.time() * 1000))
-    with pytest.raises(TargetDivergedError, match=f"{topic}-0 was deleted and made anew on the target"):
+    with pytest.raises(TargetDivergedError, match=f"{topic}-0 was deleted and created again on the target"):
         copy_across_a_freeze(source, target, topic, lambda end: 5_000 < end < 250_000, frozen_s=2.5)
     assert_is_the_applications(target, topic, 1000)
 
@@ -460,7 +460,7 @@ def test_a_gap_goes_on_in_no_topic_that_was_made_anew(source: str, target: str) 
     append_records(source, topic, 100)
     append_aborted(source, topic, 1_000_000)
     append_records(source, topic, 100)
-    with pytest.raises(TargetDivergedError, match=f"{topic}-0 was deleted and made anew on the target"):
+    with pytest.raises(TargetDivergedError, match=f"{topic}-0 was deleted and created again on the target"):
         copy_across_a_freeze(source, target, topic, lambda end: 1_000 < end < 900_000)
     partition = TopicPartition(topic, 0)
     records = read_with_kafka_python(target, [partition], committed=False)[partition]
@@ -484,7 +484,7 @@ def test_a_log_start_deletes_nothing_of_a_topic_that_was_made_anew(
         return found
 
     monkeypatch.setattr(log_start, "others_before", frozen)
-    with pytest.raises(TargetDivergedError, match=f"{topic}-0 was deleted and made anew on the target"):
+    with pytest.raises(TargetDivergedError, match=f"{topic}-0 was deleted and created again on the target"):
         mirror(source, target, topic, link=topic)
     assert_is_the_applications(target, topic, 1000)
 

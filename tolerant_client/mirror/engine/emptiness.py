@@ -22,7 +22,7 @@ from tolerant_client.mirror.engine.throttle import TokenBucket
 
 _RESPONSES = 2  # empty ones that prove it
 _BYTES = 1  # a broker sends the first batch whole, whatever the limit (KIP-74); the batch is dropped
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25  # so an ordinary fetch that has records soon ends the wait
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25  # so records of an ordinary fetch soon end the wait
 
 
 class EmptinessChecks:

@@ -40,7 +40,7 @@ class LinkConfig:
     link: str = "default"
     policy: MirrorPolicy = MirrorPolicy()
     is_translated: bool = False  # offsets=translated: `producer_id` is not used
-    names: TopicNames | None = None  # maps to the target's names, which name the partitions
+    names: TopicNames | None = None  # partitions are named as on the target
     bytes_per_s: int | None = None  # of the link, unless its operator sets another rate
     run: str = ""  # the same for all processes of one mirror: they hand partitions over to each other
     shares: int = 1  # how many processes may copy at once: each gets its share of the link's rate
@@ -168,7 +168,7 @@ def held_partitions(link: LinkConfig) -> set[TopicPartition]:
 
 
 def close_workers() -> None:
-    """Closes every copier of this process, after it has given its partitions back; they stay as far as they were copied."""
+    """Closes every copier of this process, after it has given its partitions back; nothing that was copied is undone."""
     with _lock:
         workers = list(_workers.values())
         _workers.clear()

@@ -172,7 +172,7 @@ class Reader(Generic[C]):
         session = fetcher.session
         for partition in session.made_anew():
             if (copy := self._partitions.get(partition)) is not None:
-                self._trouble(copy, "its topic was made anew on the source")
+                self._trouble(copy, "its topic was created again on the source")
         fetcher.round += 1
         request = session.request(
             # With more to read a response comes at once, so a lost one is found sooner.  Full partitions must not wait to rejoin.
@@ -212,7 +212,7 @@ class Reader(Generic[C]):
             copy = self._partitions.get(partition)
             if copy is not None and copy.source_id not in (None, request.topic_ids[partition.topic]):
                 self._source.manager.cluster.request_update()
-                self._trouble(copy, "its topic was made anew on the source")
+                self._trouble(copy, "its topic was created again on the source")
 
     def _suspect(self, fetcher: _Fetcher) -> None:
         """Marks the node's partitions: a node that was away may come back with other logs."""

@@ -65,7 +65,7 @@ def response(*batches: bytes, aborted: Sequence[tuple[int, int]] = ()) -> Fetche
 def twice(
     part: FetchedPartition, position: int, way: AppendRules = rules(), until: int | None = None
 ) -> list[Appendable]:
-    """What two equal responses lead to; views are taken once each, since they are stamped in place."""
+    """What two equal responses lead to; views are read once each, since they are stamped in place."""
     first = appendable(part, position, until, way, (), NOW_MS)
     if not first.shown:
         return first.items
@@ -122,7 +122,7 @@ def of_epoch(batch: bytes, leader_epoch: int) -> bytes:
 @pytest.mark.parametrize("kind", [COMMIT, ABORT])
 @pytest.mark.parametrize("way", [GapFill.TRANSACTIONS, GapFill.RECORDS])
 def test_an_election_while_a_transaction_is_open_is_known_by_its_marker(way: GapFill, kind: int) -> None:
-    """The source says that the data's epoch ends before the marker: whoever asked with the marker's end would call it cut."""
+    """The source ends the data's epoch before the marker: with the marker's end it would look truncated."""
     aborted = [(7, 10)] if kind == ABORT else []
     part = response(of_epoch(data(10, 3, pid=7), 5), of_epoch(marker(13, 7, kind), 6), aborted=aborted)
     course = appendable(part, 10, None, rules(way), (), NOW_MS)
@@ -170,7 +170,7 @@ def test_law_d_message_that_seems_to_lie_behind_a_hole_must_be_shown_twice(way: 
 
 @pytest.mark.parametrize("offsets", [[0, 1, 2, 7], [0, 1, 6, 8]])
 def test_law_d_run_of_messages_is_believed_when_each_lies_where_it_did(offsets: list[int]) -> None:
-    """A run's header tells only of its first and its last message."""
+    """A run's header describes only its first and its last message."""
 
     def run(offsets: Sequence[int]) -> FetchedPartition:
         return response(*(message(1, n, NOW_MS, b"%d" % number, b"v") for number, n in enumerate(offsets)))
@@ -291,7 +291,7 @@ def test_record_that_policy_gave_up_becomes_a_gap(way: GapFill) -> None:
 
 
 def committed(items: Sequence[Appendable]) -> list[Record]:
-    """The records at the offsets that the headers give them: what is rewritten begins at 0 in its bytes."""
+    """The records at the offsets of the headers: in its bytes, a rewritten batch begins at 0."""
     found = []
     for item in items:
         if not isinstance(item, Gap):
@@ -359,7 +359,7 @@ def logs(draw: st.DrawFn) -> tuple[list[bytes], list[tuple[int, int]], list[Reco
 
 
 class Flip(NamedTuple):
-    """One bit that is wrong in response number `response`: of a base offset, or of the list of aborted transactions."""
+    """One flipped bit in response number `response`: of a base offset, or of the list of aborted transactions."""
 
     response: int
     field: str
@@ -377,7 +377,7 @@ class Flip(NamedTuple):
         moved = headers[number].base_offset ^ (1 << self.bit)
         if moved != (
             headers[number - 1].next_offset if number else position
-        ):  # that nobody can tell (the docstring says so)
+        ):  # no decoder can detect these (the docstring says so)
             at = sum(header.size for header in headers[:number]) + 7 - self.bit // 8
             part.records[at] ^= 1 << self.bit % 8
         return part

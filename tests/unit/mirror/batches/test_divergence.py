@@ -1,4 +1,4 @@
-"""What two stretches of log say of each other."""
+"""What two slices of log show of each other."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DIFFERENT = {
     ("vacant", "record"),
     ("vacant", "other record"),
 }
-# What stands in the source's log, filler of another mirror included, must be there in the target's.
+# Everything in the source's log, even another mirror's filler, must be in the target's.
 DIFFERENT |= {("other record", "record"), ("other record", "filler"), ("other record", "vacant")}
 DIFFERENT |= {("filler", "record"), ("filler", "other record"), ("filler", "vacant")}
 

@@ -149,7 +149,7 @@ def test_a_marker_carries_its_offset(offset: int) -> None:
 
 
 def test_later_markers_of_one_producer_have_higher_epochs() -> None:
-    # What the broker refuses late repeats by.
+    # By this the broker refuses late repeats.
     tokens = [marker_producer(offset) for offset in range(32_700, 65_600)]
     assert tokens == sorted(set(tokens))
 

@@ -1,4 +1,4 @@
-"""What the user's texts make of a mirror's policy."""
+"""The policy that the user's texts make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewritten batches: the same records at the same offsets, in batches that a broker takes."""
+"""Rewritten batches: the same records at the same offsets, in batches that a broker accepts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def batches_of(*encoded: bytes) -> list[Batch]:
 
 
 def expected(batches: Sequence[Batch], start: int, until: int) -> list[Record]:
-    """The plain decoders' view: what must be found again."""
+    """The plain decoders' view, which must be reproduced."""
     records: list[Record] = []
     for header, view in batches:
         if header.is_control:
@@ -51,7 +51,7 @@ def expected(batches: Sequence[Batch], start: int, until: int) -> list[Record]:
 
 
 def appended(items: Sequence[Batch | Gap], start: int, until: int, limit: int = MIB) -> tuple[list[Record], list[Gap]]:
-    """What a log has once the items were appended, as a broker would: each batch is sound and joins the one before."""
+    """A log's records after the items were appended, with a broker's checks: each batch is sound and continues the one before."""
     records: list[Record] = []
     gaps: list[Gap] = []
     position = start
@@ -89,7 +89,7 @@ def by_kafka_python(view: memoryview) -> list[Any]:
 
 
 def check(batches: Sequence[Batch], start: int, *, limit: int = MIB, **given: Any) -> list[Batch | Gap]:
-    """Rewrites, with filler and without, and compares with what the plain decoders say."""
+    """Rewrites, with filler and without, and compares the result with the plain decoders'."""
     until = given.get("until") or batches[-1][0].next_offset
     wanted = expected(batches, start, until)
     for fill_holes in (False, True):
@@ -110,9 +110,9 @@ one_record = st.builds(Record, st.just(0), timestamps, payloads, payloads, heade
 
 @st.composite
 def v2_batch(draw: st.DrawFn) -> tuple[int, bytes]:
-    """A batch at offset 0 (written there by the caller), possibly with holes or empty, and how many offsets it takes."""
+    """A batch at offset 0 (set by the caller), possibly with holes or empty, and how many offsets it takes."""
     records = draw(st.lists(one_record, max_size=6) | one_record.map(lambda record: [record] * 130))
-    if records:  # what a producer cannot have written: times that its batch cannot hold
+    if records:  # timestamps that no producer's batch could hold
         records = [r for r in records if abs(r.timestamp - records[0].timestamp) < 2**63]
     steps = draw(st.lists(st.sampled_from([1, 1, 1, 2, 70]), min_size=len(records), max_size=len(records)))
     offsets = [sum(steps[: n + 1]) - 1 for n in range(len(steps))]
@@ -194,7 +194,7 @@ def test_filler_is_that_of_gaps(is_compacted: bool) -> None:
     filler = [record for record in found if is_filler(record)]
     assert [record.offset for record in filler] == [7, 8, 10, 11, 13, 15, 16]
     assert {record.key for record in filler} == {FILLER.encode() if is_compacted else None}
-    # No later than what lies before it, so that no search by time ends there; that of the first record if none does.
+    # No later than what is before it, so that no search by time ends there; if nothing is, the first record's time.
     assert {record.timestamp for record in filler} == {T0 + 9}
 
 
@@ -287,7 +287,7 @@ def test_damage_is_named_and_nothing_comes_out(damage: str) -> None:
     good = encode_batch([Record(0, T0, b"k", b"v")] * 3, base_offset=3)
     if damage == "records":
         other = bytearray(encode_batch([Record(0, T0, b"k", b"v")] * 3, base_offset=6))
-        other[-5] ^= 0x40  # as if the CRC had been made over it
+        other[-5] ^= 0x40  # as if the CRC had been computed after it
         restamp(other, -1, -1, -1, 6)
     else:
         other = bytearray(good)

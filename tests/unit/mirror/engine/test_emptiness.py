@@ -1,4 +1,4 @@
-"""What shows that a source has no records keeps to the link's rate as every fetch does (emptiness.py)."""
+"""The proof that a source has no records keeps to the link's rate, like every fetch (emptiness.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RATE = 100_000
 
 
 class Source:
-    """A source of which each partition has `size` bytes at the position; time passes only while it is slept."""
+    """A source whose partitions each have `size` bytes at the position; time passes only during sleeps."""
 
     has_tiers = False
 
@@ -89,11 +89,11 @@ def test_a_check_waits_until_nothing_is_owed_and_asks_for_as_little_as_it_can() 
     source.bucket.take(5 * RATE, 0.0)
     assert source.check(FIRST) == [True]
     assert source.asked[0][0] >= 5 - BURST_S
-    assert {most for _, most in source.asked} == {1}, "a broker gives the first batch whole"
+    assert {most for _, most in source.asked} == {1}, "a broker sends the first batch whole"
 
 
 def test_checks_go_out_one_by_one_under_a_rate_and_together_without_one() -> None:
-    """What a response brings is owed once it is there: those in flight with it would come beside the rate."""
+    """A response's size is owed once it arrives: other fetches in flight with it would exceed the rate."""
     partitions = [TopicPartition("orders", number) for number in range(20)]
     limited, unlimited = Source(RATE), Source(RATE, rate=None)
     assert limited.check(*partitions) == unlimited.check(*partitions) == [False] * 20

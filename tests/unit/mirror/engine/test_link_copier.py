@@ -1,4 +1,4 @@
-"""What a copier does between the requests: what it hands to the look at both logs, and what it does beside its control."""
+"""What a copier does between the requests: what it passes to the comparison of both logs, and what it does without its control."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ TERM = 3
 
 
 class Looked(Exception):
-    """Ends a test where both logs would be read."""
+    """Ends a test at the point where both logs would be read."""
 
 
 @pytest.fixture
 def copier() -> Iterator[LinkCopier]:
-    """A copier that asks nobody; it holds the claims of both partitions, under TERM."""
+    """A copier that sends no requests; it holds the claims of both partitions, under TERM."""
     with Cluster({"bootstrap_servers": "a:9092"}, name="source") as source:
         target = Cluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
         copier = LinkCopier(source, target, identical_offsets(7), clock=lambda: 100.0)
@@ -94,7 +94,7 @@ def test_what_another_process_has_copied_further_is_not_forgotten_when_logs_are_
 def test_a_topic_that_a_cluster_says_it_does_not_know_is_looked_at_again_before_its_logs_are_compared(
     copier: LinkCopier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without its id another topic of that name, made meanwhile, would pass for the one that was copied."""
+    """Without its id another topic of that name, created meanwhile, would pass for the one that was copied."""
 
     async def nothing(*_: Any) -> dict[Any, Any]:
         return {}
@@ -187,7 +187,7 @@ def test_a_doubt_about_a_partition_that_was_adopted_anew_meanwhile_is_nothing_to
 
 
 def test_what_a_partition_waits_for_is_named_when_it_is_given_up_and_no_silent_source(copier: LinkCopier) -> None:
-    """It is adopted before it first finds what it waits for: its patience ends a little later than that with silence."""
+    """It is adopted before it first finds what it waits for: its patience ends a little later than that for silence."""
     copy = flow_of(copier).partitions[FIRST] = PartitionCopy(FIRST, 0.0)
     copy.until, copy.adopted_at = 500, 100.0
     copy.trouble("a transaction is open", 101.0)
@@ -218,7 +218,7 @@ def test_what_lasts_obeys_what_the_operator_said_before_each_of_its_requests(
 
 
 def test_what_lasts_ends_with_the_claim_under_which_its_place_was_read(copier: LinkCopier) -> None:
-    placed(copier, FIRST, 300).term = TERM - 1  # granted anew since
+    placed(copier, FIRST, 300).term = TERM - 1  # granted again since
     with pytest.raises(Errors.NotLeaderForPartitionError, match="the claim on the target's partition is over"):
         flow_of(copier).require_ours(FIRST)
 
@@ -283,11 +283,11 @@ def test_a_translated_partition_that_another_task_asks_for_in_the_middle_of_a_ca
         claims.claimant.asked = [copier.strategy.claim_of(FIRST)]
         copier._claims_changed()
         await copier.link.source.net.sleep(0.05)
-        assert not copying.is_done, "of many that ask each gets something done"
+        assert not copying.is_done, "when many ask, each gets something done"
         now.append(101.0)
         copier._claims_changed()
         done = (await copying)[FIRST]
-        assert not done.is_placed and done.error is None, "how it stands is for its next owner to tell"
+        assert not done.is_placed and done.error is None, "its state is for its next owner to report"
         assert claims.left == [copier.strategy.claim_of(FIRST)] and not copier.strategy.partitions
 
     copier.link.source.run(run)
@@ -312,7 +312,7 @@ def test_a_translated_partition_that_is_never_claimed_says_why_after_the_patienc
 def test_a_promotion_is_told_at_once_of_a_lease_though_the_target_says_nothing(
     translated: tuple[LinkCopier, list[float]],
 ) -> None:
-    """The course of a partition ends when what it waits for does: without a lease it is waited for."""
+    """A partition's `run` ends when what it waits for does: a call without a lease waits for it."""
     copier, _ = translated
     claims: Any = copier.claims
     strategy: Any = copier.strategy
@@ -347,7 +347,7 @@ def test_a_promotion_is_told_at_once_of_a_lease_though_the_target_says_nothing(
 def test_how_far_was_copied_is_written_under_the_claim_that_is_released_then(
     copier: LinkCopier, monkeypatch: pytest.MonkeyPatch, is_granted_anew: bool
 ) -> None:
-    """Frozen before it is written, a process has no claim any more: another one may have copied another topic since."""
+    """A process that was frozen before the write has no claim any more: another may have copied another topic since."""
     flow, claims = flow_of(copier), cast(Any, copier.claims)
     left: list[TopicPartition] = []
     written: list[LinkControl] = []
@@ -372,7 +372,7 @@ def test_how_far_was_copied_is_written_under_the_claim_that_is_released_then(
 def test_a_run_that_is_over_remembers_how_far_was_copied_with_what_was_in_flight_before_its_claims_are_released(
     copier: LinkCopier, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
-    """The next start may find an empty log: it is believed only where the control says how far it was copied."""
+    """The next start may find an empty log, and believes it only if the control records how far it was copied."""
     claims, events = cast(Any, copier.claims), list[object]()
     resting, flowing = placed(copier, FIRST, 300), placed(copier, SECOND, 300)
     header = read_header(encode_batch([Record(0, 1, None, b"x")] * 10, base_offset=300))
@@ -413,7 +413,7 @@ def test_losses_of_a_partition_that_was_handed_over_are_told_by_who_wrote_them(
         copy.losses, copy.error = 1, DataLossError("it went on")
         assert copier.held == {FIRST}
         copier.strategy.release(FIRST)
-        assert not copier.held, "though it is there until nothing of it is in flight"
+        assert not copier.held, "although it stays until nothing of it is in flight"
         copier.link.tasks.notify()
         assert (await copying)[FIRST].done_only() == (await copying)[FIRST]
         assert (await copying)[FIRST].losses == 1
@@ -424,7 +424,7 @@ def test_losses_of_a_partition_that_was_handed_over_are_told_by_who_wrote_them(
 def test_a_copier_that_is_closed_between_two_calls_has_given_back_what_it_had(
     copier: LinkCopier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever takes its partitions next would wait for its claims to be over."""
+    """Otherwise the next owner of its partitions would wait until its claims expire."""
     left: list[TopicPartition] = []
     written: list[LinkControl] = []
 

@@ -1,4 +1,4 @@
-"""Where a link begins that is given a time."""
+"""Where a link begins that gets a start time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tolerant_client.mirror.state.link_control import LinkControl
 
 FIRST, SECOND = (TopicPartition("orders", n) for n in range(2))
 TIME = 1_763_775_000_000
-FOUND, END = 40, 90  # where the source has the time now, and where it ends
+FOUND, END = 40, 90  # the offset of the time now, and the log end
 
 
 def started(control: LinkControl, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """What starts_at says of a source with id "s2"; `ends` are the target's."""
+    """What starts_at returns for a source with id "s2"; `ends` are the target's."""
 
     async def of_source(asked: Mapping[TopicPartition, int], **_: Any) -> dict[TopicPartition, int]:
         return {p: {EARLIEST: 0, LATEST: END, TIME: FOUND}[at] for p, at in asked.items()}
@@ -40,7 +40,7 @@ def started(control: LinkControl, ends: Mapping[TopicPartition, int]) -> dict[To
 def test_a_time_is_asked_for_anew_of_empty_logs_whose_source_was_made_anew() -> None:
     given = LinkControl().with_starts({FIRST: 500, SECOND: 600}, {"orders": "s1"})
     assert started(given, {}) == {FIRST: FOUND, SECOND: FOUND}
-    assert started(given, {FIRST: 700, SECOND: 0}) == {SECOND: FOUND}, "what was begun at a time before goes on"
+    assert started(given, {FIRST: 700, SECOND: 0}) == {SECOND: FOUND}, "what was begun at a time before continues"
     assert started(given.with_starts({FIRST: 30, SECOND: 30}, {"orders": "s2"}), {}) == {}
 
 

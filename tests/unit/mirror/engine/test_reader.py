@@ -1,4 +1,4 @@
-"""What the reader asks a source's nodes for, and which responses it hands on."""
+"""What the reader asks a source's nodes for, and which responses it passes on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OLD, NEW = uuid.UUID(int=1), uuid.UUID(int=2)
 
 
 class Copy(CopiedPartition):
-    """Takes what it is given, one offset a response."""
+    """Accepts everything, one offset for each response."""
 
     records = troubles = 0
     is_placed = is_read = True
@@ -62,7 +62,7 @@ class Copy(CopiedPartition):
 
 
 class Source:
-    """Node 1 leads all, unless `leaders` says otherwise; `respond` says what comes for a request; nothing yet with None."""
+    """Node 1 leads all, unless `leaders` names others; `respond` makes the response to a request, None means no response yet."""
 
     def __init__(self, net: NetworkSelector) -> None:
         self.net = net
@@ -103,7 +103,7 @@ class Source:
 
 
 class Emptiness:
-    """Says what `finding` does, once it is set, of what is still wanted."""
+    """Once `finding` is set, returns its result for what is still wanted."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[TopicPartition, int, int]] = []
@@ -172,7 +172,7 @@ def rig() -> Iterator[Rig]:
 
 
 def test_what_was_asked_for_before_a_partition_joined_anew_is_dropped(rig: Rig) -> None:
-    """Its position is another one since: the response would be taken for what lies there."""
+    """Its position has changed since: the response would be taken for what lies at the new one."""
 
     async def run() -> None:
         rig.source.respond = lambda request: None
@@ -189,7 +189,7 @@ def test_what_was_asked_for_before_a_partition_joined_anew_is_dropped(rig: Rig) 
 
 
 def test_a_topic_with_another_id_than_the_one_that_was_placed_is_not_read(rig: Rig) -> None:
-    """1. A partition is placed.  2. Its topic is made anew, which the metadata tell.  3. It joins the reader."""
+    """1. A partition is placed.  2. Its topic is created again, as metadata show.  3. The partition joins the reader."""
 
     async def run() -> None:
         rig.copies[FIRST].source_id = OLD
@@ -197,7 +197,7 @@ def test_a_topic_with_another_id_than_the_one_that_was_placed_is_not_read(rig: R
         rig.source.respond = lambda request: [part(FIRST), part(SECOND)] if len(rig.source.asked) == 1 else None
         await rig.reader.join([FIRST, SECOND])
         await rig.until(lambda: len(rig.source.asked) == 2)
-        assert rig.copies[FIRST].reasons == ["its topic was made anew on the source"]
+        assert rig.copies[FIRST].reasons == ["its topic was created again on the source"]
         assert rig.accepted == [(SECOND, 0)]
 
     rig.run(run)
@@ -216,7 +216,7 @@ def test_a_partition_that_has_enough_is_left_out_until_it_has_less(rig: Rig) -> 
         rig.source.respond = lambda request: [part(FIRST)] if len(rig.source.asked) == 2 else None
         rig.reader.rejoin(copy)
         await rig.until(lambda: rig.accepted == [(FIRST, 0)])
-        assert not copy.was_full and rig.source.asked[1].session_epoch == 1, "in the session that it had"
+        assert not copy.was_full and rig.source.asked[1].session_epoch == 1, "in the session it had before"
 
     rig.run(run)
 
@@ -229,7 +229,7 @@ def reset(request: RawFetch) -> NoReturn:
 def test_a_connection_that_breaks_has_those_partitions_alone_placed_anew_that_its_node_leads_no_longer(
     rig: Rig, leader: int | None
 ) -> None:
-    """1. The connection breaks.  2. SECOND has no leader yet.  3. FIRST is fetched at once, from whoever leads it."""
+    """1. The connection breaks.  2. SECOND has no leader yet.  3. FIRST is fetched at once from its leader."""
 
     async def run() -> None:
         rig.source.respond = lambda request: reset(request) if len(rig.source.asked) == 1 else None
@@ -244,7 +244,7 @@ def test_a_connection_that_breaks_has_those_partitions_alone_placed_anew_that_it
 
 
 def test_what_comes_after_a_connection_broke_is_believed_where_the_node_shows_what_it_had(rig: Rig) -> None:
-    """Its disks may have been restored: FIRST still has the batch that was taken last, SECOND has another one."""
+    """Its disks may have been restored: FIRST still has the last batch that was taken, SECOND has a different one."""
 
     async def missing(node_id: int, doubted: Any) -> set[TopicPartition]:
         asked.append(set(doubted))
@@ -282,14 +282,14 @@ def test_a_source_that_tells_no_leaders_ends_nothing_before_the_patience_of_its_
         await rig.until(lambda: not rig.reader.is_reading(FIRST))
         assert isinstance(rig.copies[FIRST].error, RecoveryExhaustedError) and rig.tasks.failure is None
         assert "node 1 of the source answered no fetch for 120 s at offset -1" in str(rig.copies[FIRST].error)
-        assert rig.copies[SECOND].error is None, "it is not read there"
+        assert rig.copies[SECOND].error is None, "it is not read from that node"
 
     rig.run(run)
 
 
 def test_the_patience_with_a_node_begins_anew_with_each_response(rig: Rig) -> None:
     def respond(request: RawFetch) -> list[FetchedPartition] | None:
-        """Resets, 70 s apart, with a response between the first and the second one."""
+        """Resets, 70 s apart, with a response between the first and the second."""
         if len(rig.source.asked) > 4:
             return None
         rig.now = 70.0 * len(rig.source.asked)
@@ -335,7 +335,7 @@ def test_a_partition_that_is_left_out_does_not_wait_for_a_long_poll_of_the_other
 
 
 async def dry(rig: Rig) -> None:
-    """FIRST was told of 100 stable offsets, and no records come."""
+    """The source reported 100 stable offsets for FIRST, and no records come."""
     rig.copies[FIRST].last_stable_offset = 100
     rig.source.respond = lambda request: []
     await rig.reader.join([FIRST])
@@ -343,7 +343,7 @@ async def dry(rig: Rig) -> None:
 
 
 async def passes(rig: Rig, seconds: float) -> None:
-    """So much time, and some rounds after it."""
+    """This much time, and some rounds after it."""
     rig.now += seconds
     rounds = len(rig.source.asked)
     await rig.until(lambda: len(rig.source.asked) > rounds + 2)
@@ -373,7 +373,7 @@ def test_offsets_of_which_a_fetch_alone_shows_records_are_not_gone_over(rig: Rig
         await passes(rig, 0.0)
         assert rig.enqueued == [] and rig.copies[FIRST].position == 0
         await passes(rig, 2.5)
-        assert len(rig.emptiness.asked) == 2, "it is looked at again"
+        assert len(rig.emptiness.asked) == 2, "it is checked again"
 
     rig.run(run)
 
@@ -386,7 +386,7 @@ def test_records_that_come_after_all_end_a_dry_spell(rig: Rig) -> None:
         await rig.until(lambda: len(rig.accepted) == 1)
         for _ in range(3):
             await passes(rig, 1.0)
-        assert rig.emptiness.asked == [], "2 s are counted from the records on"
+        assert rig.emptiness.asked == [], "the 2 s begin with the records"
         await passes(rig, 1.0)
         assert rig.emptiness.asked == [(FIRST, 1, 100)]
 

@@ -1,4 +1,4 @@
-"""The token bucket of a link: never faster than it may be, no slower than it can be."""
+"""The token bucket of a link: never faster than its rate, and no slower than it must be."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tolerant_client.mirror.state.link_control import NO_LIMIT, LinkControl
 
 
 def fetched(bucket: TokenBucket, size: int, seconds: float) -> int:
-    """Bytes that come in a time, in responses of `size`."""
+    """Bytes that arrive in a time, in responses of `size`."""
     now, total = 0.0, 0
     while now < seconds:
         bucket.take(size, now)

@@ -1,4 +1,4 @@
-"""Whether a name still stands for the topic that was copied, where a source is asked by names."""
+"""Whether a name still stands for the topic that was copied, if a source is asked by names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fetched(partition: TopicPartition, data: bytes = b"", error_code: int = 0) -
 
 
 class Source:
-    """Logs of one batch each, from a node that gives what exceeds a limit only to the first partition of a request."""
+    """Logs of one batch each, on a node that exceeds a limit only for the first partition of a request."""
 
     def __init__(self, logs: Mapping[TopicPartition, bytes]) -> None:
         self.logs = dict(logs)
@@ -65,7 +65,7 @@ def test_records_that_come_at_once_are_believed_and_later_ones_are_looked_at_aga
     known = witnesses(Source({}), (FIRST, batch(0, b"old")))
     assert not known.doubt(FIRST, A_MOMENT, is_compared=False)
     assert known.doubt(FIRST, UNSEEN_S + A_MOMENT, is_compared=False)
-    assert known.doubt(FIRST, A_MOMENT, is_compared=True), "the comparison may lie back"
+    assert known.doubt(FIRST, A_MOMENT, is_compared=True), "the comparison may be old"
 
 
 def test_without_a_witness_only_the_first_records_after_a_comparison_are_believed_however_late() -> None:
@@ -83,7 +83,7 @@ def test_topic_that_still_has_the_batch_is_the_same_and_one_with_another_is_not(
     source.logs[SECOND] = batch(0, b"new", size)
     assert missing(known) == {SECOND}
     source.logs[SECOND] = old
-    assert missing(known) == {SECOND}, "what was not shown once is read anew"
+    assert missing(known) == {SECOND}, "a witness that was not shown once is read again"
 
 
 @pytest.mark.parametrize("now", [None, b"", batch(10, b"old")], ids=["error", "empty", "cleaned"])
@@ -104,7 +104,7 @@ def test_after_a_fetch_that_failed_whatever_comes_is_looked_at_once_also_where_i
     source = Source({FIRST: old, SECOND: old})
     known = Witnesses(cast(Cluster, source), of_names=False)
     known.saw(fetched(FIRST, old))
-    assert not known.doubt(FIRST, 60.0, is_compared=True), "it is not fetched by its name, or that does not matter"
+    assert not known.doubt(FIRST, 60.0, is_compared=True), "it is not fetched by name, or that does not matter"
     known.suspect([FIRST, SECOND])
     assert known.doubt(FIRST, 0.0, is_compared=False, is_named=False)
     assert known.doubt(SECOND, 0.0, is_compared=True, is_named=False), "there is no witness: both logs are compared"

@@ -776,7 +776,7 @@ def test_a_log_of_a_topic_that_was_made_anew_since_the_link_began_is_no_copy_wha
         return (await resume_point.read_append_states(cast(Any, SOURCE), target, [P], LINK_ID, control=former))[P]
 
     found = asyncio.run(placed(log))
-    assert isinstance(found, TargetDivergedError) and "was deleted and made anew on the target" in str(found)
+    assert isinstance(found, TargetDivergedError) and "was deleted and created again on the target" in str(found)
     assert asyncio.run(placed(Log(end=0))) == AppendState(0, LINK_ID, 0, 0, uuid.UUID(int=7))
 
 

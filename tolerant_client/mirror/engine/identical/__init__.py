@@ -1,1 +1,1 @@
-"""Every record at the same offset: the target's log end is the place."""
+"""Every record at the same offset: the target's log end is the position."""

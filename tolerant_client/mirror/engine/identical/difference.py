@@ -77,7 +77,7 @@ Meaning = AppendState | AheadOfSource | Loss | TolerantClientError
 class Logs(NamedTuple):
     """Bounds of both logs of a partition; the source's end is the last stable offset.
 
-    The target's log up to `adopted` equals the source's since before the link began, whoever wrote it.
+    Before the link began, the target's log up to `adopted` was found to equal the source's, whoever wrote it.
     """
 
     source_start: int
@@ -326,7 +326,7 @@ def misplaced(case: Case) -> TargetDivergedError:
     """The link's sequences count every offset once, and no gaps (M2): a sequence ahead of its offset was meant for a later one."""
     return TargetDivergedError(
         f"The target log of {case} ends at offset {case.logs.target_end}, and the mirror's last batch there was meant for a later"
-        f" offset: its next sequence is {case.state.next_sequence}. The topic was deleted and made anew on the target, or emptied,"
+        f" offset: its next sequence is {case.state.next_sequence}. The topic was deleted and created again on the target, or emptied,"
         " while the mirror wrote it. Delete the target topic: the next start creates it and fills it again"
     )
 
@@ -336,8 +336,8 @@ async def made_anew(target: Cluster, case: Case, link: str) -> TargetDivergedErr
     is_own = await ended_gap(target, link, case.partition, case.last)
     last = ", the end of a gap transaction that the mirror had left open in the former topic" if is_own else ""
     return TargetDivergedError(
-        f"The topic of {case} was deleted and made anew on the target since the mirror began to copy into it, and its new log ends at"
-        f" offset {case.logs.target_end}{last}: what lies there is no copy. Delete the target topic: the next start creates it and"
+        f"The topic of {case} was deleted and created again on the target since the mirror began to copy into it, and its new log"
+        f" ends at offset {case.logs.target_end}{last}: what lies there is no copy. Delete the target topic: the next start creates it and"
         " fills it again; if somebody needs those records, mirror into a topic of another name"
     )
 

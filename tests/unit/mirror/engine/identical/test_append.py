@@ -1,4 +1,4 @@
-"""The order in which the appender sends: law F of partition.py, with a target that answers when the test says so."""
+"""The order in which the appender sends: law F of partition.py, with a target that responds when the test tells it to."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Target:
 
 
 class Filler:
-    """Fills when the test says so."""
+    """Fills when the test tells it to."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[TopicPartition, Gap, asyncio.Future[int]]] = []
@@ -137,7 +137,7 @@ def test_gap_waits_for_what_is_before_it_and_holds_back_what_is_behind() -> None
         rig.enqueue(FIRST, batch(11))
         rig.enqueue(SECOND, batch(0))
         await asyncio.sleep(0)
-        assert [list(batches) for batches, _ in rig.target.sent] == [[SECOND]], "other partitions go on"
+        assert [list(batches) for batches, _ in rig.target.sent] == [[SECOND]], "other partitions continue"
         rig.target.answer({SECOND: 0})
         await asyncio.sleep(0)
         assert not rig.target.sent
@@ -232,7 +232,7 @@ def test_more_requests_are_in_flight_with_each_response_and_one_after_a_throttle
             rig.target.answer({FIRST: 5 * n}, throttle_time_ms=300 if n == 3 else 0)
         seen.append(len(rig.target.sent))
         assert seen == [1, 2, 4, 8, 7, 6, 5], (
-            "doubled with each response; after the throttle nothing new goes out behind what is in flight"
+            "doubled with each response; after the throttle nothing new goes out after what is in flight"
         )
         rig.target.answer({FIRST: 30})
 
@@ -242,7 +242,7 @@ def test_more_requests_are_in_flight_with_each_response_and_one_after_a_throttle
 def test_batches_are_for_the_topics_whose_logs_were_read() -> None:
     async def run() -> None:
         rig = Rig()
-        ids = {FIRST: uuid.uuid4(), SECOND: uuid.uuid4()}  # made anew between the two reads
+        ids = {FIRST: uuid.uuid4(), SECOND: uuid.uuid4()}  # created again between the two reads
         for partition, topic_id in ids.items():
             rig.copies[partition].resume(AppendState(0, 4711, 0, 0, topic_id), RULES, 0.0)
             rig.enqueue(partition, batch(0))
@@ -255,7 +255,7 @@ def test_batches_are_for_the_topics_whose_logs_were_read() -> None:
 def test_what_is_sent_after_a_freeze_waits_for_what_is_in_flight_and_a_look_at_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Law H: responses that came before the freeze make no log look fresh."""
+    """Law H: responses that arrived before the freeze make no log look fresh."""
 
     async def run() -> None:
         rig, looks = Rig(), []

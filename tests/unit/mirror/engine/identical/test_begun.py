@@ -1,4 +1,4 @@
-"""What the control is told of logs before their first record, also where it is the same as of the topics before them."""
+"""What the control records of logs before their first record, even if it equals what it has of the topics before them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Any:
 def write(
     watch: Any, *args: Any, known: LinkControl = KNOWN, ours: Collection[TopicPartition] = (FIRST, SECOND), **named: Any
 ) -> LinkControl:
-    """What the control says after it; of what is not `ours` by then nothing was written, and it is told."""
+    """The control after the write; nothing was written of partitions that are not `ours` by then, and the result says so."""
     nobody: Any = None
     watch.refused = asyncio.run(Begun(nobody, watch, lambda p: p in ours).write(*args, known=known, **named))
     return watch.value  # type: ignore[no-any-return]
@@ -56,7 +56,7 @@ def test_what_the_control_says_already_is_not_written_again(watch: Any) -> None:
 def test_a_process_that_slept_writes_nothing_of_a_log_that_another_has_begun_since(
     watch: Any, known: LinkControl
 ) -> None:
-    """Frozen before it wrote which topic it begins, or how far it copied: the topic is another one, and another copies it."""
+    """A process was frozen before it recorded its topic or its position: since then another one copies another topic."""
     newer = watch.value = LinkControl(begun={FIRST: ANEW}, copied={FIRST: 40}, log_starts={FIRST: 20})
     old = TopicIds("s", "mine")
     assert write(watch, {FIRST: old}, {FIRST: 70}, log_starts={FIRST: 30}, known=known) == newer
@@ -77,7 +77,7 @@ def test_a_log_start_that_another_process_has_written_since_stays(watch: Any) ->
 
 @pytest.mark.parametrize("ids", [ANEW, FORMER], ids=["made anew", "the same, or brokers before 2.8"])
 def test_where_the_control_says_nothing_any_more_nobody_has_begun_another_log(watch: Any, ids: TopicIds) -> None:
-    """Its topic was deleted under the mirror, and what was known is never heard again; nothing is said of what is not begun."""
+    """The control topic was deleted under the mirror, with all it had; nothing is recorded of a log that is not begun."""
     watch.value = LinkControl()
     control = write(watch, {FIRST: ids, SECOND: FORMER}, {FIRST: 90}, log_starts={FIRST: 80})
     assert control == LinkControl(begun={FIRST: ids}, copied={FIRST: 90}, log_starts={FIRST: 80}) and not watch.refused
@@ -105,7 +105,7 @@ def test_a_record_that_would_be_too_large_is_told_of_those_alone_that_need_one(
 
 
 def test_nothing_is_written_of_a_partition_whose_claim_is_over_and_the_others_are(watch: Any) -> None:
-    """Also where no ids tell that the topic is another one: brokers before 2.8."""
+    """Even if no ids show that the topic is a different one: brokers before 2.8."""
     control = write(watch, {}, {FIRST: 71, SECOND: 91}, ours=[SECOND])
     assert control == replace(KNOWN, copied={FIRST: 70, SECOND: 91}) and set(watch.refused) == {FIRST}
 

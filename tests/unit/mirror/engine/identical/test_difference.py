@@ -1,4 +1,4 @@
-"""What a difference of both logs means: a loss of the source with the offsets that are lost, or none."""
+"""What a difference between both logs means: a loss of the source with its lost offsets, or no loss."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def case_of(source: OneLog, target: OneLog, copied: int | None = None) -> Case:
     return Case(TP, logs, last, AppendState(target.end, OURS, 0, 0), None, OURS, {OURS}, copied=copied)
 
 
-# -- a topic that was made anew -----------------------------------------------
+# -- a topic that was created again -----------------------------------------------
 
 
 def lost(source: OneLog, target: OneLog) -> tuple[int, int] | None:

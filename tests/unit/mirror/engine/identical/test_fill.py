@@ -1,4 +1,4 @@
-"""How gaps are filled when the target answers what a real broker seldom does: refusals, stale log ends, fencing for ever."""
+"""How gaps are filled when the target responds as a real broker seldom does: refusals, stale log ends, endless fencing."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 class FakeTarget:
-    """A target that answers as it is told; time passes only while it is slept."""
+    """A target with scripted responses; time passes only during sleeps."""
 
     def __init__(self, log_end: int = 0) -> None:
         self.log_end = log_end
         self.now = 0.0
         self.sent: list[Any] = []
-        self.log_ends: list[int] = []  # told before the real one
+        self.log_ends: list[int] = []  # returned before the real one
         self.unreplicated = 0  # offsets at the end of the leader's log
         self._told = log_end
         self.responses: dict[str, Callable[[Any], Any]] = {
@@ -116,7 +116,7 @@ def marking(target: FakeTarget) -> MarkerFiller:
 
 
 def transacting(target: FakeTarget) -> TransactionFiller:
-    """A coordinator that says yes; a marker for every transaction that is ended."""
+    """A coordinator that accepts everything; a marker for every transaction that is ended."""
     state = SimpleNamespace(is_open=False)
 
     def add(request: Any) -> Any:
@@ -160,7 +160,7 @@ def test_a_second_fill_of_a_partition_waits_for_the_first_and_looks_again(make: 
     target = FakeTarget()
     target.responses["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
     filler = make(target)
-    run(filler.fill(P, Gap(0, 1)))  # a transactional producer looks before its first gap alone
+    run(filler.fill(P, Gap(0, 1)))  # a transactional producer reads the log end only before its first gap
     filler._locks._taken[P] = busy = Future()
     second = filler.fill(P, Gap(1, 2))
     assert second.send(None) is not None, "it waits"
@@ -303,7 +303,7 @@ def test_a_response_that_speaks_of_other_markers_tells_nothing_of_ours(is_part: 
     filler = marking(target)
     with pytest.raises(OutcomeUnknownError, match="orders-0 speaks of others"):
         run(filler.fill(P, Gap(32_766, 32_770)))  # of two producer ids
-    assert filler._unanswered.keys() == {P}, "the next one waits until they had their time to arrive"
+    assert filler._unanswered.keys() == {P}, "the next one waits until they have had time to arrive"
 
 
 def test_markers_of_a_broker_that_leads_no_more_are_retried_elsewhere() -> None:
@@ -322,7 +322,7 @@ def test_markers_need_a_broker_that_takes_them() -> None:
 
 
 def test_an_unanswered_marker_is_waited_for() -> None:
-    # 1. A request is lost on its way.  2. The next attempt waits.  3. It arrives.  4. The log end tells.
+    # 1. A request is lost on its way.  2. The next attempt waits.  3. The request arrives.  4. The log end shows it.
     target = FakeTarget()
     filler = marking(target)
 
@@ -386,7 +386,7 @@ def test_it_is_asked_once_a_takeover_whether_transactions_may_fill() -> None:
 
 
 def lapsing(target: FakeTarget) -> None:
-    """From now on the replicas are behind, and what may be written is no longer when they have come."""
+    """From now on the replicas lag, and once they have caught up writing is no longer allowed."""
     sleep, target.unreplicated = target.net.sleep, 1
 
     async def lapse(delay: float) -> None:
@@ -430,7 +430,7 @@ def test_markers_of_a_promoted_link_are_not_sent() -> None:
     target = FakeTarget()
 
     def respond(request: Any) -> Any:
-        target.is_promoted = True  # while the first request is under way, and its markers land before the fence
+        target.is_promoted = True  # while the first request is in flight, and its markers land before the fence
         return target.append(len(request.markers), marked(request))
 
     target.responses["WriteTxnMarkers"] = respond

@@ -1,4 +1,4 @@
-"""A log is made to begin above offset 0, and nothing that others have written there meanwhile is deleted (log_start.py)."""
+"""A log is made to begin above offset 0, and no records that others wrote there meanwhile are deleted (log_start.py)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST = 700  # bytes: 500 offsets take many batches
 
 
 class Target(OneLog):
-    """A leader that checks no sequence: it does not know our producer.  `before` is written by others before the first batch."""
+    """A leader that checks no sequence: it does not know our producer.  Others write `before` ahead of the first batch."""
 
     def __init__(self, *batches: bytes, before: bytes | None = None) -> None:
         super().__init__(batches)
@@ -120,7 +120,7 @@ def test_what_is_deleted_is_filler_of_the_link_whichever_of_its_producers_wrote_
     ids=["idempotent", "without a producer id", "in a transaction", "marker", "filler"],
 )
 def test_records_of_others_among_the_filler_are_named_and_not_deleted(foreign: bytes) -> None:
-    """An earlier attempt left them there: the log ends with our filler, and all that this one appends is in its place."""
+    """An earlier attempt left them: the log ends with our filler, and all that this attempt appends is in place."""
     target = Target(filler(0), foreign, filler(20))
     whose = read_header(foreign).producer_id
     with pytest.raises(
@@ -140,7 +140,7 @@ def test_records_of_others_behind_the_filler_are_in_nobodys_way() -> None:
 
 
 def test_nothing_follows_a_first_batch_that_lies_behind_the_records_of_others() -> None:
-    """A broker that does not know the producer takes any sequence."""
+    """A broker that does not know the producer accepts any sequence."""
     target = Target(before=written(0))
     with pytest.raises(Errors.OffsetOutOfRangeError, match="filler for offset 0 of orders-0 was appended at 10"):
         start(target)
@@ -172,7 +172,7 @@ def test_filler_that_another_writer_deletes_meanwhile_is_asked_for_anew() -> Non
 def test_nothing_is_deleted_of_a_topic_that_was_made_anew_since_its_headers_were_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """DeleteRecords knows names only."""
+    """DeleteRecords knows only names."""
 
     async def other(cluster: Any, topics: Any) -> dict[str, uuid.UUID]:
         return {"orders": uuid.uuid4()}
@@ -200,7 +200,7 @@ def test_headers_are_read_again_after_a_freeze_before_the_deletion(monkeypatch: 
 
 @pytest.mark.parametrize("after", [0, 3, 9999], ids=["first batch", "a later one", "deletion"])
 def test_a_start_that_may_not_go_on_sends_nothing_more(after: int) -> None:
-    """It was paused, released or promoted, or the claim is over."""
+    """It was paused, released or promoted, or its claim has ended."""
     target = Target()
 
     def may_send() -> None:

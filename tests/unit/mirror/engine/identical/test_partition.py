@@ -53,7 +53,7 @@ def take(copy: PartitionCopy, *views: memoryview, until: int | None = None) -> l
 
 
 def send(copy: PartitionCopy, base_offset: int, count: int = 10, timestamp: int = 1) -> BatchHeader:
-    """Accepts and queues a batch and takes it as sent."""
+    """Accepts and queues a batch and marks it as sent."""
     (item,) = take(copy, batch(base_offset, count, timestamp)[1])
     copy.enqueue(item)
     assert copy.dequeue() is item and not isinstance(item, Gap)
@@ -99,7 +99,7 @@ def test_law_a_gap_of_two_responses_that_disagree_is_not_taken() -> None:
         assert take(copy, batch(base_offset)[1]) == []
     copy.trouble("anything", 1.0)
     copy.resume(AppendState(100, PRODUCER, 0, 100), RULES, 1.0)
-    assert take(copy, batch(107)[1]) == [], "what was shown before the trouble counts no more"
+    assert take(copy, batch(107)[1]) == [], "what was shown before the trouble no longer counts"
 
 
 # -- law B: sequences follow from the log -------------------------------------
@@ -275,7 +275,7 @@ def test_law_f_gap_that_could_not_be_filled_is_trouble_and_a_refusal_is_a_doubt(
 
 
 def test_a_refused_time_of_filler_is_told_as_this_machines_clock() -> None:
-    """It has nothing to do with rights, and before a log's start `gap.fill` changes nothing."""
+    """The filler's time has nothing to do with ACLs, and `gap.fill` does not apply before a log's start."""
     copy = copying()
     for _ in range(BELIEVED_AFTER):
         copy.not_filled(Gap(0, 40), Errors.InvalidTimestampError(), 1.0)
@@ -315,7 +315,7 @@ def test_law_d_refusal_of_what_is_proved_means_nothing(error_code: int) -> None:
     assert (copy.phase, copy.troubles, copy.acked) == (Phase.COPYING, 0, 120)
 
 
-# -- law E: believed at the third time ----------------------------------------
+# -- law E: believed the third time ----------------------------------------
 
 
 def doubts(copy: PartitionCopy, times: int) -> None:
@@ -454,7 +454,7 @@ def test_law_h_a_response_shows_where_the_log_ended_when_its_request_was_sent() 
     copy.looked_at(110, 8.5, 9.0)
     assert not copy.is_unchecked(9.0)
     copy.gap_filled(Gap(110, 117), 117, 8.0, 30.0)
-    assert copy.is_unchecked(30.0), "a gap that took long shows nothing of now"
+    assert copy.is_unchecked(30.0), "a gap that took long shows nothing of the present"
 
 
 def test_law_h_a_place_is_as_old_as_the_look_at_its_log() -> None:
@@ -475,7 +475,7 @@ def test_another_time_than_the_batchs_own_stops_the_flow_until_the_log_was_read(
     copy = copying()
     header = send(copy, 100, timestamp=NOW_MS)
     copy.in_flight -= 1
-    copy.appended(header, 0, 100, 1.0, 1.0, log_append_time=NOW_MS)  # as a broker answers that has the batch already
+    copy.appended(header, 0, 100, 1.0, 1.0, log_append_time=NOW_MS)  # as a broker responds if it has the batch already
     assert copy.phase is Phase.COPYING and copy.acked == 110
     others = [send(copy, 110, timestamp=NOW_MS), send(copy, 120, timestamp=NOW_MS)]
     for header in others:

@@ -1,4 +1,4 @@
-"""Whether the link's batches lie where they belong, as their sequences say (M2, M3)."""
+"""Whether the link's batches lie where they belong, by their sequences (M2, M3)."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def header(base_offset: int, sequence: int, count: int = 10, producer_id: int = 
     [
         (50, 45, True),  # the next one
         (50, 35, False),  # the one before, again
-        (50, 50, False),  # another one's place
-        (53, 45, True),  # behind a gap that was filled in transactions
-        (53, 48, True),  # behind batches that the cleaner took
+        (50, 50, False),  # at another one's offset
+        (53, 45, True),  # after a gap that was filled in transactions
+        (53, 48, True),  # after batches that the cleaner removed
         (53, 53, True),  # of a producer that the broker had forgotten
         (53, 60, False),
         (53, 35, False),

@@ -1,4 +1,4 @@
-"""What a start sees of a log that ends as the source's does and begins otherwise."""
+"""What a start detects of a log that ends like the source's and begins differently."""
 
 from __future__ import annotations
 

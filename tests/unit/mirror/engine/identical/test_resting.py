@@ -1,4 +1,4 @@
-"""Logs that rest are looked at, all of a node at once, and only what differs is trouble."""
+"""Resting logs are checked, all of a node at once, and only differences are trouble."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20, remembered_ms=3_600_00
 
 
 class Target:
-    """Two nodes that lead the even and the odd partitions; all logs end at 100, but for those in `ends`."""
+    """Two nodes that lead the even and the odd partitions; all logs end at 100, except those in `ends`."""
 
     def __init__(self) -> None:
         self.ends: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""Where a link goes on, decided from both logs (M2 to M4)."""
+"""Where a link resumes, decided from both logs (M2 to M4)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_older_producer_id_of_the_link_is_taken_from_what_the_broker_remembers()
     assert next_append(50, None, entries, PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 50), "others wrote"
 
 
-# -- equal records are seen from two headers alone ----------------------------
+# -- two headers alone prove that records are equal ----------------------------
 
 records = st.lists(
     st.builds(Record, st.just(0), st.just(5), st.none(), st.binary(max_size=40)), min_size=1, max_size=20

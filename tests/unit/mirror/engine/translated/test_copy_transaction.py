@@ -1,4 +1,4 @@
-"""What is said of transactions that the target does not allow, and what of responses that are another batch's."""
+"""The errors for transactions that the target does not allow, and for responses with another batch's offset."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_mirror_whose_transactions_are_too_long_for_the_brokers_is_told_no_opt
 def test_a_batch_that_gets_the_response_of_the_next_one_ends_its_transaction(
     of_the_second: Future, raised: type[Exception]
 ) -> None:
-    """So no row of the map has an offset that is another batch's."""
+    """Otherwise a row of the map would have another batch's offset."""
     responses = iter([Future().success([ProducedPartition(P, 0, 102)]), of_the_second])
     target: Any = SimpleNamespace(produce=lambda *_, **__: next(responses))
     copying = CopyTransaction(target, "tolerant-mirror-a-copy-orders-0", P, P, 60_000)

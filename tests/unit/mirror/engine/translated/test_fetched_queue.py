@@ -1,4 +1,4 @@
-"""What a translated copier takes of fetch responses: each batch once, in order, and nothing on a single word."""
+"""What a translated copier takes of fetch responses: each batch once, in order, and nothing that only one response shows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def response(*batches: bytes, stable: int = 1000, error_code: int = 0) -> Fetche
 
 
 class Rig:
-    """A partition that was placed, without the course that would copy what it takes."""
+    """A partition that was placed, without the `run` that would copy what it takes."""
 
     def __init__(self, net: NetworkSelector) -> None:
         self.memory = Memory(1 << 30)
@@ -62,7 +62,7 @@ class Rig:
         self.copy.position = position
 
     def take(self, *batches: bytes, stable: int = 1000, error_code: int = 0) -> None:
-        """Raises what the partition would have its place read for."""
+        """Raises the error for which the partition would read its position again."""
         self.copy.accept(response(*batches, stable=stable, error_code=error_code), None)
         if (error := self.copy._fetch_error) is not None:
             assert not self.copy.is_read

@@ -1,4 +1,4 @@
-"""From where on a source that was restored has other records than were copied."""
+"""The offset from which on a restored source has other records than were copied."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ COPIED = {run.source + n: run.target + n for run in RUNS for n in range(run.leng
         (1_000, 1_000, range(0), None),  # nothing differs
         (999, 1_000, range(0), 999),
         (700, 1_000, range(0), 700),
-        (700, 650, range(0), None),  # the source ends before what differs
-        (405, 1_000, range(0), 400),  # behind the last record that agrees
+        (700, 650, range(0), None),  # the source ends before the difference
+        (405, 1_000, range(0), 400),  # after the last record that agrees
         (411, 1_000, range(0), 411),
         (120, 1_000, range(0), 120),
-        (0, 1_000, range(0), 100),  # nothing agrees: from the first copied one on
+        (0, 1_000, range(0), 100),  # nothing agrees: from the first copied record on
         (700, 1_000, range(950, 1_000), 700),
-        (700, 1_000, range(600, 750), 600),  # what one side does not show is left out by nobody
+        (700, 1_000, range(600, 750), 600),  # what one side no longer has is copied again
         (700, 1_000, range(850, 1_000), None),  # nothing shows that anything differs
         (700, 1_000, range(0, 500), 700),
     ],
@@ -50,7 +50,7 @@ def test_it_is_the_offset_behind_the_last_record_that_agrees(
         (990, 900, 990),
         (700, 699, 700),
         (700, 700, 700),  # nothing that agrees is left
-        (120, 405, 405),  # and nobody knows what lay before
+        (120, 405, 405),  # and what lay before is unknown
         (120, 950, 950),
         (120, 1_000, None),
     ],

@@ -1,4 +1,4 @@
-"""What a translated link makes of logs that another mirror had copied, and that are no longer as they were."""
+"""How a translated link treats logs that another mirror had copied, and that have changed since."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLACE = "tolerant_client.mirror.engine.translated.place"
 
 
 class World:
-    """A link that has taken over; `writes` counts the records of its control, which its watch sees when it looks."""
+    """A link that has taken over; `writes` counts the writes to its control, which its watch sees when it refreshes."""
 
     def __init__(self) -> None:
         self.net = NetworkSelector()
@@ -52,7 +52,7 @@ class World:
     async def update(self, _: Any, link: str, change: Any) -> LinkControl:
         before = self.written
         self.writes += 1
-        await self.net.sleep(0.01)  # others look meanwhile
+        await self.net.sleep(0.01)  # others read meanwhile
         self.written = change(before)
         return self.written
 
@@ -69,7 +69,7 @@ class World:
         return Adopted(None, self)  # type: ignore[arg-type]
 
     def place(self) -> Place:
-        """As a process makes it that has just started."""
+        """As in a process that has just started."""
 
         async def source_offsets(wanted: Any) -> Any:
             return {p: self.source_start if at == EARLIEST else self.source_end for p, at in wanted.items()}
@@ -116,17 +116,17 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def test_a_topic_that_was_made_anew_behind_a_takeover_is_copied_whole_whoever_goes_on(world: World) -> None:
-    """1. The log is empty: copying begins at the source's first.  2. Some is copied.  3. Another process goes on."""
+    """1. The log is empty: copying begins at the source's start.  2. Some is copied.  3. Another process continues."""
     assert world.goes_on_at() == 0
     (world.row,) = extend(None, P, "orders", IDS, [Run(0, 0, 300)], 300, -1)
     world.target_ends[P] = 300
-    assert world.goes_on_at() == 300, "not where the log that was deleted had ended"
+    assert world.goes_on_at() == 300, "not where the deleted log had ended"
 
 
 def test_a_source_that_was_made_anew_is_no_election_of_the_target_and_counts_its_epochs_anew(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The link's producer id has expired since, so that the last batch of the target is another's."""
+    """The link's producer id has expired since, so the target's last batch has another id."""
     (world.row,) = extend(None, P, "orders", ("former-id", "target-id"), [Run(1_100, 1_100, 300)], 1_400, 7)
     world.target_ends[P] = 1_400
 
@@ -148,7 +148,7 @@ def test_a_source_that_was_made_anew_is_no_election_of_the_target_and_counts_its
 def test_a_source_that_was_made_anew_before_anything_was_copied_is_told_and_copied_whole(
     world: World, monkeypatch: pytest.MonkeyPatch, start: int, given: int | None, at: int
 ) -> None:
-    """Where the former topic was to begin, and how far the link had looked there, says nothing of the new one."""
+    """The former topic's start offset, and how far the link had read it, do not apply to the new topic."""
     world.written = world.value = LinkControl(starts={P: 500}, starts_of={P: TopicIds("former-id")})
     if given is not None:
         world.written = world.value = LinkControl().with_starts({P: given}, {P.topic: IDS[0]})
@@ -181,7 +181,7 @@ def test_all_partitions_of_a_topic_that_was_made_anew_are_one_record_of_the_cont
         return [await future for future in futures]
 
     assert world.net.run(all_at_once) == [0, 0, 0, 1_000] and world.writes == 1
-    assert world.written.adopted == {PLACES[3]: 1_000, OTHER: 70}, "other topics, and logs that have records, stay"
+    assert world.written.adopted == {PLACES[3]: 1_000, OTHER: 70}, "other topics, and logs with records, stay"
 
 
 def test_a_later_life_of_the_link_keeps_what_it_has_taken_over(world: World) -> None:
@@ -204,7 +204,7 @@ def test_a_source_that_was_cut_before_the_link_copied_anything_itself_is_found(w
 def test_a_cut_that_policy_has_accepted_is_one_loss_while_the_log_grows_and_is_written_down(
     world: World, monkeypatch: pytest.MonkeyPatch, has_row: bool
 ) -> None:
-    """It resumes at the cut, also where the log has grown beyond the former position before that is written."""
+    """It resumes at the cut, even if the log has grown beyond the former position before that is recorded."""
     monkeypatch.setattr(f"{PLACE}.source_truncations", none)
     monkeypatch.setattr(f"{PLACE}.first_other", none)
     if has_row:
@@ -241,7 +241,7 @@ def test_a_loss_that_policy_has_accepted_is_found_by_no_other_process(
     at: int,
     then: int,
 ) -> None:
-    """The source's log, of another topic or of another election, has grown again; its last batch is of leader epoch 5."""
+    """The source's log, of another topic or another election, has grown again; its last batch has leader epoch 5."""
     (world.row,) = extend(None, P, "orders", ids, [Run(1_100, 1_100, 300)], 1_400, epoch)
     world.target_ends[P] = 1_400
 
@@ -263,7 +263,7 @@ def test_a_loss_that_policy_has_accepted_is_found_by_no_other_process(
     assert world.goes_on_at(place) == at and not place.is_begun
     world.net.run(place.limit_adopted)
     (world.row,) = extend(place.row, P, "orders", place.ids, [], at, place.leader_epoch)
-    assert world.row.key.number == 1, "what the rows before it say is of what the source no longer has"
+    assert world.row.key.number == 1, "the rows before it describe what the source no longer has"
     place.begun()
     for other in (world.place(), place):
         assert world.goes_on_at(other) == at and other.is_begun
@@ -288,7 +288,7 @@ def test_what_retention_took_behind_a_cut_that_policy_has_accepted_is_another_lo
     cut: int | None,
     losses: list[LostOffsets],
 ) -> None:
-    """Of a log that has grown again nothing before 1,500 is there any more; a topic made anew is looked at for the first time."""
+    """A log that has grown again has nothing before 1,500; a topic that was created again is read for the first time."""
     (world.row,) = extend(None, P, "orders", ids, [Run(1_100, 1_100, 300)], 1_400, -1)
     world.target_ends[P], world.source_start = 1_400, 1_500
 
@@ -346,9 +346,9 @@ def test_another_record_where_the_source_lost_what_was_copied_is_no_election_of_
 def test_another_record_where_our_last_one_was_copied_from_is_a_cut_of_the_source(
     world: World, monkeypatch: pytest.MonkeyPatch, found: int | None, known: LossReason | None
 ) -> None:
-    """A source that was restored goes on with other records beyond the position, and with the same leader epochs.
+    """A restored source continues with other records beyond the position, and with the same leader epochs.
 
-    What the ledger has of these offsets is of another cut, or of this one, and the process was killed before the map had it.
+    The ledger's rows for these offsets are of another cut, or of this one: the process was killed before the map had it.
     """
     if known is not None:
         world.losses[P] = [LedgerRow(0, "dr", P.topic, 0, 1_150, 1_400, known, "before")]
@@ -387,7 +387,7 @@ async def of_another(_: Any, offsets: Any) -> Any:
 
 
 async def other_records(cluster: Any, spans: Any, *, is_committed: bool, first_bytes: int) -> Any:
-    """One record at each offset, another one on each cluster."""
+    """One record at each offset, a different one on each cluster."""
     value = str(id(cluster)).encode()
     return {p: SimpleNamespace(records={at: Record(at, 0, None, value)}) for p, (at, _) in spans.items()}
 
@@ -414,7 +414,7 @@ def test_a_link_that_has_only_begun_has_a_position_that_retention_may_overtake(w
     world.source_start = 50
     world.written = LinkControl()
     place = world.place()
-    assert world.goes_on_at(place) == 50 and not place.is_begun  # from now on it is written down
+    assert world.goes_on_at(place) == 50 and not place.is_begun  # from now on it is recorded
     world.row = begun_at(50)
     place = world.place()
     assert world.goes_on_at(place) == 50 and place.is_begun
@@ -433,5 +433,5 @@ def test_a_start_that_an_operator_gives_holds_while_nothing_is_copied(world: Wor
 def test_a_start_that_an_operator_gave_a_former_topic_of_the_source_is_none_of_this_one(world: World) -> None:
     world.written = world.value = LinkControl(starts={P: 70}, starts_of={P: TopicIds("former-id")})
     assert world.goes_on_at() == 0
-    world.written = world.value = LinkControl(starts={P: 2_001})  # no ids tell, but the source ends before
+    world.written = world.value = LinkControl(starts={P: 2_001})  # no ids show it, but the source ends before
     assert world.goes_on_at() == 0

@@ -1,4 +1,4 @@
-"""What a copier with translated offsets makes of a map that is deleted while it runs."""
+"""What a copier with translated offsets does if its map is deleted while it runs."""
 
 from __future__ import annotations
 

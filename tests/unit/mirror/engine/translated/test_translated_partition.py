@@ -1,4 +1,4 @@
-"""Where a partition with translated offsets resumes, and how far it says that it has copied."""
+"""Where a partition with translated offsets resumes, and how far it reports to have copied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tolerant_client.mirror.engine.translated.partition import TranslatedPartiti
 def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was_made_anew(
     now: str, former: int, acked: int
 ) -> None:
-    """What is written names the new topic: a process that is killed then would resume there."""
+    """The written row names the new topic: a process that is killed then would resume there."""
     copy: Any = TranslatedPartition.__new__(TranslatedPartition)
     written = []
 
