@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from client_process import LAYER, Job
 from clients import PARTITIONS, Topics
+from figures import Figure, save
 from pairs import run_pairs
 from rich.console import Console
 from rich.table import Table
@@ -34,7 +36,9 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=500_000)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--cases", type=lambda text: text.split("|"), default=list(CASES), help="|".join(CASES))
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    kept: list[Figure] = []
     console = Console(width=None if sys.stdout.isatty() else 150)
     how = f"median (middle half) of {options.pairs} pairs"
     table = Table(title=f"Our network layer : stock's under stock clients, {how}")
@@ -66,6 +70,8 @@ def main() -> None:
             pairs = run_pairs(job(*CASES[case]), LAYER, "stock", options.pairs)
             row = f"{pairs.base_rate / 1e3:,.1f}", f"{pairs.base_cpu:,.1f}", str(pairs.rate), str(pairs.cpu)
             table.add_row(case, *row)
+            kept += pairs.figures("tracker", case, LAYER)
+            save(options.json, kept)
             console.print(f"{case}: rate {pairs.rate}, CPU {pairs.cpu}", highlight=False)
     console.print(table)
 

@@ -29,6 +29,7 @@ from typing import Any
 from client_process import CLIENTS, Job, Result, values
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from figures import Figure, save
 from rich.console import Console
 from rich.table import Table
 
@@ -52,6 +53,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "reset": ("Reset", {}),
     "error": ("ErrorCode", {"error_code": NOT_LEADER_OR_FOLLOWER}),
 }
+_HARM = ("lost", "doubled", "out_of_order", "wrong", "failed")  # counts of records in a Result
 _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "consume": {},
     "produce": {"aiokafka": {"enable_idempotence": True}, "confluent": {"enable.idempotence": True}},
@@ -263,13 +265,31 @@ def _cell(own: Sequence[Run], kept: Sequence[float]) -> str:
     text += f", {stall:.2f} s"
     if own[0].fault != NONE:
         text += f"; {sum(run.injected for run in own)}/{sum(run.answers for run in own)}"
-    for name in ("lost", "doubled", "out_of_order", "wrong", "failed"):
+    for name in _HARM:
         if total := sum(getattr(r, name) for r in results):
             text += f", {total:,} {name.replace('_', ' ')}"
     errors: Counter[str] = Counter()
     for r in results:
         errors.update(r.errors)
     return text + "".join(f", {count:,} x {name}" for name, count in errors.most_common(2))
+
+
+def figures_of(runs: Sequence[Run]) -> Iterator[Figure]:
+    """The share that each client keeps of its own fault-free rate, its longest stall, and what became of the records."""
+    base = {(run.client, run.do, run.round): run.rate for run in runs if run.fault == NONE}
+    for do, fault, client in dict.fromkeys((run.do, run.fault, run.client) for run in runs):
+        own = [run for run in runs if (run.do, run.fault, run.client) == (do, fault, client)]
+        rates = tuple(run.rate for run in own)
+        kept = tuple(100 * run.rate / (base.get((client, do, run.round)) or math.inf) for run in own)
+        stalls = tuple(run.result.longest_stall for run in own)
+        harmed = tuple(float(sum(getattr(run.result, name) for name in _HARM)) for run in own)
+        row = f"{do}, {fault}"
+        if fault == NONE:
+            yield Figure(table="clients", row=row, peer=client, unit="records/s", values=rates)
+            continue
+        yield Figure(table="clients", row=row, peer=client, unit="% of its rate without faults", values=kept)
+        yield Figure(table="clients", row=row, peer=client, unit="longest stall, s", values=stalls, is_cost=True)
+        yield Figure(table="clients", row=row, peer=client, unit="records harmed", values=harmed, is_cost=True)
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -308,7 +328,7 @@ def main() -> None:
                 line = f"{run.do} {run.fault} {run.client}: {run.rate:,.0f}/s, {run}"
                 console.print(line, highlight=False, soft_wrap=True)
     finally:
-        options.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+        save(options.json, figures_of(runs), [asdict(run) for run in runs])
         for do in dict.fromkeys(run.do for run in runs):
             console.print(table([run for run in runs if run.do == do], do))
         console.print(f"All figures: {options.json}; load average now {os.getloadavg()[0]:.1f}", highlight=False)

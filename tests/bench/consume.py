@@ -15,17 +15,17 @@ import argparse
 import contextlib
 import json
 import random
-import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kafka.codec
+from figures import Figure, save
 from kafka.structs import TopicPartition
 
 from tolerant_client.records.codecs import CODEC_NAMES
@@ -161,8 +161,14 @@ def run_here(name: str, servers: str, topic: str, count: int) -> dict[str, float
     return {
         "records_s": read / wall,
         "records_cpu_s": read / cpu,
-        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "rss_mb": peak_memory_mb(),
     }
+
+
+def peak_memory_mb() -> float:
+    """Of this process alone: getrusage() would tell its parent's peak, too, which a process keeps over exec()."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def run_apart(name: str, servers: str, topic: str, count: int) -> dict[str, float]:
@@ -197,7 +203,9 @@ def stock_decompresses(codec: int) -> bool:
     return not codec or bool(getattr(kafka.codec, f"has_{CODEC_NAMES[codec]}")())
 
 
-def compare(servers: str, case: Case, count: int, rounds: int, contenders: list[str]) -> dict[str, dict[str, float]]:
+def compare(
+    servers: str, case: Case, count: int, rounds: int, contenders: list[str]
+) -> dict[str, list[dict[str, float]]]:
     topic = "consume-" + "".join(c if c.isalnum() else "-" for c in case.name)
     load(servers, topic, case, count)
     if not stock_decompresses(case.codec):
@@ -207,13 +215,21 @@ def compare(servers: str, case: Case, count: int, rounds: int, contenders: list[
     for _ in range(rounds):
         for name in contenders:
             runs[name].append(run_apart(name, servers, topic, count))
-    return {
-        name: {key: statistics.median(run[key] for run in found) for key in found[0]} for name, found in runs.items()
-    }
+    return runs
 
 
-def show(case: Case, found: dict[str, dict[str, float]]) -> None:
+def figures_of(case: Case, runs: dict[str, list[dict[str, float]]]) -> Iterator[Figure]:
+    units = {"records_s": "records/s", "records_cpu_s": "records per CPU-second", "rss_mb": "MB of memory"}
+    for peer, own in runs.items():
+        for name, unit in units.items():
+            values = tuple(run[name] for run in own)
+            is_cost = name == "rss_mb"
+            yield Figure(table="consume", row=case.name, peer=peer, unit=unit, values=values, is_cost=is_cost)
+
+
+def show(case: Case, runs: dict[str, list[dict[str, float]]]) -> None:
     print(f"\n{case.name}")
+    found = {name: {key: statistics.median(run[key] for run in own) for key in own[0]} for name, own in runs.items()}
     base = found.get("stock")
     for name, run in found.items():
         wall, cpu = run["records_s"], run["records_cpu_s"]
@@ -241,14 +257,14 @@ def main() -> None:
 
     with contextlib.ExitStack() as stack:
         servers = options.servers or stack.enter_context(KafkaCluster(heap="1g", java_options=())).bootstrap_servers
-        results = {}
+        results: list[Figure] = []
         for case in CASES:
             if case.name in options.cases:
                 count = options.records if case.size <= 100 else options.records // 4
-                results[case.name] = compare(servers, case, count, options.rounds, options.contenders)
-                show(case, results[case.name])
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
+                runs = compare(servers, case, count, options.rounds, options.contenders)
+                show(case, runs)
+                results += figures_of(case, runs)
+    save(options.json, results)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ a core and the memory (proportional set size) of all the peer's processes, and t
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from figures import Figure, save
 from kafka.errors import NotLeaderForPartitionError
 from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.structs import TopicPartition
@@ -184,6 +184,21 @@ def wide_table(runs: Sequence[WideRun]) -> Table:
     return table
 
 
+def figures_of(runs: Sequence[WideRun]) -> Iterator[Figure]:
+    units = {
+        "first_s": "seconds to the first record",
+        "all_s": "seconds to all records",
+        "idle_cpu": "idle, share of a core",
+        "idle_brokers_cpu": "brokers meanwhile, share of a core",
+        "memory": "bytes of memory",
+    }
+    for run in runs:
+        row = f"{run.partitions:,} partitions"
+        for name, unit in units.items():
+            values = (float(getattr(run, name)),)
+            yield Figure(table="partitions", row=row, peer=run.peer, unit=unit, values=values, is_cost=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topics", type=int, default=100)
@@ -211,8 +226,7 @@ def main() -> None:
             runs.append(run)
             print(run, flush=True)
     Console(width=None if sys.stdout.isatty() else 150).print(wide_table(runs))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(run) for run in runs]))
+    save(options.json, figures_of(runs))
 
 
 if __name__ == "__main__":

@@ -15,27 +15,21 @@ state is from the first record readable on the target until all are.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import nasty_data
+from figures import Figure, save
 from latency import LatencyRun, measure_latency
-from peers import KAFKA_VERSION, NAMES, BenchError, Launch, LogEnd, Pair, Running, Span
+from peers import NAMES, BenchError, Launch, LogEnd, Pair, Running, Span
 from rich.console import Console
 from rich.table import Table
-
-from tolerant_client.testing.artifacts import java_executable
 
 PARTITIONS = 4
 # How many records are written; fewer are copied where some are aborted or compacted away.
@@ -263,26 +257,21 @@ def _ratio(values: Sequence[float], base: Sequence[float]) -> str:
     return f"{statistics.median(values) / statistics.median(base):.2f}" if base else "-"
 
 
-def surroundings() -> dict[str, Any]:
-    """The machine and the versions, for the JSON file."""
-    java = subprocess.run([java_executable(), "-version"], capture_output=True, text=True, check=False)
-    cpus = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    versions: dict[str, str | None] = {}
-    for package in ("tolerant-client", "kafka-python", "pyspark", "numpy", "pyarrow", "confluent-kafka"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    return {
-        "cores": os.cpu_count(),
-        "cpu": cpus[0].partition(":")[2].strip() if cpus else platform.machine(),
-        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
-        "load_average": os.getloadavg(),
-        "python": platform.python_version(),
-        "java": java.stderr.partition("\n")[0],
-        "kafka": KAFKA_VERSION,
-        **versions,
-    }
+def figures_of(copies: Sequence[CopyRun], latencies: Sequence[LatencyRun]) -> Iterator[Figure]:
+    """A cell for each peer and kind of data, and for each peer's percentiles."""
+    for data, peer in dict.fromkeys((run.data, run.peer) for run in copies):
+        own = [run for run in copies if (run.data, run.peer) == (data, peer)]
+        for unit, values, is_cost in (
+            ("records/s", [run.rate for run in own], False),
+            ("records per CPU-second", [run.rate_per_cpu for run in own], False),
+            ("seconds to the first record", [run.startup_s for run in own], True),
+        ):
+            yield Figure(table="copy", row=data, peer=peer, unit=unit, values=tuple(values), is_cost=is_cost)
+    for peer in dict.fromkeys(run.peer for run in latencies):
+        for name in _LATENCY_COLUMNS[:4]:
+            values = [getattr(run, name) for run in latencies if run.peer == peer]
+            row = f"append to readable, {name.removesuffix('_ms').replace('p999', 'p99.9')}"
+            yield Figure(table="latency", row=row, peer=peer, unit="ms", values=tuple(values), is_cost=True)
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -354,10 +343,8 @@ def main() -> None:
             else:
                 measure_copies(pair, options, keep_copy)
     finally:
-        named = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-        figures = {"options": named, "machine": surroundings(), "copies": [asdict(run) for run in copies]}
-        figures["latencies"] = [asdict(run) for run in latencies]
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        raw = {"copies": [asdict(run) for run in copies], "latencies": [asdict(run) for run in latencies]}
+        save(options.json, figures_of(copies, latencies), raw)
         if copies:
             console.print(copy_table(copies, list(dict.fromkeys(run.peer for run in copies))))
         if latencies:

@@ -7,11 +7,12 @@ first.  A ratio is quoted as the median of the pairs with their middle half.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from client_process import Job, Result
 from clients import run_client
+from figures import Figure
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,13 @@ class Pairs:
     def base_cpu(self) -> float:
         """Microseconds of CPU per record."""
         return statistics.median(map(_cpu, self.base)) * 1e6
+
+    def figures(self, table: str, row: str, tested: str = "ours") -> Iterator[Figure]:
+        """The rates of both, and what a record costs."""
+        for peer, runs in ((tested, self.tested), ("stock", self.base)):
+            rates, costs = tuple(map(_rate, runs)), tuple(_cpu(run) * 1e6 for run in runs)
+            yield Figure(table=table, row=row, peer=peer, unit="records/s", values=rates)
+            yield Figure(table=table, row=row, peer=peer, unit="CPU us a record", values=costs, is_cost=True)
 
 
 def run_pairs(job: Job, tested: str, base: str, count: int) -> Pairs:

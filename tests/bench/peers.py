@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from figures import KAFKA_VERSION
 from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.structs import TopicPartition
 
@@ -31,7 +32,6 @@ from tolerant_client.testing import KafkaCluster
 from tolerant_client.testing.artifacts import TOOLS_MODULES, jars, java_executable
 from tolerant_client.testing.node import log_tail
 
-KAFKA_VERSION = "4.2.0"
 NAMES = ("mm2", "engine", "spark")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _RESCAN_S = 0.25

@@ -8,14 +8,13 @@ Ratios are ours to stock: a rate above 1 is faster, a CPU time above 1 costs mor
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 from client_process import Job
 from clients import PARTITIONS, Topics
+from figures import Figure, save
 from pairs import Pairs, run_pairs
 from rich.console import Console
 from rich.table import Table
@@ -38,7 +37,7 @@ def main() -> None:
     table = Table(title=f"Producing to {PARTITIONS} partitions, {how}")
     for column in ("records", "codec", "producer", "stock k rec/s", "stock CPU us/rec", "rate", "CPU per record"):
         table.add_column(column)
-    kept: dict[str, object] = {}
+    kept: list[Figure] = []
     with KafkaCluster(broker_config={"log.segment.delete.delay.ms": "1000"}, heap="1g", java_options=()) as cluster:
         topics = Topics(cluster.bootstrap_servers)
         for size in options.sizes:
@@ -65,11 +64,11 @@ def main() -> None:
                     )
                     pairs: Pairs = run_pairs(job, "ours", "stock", options.pairs)
                     topics.delete(topic)
-                    kept[topic] = asdict(pairs)
+                    kept += pairs.figures("produce", f"{size} B, {codec}, {acks}")
                     row = f"{pairs.base_rate / 1e3:,.1f}", f"{pairs.base_cpu:,.1f}", str(pairs.rate), str(pairs.cpu)
                     table.add_row(f"{records:,} x {size} B", codec, acks, *row)
                     console.print(f"{topic}: rate {pairs.rate}, CPU {pairs.cpu}", highlight=False)
-                    options.json.write_text(json.dumps(kept, indent=1) + "\n")
+                    save(options.json, kept)
     console.print(table)
     console.print(f"All figures: {options.json}", highlight=False)
 

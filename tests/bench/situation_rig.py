@@ -22,7 +22,8 @@ from typing import Any
 
 from cluster_topics import QUIET, Found, Place, Topics
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
-from peers import KAFKA_VERSION, Launch, Running, mm2_properties
+from figures import KAFKA_VERSION
+from peers import Launch, Running, mm2_properties
 
 from tolerant_client.testing.artifacts import TOOLS_MODULES, jars, java_executable
 from tolerant_client.testing.node import free_ports

@@ -14,20 +14,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from clients import FAULTS, Proxy
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from figures import Figure, save
 from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 from rich.table import Table
@@ -260,6 +260,14 @@ def table(results: list[Runs]) -> Table:
     return shown
 
 
+def figures_of(results: list[Runs]) -> Iterator[Figure]:
+    for runs in results:
+        for source in SOURCES:
+            for unit, values in (("rows/s", runs.rates[source]), ("rows per CPU-second", runs.cpu_rates[source])):
+                if values:
+                    yield Figure(table="spark", row=runs.what, peer=source, unit=unit, values=tuple(values))
+
+
 @contextlib.contextmanager
 def session() -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -302,8 +310,7 @@ def main() -> None:
             with Proxy(cluster) as proxy:
                 bench.faults(proxy)
         Console().print(table(bench.results))
-        if options.json:
-            options.json.write_text(json.dumps([asdict(runs) for runs in bench.results], indent=1))
+        save(options.json, figures_of(bench.results))
 
 
 if __name__ == "__main__":
