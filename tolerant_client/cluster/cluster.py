@@ -1,6 +1,6 @@
 """A Kafka cluster as the mirror and the Spark source see it: partitions, offsets, raw batches.
 
-Its brokers are in `connections.py`, its topics in `leaders.py`; here is what is asked of partitions' leaders.
+Its brokers are in `connections.py`, its topics in `leaders.py`; this module sends requests to partition leaders.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LATEST = -1
 EARLIEST_LOCAL = -4
 MAX_TIMESTAMP = -3  # KIP-734, Kafka 3.0
 
-CONSUMER, DEBUGGING_REPLICA = -1, -2  # who asks, of ListOffsets
+CONSUMER, DEBUGGING_REPLICA = -1, -2  # replica ids of ListOffsets: who asks
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1  # isolation levels of Fetch and ListOffsets (KIP-98)
 
 _LIST_LOCAL_OFFSETS = 8  # KIP-405
@@ -59,11 +59,11 @@ class Cluster(Leaders):
     async def list_offsets(
         self, timestamps: Mapping[TopicPartition, int], *, isolation_level: int = 0
     ) -> dict[TopicPartition, int]:
-        """Offsets by timestamp in ms (EARLIEST, LATEST = high watermark, or a time; -1 where none).
+        """Offsets by timestamp in ms (EARLIEST, LATEST = high watermark, or a time); -1 where there is none.
 
         With isolation level 1 LATEST is the last stable offset.
 
-        One request for each leader; partitions whose answer is an error are asked again.
+        Sends one request to each leader; partitions whose response is an error are asked again.
         Raises UnsupportedSourceError for a time if the brokers are older than 0.10.1.
         """
         found: dict[TopicPartition, int] = {}
@@ -79,20 +79,20 @@ class Cluster(Leaders):
         async def ask() -> None:
             failure: Exception | None = None
             for node, members in (await self.by_leader(p for p in timestamps if p not in found)).items():
-                for partition, answer in (await self.offsets_at(node, members, timestamps, isolation_level)).items():
-                    if not isinstance(answer, Exception):
-                        found[partition] = answer
-                    elif isinstance(answer, Errors.UnsupportedForMessageFormatError) and partition in without_times:
-                        found[partition] = -1  # messages of v0: none is at or after a time
+                for partition, response in (await self.offsets_at(node, members, timestamps, isolation_level)).items():
+                    if not isinstance(response, Exception):
+                        found[partition] = response
+                    elif isinstance(response, Errors.UnsupportedForMessageFormatError) and partition in without_times:
+                        found[partition] = -1  # v0 messages have no times: none is at or after a time
                     else:
-                        if isinstance(answer, Errors.UnsupportedForMessageFormatError):
+                        if isinstance(response, Errors.UnsupportedForMessageFormatError):
                             without_times.add(partition)
-                        failure = answer
+                        failure = response
             if failure is not None:
                 raise failure
             if missing := [p for p in timestamps if p not in found]:
                 raise Errors.UnknownTopicOrPartitionError(
-                    f"{missing[0].topic}-{missing[0].partition}: an answer without it"
+                    f"{missing[0].topic}-{missing[0].partition}: missing in the response"
                 )
 
         if timestamps:
@@ -108,10 +108,10 @@ class Cluster(Leaders):
         *,
         replica_id: int = CONSUMER,
     ) -> dict[TopicPartition, int | Exception]:
-        """What one node answers, asked once, of each partition: an offset (for MAX_TIMESTAMP the latest time), or an error.
+        """What one node says of each partition, asked once: an offset (for MAX_TIMESTAMP the latest time), or an error.
 
-        To DEBUGGING_REPLICA LATEST is the end of the node's own log, whether or not it leads (KafkaApis.scala,
-        handleListOffsetRequest; so in all versions from 0.11 on).
+        For DEBUGGING_REPLICA, LATEST is the end of the node's own log, whether or not it leads (KafkaApis.scala,
+        handleListOffsetRequest; the same in all versions from 0.11 on).
         """
         topic_type = ListOffsetsRequest.ListOffsetsTopic
         by_topic: dict[str, list[Any]] = {}
@@ -144,12 +144,12 @@ class Cluster(Leaders):
 
     @property
     def has_tiers(self) -> bool:
-        """Whether the brokers may keep records in remote storage only (KIP-405); true only once connected."""
+        """Whether the brokers may keep records only in remote storage (KIP-405); true only once connected."""
         return self.highest_version(ListOffsetsRequest) >= _LIST_LOCAL_OFFSETS
 
     @property
     def fetches_by_id(self) -> bool:
-        """Whether sessions name topics by their ids (KIP-516, Kafka 3.1); true only once connected."""
+        """Whether sessions name topics by id (KIP-516, Kafka 3.1); true only once connected."""
         return self.highest_version(RawFetch) >= FETCH_BY_ID_VERSION
 
     async def session(self, node_id: int, *, isolation_level: int = 0) -> FetchSession:
@@ -161,7 +161,7 @@ class Cluster(Leaders):
     async def send_fetch(self, node_id: int, request: RawFetch) -> FetchAnswer:
         """Sends a fetch on the node's own fetch connection.
 
-        Raises UnsupportedVersionError, with nothing sent, where the node is older than the one that was asked first.
+        Raises UnsupportedVersionError, and sends nothing, where the node is older than the first one that was asked.
         """
         await self.connect()
         lane = self.fetch_lane(node_id)
@@ -169,10 +169,10 @@ class Cluster(Leaders):
         if request.API_VERSION > connection.broker_version_data.api_versions[request.API_KEY][1]:
             self.nodes_without_ids.add(node_id)
             raise Errors.UnsupportedVersionError(
-                f"Fetch version {request.API_VERSION}, of node {node_id} of the {self.name}"
+                f"node {node_id} of the {self.name} does not know Fetch version {request.API_VERSION}"
             )
-        answer: FetchAnswer = await self.send(request, lane)
-        return answer
+        response: FetchAnswer = await self.send(request, lane)
+        return response
 
     async def fetch(
         self,
@@ -187,9 +187,9 @@ class Cluster(Leaders):
     ) -> list[FetchedPartition]:
         """One fetch without a session; errors of partitions are in their `error_code`.
 
-        With `topic_ids`, of all topics, only of the topics that have these ids, whatever has their names by now; raises
-        UnsupportedVersionError then, with nothing sent, where the node knows no ids (before Kafka 3.1).
-        With `max_wait_ms` 0 it shares the connection of ordinary requests, unless it asks by ids.
+        With `topic_ids`, given for all topics, it fetches only topics that still have these ids, whatever has their
+        names by now.  It then raises UnsupportedVersionError, and sends nothing, where the node knows no ids (before
+        Kafka 3.1).  With `max_wait_ms` 0 it shares the connection of ordinary requests, unless it fetches by id.
         """
         await self.connect()
         request = RawFetch(
@@ -203,19 +203,21 @@ class Cluster(Leaders):
             topic_ids=topic_ids,
         )
         if topic_ids:
-            answer = await self.send_fetch(node_id, request)
+            response = await self.send_fetch(node_id, request)
         else:
-            answer = await self.send(request, self.fetch_lane(node_id) if max_wait_ms else node_id)
-        if answer.error_code:
-            raise Errors.for_code(answer.error_code)(f"fetch from node {node_id} of the {self.name}")
-        return answer.partitions
+            response = await self.send(request, self.fetch_lane(node_id) if max_wait_ms else node_id)
+        if response.error_code:
+            raise Errors.for_code(response.error_code)(f"fetch from node {node_id} of the {self.name}")
+        return response.partitions
 
     def _fetch_version(self) -> int:
         return self.version(RawFetch, MIN_FETCH_VERSION, MAX_FETCH_VERSION)
 
     def produces_by_id(self, node_id: int) -> bool:
-        """Whether a node takes batches for topics by their ids (KIP-516, Kafka 4.1); true only once connected."""
-        known = self.manager._conns.get(node_id) or self.manager  # one that an upgrade has not reached says so itself
+        """Whether a node takes batches for topics by id (KIP-516, Kafka 4.1); true only once connected."""
+        known = (
+            self.manager._conns.get(node_id) or self.manager
+        )  # a node that an upgrade has not reached says so itself
         _, highest = known.broker_version_data.api_versions.get(RawProduce.API_KEY, (0, -1))
         return bool(highest >= PRODUCE_BY_ID_VERSION)
 
@@ -229,10 +231,10 @@ class Cluster(Leaders):
         transactional_id: str | None = None,
         topic_ids: Mapping[TopicPartition, uuid.UUID] = _NO_IDS,
     ) -> Any:
-        """Sends one batch a partition; a kafka Future of ProduceAnswer (None with acks=0), for pipelining.
+        """Sends one batch per partition; returns a kafka Future of ProduceAnswer (None with acks=0), for pipelining.
 
-        With `topic_ids`, of all partitions, only to the topics that have these ids, whatever has their names by now, where the
-        node knows ids (Kafka 4.1); else by name.
+        With `topic_ids`, given for all partitions, only topics that still have these ids take the batches, whatever has
+        their names by now, where the node knows ids (Kafka 4.1); other nodes take them by name.
         """
         try:
             request = RawProduce(
@@ -244,13 +246,13 @@ class Cluster(Leaders):
                 topic_ids=topic_ids if topic_ids.keys() >= batches.keys() and self.produces_by_id(node_id) else None,
             )
             return self.manager.send(request, node_id)
-        except Errors.KafkaError as error:  # the node is not known, has refused our credentials, or is too old
+        except Errors.KafkaError as error:  # the node is unknown, has refused our credentials, or is too old
             return Future().failure(error)
 
     async def append(self, partition: TopicPartition, batch: memoryview) -> int:
-        """Appends a batch and returns its base offset once all in-sync replicas have it; tried once.
+        """Appends a batch, tried once; returns its base offset when all in-sync replicas have it.
 
-        Raises Kafka's error; the batch may be there nevertheless.
+        Raises Kafka's error; the batch may have been appended nevertheless.
         """
         (part,) = await self.produce(await self.leader(partition), {partition: batch})
         if part.error_code:

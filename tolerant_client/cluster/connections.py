@@ -1,10 +1,10 @@
-"""The connections to one Kafka cluster: its address book, what its brokers speak, and patience with them.
+"""The connections to one Kafka cluster: its address book, its brokers' API versions, and how long failures are retried.
 
 Laws:
 - One event loop (kafka-python's NetworkSelector) may serve several clusters;
   everything here runs on it, as coroutines.
-- Long-polling fetches have a connection of their own for each node, so that
-  nothing ever waits behind them.
+- Long-polling fetches have a connection of their own to each node, so that
+  nothing ever waits for them.
 - An error code is believed when a broker repeats it; a single one is retried.
 """
 
@@ -33,7 +33,7 @@ _Self = TypeVar("_Self", bound="Connections")
 
 _DEFAULTS: Mapping[str, Any] = {
     "client_id": "tolerant-client",
-    # A frame is as large as a fetch may be; anything above is no Kafka frame.
+    # A frame is as large as a fetch may be; anything larger is no Kafka frame.
     "receive_message_max_bytes": 128 << 20,
     "max_in_flight_requests_per_connection": 256,
     "reconnect_backoff_ms": 20,
@@ -45,7 +45,7 @@ _DEFAULTS: Mapping[str, Any] = {
 class Connections:
     """One Kafka cluster's brokers, addressed with kafka-python's configuration keys.
 
-    `credentials` in it are functions without arguments, each called here for more of those keys.
+    Its `credentials` are functions without arguments; each is called here and returns more of those keys.
     `name` appears in error messages ("source", "target").  `net` is the event
     loop to share; without one the cluster makes its own and closes it.
     """
@@ -57,7 +57,7 @@ class Connections:
         self._apart: list[Connections] = []
         if not config.get("bootstrap_servers"):
             raise OptionError(f"No bootstrap servers were given for the {name}; give HOST:PORT[,HOST:PORT...]")
-        # What cannot be pickled (a TLS context, a ticket) is made by the process that connects.
+        # What cannot be pickled (a TLS context, a ticket) is made in the process that connects.
         config = dict(config)
         for made in config.pop("credentials", ()):
             config.update(made())
@@ -95,16 +95,16 @@ class Connections:
         return made
 
     def guard(self, may_send: Callable[[], bool]) -> None:
-        """Nothing more goes out while `may_send` says no: a connection that still has something to send is closed then."""
+        """Sends nothing more once `may_send` says no: a connection that still has something to send is then closed."""
         self.manager.guards.append(may_send)
 
     def drop_connections(self, why: str) -> None:
-        """Closes all connections, and so fails what is in flight or was not sent yet."""
+        """Closes all connections, which fails what is in flight or was not sent yet."""
         for connection in list(self.manager._conns.values()):
             connection.close(Errors.KafkaConnectionError(why))
 
     def run(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
-        """Drives the event loop until the coroutine is done; not from within the loop."""
+        """Drives the event loop until the coroutine is done; must not be called within the loop."""
         result: _T = self.net.run(function, *args)
         return result
 
@@ -133,8 +133,8 @@ class Connections:
         return int(highest)
 
     def version(self, request: type[Request], lowest: int, highest: int) -> int:
-        """The version in which both sides speak a request; raises UnsupportedSourceError where there is none."""
-        # Whoever leaves an API out of ApiVersions does not speak it.
+        """The highest version of a request that both sides speak; raises UnsupportedSourceError where there is none."""
+        # An API that is missing in ApiVersions is not supported.
         broker_lowest, broker_highest = self.manager.broker_version_data.api_versions.get(request.API_KEY, (0, -1))
         version: int = min(highest, broker_highest)
         if version < max(lowest, broker_lowest):
@@ -145,7 +145,7 @@ class Connections:
         return version
 
     def fetch_lane(self, node_id: int) -> str:
-        """A second address-book entry for a node: kafka-python keeps one connection an entry."""
+        """A second address-book entry for a node: kafka-python keeps one connection per entry."""
         cluster = self.manager.cluster
         broker = cluster.broker_metadata(node_id)
         if broker is None:
@@ -162,7 +162,7 @@ class Connections:
         return servers if isinstance(servers, str) else ",".join(servers)
 
     def _refuse_login(self, error: Errors.SaslAuthenticationFailedError) -> NoReturn:
-        """Raises what a broker said of our login, in words that say whose and where; what is in such words as it is."""
+        """Raises a broker's refusal of our login with user and address; a LoginRefusedError is raised as it is."""
         if isinstance(error, LoginRefusedError):
             raise error
         user = self.manager.config["sasl_plain_username"]
@@ -175,12 +175,12 @@ class Connections:
         ) from error
 
     def unreachable(self, waited_ms: int, error: BaseException, what: str = "connecting") -> ClusterUnreachableError:
-        """What is to be raised where no broker has responded for so long; `error` is the last one."""
+        """The error to raise where no broker has responded for `waited_ms`; `error` is the last failure."""
         where = f"The {self.name} at {self._address}"
         if isinstance(error, Errors.NodeNotReadyError) and " " not in str(*error.args[:1]):
-            error = self.manager.not_ready()  # kafka-python's own name a node, or what was wanted, and no reason
+            error = self.manager.not_ready()  # kafka-python's own error names a node, or what was wanted, but no reason
         lasted = f"failed for {waited_ms / 1000:.0f} s ({text_of(error)})"
-        if isinstance(error, Errors.UnknownTopicOrPartitionError):  # which a broker has told
+        if isinstance(error, Errors.UnknownTopicOrPartitionError):  # a broker said so
             why = "the topic was deleted, or we may not describe it"
             return ClusterUnreachableError(f"{where} was reached, but {what} {lasted}: {why}", self.name)
         remedy = "check that its brokers run and that this address is right"
@@ -189,13 +189,15 @@ class Connections:
             said = f"security.protocol={protocol}" + (
                 f" and sasl.mechanism={mechanism}" if protocol.startswith("SASL") else ""
             )
-            remedy = f"it takes connections and breaks them off: check that {said} is what its listener at this address speaks"
+            remedy = (
+                f"it accepts connections and closes them: check that {said} is what its listener at this address speaks"
+            )
         return ClusterUnreachableError(f"{where} could not be reached: {what} {lasted}; {remedy}", self.name)
 
     # -- requests --------------------------------------------------------------
 
     async def send(self, request: Any, node_id: int | str | None = None) -> Any:
-        """Sends one request once its connection is ready, and returns the decoded answer."""
+        """Sends one request once its connection is ready, and returns the decoded response."""
         await self.connect()
         if node_id is None:
             node_id = self.manager.least_loaded_node()
@@ -208,15 +210,15 @@ class Connections:
             self._refuse_login(error)
 
     def throttled_s(self, node_id: int) -> float:
-        """Seconds for which a node has asked to be left alone (KIP-219); what is sent before that is refused here."""
+        """Seconds for which a node still throttles us (KIP-219); a request that is sent earlier is refused here."""
         connection = self.manager._conns.get(node_id)
         return 0.0 if connection is None else _throttled_s(connection)
 
     async def insist(self, what: str, attempt: Callable[[], Awaitable[_T]], patience_ms: int | None = None) -> _T:
-        """Repeats `attempt` while it fails with what may heal, at most `patience_ms` (or the cluster's own).
+        """Repeats `attempt` while its error may heal, for at most `patience_ms` (or the cluster's own).
 
         An error that is not retriable is believed when it comes three times in a
-        row.  Raises ClusterUnreachableError (cause: the last error) in the end.
+        row.  In the end raises ClusterUnreachableError (cause: the last error).
         """
         patience_ms = self.patience_ms if patience_ms is None else patience_ms
         patience = Patience(patience_ms / 1000)
@@ -238,7 +240,7 @@ class Connections:
                 if patience.is_over:
                     raise self.unreachable(patience_ms, error, what) from error
                 if getattr(error, "invalid_metadata", False):
-                    self.manager.cluster.request_update()  # the leader that we know may lead no longer
+                    self.manager.cluster.request_update()  # the known leader may no longer lead
             await self.net.sleep(patience.pause_s())
 
 
@@ -246,4 +248,4 @@ def _throttled_s(connection: Any) -> float:
     if "throttle" not in connection.paused:
         return 0.0
     until: float = connection._throttle_time
-    return max(until - time.monotonic(), 0.001)  # it is lifted by a timer, a little later
+    return max(until - time.monotonic(), 0.001)  # a timer lifts the throttle, a little later

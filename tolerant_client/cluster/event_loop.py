@@ -1,4 +1,4 @@
-"""What the coroutines of a Cluster run on, and wait with: kafka-python's selector, its futures, and what wakes a waiter."""
+"""What the coroutines of a Cluster run on and wait with: kafka-python's selector, its futures and its wakeup notifier."""
 
 from __future__ import annotations
 

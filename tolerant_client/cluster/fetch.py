@@ -1,8 +1,8 @@
-"""Fetch as whole record batches: requests by topic name or by topic id, and answers as views.
+"""Fetch of whole record batches: requests by topic name or by topic id, and responses as views.
 
 Wire facts: FetchRequest.json and FetchResponse.json of Apache Kafka.  By name: versions 0 to 11 (Kafka 0.8 to 4.x; 0 to 3
-as Kafka 3.9 has them, the last release that answers them).  By id (KIP-516): version 13 (Kafka 3.1 to 4.x), which is a
-flexible one (KIP-482): lengths and counts are unsigned varints of one more, and each structure ends with tagged fields.
+as in Kafka 3.9, the last release that supports them).  By id (KIP-516): version 13 (Kafka 3.1 to 4.x), a flexible version
+(KIP-482): lengths and counts are unsigned varints plus one, and each structure ends with tagged fields.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from tolerant_client.tracker.rules.apis import FETCH, Request
 
 MIN_FETCH_VERSION = 0
 MAX_FETCH_VERSION = 11
-FIRST_BATCH_FETCH_VERSION = 4  # answers to older ones hold message sets of v0 and v1
+FIRST_BATCH_FETCH_VERSION = 4  # responses to older versions hold message sets of v0 and v1
 FETCH_BY_ID_VERSION = 13
 
 FINAL_EPOCH = -1  # a request with this session epoch neither uses nor opens a session
 _PARTITION_V11 = struct.Struct(">iiqqi")
 _PARTITION_V5 = struct.Struct(">iqqi")
 _PARTITION_V4 = struct.Struct(">iqi")
-_ANSWER_V5 = struct.Struct(">ihqqqi")
-_ANSWER_V4 = struct.Struct(">ihqqi")
-_ANSWER_V0 = struct.Struct(">ihq")
+_RESPONSE_V5 = struct.Struct(">ihqqqi")
+_RESPONSE_V4 = struct.Struct(">ihqqi")
+_RESPONSE_V0 = struct.Struct(">ihq")
 
 _NO_TAGS = b"\0"
-_PARTITION_BY_ID = struct.Struct(">iiqiqib")  # with its tagged fields, none
+_PARTITION_BY_ID = struct.Struct(">iiqiqib")  # including its tagged fields, which are empty
 _HEAD_BY_ID = struct.Struct(">ihi")
-_ANSWER_BY_ID = struct.Struct(">ihqqq")
+_RESPONSE_BY_ID = struct.Struct(">ihqqq")
 _ABORTED_BY_ID = struct.Struct(">qq")
 
 
 class TopicNames(Protocol):
-    """What the caller calls topics, beside the brokers' own names: source and target as a link calls them."""
+    """The caller's names of topics and the brokers' own: a link's target and source names."""
 
     def to_source(self, topic: str) -> str:
-        """What the brokers call it; raises OptionError for a name that no topic of theirs has here."""
+        """The brokers' name of a topic; raises OptionError for a name that stands for no topic of theirs."""
 
     def to_target(self, topic: str) -> str:
-        """What the brokers' topic is called here."""
+        """The caller's name of a brokers' topic."""
 
 
 class FetchedPartition(NamedTuple):
-    """One partition of a Fetch answer.
+    """One partition of a Fetch response.
 
-    `records` is a view of whole and, at its end, perhaps one cut record batch;
-    it keeps the received frame alive and belongs to the receiver.  Offsets are
-    -1 where the broker does not know them; brokers before 0.11 know nothing of
-    transactions, so their last stable offset is the high watermark.
+    `records` is a view of whole record batches and perhaps, at its end, of one
+    that is cut; it keeps the received frame alive and belongs to the receiver.
+    Offsets are -1 where the broker does not know them; brokers before 0.11 know
+    no transactions, so their last stable offset is the high watermark.
     """
 
     partition: TopicPartition
@@ -66,7 +66,7 @@ class FetchedPartition(NamedTuple):
 
 
 class FetchAnswer(NamedTuple):
-    """A decoded Fetch answer; `session_id` 0 means that there is no session."""
+    """A decoded Fetch response; `session_id` 0 means that there is no session."""
 
     error_code: int
     session_id: int
@@ -75,13 +75,13 @@ class FetchAnswer(NamedTuple):
 
 
 class RawFetch(Request):
-    """A Fetch request whose answer is handed over as views, never copied.
+    """A Fetch request whose response is handed over as views, never copied.
 
-    `positions` maps partitions to the offset to fetch from; with a session only
-    those that changed since the session's last request.  With `names` partitions
-    are called here and in the answer as the link's target calls them.  With
-    `topic_ids`, of every topic of the session, as the caller calls it, they are
-    asked for by id; `version` is that of requests by name.
+    `positions` maps partitions to the offset to fetch from; in a session, only
+    those that changed since the session's last request.  With `names`, partitions
+    have the link's target names here and in the response.  With `topic_ids`, given
+    for every topic of the session by the caller's name, topics are requested by id;
+    `version` is that of requests by name.
     """
 
     API_KEY = FETCH
@@ -114,8 +114,8 @@ class RawFetch(Request):
         self.names = names
         self.topic_ids = topic_ids or {}
         self.expected_ms = float(max_wait_ms)
-        # A repeat of an epoch that the broker has seen is refused (71), so
-        # only a request outside any session may be sent again as it stands.
+        # The broker refuses an epoch that it has seen (71), so only a request
+        # outside any session may be sent again unchanged.
         self.resend_safe = session_epoch == FINAL_EPOCH
 
     def expect_response(self) -> bool:
@@ -167,11 +167,11 @@ class RawFetch(Request):
         return encode_string(topic if self.names is None else self.names.to_source(topic))
 
     def decode_response(self, body: memoryview) -> FetchAnswer:
-        """Decodes an answer to this request's version.
+        """Decodes a response to this request's version.
 
-        Raises ValueError or struct.error when the body is cut, has bytes left over,
-        names a partition twice (another one's, under its name), or a topic by an id that
-        is not of the session.  Partitions that were not asked for are the caller's to ignore.
+        Raises ValueError or struct.error when the body is cut, has bytes left over, names a
+        partition twice (one of them is another partition), or names a topic by an id that is
+        not of the session.  The caller ignores partitions that were not asked for.
         """
         if self.topic_ids:
             return self._decoded_by_id(body)
@@ -193,15 +193,15 @@ class RawFetch(Request):
             for _ in range(count):
                 log_start, n_aborted = -1, 0
                 if version >= 5:
-                    index, error, high, stable, log_start, n_aborted = _ANSWER_V5.unpack_from(body, at)
-                    at += _ANSWER_V5.size
+                    index, error, high, stable, log_start, n_aborted = _RESPONSE_V5.unpack_from(body, at)
+                    at += _RESPONSE_V5.size
                 elif version == 4:
-                    index, error, high, stable, n_aborted = _ANSWER_V4.unpack_from(body, at)
-                    at += _ANSWER_V4.size
+                    index, error, high, stable, n_aborted = _RESPONSE_V4.unpack_from(body, at)
+                    at += _RESPONSE_V4.size
                 else:
-                    index, error, high = _ANSWER_V0.unpack_from(body, at)
+                    index, error, high = _RESPONSE_V0.unpack_from(body, at)
                     stable = high
-                    at += _ANSWER_V0.size
+                    at += _RESPONSE_V0.size
                 aborted: tuple[tuple[int, int], ...] = ()
                 if n_aborted > 0:
                     flat = struct.unpack_from(f">{2 * n_aborted}q", body, at)
@@ -229,16 +229,16 @@ class RawFetch(Request):
         for _ in range(count - 1):
             topic = topics.get(bytes(body[at : at + 16]))
             if topic is None:
-                raise ValueError("Fetch answer has a topic id that is not of its session")
+                raise ValueError("Fetch response has a topic id that is not of its session")
             partitions, at = read_uvarint(body, at + 16)
             for _ in range(partitions - 1):
-                index, error, high, stable, log_start = _ANSWER_BY_ID.unpack_from(body, at)
-                n_aborted, at = read_uvarint(body, at + _ANSWER_BY_ID.size)
+                index, error, high, stable, log_start = _RESPONSE_BY_ID.unpack_from(body, at)
+                n_aborted, at = read_uvarint(body, at + _RESPONSE_BY_ID.size)
                 aborted = []
                 for _ in range(n_aborted - 1):
                     aborted.append(_ABORTED_BY_ID.unpack_from(body, at))
                     at = skip_tags(body, at + _ABORTED_BY_ID.size)
-                size, at = read_uvarint(body, at + 4)  # behind preferred_read_replica
+                size, at = read_uvarint(body, at + 4)  # after preferred_read_replica
                 size = max(size - 1, 0)
                 records = body[at : at + size]
                 at = skip_tags(body, at + size)
@@ -266,6 +266,6 @@ def _numbers(partitions: Sequence[TopicPartition]) -> bytes:
 
 def _require_whole(body: memoryview, at: int, fetched: Sequence[FetchedPartition]) -> None:
     if at != len(body):
-        raise ValueError(f"Fetch answer has {len(body)} bytes, its fields {at}")
+        raise ValueError(f"Fetch response has {len(body)} bytes, its fields {at}")
     if len({part.partition for part in fetched}) < len(fetched):
-        raise ValueError("Fetch answer names a partition twice")
+        raise ValueError("Fetch response names a partition twice")

@@ -1,8 +1,8 @@
 """Fetch sessions (KIP-227): a request tells a broker only what has changed since the one before.
 
-Brokers that know topic ids (KIP-516, Kafka 3.1) are asked by them.  They keep the partitions of a session in a hash
-table, by name and number or by id and number (FetchSession.scala, CachedPartition): the hashes of names that differ in
-a digit lie side by side, and 10,000 partitions of "wide-000" to "wide-099" keep a broker busy for minutes.
+Brokers that know topic ids (KIP-516, Kafka 3.1) are asked by id.  They keep a session's partitions in a hash table, by
+name and number or by id and number (FetchSession.scala, CachedPartition).  The hashes of names that differ in a digit are
+adjacent, so 10,000 partitions of "wide-000" to "wide-099" keep a broker busy for minutes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tolerant_client.cluster.fetch import FINAL_EPOCH, FetchAnswer, RawFetch, To
 
 
 class FetchSession:
-    """An incremental fetch session with one broker: only what changed is sent and answered.
+    """An incremental fetch session with one broker: requests and responses hold only what changed.
 
     The caller moves positions with `seek` and `forget`, sends `request()`, and
     reports the outcome with `answered` or `failed`.  One request at a time.
-    `version` is that of requests by name.  Topics are asked for by id where `topic_id`
-    knows those of all, by the names that the caller uses.
+    `version` is that of requests by name.  Topics are requested by id where `topic_id`,
+    called with the caller's names, knows the ids of all.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class FetchSession:
         self.isolation_level = isolation_level
         self.names = names
         self._topic_id = topic_id
-        self._ids: dict[str, uuid.UUID] = {}  # of every topic of the session; empty where it goes by names
+        self._ids: dict[str, uuid.UUID] = {}  # of every topic of the session; empty where it uses names
         self.positions: dict[TopicPartition, int] = {}
         self._changed: set[TopicPartition] = set()
         self._forgotten: set[TopicPartition] = set()
@@ -43,9 +43,9 @@ class FetchSession:
         self._epoch = 0
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Fetch `partition` from `offset` in the next request.
+        """Fetches `partition` from `offset` in the next request.
 
-        It goes behind the others: a response has room for the first ones, where no session has the broker rotate them (KIP-74).
+        It goes last: outside a session, in which the broker rotates partitions, a response holds the first ones (KIP-74).
         """
         self.positions.pop(partition, None)
         self.positions[partition] = offset
@@ -53,7 +53,7 @@ class FetchSession:
         self._forgotten.discard(partition)
 
     def forget(self, partition: TopicPartition) -> None:
-        """Stop fetching `partition`; unknown partitions are ignored."""
+        """Stops fetching `partition`; ignores an unknown one."""
         if self.positions.pop(partition, None) is not None:
             self._changed.discard(partition)
             self._forgotten.add(partition)
@@ -61,12 +61,12 @@ class FetchSession:
     def request(self, *, max_wait_ms: int, max_bytes: int, partition_max_bytes: int) -> RawFetch:
         """The next request; a new session starts with all partitions (epoch 0)."""
         if self._epoch and not self._knows_topics():
-            self.failed()  # a session goes by names or by ids, and a topic that was made anew has another id
+            self.failed()  # a session uses names or ids, and a recreated topic has another id
         is_full = self._epoch == 0 or self.version < 7
         if is_full:
             self._ids = self._ids_of(self.positions)
         positions = self.positions if is_full else {p: self.positions[p] for p in self._changed}
-        # Of a topic without an id the broker was never told.
+        # The broker was never told of a topic without an id.
         forgotten = () if is_full else tuple(p for p in self._forgotten if not self._ids or p.topic in self._ids)
         self._changed.clear()
         self._forgotten.clear()
@@ -86,13 +86,13 @@ class FetchSession:
 
     @property
     def goes_by_names(self) -> bool:
-        """Whether the last request named topics by their names: then nothing tells a topic that was made anew."""
+        """Whether the last request named topics by name: then nothing reveals a recreated topic."""
         return not self._ids
 
     def made_anew(self) -> list[TopicPartition]:
-        """Partitions of topics that have another id by now: their positions are of a log that is gone.
+        """Partitions of topics that have another id by now: their positions are in a log that is gone.
 
-        They are forgotten, and a new session begins without them: the present topic is not to be read from there.
+        They are forgotten, and a new session begins without them: the present topic must not be read from there.
         """
         if self._topic_id is None:
             return []
@@ -108,13 +108,13 @@ class FetchSession:
         return gone
 
     def go_by_names(self) -> None:
-        """The node turned out to know no ids: begins anew without."""
+        """Begins a new session by name: the node turned out to know no ids."""
         self._topic_id = None
         self._ids = {}
         self.failed()
 
     def _knows_topics(self) -> bool:
-        """Whether what changed can be told in the session; it then has the ids of topics that are new in it."""
+        """Whether the session can take the changes; if so, it also takes the ids of its new topics."""
         if not self._ids or not self._changed:
             return True
         changed = self._ids_of(self._changed)
@@ -136,19 +136,19 @@ class FetchSession:
             ids[topic] = known
         return ids
 
-    def answered(self, answer: FetchAnswer) -> bool:
-        """Takes the session's id and epoch from an answer; False when the session is gone.
+    def answered(self, response: FetchAnswer) -> bool:
+        """Takes the session's id and epoch from a response; False when the session is gone.
 
-        A partition whose records were answered must be moved with `seek`, or the
+        A partition whose records have come must be moved with `seek`, or the
         broker sends the same records again.
         """
-        if answer.error_code:
+        if response.error_code:
             self.failed()
             return False
-        if answer.session_id == 0:
-            self._id = self._epoch = 0  # the broker's session cache is full: full requests go on working
+        if response.session_id == 0:
+            self._id = self._epoch = 0  # the broker's session cache is full: full requests keep working
         else:
-            self._id = answer.session_id
+            self._id = response.session_id
             self._epoch = 1 if self._epoch == 0x7FFFFFFF else self._epoch + 1
         return True
 

@@ -1,7 +1,7 @@
 """The topics of one Kafka cluster and who leads their partitions.
 
-Law: with `names` topics are called here as the target of a link calls them, and the brokers are asked for their own: every
-request is built with `wire_topic`, every answer read with `topic_of`.
+Law: with `names`, topics have the names here that the target of a link gives them, and brokers are asked by their own
+names: every request is built with `wire_topic`, every response is read with `topic_of`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tolerant_client.cluster.fetch import TopicNames
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC
 
 METADATA_WITHOUT_CREATION = 4  # naming a topic in an older request creates it, unless the broker forbids that
-HEARD_MS = 5_000  # a cluster none of whose brokers says anything for so long is away
-_LAST_WITH_RIGHTS = 10  # the last version that tells the rights to the cluster, too (KIP-430, KIP-700)
+HEARD_MS = 5_000  # a cluster is away when none of its brokers says anything for this long
+_LAST_WITH_RIGHTS = 10  # the last version that also tells the rights on the cluster (KIP-430, KIP-700)
 
 
 def metadata_request(
     wire_topics: Iterable[str] | None, *, has_rights: bool = False, may_create: bool = False
 ) -> MetadataRequest:
-    """Asks for topics as the brokers call them, all where there are no names; creates none unless it may."""
+    """Asks for topics by the brokers' names, for all topics without names; creates none unless it may."""
     if wire_topics is not None:
         wire_topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in wire_topics]
     rights = {"max_version": _LAST_WITH_RIGHTS} if has_rights else {}
@@ -41,7 +41,7 @@ def metadata_request(
 
 
 class Leaders(Connections):
-    """Topics, partitions and their leaders, as the brokers told last; `names` are those of the link whose source this is."""
+    """Topics, partitions and their leaders, as brokers last told; `names` belong to the link whose source this is."""
 
     def __init__(
         self,
@@ -54,19 +54,19 @@ class Leaders(Connections):
     ) -> None:
         super().__init__(config, net, name=name, patience_ms=patience_ms)
         self.names = names
-        self.topic_ids: dict[str, str] = {}  # as Kafka's tools write them, of topics that `partitions` has found
-        self.nodes_without_ids: set[int] = set()  # in an upgrade that has not reached them
+        self.topic_ids: dict[str, str] = {}  # as Kafka's tools write them, for topics that `partitions` has found
+        self.nodes_without_ids: set[int] = set()  # not reached by a running upgrade yet
 
     def wire_topic(self, topic: str) -> str:
-        """What the brokers call a topic; raises OptionError for one that `names` have no source for."""
+        """The brokers' name of a topic; raises OptionError for one whose source `names` do not know."""
         return topic if self.names is None else self.names.to_source(topic)
 
     def topic_of(self, wire_topic: str) -> str:
-        """What a topic of the brokers is called here."""
+        """Our name of a brokers' topic."""
         return wire_topic if self.names is None else self.names.to_target(wire_topic)
 
     async def partitions(self, topics: Iterable[str] | None = None) -> dict[str, list[int]]:
-        """Partition numbers by topic; all topics without internal ones, or those named that exist."""
+        """Partition numbers by topic: of all topics but internal ones, or of those named that exist."""
         wanted = None if topics is None else set(map(self.wire_topic, topics))
         if wanted == set():
             return {}
@@ -81,9 +81,9 @@ class Leaders(Connections):
             await self.connect()
             can_name = self.highest_version(MetadataRequest) >= METADATA_WITHOUT_CREATION
             found: dict[str, list[int]] = {}
-            for is_repeat in (False, True):  # said to be unknown: believed when it is said twice
-                answer = await self.send(metadata_request(wanted if can_name else None))
-                for topic in filter(is_meant, answer.topics):
+            for is_repeat in (False, True):  # an unknown topic is believed when it is reported twice
+                response = await self.send(metadata_request(wanted if can_name else None))
+                for topic in filter(is_meant, response.topics):
                     if not topic.error_code:
                         name = self.topic_of(topic.name)
                         found[name] = sorted(p.partition_index for p in topic.partitions)
@@ -98,7 +98,7 @@ class Leaders(Connections):
         return await self.insist("reading the topics", ask)
 
     async def track(self, topics: Iterable[str]) -> None:
-        """Keeps leaders of these topics (and those tracked before) up to date."""
+        """Keeps the leaders of these topics, and of those tracked before, up to date."""
         cluster = self.manager.cluster
         missing = set(map(self.wire_topic, topics)) - set(cluster.topics(exclude_internal_topics=False))
         if missing:
@@ -106,7 +106,7 @@ class Leaders(Connections):
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Asks for the leaders anew; many callers share one request."""
+        """Asks for the leaders again; many callers share one request."""
         await self.connect()
         await self.insist("refreshing metadata", self.manager.cluster.refresh_metadata)
 
@@ -135,7 +135,7 @@ class Leaders(Connections):
         return wire_topic not in metadata.unauthorized_topics and metadata.partitions_for_topic(wire_topic) is None
 
     def why_leaderless(self, partition: TopicPartition) -> str:
-        """Why `known_leader` has none, as the last Metadata says."""
+        """Why `known_leader` has none, according to the last Metadata."""
         if self.wire_topic(partition.topic) in self.manager.cluster.unauthorized_topics:
             return f"it may not be described on the {self.name}; grant Describe on its topic"
         if self.lacks(partition.topic):

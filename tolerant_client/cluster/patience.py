@@ -1,6 +1,6 @@
-"""How long something is tried, how the pauses between the tries grow, and when what is said is believed.
+"""How long an operation is tried, how the pauses between tries grow, and when a repeated statement is believed.
 
-Law: what a repeat may change (an error that is not retriable, a log that ends early) is believed when it was said
+Law: what a repeat may change (an error that is not retriable, a log that ends early) is believed after it was said
 BELIEVED_AFTER times in a row: one wrong response, or a broker that has just started, proves nothing.
 """
 
@@ -20,30 +20,30 @@ class Backoff(NamedTuple):
     longest_s: float = 1.0
 
     def pause_s(self, repeat: int) -> float:
-        """The pause before a repeat, of which the first is 1."""
+        """The pause before a repeat; the first repeat is 1."""
         return min(self.first_s * 2.0 ** min(repeat - 1, 30), self.longest_s)
 
 
 class Belief:
-    """How often the same was said in a row."""
+    """Counts how often the same was said in a row."""
 
     def __init__(self) -> None:
         self.times = 0
         self._said = ""
 
     def hear(self, what: str) -> bool:
-        """Whether this is believed now."""
+        """Notes what was said; True if it is believed now."""
         self.times = self.times + 1 if what == self._said else 1
         self._said = what
         return self.times >= BELIEVED_AFTER
 
     def forget(self) -> None:
-        """What was said is out of date."""
+        """Discards what was said, which is out of date."""
         self.times, self._said = 0, ""
 
 
 class Patience(Belief):
-    """What is left of it with one thing that is tried; it begins when it is made."""
+    """How long one operation may still be tried; its time begins when this is made."""
 
     def __init__(self, seconds: float, backoff: Backoff = Backoff()) -> None:
         super().__init__()
@@ -56,6 +56,6 @@ class Patience(Belief):
         return time.monotonic() >= self._until
 
     def pause_s(self) -> float:
-        """The next pause; up to a fifth shorter or longer, so that many that failed together do not come back together."""
+        """The next pause; varied by up to a fifth, so that clients that failed together do not return together."""
         self._repeats += 1
         return self._backoff.pause_s(self._repeats) * random.uniform(0.8, 1.2)

@@ -1,8 +1,8 @@
 """Produce of whole record batches, as slices of the buffer that they were received into: by topic name or by topic id.
 
 Wire facts: ProduceRequest.json and ProduceResponse.json of Apache Kafka.  By name: versions 3 to 7 (Kafka 0.11 to 4.x); zstd
-needs 7 (KIP-110).  By id (KIP-516): version 13 (Kafka 4.1), a flexible one (KIP-482); a broker refuses an id that no topic of
-it has with UNKNOWN_TOPIC_ID, whatever has that topic's name by now.
+needs 7 (KIP-110).  By id (KIP-516): version 13 (Kafka 4.1), a flexible version (KIP-482); a broker refuses an id that none
+of its topics has with UNKNOWN_TOPIC_ID, whatever has that topic's name by now.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_PRODUCE_VERSION = 7
 PRODUCE_BY_ID_VERSION = 13
 NO_APPEND_TIME = -1
 
-_ANSWER_V5 = struct.Struct(">ihqqq")
-_ANSWER_V3 = struct.Struct(">ihqq")
+_RESPONSE_V5 = struct.Struct(">ihqqq")
+_RESPONSE_V3 = struct.Struct(">ihqq")
 _NO_TAGS = _NULL = b"\0"
 
 _SEQUENCE_MODULUS = 1 << 31
@@ -36,10 +36,10 @@ def add_sequence(sequence: int, delta: int) -> int:
 
 
 class ProducedPartition(NamedTuple):
-    """One partition of a Produce answer; `base_offset` is -1 where the broker did not say it.
+    """One partition of a Produce response; `base_offset` is -1 where the broker did not say it.
 
-    `log_append_time` is the one that the broker gave the records, in ms; with CreateTime NO_APPEND_TIME, or, of a batch
-    that it had already, the batch's max timestamp.
+    `log_append_time` is the time that the broker gave the records, in ms.  With CreateTime it is NO_APPEND_TIME, or, for
+    a batch that the broker already had, the batch's max timestamp.
     """
 
     partition: TopicPartition
@@ -49,7 +49,7 @@ class ProducedPartition(NamedTuple):
 
 
 class ProduceAnswer(list[ProducedPartition]):
-    """The partitions of one answer; `throttle_time_ms` is how long the broker asks to be left alone (KIP-219)."""
+    """The partitions of one response; `throttle_time_ms` is how long the broker throttles us (KIP-219)."""
 
     __slots__ = ("throttle_time_ms",)
 
@@ -61,14 +61,14 @@ class ProduceAnswer(list[ProducedPartition]):
 class RawProduce(Request):
     """A Produce request of one record batch for each partition.
 
-    The batches are sent from where they are and must not be changed until the
-    request is settled.  `acks` is -1 (all), 1, or 0: then there is no answer.
-    With `topic_ids`, of all partitions, topics are named by id; `version` is that
-    of requests by name.
-    A lost answer is handed up: the batches belong to an idempotent producer, so
-    the answer to a later batch of the partition proves that this one was
-    appended, and whoever made them knows what to do about the rest.  So silence
-    and a probe's response settle it; not where a batch has no producer id.
+    The batches are sent without being copied and must not be changed until the
+    request is settled.  `acks` is -1 (all), 1, or 0: then there is no response.
+    With `topic_ids`, given for all partitions, topics are named by id; `version`
+    is that of requests by name.
+    A lost response is handed up: the batches belong to an idempotent producer, so
+    the response to a later batch of the partition proves that this one was
+    appended, and their owner knows what to do about the rest.  So silence and a
+    probe's response settle it, except where a batch has no producer id.
     """
 
     API_KEY = PRODUCE
@@ -97,7 +97,7 @@ class RawProduce(Request):
 
     @property
     def is_repeated_above(self) -> bool:
-        """Whether a broker knows each batch by its sequence, so that its owner may send it again at any time."""
+        """Whether a broker recognises each batch by its sequence, so that its owner may send it again at any time."""
         return all(read_header(batch).producer_id >= 0 for batch in self.batches.values())
 
     def expect_response(self) -> bool:
@@ -143,17 +143,17 @@ class RawProduce(Request):
         return encode_string(self.transactional_id)
 
     def decode_response(self, body: memoryview) -> ProduceAnswer:
-        """Decodes an answer to this request's version.
+        """Decodes a response to this request's version.
 
         Raises ValueError or struct.error when the body is cut, has bytes left
-        over, or does not speak of exactly the partitions of the request.
+        over, or does not name exactly the partitions of the request.
         """
         if self.topic_ids:
             return self._decoded_by_id(body)
         (topics,) = struct.unpack_from(">i", body)
         at = 4
         produced: list[ProducedPartition] = []
-        layout = _ANSWER_V5 if self.API_VERSION >= 5 else _ANSWER_V3
+        layout = _RESPONSE_V5 if self.API_VERSION >= 5 else _RESPONSE_V3
         for _ in range(topics):
             topic, count, at = read_topic(body, at)
             for _ in range(count):
@@ -173,13 +173,13 @@ class RawProduce(Request):
             topic_id = bytes(body[at : at + 16])
             count, at = read_uvarint(body, at + 16)
             for _ in range(count - 1):
-                index, error, base_offset, append_time, _log_start = _ANSWER_V5.unpack_from(body, at)
-                errors, at = read_uvarint(body, at + _ANSWER_V5.size)
+                index, error, base_offset, append_time, _log_start = _RESPONSE_V5.unpack_from(body, at)
+                errors, at = read_uvarint(body, at + _RESPONSE_V5.size)
                 for _ in range(errors - 1):
                     at = skip_tags(body, _skip_string(body, at + 4))
                 at = skip_tags(body, _skip_string(body, at))
                 if (partition := known.get((topic_id, index))) is None:
-                    raise ValueError("Produce answer speaks of other partitions than its request")
+                    raise ValueError("Produce response names other partitions than its request")
                 produced.append(ProducedPartition(partition, error, base_offset, append_time))
             at = skip_tags(body, at)
         (throttle_time_ms,) = struct.unpack_from(">i", body, at)
@@ -189,9 +189,9 @@ class RawProduce(Request):
         self, body: memoryview, at: int, produced: list[ProducedPartition], throttle_time_ms: int
     ) -> ProduceAnswer:
         if at != len(body):
-            raise ValueError(f"Produce answer has {len(body)} bytes, its fields {at}")
+            raise ValueError(f"Produce response has {len(body)} bytes, its fields {at}")
         if {p.partition for p in produced} != self.batches.keys():
-            raise ValueError("Produce answer speaks of other partitions than its request")
+            raise ValueError("Produce response names other partitions than its request")
         return ProduceAnswer(produced, throttle_time_ms)
 
 

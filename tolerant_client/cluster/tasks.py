@@ -1,4 +1,4 @@
-"""What is run beside its callers, on a cluster's event loop, and how they wait for what it does."""
+"""Coroutines that run beside their callers, on a cluster's event loop, and how callers wait for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tolerant_client.cluster.event_loop import Future
 
 
 class Tasks:
-    """Those of one owner.  `failure` is what ended one of them; the owner is of no more use then."""
+    """The tasks of one owner.  `failure` is the error that ended one of them; the owner is then of no more use."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.failure: Exception | None = None
@@ -30,19 +30,19 @@ class Tasks:
         self._net.call_soon(guarded)
 
     def notify(self) -> None:
-        """Wakes all that wait."""
+        """Wakes all waiters."""
         for future in list(self._waiters):
             resolve(future)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Waits until something is so.  Raises what ended a task."""
+        """Waits until `is_so`.  Raises the error that ended a task."""
         while self.failure is None and not is_so():
             await self.wait(1.0)
         if self.failure is not None:
             raise self.failure
 
     async def wait(self, left_s: float) -> None:
-        """Waits for a notification, `left_s` at most, and never longer than a second; that where nothing is left."""
+        """Waits for a notification, for at most `left_s` and a second; for a second where nothing is left."""
         future = Future()
         self._waiters.add(future)
         timer = self._net.call_later(min(1.0, left_s) if left_s > 0 else 1.0, lambda: resolve(future))
@@ -54,6 +54,6 @@ class Tasks:
 
 
 def resolve(future: Future) -> None:
-    """Wakes who waits for a future; one that is done is left alone."""
+    """Wakes whoever waits for a future; does nothing to one that is done."""
     if not future.is_done:
         future.success(None)

@@ -187,7 +187,7 @@ def test_cut_and_leftover_bytes_raise(version: int) -> None:
     for length in range(len(body)):
         with pytest.raises((ValueError, struct.error)):
             request.decode_response(memoryview(body)[:length])
-    with pytest.raises(ValueError, match="Fetch answer has"):
+    with pytest.raises(ValueError, match="Fetch response has"):
         request.decode_response(memoryview(body + b"\0"))
 
 

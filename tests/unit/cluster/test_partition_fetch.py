@@ -48,7 +48,7 @@ def test_a_response_without_the_partition_is_no_response() -> None:
             return []
 
     there: Any = Throttled([])
-    with pytest.raises(Errors.UnknownTopicOrPartitionError, match="orders-0: an answer without it"):
+    with pytest.raises(Errors.UnknownTopicOrPartitionError, match="orders-0: missing in the response"):
         asyncio.run(fetch_alone(there, P, 0))
 
 

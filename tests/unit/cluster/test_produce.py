@@ -123,7 +123,7 @@ def test_cut_and_leftover_bytes_raise(version: int) -> None:
     for length in range(len(body)):
         with pytest.raises((ValueError, struct.error)):
             produce(version).decode_response(memoryview(body)[:length])
-    with pytest.raises(ValueError, match="Produce answer has"):
+    with pytest.raises(ValueError, match="Produce response has"):
         produce(version).decode_response(memoryview(body + b"\0"))
 
 

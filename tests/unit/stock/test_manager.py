@@ -378,7 +378,7 @@ def test_a_listener_that_breaks_off_is_told_as_one_that_speaks_another_protocol(
     tls.load_cert_chain(certificate)
     with serve(FakeBroker(), tls) as address, Cluster({"bootstrap_servers": address}) as plain:
         with pytest.raises(
-            ClusterUnreachableError, match="breaks them off: check that security.protocol=PLAINTEXT is what"
+            ClusterUnreachableError, match="closes them: check that security.protocol=PLAINTEXT is what"
         ):
             plain.run(plain.connect, 1_500)
     with socketserver.ThreadingTCPServer(

@@ -33,8 +33,8 @@ class TopicAcl(NamedTuple):
 
 
 async def describe_acls(cluster: Cluster) -> tuple[list[TopicAcl], dict[str, int]]:
-    """ACLs of literal topics, and how many there are of each prefix; asked once."""
-    answer = await cluster.send(
+    """ACLs of literal topic names, and the number of ACLs of each prefix; asked once."""
+    response = await cluster.send(
         DescribeAclsRequest(
             resource_type_filter=ACLResourceType.TOPIC,
             resource_name_filter=None,
@@ -45,11 +45,11 @@ async def describe_acls(cluster: Cluster) -> tuple[list[TopicAcl], dict[str, int
             permission_type=ACLPermissionType.ANY,
         )
     )
-    # Not in the broker's words: they have addresses of the moment in them, and insist would believe none of them.
-    raise_for(answer.error_code, f"reading the ACLs of the {cluster.name}")
+    # Without the broker's message: it holds addresses that change, and `insist` would believe none of them.
+    raise_for(response.error_code, f"reading the ACLs of the {cluster.name}")
     literal: list[TopicAcl] = []
     prefixes: dict[str, int] = {}
-    for resource in answer.resources:
+    for resource in response.resources:
         if resource.pattern_type != ACLResourcePatternType.LITERAL:
             prefixes[resource.resource_name] = len(resource.acls)
             continue
@@ -60,7 +60,7 @@ async def describe_acls(cluster: Cluster) -> tuple[list[TopicAcl], dict[str, int
 
 
 async def create_acls(cluster: Cluster, acls: Collection[TopicAcl]) -> dict[TopicAcl, str]:
-    """Why ACLs are refused; creating one that is there changes nothing.  Asked once."""
+    """Creates ACLs; returns why some are refused.  Creating one that exists changes nothing.  Asked once."""
     refused: dict[TopicAcl, str] = {}
     creations = [
         CreateAclsRequest.AclCreation(
@@ -74,8 +74,8 @@ async def create_acls(cluster: Cluster, acls: Collection[TopicAcl]) -> dict[Topi
         )
         for acl in acls
     ]
-    answer = await cluster.send(CreateAclsRequest(creations=creations))
-    for acl, result in zip(acls, answer.results):
+    response = await cluster.send(CreateAclsRequest(creations=creations))
+    for acl, result in zip(acls, response.results):
         if result.error_code:
             error = Errors.for_code(result.error_code)(f"adding {acl}")
             if is_retriable(error):

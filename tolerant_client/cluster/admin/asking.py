@@ -1,7 +1,7 @@
-"""What all administrative requests have in common: which ones the brokers know, their error codes, requests of many.
+"""What all administrative requests share: which ones the brokers know, their error codes, and requests for many items.
 
-Law: each request is built and read in the module of its noun, beside this one.  Most ask once, so that whoever calls says
-how long it is repeated (Cluster.insist); topics are called as the cluster's `names` call them.
+Law: each request is built and read in the module of its noun, beside this one.  Most are sent once, so the caller decides
+how long to repeat them (Cluster.insist).  Topics have the names that the cluster's `names` give them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 
-AT_ONCE = 200  # topics, groups or transactional ids in a request
+AT_ONCE = 200  # topics, groups or transactional ids per request
 
 _T = TypeVar("_T")
 
@@ -36,14 +36,14 @@ def is_retriable(error: Exception) -> bool:
 
 
 def chunks(items: Iterable[_T], size: int = AT_ONCE) -> Iterator[Sequence[_T]]:
-    """As many `items` as a request takes, each time."""
+    """Chunks of `items`, each of as many as a request takes."""
     whole = list(items)
     for start in range(0, len(whole), size):
         yield whole[start : start + size]
 
 
 def by_topic(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Partition numbers by what the brokers call their topics."""
+    """Partition numbers by the brokers' names of their topics."""
     found: dict[str, list[int]] = {}
     for topic, number in partitions:
         found.setdefault(cluster.wire_topic(topic), []).append(number)

@@ -16,7 +16,7 @@ from tolerant_client.cluster.cluster import Cluster
 
 TOPIC, BROKER = 2, 4  # ConfigResource.Type
 OF_TOPIC, OF_BROKERS_FILE, DEFAULT = 1, 4, 5  # DescribeConfigsResponse.ConfigSource
-_UNTOLD = -1  # by version 0 (Kafka 0.11), which has is_default instead
+_UNTOLD = -1  # in version 0 (Kafka 0.11), which has is_default instead
 _SET, _DELETE = 0, 1  # AlterConfigOp.OpType
 _EXPIRATIONS = ("producer.id.expiration.ms", "transactional.id.expiration.ms")
 
@@ -48,7 +48,7 @@ async def describe_configs(
     kind: int = TOPIC,
     node_id: int | None = None,
 ) -> dict[str, dict[str, Setting] | Exception]:
-    """The settings of each topic (or broker) that have a value, all of them without `keys`, or its error; asked once."""
+    """The settings with a value of each topic (or broker), all of them without `keys`, or its error; asked once."""
     resource = DescribeConfigsRequest.DescribeConfigsResource
     wire = [cluster.wire_topic(name) if kind == TOPIC else name for name in names]
     if not wire:
@@ -75,7 +75,7 @@ async def describe_configs(
 async def alter_configs(
     cluster: Cluster, changes: Mapping[str, Mapping[str, str | None]], *, validate_only: bool = False
 ) -> dict[str, tuple[Exception, str]]:
-    """Sets settings of topics, None clears one: the error of each topic that was not changed, and the broker's words.
+    """Sets settings of topics, None clears one; the error of each topic that was not changed, and the broker's message.
 
     A topic is changed as a whole, or not at all; asked once.
     """
@@ -88,13 +88,13 @@ async def alter_configs(
         resource(resource_type=TOPIC, resource_name=topic, configs=[operation(*one) for one in settings.items()])
         for topic, settings in changes.items()
     ]
-    answer = await cluster.send(IncrementalAlterConfigsRequest(resources=wanted, validate_only=validate_only))
+    response = await cluster.send(IncrementalAlterConfigsRequest(resources=wanted, validate_only=validate_only))
     return {
         r.resource_name: (
             Errors.for_code(r.error_code)(f"changing settings of {r.resource_name}"),
             r.error_message or "",
         )
-        for r in answer.responses
+        for r in response.responses
         if r.error_code
     }
 
@@ -102,7 +102,7 @@ async def alter_configs(
 async def producer_expiration_ms(cluster: Cluster, node_id: int) -> int | None:
     """How long after its last record's timestamp a broker may forget a producer; None where it does not tell us.
 
-    Telling it takes DescribeConfigs on the cluster.  Before Kafka 3.4 it is as long as transactional ids are kept (KIP-854).
+    Needs DescribeConfigs on the cluster.  Before Kafka 3.4 it is as long as transactional ids are kept (KIP-854).
     """
     await cluster.connect()
     if not tells_configs(cluster):

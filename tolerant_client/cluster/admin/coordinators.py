@@ -1,9 +1,9 @@
-"""Coordinators of groups and transactional ids: finding them, and asking one, or those of many at a time.
+"""Coordinators of groups and transactional ids: finds them, and asks one, or those of many keys at a time.
 
 Laws:
 - What fails for a key fails for that key alone: a partition of __consumer_offsets without a leader holds up no group of
-  another one.
-- Many keys share a request where the brokers can (KIP-699), and requests to different coordinators are under way together.
+  another partition.
+- Many keys share a request where the brokers can (KIP-699), and requests to different coordinators run in parallel.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ async def find_coordinators(cluster: Cluster, kind: int, keys: Iterable[str]) ->
             else FindCoordinatorRequest(key=chunk[0], key_type=kind, max_version=_FIND_MANY - 1)
         )
         try:
-            answer = await cluster.send(request)
+            response = await cluster.send(request)
         except ClusterUnreachableError:
             raise
         except (Errors.KafkaError, ValueError) as error:
             found.update(dict.fromkeys(chunk, error))
             continue
-        for told in answer.coordinators if has_many else [answer]:
+        for told in response.coordinators if has_many else [response]:
             key = told.key if has_many else chunk[0]
             kind_of = Errors.for_code(told.error_code)
             found[key] = kind_of(f"finding the coordinator of {key!r}") if told.error_code else told.node_id
         for key in chunk:
             if key not in found:
-                found[key] = Errors.CoordinatorNotAvailableError(f"the {cluster.name} tells nothing of {key!r}")
+                found[key] = Errors.CoordinatorNotAvailableError(f"the {cluster.name} says nothing about {key!r}")
     return found
 
 
 class Coordinators:
-    """Finds the coordinator of groups and transactional ids, and asks it until it answers."""
+    """Finds the coordinator of groups and transactional ids, and asks it until it responds."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -73,18 +73,18 @@ class Coordinators:
         read: Callable[[Any], _T],
         patience_ms: int | None = None,
     ) -> _T:
-        """Sends `request()` to the coordinator until `read(answer)`, which raises for error codes, succeeds.
+        """Sends `request()` to the coordinator until `read(response)`, which raises for error codes, succeeds.
 
         `patience_ms` is Cluster.insist's.
         """
         return await self._cluster.insist(what, lambda: self.ask_once(kind, key, request, read), patience_ms)
 
     def known(self, kind: int, key: str) -> int | None:
-        """The broker that is asked now; None where it has not been found."""
+        """The broker that is asked now; None where none was found yet."""
         return self._nodes.get((kind, key))
 
     async def ask_once(self, kind: int, key: str, request: Callable[[], Any], read: Callable[[Any], _T]) -> _T:
-        """Sends `request()` to the coordinator, if there is one, and returns `read(answer)`."""
+        """Sends `request()` to the coordinator, if there is one, and returns `read(response)`."""
         node_id = self._nodes.get((kind, key))
         if node_id is None:
             found = (await find_coordinators(self._cluster, kind, [key]))[key]
@@ -93,7 +93,7 @@ class Coordinators:
             node_id = self._nodes[kind, key] = found
         try:
             return read(await self._cluster.send(request(), node_id))
-        except Errors.UnknownBrokerIdError as error:  # a broker that is away; insist would believe it
+        except Errors.UnknownBrokerIdError as error:  # a broker that is away; `insist` would believe this error
             self._nodes.pop((kind, key), None)
             self._cluster.manager.cluster.request_update()
             raise Errors.CoordinatorNotAvailableError(f"coordinator {node_id} of {key!r}") from error
@@ -104,9 +104,9 @@ class Coordinators:
 
 
 class ManyGroups(Generic[_T]):
-    """Asks the coordinators of many groups, and again those whose answer may heal.
+    """Asks the coordinators of many groups, and asks again for groups whose error may heal.
 
-    `may_send` is asked right before requests go out, each time; what it raises ends the call.
+    `may_send` is called right before requests are sent, each time; what it raises ends the call.
     """
 
     def __init__(
@@ -127,9 +127,9 @@ class ManyGroups(Generic[_T]):
         read: Callable[[Any], Iterable[tuple[str, int, _T]]],
         many: int,
     ) -> tuple[dict[str, _T], Failures]:
-        """Answers of groups, and the errors of those without; `many` is how many one request may name.
+        """Responses by group, and the errors of groups without one; `many` is how many groups a request may name.
 
-        `read` gives (group, error code, answer) of each; the name "" stands for the only group of its request.
+        `read` yields (group, error code, response) of each; the name "" stands for the only group of its request.
         """
         net = self._cluster.net
         pending = list(groups)
@@ -155,7 +155,7 @@ class ManyGroups(Generic[_T]):
                 await net.sleep(patience.pause_s())
         for name in set(pending) - self._found.keys() - self._failures.keys():
             self._failures[name] = Errors.CoordinatorNotAvailableError(
-                f"the {self._cluster.name} tells nothing of {name!r}"
+                f"the {self._cluster.name} says nothing about {name!r}"
             )
         return self._found, self._failures
 
@@ -163,12 +163,12 @@ class ManyGroups(Generic[_T]):
         self, names: Sequence[str], future: Awaitable[Any], read: Callable[[Any], Iterable[tuple[str, int, _T]]]
     ) -> None:
         try:
-            for name, code, answer in read(await future):
+            for name, code, response in read(await future):
                 name = name or names[0]
                 if code:
                     self._failed(name, Errors.for_code(code)(f"group {name!r} of the {self._cluster.name}"))
                 else:
-                    self._found[name] = answer
+                    self._found[name] = response
                     self._failures.pop(name, None)
         except ClusterUnreachableError:
             raise
@@ -185,7 +185,7 @@ class ManyGroups(Generic[_T]):
                 self._nodes[name] = found
 
     def _failed(self, group: str, error: Exception) -> None:
-        """An error that cannot heal is believed when it comes three times; another coordinator is looked for in any case."""
+        """Believes an error that cannot heal when it comes three times; looks up the coordinator again in any case."""
         self._nodes.pop(group, None)
         self._repeats[group] = 0 if is_retriable(error) else self._repeats.get(group, 0) + 1
         self._failures[group] = error

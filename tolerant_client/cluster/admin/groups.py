@@ -1,11 +1,11 @@
-"""Consumer groups of one cluster, many at a time: which there are, what they have committed, committing for them.
+"""Consumer groups of one cluster, many at a time: listing them, reading what they have committed, committing for them.
 
 Laws:
 - What fails for a group fails for that group alone (coordinators.py).
-- One request tells of many groups where the brokers can (OffsetFetch 8: KIP-709).
-- A commit is repeated for a few seconds at most: what was decided about a group soon gets too old to be written.
-- A running mirror looks right before commits go out, each time, whether its link was promoted: what it decided a moment
-  before would set back a group that promotion has moved.
+- One request covers many groups where the brokers can (OffsetFetch 8: KIP-709).
+- A commit is repeated for a few seconds at most: a decision about a group soon gets too old to be written.
+- A running mirror checks right before each commit whether its link was promoted: what it decided a moment before
+  would set back a group that promotion has moved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tolerant_client.errors import ClusterUnreachableError, UnsupportedSourceErr
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, partition_of
 
 EMPTY_STATES = ("Empty", "Dead")
-# What a broker answers to a commit for a group that has members.
+# Error codes of a commit for a group that has members.
 IN_USE = (Errors.UnknownMemberIdError.errno, Errors.IllegalGenerationError.errno, Errors.RebalanceInProgressError.errno)
 CONSUMER_TYPES = ("classic", "consumer")  # KIP-848; "share" (KIP-932) and "streams" (KIP-1071) are others
 
@@ -37,12 +37,12 @@ _LAST_DESCRIBE = 5  # version 6 has an error for groups that are not classic
 _FETCH_ALL_TOPICS = 2  # KIP-88, Kafka 0.10.2
 _FETCH_STABLE = 7  # KIP-447, Kafka 2.5
 _FETCH_MANY = 8
-_LAST_FETCH = 9  # version 10 speaks of topics by their ids
+_LAST_FETCH = 9  # version 10 names topics by id
 _LAST_COMMIT = 9
-_READ_PATIENCE_MS = 15_000  # a cluster without groups makes __consumer_offsets first
+_READ_PATIENCE_MS = 15_000  # a cluster without groups creates __consumer_offsets first
 _COMMIT_PATIENCE_MS = 5_000
 
-# What a coordinator answers to a whole commit, for each of its partitions.
+# Error codes that a coordinator gives to a whole commit, in each of its partitions.
 _OF_THE_COORDINATOR = frozenset(
     {
         Errors.RequestTimedOutError.errno,
@@ -54,14 +54,14 @@ _OF_THE_COORDINATOR = frozenset(
 
 
 class CommittedOffset(NamedTuple):
-    """An offset and what was written beside it."""
+    """An offset and the metadata that was committed with it."""
 
     offset: int
     metadata: str
 
 
 class ListedGroup(NamedTuple):
-    """A group as the brokers list it; `state` is "" where they do not say, `protocol_type` "" without a member ever."""
+    """A group as brokers list it; `state` is "" where they do not say, `protocol_type` "" if it never had a member."""
 
     name: str
     protocol_type: str
@@ -87,7 +87,7 @@ class OffsetsPartition(NamedTuple):
 
 
 class GroupsHome(NamedTuple):
-    """Where a cluster keeps its groups: its partitions of __consumer_offsets, none where there is no such topic."""
+    """Where a cluster keeps its groups: the partitions of __consumer_offsets, none where there is no such topic."""
 
     partitions: tuple[OffsetsPartition, ...]
 
@@ -104,7 +104,7 @@ class GroupsHome(NamedTuple):
 
 
 async def groups_home(cluster: Cluster) -> GroupsHome:
-    """The partitions of __consumer_offsets as the brokers' metadata has them now."""
+    """The partitions of __consumer_offsets in the brokers' current metadata."""
 
     async def ask() -> GroupsHome:
         (topic,) = (await cluster.send(metadata_request([OFFSETS_TOPIC]))).topics
@@ -116,15 +116,15 @@ async def groups_home(cluster: Cluster) -> GroupsHome:
         ]
         return GroupsHome(tuple(sorted(found)))
 
-    return await cluster.insist("looking at the partitions of groups", ask)
+    return await cluster.insist("reading the partitions of __consumer_offsets", ask)
 
 
 async def groups_of(cluster: Cluster, node_id: int) -> list[ListedGroup]:
     """The groups that a broker coordinates and that we may describe; asked once."""
     await cluster.connect()
     version = cluster.highest_version(ListGroupsRequest)
-    answer = await cluster.send(ListGroupsRequest(max_version=_LIST_TYPES), node_id)
-    raise_for(answer.error_code, f"listing the groups of broker {node_id} of the {cluster.name}")
+    response = await cluster.send(ListGroupsRequest(max_version=_LIST_TYPES), node_id)
+    raise_for(response.error_code, f"listing the groups of broker {node_id} of the {cluster.name}")
     return [
         ListedGroup(
             group.group_id,
@@ -132,15 +132,15 @@ async def groups_of(cluster: Cluster, node_id: int) -> list[ListedGroup]:
             group.group_state if version >= _LIST_STATES else "",
             ((group.group_type if version >= _LIST_TYPES else "") or "classic").lower(),
         )
-        for group in answer.groups
+        for group in response.groups
     ]
 
 
 async def list_groups(cluster: Cluster, patience_ms: int | None = None) -> tuple[dict[str, ListedGroup], Failures]:
     """The groups that this client may see, and what failed for which broker ("broker 3").
 
-    Groups whose partition of __consumer_offsets has no leader are not among them: nobody lists them.  A group that
-    the brokers do not tell the type of is classic.
+    Groups whose partition of __consumer_offsets has no leader are missing: nobody lists them.  A group whose type
+    the brokers do not tell is classic.
     """
     found: dict[str, ListedGroup] = {}
     failures: Failures = {}
@@ -158,7 +158,7 @@ async def list_groups(cluster: Cluster, patience_ms: int | None = None) -> tuple
 
 
 async def groups_named(cluster: Cluster, prefix: str) -> list[str]:
-    """The groups whose names begin so, as far as this client may see them; of the brokers that there are at each attempt."""
+    """The groups whose names begin with `prefix`, if this client may see them; each attempt asks the current brokers."""
 
     async def ask() -> list[str]:
         await cluster.refresh()
@@ -169,7 +169,7 @@ async def groups_named(cluster: Cluster, prefix: str) -> list[str]:
 
 
 async def group_states(cluster: Cluster, groups: Iterable[str]) -> tuple[dict[str, str], Failures]:
-    """The states of groups, "Dead" for those that are not there or are not for us to see, and what failed for which."""
+    """The states of groups, "Dead" for those that do not exist or that we may not see, and what failed for which."""
     wanted = list(groups)
     await cluster.connect()
     if cluster.highest_version(ListGroupsRequest) >= _LIST_STATES:
@@ -177,16 +177,16 @@ async def group_states(cluster: Cluster, groups: Iterable[str]) -> tuple[dict[st
         states = {name: listed[name].state if name in listed else "Dead" for name in wanted}
         if not unlisted:
             return states, {}
-        error = next(iter(unlisted.values()))  # what a broker did not list may be in use there
+        error = next(iter(unlisted.values()))  # a group that a broker did not list may be in use there
         return {n: s for n, s in states.items() if n in listed}, {n: error for n in wanted if n not in listed}
     return await described_states(cluster, wanted)
 
 
 async def described_states(cluster: Cluster, groups: Iterable[str]) -> tuple[dict[str, str], Failures]:
-    """As group_states, asked of each group's coordinator: a group that we may not describe is a failure, and not "Dead"."""
+    """Like group_states, from each group's coordinator: a group that we may not describe is a failure, not "Dead"."""
 
-    def read(answer: Any) -> Iterator[tuple[str, int, str]]:
-        for group in answer.groups:
+    def read(response: Any) -> Iterator[tuple[str, int, str]]:
+        for group in response.groups:
             yield group.group_id, group.error_code, group.group_state or "Dead"
 
     asked = ManyGroups[str](cluster, _READ_PATIENCE_MS)
@@ -194,14 +194,14 @@ async def described_states(cluster: Cluster, groups: Iterable[str]) -> tuple[dic
 
 
 def describe_groups_request(names: Iterable[str], *, has_rights: bool = False) -> DescribeGroupsRequest:
-    """Asks a coordinator for groups, with what we may do with them."""
+    """Asks a coordinator for groups, and with `has_rights` for what we may do with them."""
     return DescribeGroupsRequest(
         groups=list(names), include_authorized_operations=has_rights, max_version=_LAST_DESCRIBE
     )
 
 
 def stable_offsets_request(group: str, partitions: Iterable[TopicPartition] | None) -> OffsetFetchRequest:
-    """Asks for what a group has committed, for these partitions or any; pending transactions are waited for (KIP-447)."""
+    """Asks for a group's committed offsets, for these partitions or any; waits for pending transactions (KIP-447)."""
     topic_type, topics = OffsetFetchRequest.OffsetFetchRequestTopic, None
     if partitions is not None:
         numbers: dict[str, list[int]] = {}
@@ -213,7 +213,7 @@ def stable_offsets_request(group: str, partitions: Iterable[TopicPartition] | No
 
 
 def read_offsets(group: Any) -> tuple[dict[TopicPartition, CommittedOffset], dict[TopicPartition, int]]:
-    """What an OffsetFetch tells of a group: committed offsets, and error codes of partitions."""
+    """A group's committed offsets, and error codes of partitions, from an OffsetFetch response."""
     offsets: dict[TopicPartition, CommittedOffset] = {}
     codes: dict[TopicPartition, int] = {}
     for topic in group.topics:
@@ -250,8 +250,8 @@ async def fetch_offsets(
             group_id=names[0], topics=None, min_version=_FETCH_ALL_TOPICS, max_version=_FETCH_MANY - 1
         )
 
-    def read(answer: Any) -> Iterator[tuple[str, int, dict[TopicPartition, CommittedOffset]]]:
-        for group in answer.groups if has_many else [answer]:
+    def read(response: Any) -> Iterator[tuple[str, int, dict[TopicPartition, CommittedOffset]]]:
+        for group in response.groups if has_many else [response]:
             offsets, codes = read_offsets(group)
             code = group.error_code or next(iter(codes.values()), 0)
             yield group.group_id if has_many else "", code, offsets
@@ -267,11 +267,11 @@ async def commit_offsets(
     wanted: Mapping[str, Mapping[TopicPartition, CommittedOffset]],
     may_write: Callable[[], Awaitable[None]] | None = None,
 ) -> tuple[dict[str, dict[TopicPartition, int]], Failures]:
-    """Commits for groups without members; the error code of each partition (0: written), and what failed for which group.
+    """Commits for groups without members; the error code per partition (0: written), and what failed for which group.
 
-    `may_write` is asked right before requests go out, each time; what it raises ends the call.
-    A broker refuses a group that has members (UNKNOWN_MEMBER_ID).  The offsets carry no leader epoch: those of
-    another cluster mean nothing here (KIP-320).  What may have been written, and failed, is in the failures.
+    `may_write` is called right before requests are sent, each time; what it raises ends the call.
+    A broker refuses a group that has members (UNKNOWN_MEMBER_ID).  The offsets carry no leader epoch: epochs of
+    another cluster mean nothing here (KIP-320).  A commit that failed but may have been written is in the failures.
     """
     topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
 
@@ -296,8 +296,8 @@ async def commit_offsets(
             max_version=_LAST_COMMIT,
         )
 
-    def read(answer: Any) -> Iterator[tuple[str, int, dict[TopicPartition, int]]]:
-        codes = {TopicPartition(t.name, p.partition_index): p.error_code for t in answer.topics for p in t.partitions}
+    def read(response: Any) -> Iterator[tuple[str, int, dict[TopicPartition, int]]]:
+        codes = {TopicPartition(t.name, p.partition_index): p.error_code for t in response.topics for p in t.partitions}
         yield "", next((code for code in codes.values() if code in _OF_THE_COORDINATOR), 0), codes
 
     return await ManyGroups[dict[TopicPartition, int]](cluster, _COMMIT_PATIENCE_MS, may_write).ask(

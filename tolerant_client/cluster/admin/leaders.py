@@ -1,6 +1,6 @@
-"""Asking several nodes: the leaders of many partitions, or the coordinators of many keys.
+"""Asks several nodes: the leaders of many partitions, or the coordinators of many keys.
 
-Law: a node that hangs makes only its own partitions unknown, where all are asked at once.
+Law: where all are asked at once, a node that hangs makes only its own partitions unknown.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import TolerantClientError, text_of
 
-SILENT_S = 5.0  # a leader that says nothing for so long is not asked again in the same look
+SILENT_S = 5.0  # a leader that says nothing for this long is not asked again in the same pass
 NOT_CONNECTED = (Errors.KafkaConnectionError, Errors.NodeNotReadyError)
-LATE_S = 30.0  # the same for who has no hurry: a quota may hold up a response (KIP-219)
+LATE_S = 30.0  # the same for callers in no hurry: a quota may hold up a response (KIP-219)
 
 _K = TypeVar("_K")
 _T = TypeVar("_T")
-# What a node says of each of these partitions that it leads.
+# Returns what a node says of each of these partitions, which it leads.
 Ask = Callable[[int, Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, _T]]]
 
 
 class SilentError(TolerantClientError):
-    """A node said nothing for as long as it was waited for."""
+    """A node said nothing for as long as we waited for it."""
 
 
 async def ask_nodes(
@@ -35,7 +35,7 @@ async def ask_nodes(
     ask: Callable[[int, Collection[_K]], Awaitable[Mapping[_K, _T | Exception]]],
     within_s: float = SILENT_S,
 ) -> dict[_K, _T | Exception]:
-    """What each node says of its keys, all asked at once and once, each for `within_s`; SilentError where it says nothing."""
+    """What each node says of its keys, asked once and in parallel, each for `within_s`; SilentError for a silent one."""
 
     async def told(node_id: int) -> Mapping[_K, _T | Exception]:
         try:
@@ -47,13 +47,13 @@ async def ask_nodes(
     until = time.monotonic() + within_s
     found: dict[_K, _T | Exception] = {}
     for node_id, future in asked.items():
-        silent: Exception = Errors.UnknownTopicOrPartitionError("an answer without it")
-        answers: Mapping[_K, _T | Exception] = {}
+        silent: Exception = Errors.UnknownTopicOrPartitionError("missing in the response")
+        responses: Mapping[_K, _T | Exception] = {}
         try:
-            answers = await cluster.manager.wait_for(future, max(1.0, 1000 * (until - time.monotonic())))
+            responses = await cluster.manager.wait_for(future, max(1.0, 1000 * (until - time.monotonic())))
         except Errors.KafkaTimeoutError:
             silent = SilentError(f"no response within {within_s:.0f} s")
-        found.update({key: answers.get(key, silent) for key in by_node[node_id]})
+        found.update({key: responses.get(key, silent) for key in by_node[node_id]})
     return found
 
 
@@ -65,9 +65,9 @@ async def ask_leaders(
     silent: dict[int, Exception],
     within_s: float = SILENT_S,
 ) -> tuple[dict[TopicPartition, _T], dict[TopicPartition, str]]:
-    """What the leaders say, all asked at once and once, each for `within_s`; and why others could not be asked.
+    """What the leaders say, asked once and in parallel, each for `within_s`; and why others could not be asked.
 
-    Nodes that said nothing are noted in `silent`, and those that are there are not asked.
+    Nodes that said nothing are added to `silent`; nodes that are in it are not asked.
     """
     found: dict[TopicPartition, _T] = {}
     left_out: dict[TopicPartition, str] = {}
@@ -80,18 +80,18 @@ async def ask_leaders(
             by_node.setdefault(node_id, []).append(partition)
 
     asked = {node_id: members for node_id, members in by_node.items() if node_id not in silent}
-    answers = await ask_nodes(cluster, asked, ask, within_s)
+    responses = await ask_nodes(cluster, asked, ask, within_s)
     for node_id, members in asked.items():
         for partition in members:
-            answer = answers[partition]
-            if isinstance(answer, SilentError):
-                silent[node_id] = answer
-            elif isinstance(answer, Exception):
+            response = responses[partition]
+            if isinstance(response, SilentError):
+                silent[node_id] = response
+            elif isinstance(response, Exception):
                 leader = f"node {node_id} of the {cluster.name}, which leads it"
-                says = "does not respond" if isinstance(answer, NOT_CONNECTED) else f"tells no {what} of it"
-                left_out[partition] = f"{leader}, {says}: {text_of(answer)}"
+                says = "does not respond" if isinstance(response, NOT_CONNECTED) else f"gives no {what} for it"
+                left_out[partition] = f"{leader}, {says}: {text_of(response)}"
             else:
-                found[partition] = answer
+                found[partition] = response
     for node_id in by_node.keys() & silent.keys():
         why = f"node {node_id} of the {cluster.name}, which leads it, does not respond: {text_of(silent[node_id])}"
         left_out.update((p, why) for p in by_node[node_id])
@@ -101,7 +101,7 @@ async def ask_leaders(
 async def insist_on_leaders(
     cluster: Cluster, what: str, partitions: Iterable[TopicPartition], ask: Ask[_T]
 ) -> dict[TopicPartition, _T]:
-    """What the leaders say, one after the other; a request that fails is repeated (Cluster.insist)."""
+    """What the leaders say, asked one after the other; a request that fails is repeated (Cluster.insist)."""
     wanted = list(partitions)
     answered: set[TopicPartition] = set()
     found: dict[TopicPartition, _T] = {}

@@ -1,4 +1,4 @@
-"""Log directories of the brokers of one cluster, and what partitions take there (KIP-113)."""
+"""Log directories of the brokers of one cluster, and how much partitions take there (KIP-113)."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ async def describe_log_dirs(
 ) -> list[LogDir]:
     """The log directories of a broker, with these partitions or all; asked once.  Needs Describe on the cluster.
 
-    A replica that is being moved between directories counts where it is read.
+    A replica that is being moved between directories counts in the one that it is read from.
     """
     kind = DescribeLogDirsRequest.DescribableLogDirTopic
     topics = None
     if partitions is not None:
         topics = [kind(topic=name, partitions=numbers) for name, numbers in by_topic(cluster, partitions).items()]
-    answer = await cluster.send(DescribeLogDirsRequest(topics=topics, max_version=4), node_id)
-    raise_for(answer.error_code, f"DescribeLogDirs of broker {node_id}")
+    response = await cluster.send(DescribeLogDirsRequest(topics=topics, max_version=4), node_id)
+    raise_for(response.error_code, f"DescribeLogDirs of broker {node_id}")
     return [
         LogDir(
             node_id,
@@ -59,5 +59,5 @@ async def describe_log_dirs(
                 if not part.is_future_key
             },
         )
-        for one in answer.results
+        for one in response.results
     ]

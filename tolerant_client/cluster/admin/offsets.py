@@ -1,16 +1,16 @@
-"""Offsets of one cluster's logs: where they end, for clients and for their leaders, and what leaders say of times and epochs.
+"""Offsets of one cluster's logs: their ends, for clients and for leaders, and what leaders say of times and epochs.
 
 Laws:
-- No partition waits for another one, in what returns LedOffsets or Untold: `Cluster.list_offsets` answers for all or for none;
-  here what cannot be asked, or is not told, is said of its partition alone.  A leader has no high watermark to tell for as long
-  as its ISR is too small after a crash (OffsetNotAvailable), and tells those of its other partitions.
-- A place to append at is the end of all that the leader has.  For clients a log ends at the high watermark; what the leader
-  has behind that is replicated later.  Who appends at the high watermark may append the same once more: a broker knows a
-  repeat of ours only while it remembers the producer, and that of a bare marker never.
-- So a place is believed only where both ends are the same.  Elsewhere it is looked for again: a follower comes to the
-  leader's end, or leaves the ISR (replica.lag.time.max.ms), or an election takes back what it does not have.
-- A comparison needs no place to append at: the high watermark is end enough for it (resume_point.py).
-- The high watermark is asked for first, and told by the leader alone: so it is known by then who leads.
+- In functions that return LedOffsets or Untold, no partition waits for another: `Cluster.list_offsets` returns all offsets
+  or none; here what cannot be asked, or is not told, is reported for its partition alone.  While its ISR is too small after
+  a crash a leader has no high watermark to tell (OffsetNotAvailable), but it tells those of its other partitions.
+- The position to append at is the end of all that the leader has.  For clients a log ends at the high watermark; what the
+  leader has beyond it is replicated later.  An append at the high watermark may append the same once more: a broker
+  recognises our repeat only while it remembers the producer, and that of a bare marker never.
+- So a position is believed only where both ends are the same.  Elsewhere it is looked up again: a follower reaches the
+  leader's end, or leaves the ISR (replica.lag.time.max.ms), or an election drops what the new leader does not have.
+- A comparison needs no position to append at: the high watermark is enough for it (resume_point.py).
+- The high watermark is asked for first, and only the leader tells it: so by then it is known who leads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tolerant_client.cluster.cluster import DEBUGGING_REPLICA, LATEST, MAX_TIMES
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff, Patience
 from tolerant_client.errors import TolerantClientError
 
-_LOOKS, _PAUSES = 20, Backoff(0.002, 0.5)  # 5 s in all
+_LOOKS, _PAUSES = 20, Backoff(0.002, 0.5)  # 5 s in total
 _EPOCHS_FOR_CLIENTS = 2  # older versions are for brokers only (ClusterAction)
 _LIST_MAX_TIMESTAMP = 7
 
@@ -41,7 +41,7 @@ class LedOffsets(NamedTuple):
 
 
 async def stable_ends(source: Cluster, partitions: Collection[TopicPartition], patience_ms: int = 0) -> LedOffsets:
-    """How far each partition can be copied: the last stable offsets."""
+    """How far each partition can be copied: its last stable offset."""
     asked = dict.fromkeys(partitions, LATEST)
     return await list_led_offsets(source, asked, isolation_level=READ_COMMITTED, patience_ms=patience_ms)
 
@@ -55,11 +55,11 @@ async def list_led_offsets(
     looks: int = BELIEVED_AFTER,
     within_s: float = SILENT_S,
 ) -> LedOffsets:
-    """As Cluster.list_offsets; waits at most `patience_ms` for the leaders that are missing, or do not answer in `within_s`.
+    """Like Cluster.list_offsets; waits at most `patience_ms` for leaders that are missing or silent for `within_s`.
 
-    What cannot be asked is believed after so many `looks`.
+    That a partition cannot be asked is believed after this many `looks`.
 
-    Raises ClusterUnreachableError where no broker answers.
+    Raises ClusterUnreachableError where no broker responds.
     """
     found: dict[TopicPartition, int] = {}
     silent: dict[int, Exception] = {}
@@ -96,7 +96,7 @@ class Untold(NamedTuple):
 
 
 class Unreplicated(NamedTuple):
-    """A log of which the leader has more, or less, than its high watermark says; `leader_end` is -1 where it was not told."""
+    """A log whose leader has more, or less, than its high watermark; `leader_end` is -1 where it was not told."""
 
     high_watermark: int
     leader_end: int
@@ -104,7 +104,7 @@ class Unreplicated(NamedTuple):
     def __str__(self) -> str:
         if self.leader_end < 0:
             return (
-                f"where the leader's log on the target ends was not told (its high watermark is {self.high_watermark})"
+                f"the end of the leader's log on the target was not told (its high watermark is {self.high_watermark})"
             )
         return (
             f"replication on the target is behind: the leader's log ends at {self.leader_end}, its high watermark is"
@@ -115,7 +115,7 @@ class Unreplicated(NamedTuple):
 async def replicated_ends(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, int | Unreplicated | Untold]:
-    """Where logs end of which all is replicated; two requests a leader.  Raises ClusterUnreachableError."""
+    """The ends of logs that are fully replicated; two requests per leader.  Raises ClusterUnreachableError."""
     wanted = dict.fromkeys(partitions, LATEST)
     high, left_out = await list_led_offsets(cluster, wanted, within_s=LATE_S)
 
@@ -128,9 +128,9 @@ async def replicated_ends(
 
 
 async def replicated_end(cluster: Cluster, partition: TopicPartition) -> int:
-    """As replicated_ends, of one partition; waits for its leader, and for its replicas for some seconds.
+    """Like replicated_ends, for one partition; waits for its leader, and some seconds for its replicas.
 
-    Raises OffsetNotAvailableError, which is retriable, where they do not come so far.
+    Raises OffsetNotAvailableError, which is retriable, where the replicas do not catch up.
     """
     for look in range(_LOOKS):
         high = (await cluster.list_offsets({partition: LATEST}))[partition]
@@ -161,9 +161,9 @@ async def replicated_ends_at(
 
 
 async def log_end_offsets(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Where the leaders' logs end, what is not replicated yet included; partitions that failed are absent.
+    """Where the leaders' logs end, including what is not replicated yet; partitions that failed are absent.
 
-    What describe_producers tells is as of that offset, not as of the high watermark.  One request a leader.
+    What describe_producers returns is as of that offset, not as of the high watermark.  One request per leader.
     """
     wanted = dict.fromkeys(partitions, LATEST)
 
@@ -179,9 +179,9 @@ def _end(high_watermark: int, leader_end: int) -> int | Unreplicated:
 
 
 async def newest_times(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The latest timestamp of each log in ms; empty logs and brokers before 3.0 tell none.
+    """The latest timestamp of each log in ms; absent for empty logs and brokers before 3.0.
 
-    Raises TolerantClientError where a leader tells none of its logs.
+    Raises TolerantClientError where a leader tells it for none of its logs.
     """
     await cluster.connect()
     if cluster.highest_version(ListOffsetsRequest) < _LIST_MAX_TIMESTAMP:
@@ -201,7 +201,7 @@ async def newest_times(cluster: Cluster, partitions: Iterable[TopicPartition]) -
 
 
 async def leader_epoch_ends(cluster: Cluster, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Where the leaders' logs end these leader epochs (KIP-320); none of them where brokers (before 2.1) cannot say."""
+    """Where these leader epochs end in the leaders' logs (KIP-320); empty where the brokers (before 2.1) cannot tell."""
     if not epochs:
         return {}
     await cluster.connect()

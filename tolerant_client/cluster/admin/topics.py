@@ -39,7 +39,7 @@ class Wanted(Protocol):
 
 
 class Outcome(NamedTuple):
-    """What the controller did for a topic: 0, or an error code and the broker's words."""
+    """What the controller did for a topic: error code 0, or another code and the broker's message."""
 
     name: str
     error_code: int
@@ -47,15 +47,15 @@ class Outcome(NamedTuple):
 
 
 async def read_metadata(cluster: Cluster, topics: Collection[str]) -> dict[str, Any]:
-    """What one Metadata says of these topics, error codes and all."""
+    """What one Metadata response says of these topics, including error codes."""
     if not topics:
         return {}
-    answer = await cluster.send(metadata_request(map(cluster.wire_topic, topics)))
-    return {cluster.topic_of(topic.name): topic for topic in answer.topics}
+    response = await cluster.send(metadata_request(map(cluster.wire_topic, topics)))
+    return {cluster.topic_of(topic.name): topic for topic in response.topics}
 
 
 async def replication_factors(cluster: Cluster, topics: Collection[str] | None = None) -> dict[str, int]:
-    """How many replicas each of these topics has, or each that this client may see; asked once."""
+    """The replication factor of each of these topics, or of each that this client may see; asked once."""
     if topics is None:
         told = {cluster.topic_of(topic.name): topic for topic in (await cluster.send(metadata_request(None))).topics}
     else:
@@ -68,10 +68,10 @@ async def replication_factors(cluster: Cluster, topics: Collection[str] | None =
 async def visible_topics(
     cluster: Cluster, topics: Collection[str]
 ) -> tuple[dict[str, list[int]], dict[str, Exception]]:
-    """Partition numbers of the topics that exist, and those that may not be described, whether they exist or not.
+    """Partition numbers of the topics that exist, and errors of those that may not be described, existing or not.
 
     They are asked for by name: a Metadata of all topics leaves the latter out.  Brokers before 0.11 list all topics instead
-    (naming one could create it), so what they hide does not exist here.
+    (naming one could create it), so a topic that they hide does not exist here.
     """
     try:
         return await cluster.partitions(topics), {}
@@ -95,9 +95,9 @@ async def topic_ids(cluster: Cluster, topics: Iterable[str]) -> dict[str, uuid.U
 
 
 async def present_ids(cluster: Cluster, topics: Iterable[str]) -> dict[str, uuid.UUID | None]:
-    """The topics that exist, with their ids; None of all of them, there or not, from brokers before 2.8, which tell none.
+    """The topics that exist, with their ids; from brokers before 2.8, which tell no ids, all topics with None.
 
-    A topic that is left out is said to be unknown, once: that says nothing of its id.
+    A topic is left out when one response calls it unknown, which says nothing of its id.
     """
     await cluster.connect()
     wanted = list(topics)
@@ -116,14 +116,14 @@ async def present_ids(cluster: Cluster, topics: Iterable[str]) -> dict[str, uuid
 
 
 async def require_topic(cluster: Cluster, topic: str, topic_id: uuid.UUID | None) -> None:
-    """Raises UnknownTopicIdError, which is retriable, where a topic has another id by now, or is not there."""
+    """Raises UnknownTopicIdError, which is retriable, where a topic has another id by now, or does not exist."""
     if topic_id is not None and (await present_ids(cluster, [topic])).get(topic) != topic_id:
-        error: Exception = Errors.UnknownTopicIdError(f"topic {topic} has no longer the id {topic_id}")
+        error: Exception = Errors.UnknownTopicIdError(f"topic {topic} no longer has the id {topic_id}")
         raise error
 
 
 async def create_topics(cluster: Cluster, topics: Iterable[Wanted], *, validate_only: bool) -> list[Outcome]:
-    """Creates topics, or with `validate_only` says what would become of them; asked once."""
+    """Creates topics, or with `validate_only` says what would happen to them; asked once."""
     creatable = CreateTopicsRequest.CreatableTopic
     request = CreateTopicsRequest(
         topics=[
@@ -139,28 +139,28 @@ async def create_topics(cluster: Cluster, topics: Iterable[Wanted], *, validate_
         timeout_ms=_TIMEOUT_MS,
         validate_only=validate_only,
     )
-    answer = await cluster.send(request, await _controller(cluster))
-    # Version 0 (Kafka 0.10) has no words.
-    outcomes = [Outcome(r.name, r.error_code, getattr(r, "error_message", None) or "") for r in answer.topics]
+    response = await cluster.send(request, await _controller(cluster))
+    # Version 0 (Kafka 0.10) has no error messages.
+    outcomes = [Outcome(r.name, r.error_code, getattr(r, "error_message", None) or "") for r in response.topics]
     if any(outcome.error_code == Errors.NotControllerError.errno for outcome in outcomes):
         await cluster.refresh()
     return outcomes
 
 
 async def create_partitions(cluster: Cluster, topics: Iterable[Wanted]) -> list[Outcome]:
-    """Gives topics as many partitions as they have here; asked once."""
+    """Raises the partition counts of topics to the given ones; asked once."""
     wanted = CreatePartitionsRequest.CreatePartitionsTopic
     request = CreatePartitionsRequest(
         topics=[wanted(name=t.name, count=t.partitions, assignments=None) for t in topics],
         timeout_ms=_TIMEOUT_MS,
         validate_only=False,
     )
-    answer = await cluster.send(request, await _controller(cluster))
-    return [Outcome(r.name, r.error_code, r.error_message or "") for r in answer.results]
+    response = await cluster.send(request, await _controller(cluster))
+    return [Outcome(r.name, r.error_code, r.error_message or "") for r in response.results]
 
 
 async def wait_for_leaders(cluster: Cluster, topics: Iterable[Wanted]) -> None:
-    """Waits some seconds until all partitions of new topics have leaders; who uses them waits for those that have none then."""
+    """Waits some seconds until all partitions of new topics have leaders; their users wait for those that lack one."""
     counts = {topic.name: topic.partitions for topic in topics}
 
     async def ready() -> None:
@@ -195,14 +195,14 @@ async def delete_topics(cluster: Cluster, names: Collection[str]) -> None:
 
 
 async def delete_records(cluster: Cluster, partition: TopicPartition, before: int) -> int:
-    """Deletes the records before an offset; the leader's error code, asked once."""
+    """Deletes the records before an offset; returns the leader's error code.  Asked once."""
     topic_type = DeleteRecordsRequest.DeleteRecordsTopic
     wanted = topic_type.DeleteRecordsPartition(partition_index=partition.partition, offset=before)
     request = DeleteRecordsRequest(
         topics=[topic_type(name=partition.topic, partitions=[wanted])], timeout_ms=_TIMEOUT_MS, max_version=2
     )
-    answer = await cluster.send(request, await cluster.leader(partition))
-    (code,) = (int(part.error_code) for topic in answer.topics for part in topic.partitions)
+    response = await cluster.send(request, await cluster.leader(partition))
+    (code,) = (int(part.error_code) for topic in response.topics for part in topic.partitions)
     return code
 
 
@@ -213,7 +213,7 @@ async def _controller(cluster: Cluster) -> int | None:
 
 
 async def lacking(cluster: Cluster, topics: Collection[str]) -> set[str]:
-    """Those of these topics that the cluster does not have; believed when it says so twice.  What else may be wrong is not told."""
+    """Those of these topics that the cluster does not have, believed when it says so twice; reports no other problem."""
     absent: set[str] = set()
     await cluster.track(topics)
     for _ in range(2):

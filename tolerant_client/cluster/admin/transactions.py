@@ -1,5 +1,5 @@
 """Producer ids and transactions of one cluster: getting ids, what leaders and coordinators know of their producers, and
-markers straight to a leader, as a transaction coordinator writes them.
+sending markers straight to a leader, as a transaction coordinator does.
 
 Wire facts: KIP-98 (InitProducerId), KIP-664 (DescribeProducers, ListTransactions, DescribeTransactions),
 WriteTxnMarkersRequest.json (version 1: Kafka 2.8 to 4.x; version 2 adds the transaction's version, which a broker uses for
@@ -23,9 +23,9 @@ from tolerant_client.cluster.admin.leaders import insist_on_leaders
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OutcomeUnknownError
 
-_NO_COORDINATOR = -1  # of a producer that has never been in a transaction
+_NO_COORDINATOR = -1  # of a producer that was never in a transaction
 _MARKERS_VERSION = 1
-_LOWEST_COORDINATOR_EPOCH = 0  # a marker is refused if its producer's last one had a higher
+_LOWEST_COORDINATOR_EPOCH = 0  # a marker is refused if its producer's last one had a higher epoch
 
 
 class ProducerEntry(NamedTuple):
@@ -41,7 +41,7 @@ class ProducerEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class CoordinatorView:
-    """What the coordinator says of a producer id; times in ms, `partitions` those that will get a marker."""
+    """What the coordinator says of a producer id; times in ms, `partitions` are those that will get a marker."""
 
     transactional_id: str
     state: str
@@ -59,10 +59,10 @@ def init_producer_id_request(
     *,
     min_version: int = 0,
 ) -> InitProducerIdRequest:
-    """Asks for a producer id and a new epoch; what was open of `transactional_id` is ended.
+    """Asks for a producer id and a new epoch, which ends an open transaction of `transactional_id`.
 
-    With an id and an epoch the coordinator compares them (version 3: KIP-360, Kafka 2.5).  Versions before transactions v2
-    (KIP-890) are used throughout: with them an epoch lasts for any number of transactions.
+    With an id and an epoch the coordinator compares them (version 3: KIP-360, Kafka 2.5).  Only versions before transactions
+    v2 (KIP-890) are used: with them an epoch lasts for any number of transactions.
     """
     return InitProducerIdRequest(
         transactional_id=transactional_id,
@@ -74,15 +74,15 @@ def init_producer_id_request(
     )
 
 
-def _producer_id(answer: Any) -> int:
-    raise_for(answer.error_code, "InitProducerId")
-    return int(answer.producer_id)
+def _producer_id(response: Any) -> int:
+    raise_for(response.error_code, "InitProducerId")
+    return int(response.producer_id)
 
 
 async def init_producer_id(target: Cluster, link: str) -> int:
-    """The producer id of a link: the same one at every start (KIP-98, transactional.id).
+    """The producer id of a link, which is the same at every start (KIP-98, transactional.id).
 
-    Data batches are plain idempotent ones of epoch 0: only the id is used (M2).
+    Data batches are plain idempotent ones of epoch 0: they use only the id (M2).
     """
     transactional_id, what = f"tolerant-mirror-{link}", f"getting the producer id of link {link}"
     return await Coordinators(target).ask(
@@ -107,7 +107,7 @@ def can_describe_producers(cluster: Cluster) -> bool:
 async def describe_producers(
     cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, list[ProducerEntry]]:
-    """The producers that each partition's leader remembers; one request a broker, partitions that failed are absent.
+    """The producers that each partition's leader remembers; one request per broker, partitions that failed are absent.
 
     Needs READ on the topics.
     """
@@ -149,11 +149,11 @@ async def describe_producers(
 
 
 def link_entry(entries: Iterable[ProducerEntry], producer_id: int, own: Collection[int]) -> ProducerEntry | None:
-    """The entry whose sequence the link goes on with, if there is one.
+    """The entry whose sequence the link continues, if there is one.
 
-    That of its producer id; or, where there is none, that of the former id of the link (`own`, from before its
-    transactional.id expired) that wrote last.  What anybody else wrote says nothing of the link.  An entry without
-    sequence is that of markers alone, as the fence of a promotion leaves them.
+    It is the entry of its producer id; without one, the entry that wrote last among the link's former ids (`own`, from
+    before its transactional.id expired).  What others wrote says nothing about the link.  An entry without a sequence
+    comes from markers alone, as the fence of a promotion leaves them.
     """
     known = [
         e
@@ -169,16 +169,16 @@ def link_entry(entries: Iterable[ProducerEntry], producer_id: int, own: Collecti
 async def list_transactions(
     cluster: Cluster, node_id: int, states: Sequence[str] = (), producer_ids: Iterable[int] = ()
 ) -> list[str]:
-    """The transactional ids in one of these states, or of these producers, that a coordinator has; asked once.
+    """A coordinator's transactional ids in one of these states, or of these producers; asked once.
 
-    Those that we may not describe are absent.
+    Ids that we may not describe are absent.
     """
     request = ListTransactionsRequest(
         state_filters=list(states), producer_id_filters=sorted(producer_ids), max_version=0
     )
-    answer = await cluster.send(request, node_id)
-    raise_for(answer.error_code, f"listing the transactions of broker {node_id}")
-    return [state.transactional_id for state in answer.transaction_states]
+    response = await cluster.send(request, node_id)
+    raise_for(response.error_code, f"listing the transactions of broker {node_id}")
+    return [state.transactional_id for state in response.transaction_states]
 
 
 def can_list_transactions(cluster: Cluster) -> bool:
@@ -187,7 +187,7 @@ def can_list_transactions(cluster: Cluster) -> bool:
 
 
 async def transactional_ids(cluster: Cluster, prefix: str, states: Sequence[str] = ()) -> set[str] | None:
-    """Those in one of the states, or in any, that the coordinators know; None where the brokers do not tell."""
+    """Transactional ids with this prefix, in one of the states or in any; None where the brokers cannot list them."""
     await cluster.connect()
     if not can_list_transactions(cluster):
         return None
@@ -207,7 +207,7 @@ async def describe_transactions(
 ) -> dict[str, CoordinatorView | Exception]:
     """What a coordinator says of transactional ids; asked once.
 
-    Any broker says whether we may describe one, which Write implies, before it says that it is not the coordinator.
+    Any broker checks whether we may describe an id, which Write implies, before it says that it is not the coordinator.
     """
     if not ids:
         return {}
@@ -241,9 +241,9 @@ async def write_abort_markers(
 ) -> set[int]:
     """Has a leader append abort markers in order, each given as (producer id, epoch); the error codes other than 0.
 
-    A broker appends each by itself, and responds when the last one is replicated, with one code for each producer id.  Asked
-    once: a repeat would append them anew.  Needs ClusterAction on the cluster (or Alter, Kafka 4.0).
-    Raises OutcomeUnknownError where the response does not speak of exactly these producers.
+    A broker appends each marker by itself, and responds when the last one is replicated, with one code per producer id.
+    Sent once: a repeat would append the markers again.  Needs ClusterAction on the cluster (or Alter, Kafka 4.0).
+    Raises OutcomeUnknownError where the response does not name exactly these producers.
     """
     marker = WriteTxnMarkersRequest.WritableTxnMarker
     topics = [marker.WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])]
@@ -269,7 +269,7 @@ async def write_abort_markers(
                 named.add((result.producer_id, topic.name, part.partition_index))
     if named != {(producer_id, *partition) for producer_id, _ in producers}:
         raise OutcomeUnknownError(
-            f"The response to WriteTxnMarkers for {partition.topic}-{partition.partition} speaks of others than its"
-            " request; the markers may have been appended"
+            f"The response to WriteTxnMarkers for {partition.topic}-{partition.partition} names others than its request;"
+            " the markers may have been appended"
         )
     return codes - {0}

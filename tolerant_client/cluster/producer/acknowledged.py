@@ -1,4 +1,4 @@
-"""Whether a log holds what was acknowledged: the log itself is asked (law G of producer/partition.py)."""
+"""Whether a log holds what was acknowledged, according to the log itself (law G of producer/partition.py)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tolerant_client.records.record_batch import iter_batches
 async def find_acknowledged(
     cluster: Cluster, partition: TopicPartition, sought: Sought, patience_ms: int
 ) -> dict[int, int]:
-    """The base offsets of the batches that are sought, by base sequence, as the headers in the log say.
+    """The base offsets of the sought batches, by base sequence, according to the headers in the log.
 
-    Raises TolerantClientError where the log does not have them all, found three times, or cannot be read.
+    Raises TolerantClientError where three reads found that the log lacks some of them, or it cannot be read.
     """
     name = f"{partition.topic}-{partition.partition}"
     lost = TolerantClientError(
-        f"{name} lost records that had been acknowledged (a topic that was created again, or an unclean election): what this"
+        f"{name} lost records that had been acknowledged (a topic that was recreated, or an unclean election): what this"
         " producer wrote is not complete"
     )
 
@@ -38,7 +38,7 @@ async def find_acknowledged(
         if error is lost:
             raise
         raise TolerantClientError(
-            f"{name} may have lost records that had been acknowledged: an offset that was told contradicts them, and the log"
+            f"{name} may have lost records that had been acknowledged: a response's offset contradicts them, and the log"
             f" could not be read ({type(error).__name__}: {error}); what this producer wrote may not be complete"
         ) from error
 
@@ -57,7 +57,7 @@ async def _find(cluster: Cluster, partition: TopicPartition, sought: Sought) -> 
                 found[header.base_sequence] = header.base_offset
             offset = header.next_offset
         if offset == read_from:
-            # A new leader may have what it does not show yet: its high watermark comes with its followers.
+            # A new leader may have records that it does not show yet: its high watermark advances with its followers.
             if (await log_end_offsets(cluster, [partition])).get(partition, offset + 1) > offset:
                 raise Errors.OffsetNotAvailableError(f"{partition.topic}-{partition.partition}: not all is replicated")
             break

@@ -1,16 +1,16 @@
 """Produces whole record batches: idempotent, pipelined, settled one by one; on a Cluster's event loop.
 
 Laws:
-- What a batch's answer means is `partition.py`'s; requests, leaders and time are `sender.py`'s; here are the producer's id,
-  what it takes, and what becomes of records that brokers refuse.
+- `partition.py` decides what a batch's response means; `sender.py` has requests, leaders and time; this module has the
+  producer's id, what it takes, and what happens to records that brokers refuse.
 - Bytes count from `enqueue` until the batch is proven to be appended.
 - The first error is kept and raised by every later call; what was enqueued
-  before it may have been written or not, and the producer is done with.
-- A single record that no broker will take is the caller's: `on_refused`, or
-  without it the producer's error.
+  before it may or may not have been written, and the producer is of no more use.
+- A single record that no broker will take goes to the caller's `on_refused`;
+  without one it is the producer's error.
 
-Peers read for it: TransactionManager.java and Sender.java of Apache Kafka,
-kgo's sink.go (one batch in flight until the broker knows the producer).
+Compare TransactionManager.java and Sender.java of Apache Kafka, and kgo's
+sink.go (one batch in flight until the broker knows the producer).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from tolerant_client.errors import (
 from tolerant_client.records.batch_encoding import EncodedBatch
 from tolerant_client.records.record_batch import Record, decode_records, encode_batch, read_header
 
-_PID_LEASE = 3600.0  # seconds idle after which another producer id is used: brokers forget them after a day
+_PID_LEASE = 3600.0  # seconds idle after which a new producer id is used: brokers forget them after a day
 _MAX_CONNECTING_MS = 10_000
-_MAX_SENT_BYTES = (100 << 20) - (64 << 10)  # the brokers' socket.request.max.bytes, less what is around a batch
+_MAX_SENT_BYTES = (100 << 20) - (64 << 10)  # the brokers' socket.request.max.bytes, less the overhead around a batch
 
 
 class Refused(NamedTuple):
@@ -58,7 +58,7 @@ class BatchProducer:
     """Appends encoded batches to the leaders of their partitions; owns `cluster` and closes it.
 
     One caller at a time: `start`, then `enqueue` and `pump` as often as it likes,
-    `await room()` before more than a bound, and `await flush()` in the end.
+    `await room()` before it exceeds a bound, and `await flush()` in the end.
     """
 
     def __init__(self, cluster: Cluster, settings: ProducerSettings) -> None:
@@ -77,7 +77,7 @@ class BatchProducer:
         self.close()
 
     def close(self) -> None:
-        """Closes the cluster's connections; what is not flushed may be written or not."""
+        """Closes the cluster's connections; what is not flushed may or may not be written."""
         self._sender.fail(Errors.IllegalStateError("The producer is closed"))
         self.cluster.close()
 
@@ -98,7 +98,7 @@ class BatchProducer:
             ) from error
 
     async def start(self) -> None:
-        """Connects, and gets a producer id if there is none; the same one goes on from task to task."""
+        """Connects, and gets a producer id if there is none; the id is kept from task to task."""
         await self.connect()
         self._sender.start()
         now = time.monotonic()
@@ -111,15 +111,15 @@ class BatchProducer:
             self._become(*await self.cluster.insist(what, self._init_producer_id, self.settings.max_block_ms))
 
     def start_transaction(self, transaction: ProducerTransaction) -> None:
-        """Produces from now on in a transaction that was begun, as its producer."""
+        """Produces from now on in a transaction that has begun, as its producer."""
         self._become(transaction.producer_id, transaction.producer_epoch, transaction)
 
     def stop(self, error: BaseException) -> None:
-        """Sends nothing more: `error` is what every later call raises, unless there was one before."""
+        """Sends nothing more; every later call raises `error`, or an earlier one."""
         self._sender.fail(error)
 
     def _become(self, producer_id: int, producer_epoch: int, transaction: ProducerTransaction | None = None) -> None:
-        self._sender.check()  # it may have been stopped while the id was waited for
+        self._sender.check()  # it may have been stopped while it waited for the id
         if not self._sender.is_idle:
             raise Errors.IllegalStateError("A producer with batches in flight cannot become another one: flush first")
         self._sender = Sender(self.cluster, self.settings, self._split, producer_id, producer_epoch, transaction)
@@ -129,14 +129,14 @@ class BatchProducer:
         return self._sender.bytes_in_flight
 
     async def _init_producer_id(self) -> tuple[int, int]:
-        answer = await self.cluster.send(init_producer_id_request(None, 0))
-        raise_for(answer.error_code, "InitProducerId; kafka.enable.idempotence=false writes without a producer id")
-        return answer.producer_id, answer.producer_epoch
+        response = await self.cluster.send(init_producer_id_request(None, 0))
+        raise_for(response.error_code, "InitProducerId; kafka.enable.idempotence=false writes without a producer id")
+        return response.producer_id, response.producer_epoch
 
     async def partition_count(self, topic: str, is_fresh: bool = False) -> int:
-        """How many partitions a topic has; one that does not exist is created where the brokers do so by themselves.
+        """How many partitions a topic has; a missing one is created where the brokers create topics by themselves.
 
-        With `is_fresh` the brokers are asked even if it is known.
+        With `is_fresh` the brokers are asked even if the count is known.
         Raises RecordRefusedError naming the topic.
         """
         if is_fresh:
@@ -148,7 +148,7 @@ class BatchProducer:
         return count
 
     async def partition_counts(self, topics: Iterable[str]) -> dict[str, int | RecordRefusedError]:
-        """As partition_count, of many topics, which are waited for together."""
+        """Like partition_count, for many topics, which are waited for together."""
         self._sender.check()
         return await self._lookup.partition_counts(topics)
 
@@ -161,7 +161,7 @@ class BatchProducer:
     def enqueue(self, partition: TopicPartition, batch: EncodedBatch, rows: Sequence[int]) -> None:
         """Takes a batch; `rows` are the caller's numbers of its records.  `pump` or a wait sends it.
 
-        The bytes are the producer's from here on: it stamps them.
+        The bytes belong to the producer from now on: it stamps them.
         """
         self._sender.check()
         made = ProducerBatch(batch.data, batch.record_count, rows, self._sender.deadline())
@@ -181,7 +181,7 @@ class BatchProducer:
         size = len(batch.data)
         if size <= _MAX_SENT_BYTES:
             return None
-        # The broker would close the connection, again and again, on the batches of other partitions too.
+        # The broker would close the connection each time, and so fail the batches of other partitions too.
         return (
             f"of {size} bytes is larger than brokers take by default (socket.request.max.bytes), {_MAX_SENT_BYTES};"
             " where they take more, give kafka.max.request.size"
@@ -195,21 +195,21 @@ class BatchProducer:
         self._sender.check()
 
     async def room(self) -> None:
-        """Waits until fewer bytes are in flight than may be."""
+        """Waits until fewer bytes than the bound are in flight."""
         await self._sender.wait(lambda: self.bytes_in_flight < self.settings.max_bytes_in_flight)
 
     async def flush(self) -> None:
         """Waits until every batch is in its log (with acks=0: has been taken); raises what prevented it."""
         await self._sender.wait(lambda: not self.bytes_in_flight)
         if self.settings.acks == 0:
-            # Nothing is acknowledged, but an answer on the same connection says that what came before was taken.
+            # Nothing is acknowledged, but a response on the same connection proves that what came before was taken.
             for node_id in self._sender.requests:
                 with contextlib.suppress(Errors.KafkaError):  # a node that has left says nothing
                     await self.cluster.send(metadata_request([]), node_id)
         self._used_at = time.monotonic()
 
     def _split(self, state: ProducerPartition, batch: ProducerBatch, code: int) -> None:
-        """A batch that was refused for its records goes again in parts, until one record alone is refused."""
+        """Sends a batch that was refused for its records again in parts, until a single record is refused."""
         parts: list[ProducerBatch] = []
         size, count = len(batch.data), 2
         topic = state.partition.topic

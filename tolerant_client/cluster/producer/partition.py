@@ -1,37 +1,37 @@
-"""One partition that is being produced to: what is sent next, and what an answer means.  No I/O and no clock.
+"""One partition that is produced to: what is sent next, and what a response means.  No I/O and no clock.
 
 Laws:
-A. A broker that knows a producer appends its batches in the order of their
-   sequences and no other, so a batch that was appended proves all before it:
-   a lost answer costs nothing when a later one comes.
-B. Where it does not know the producer yet, or does not know it any more
+A. A broker that knows a producer appends its batches only in the order of their
+   sequences, so a batch that was appended proves all before it: a lost response
+   costs nothing when a later one comes.
+B. Where a broker does not know the producer yet, or no longer knows it
    (producer.id.expiration.ms, KIP-854), it accepts any sequence
-   (ProducerAppendInfo.java), so until the first answer, after any trouble, and
-   where the last answer is a minute old, one batch at a time is in flight.
-C. After a refusal nothing is sent until all in flight is settled; then the
-   batches go again from the first one that is not proven, the same bytes under
-   the same sequences.
+   (ProducerAppendInfo.java).  So until the first response, after any trouble, and
+   where the last response is a minute old, one batch at a time is in flight.
+C. After a refusal nothing is sent until everything in flight is settled; then the
+   batches are sent again from the first one that is not proven, the same bytes
+   under the same sequences.
 D. A batch gets another sequence only when one before it is known to be in no
    log, and so it is in none itself.
-E. What would end the partition, or give a record up, is believed when it was
-   answered three times in a row; a base offset that contradicts A is a question
+E. An error that would end the partition, or give a record up, is believed when it
+   came three times in a row; a base offset that contradicts A is a question
    (law G).  That a batch of several records should be split is believed at once.
 F. A broker that starts again remembers only the last batch of a producer, so it
-   refuses the first one that is not proven as out of order where later ones
-   were appended, too.  After that refusal the others that were sent go alone,
-   from the last one to the first: the one that the broker has as its last, or
-   that follows it, is taken and proves all before it (A).  Whoever refuses a
-   sequence knows the producer and takes no other one (B), and the base offset is
-   compared as ever (E).  Nothing of another transaction can vouch for a batch:
-   each has an epoch of its own, in which no sequence comes twice.
-G. An offset that was told may be that of another batch in flight: after a lost
+   refuses the first one that is not proven as out of order, even where later ones
+   were appended.  After that refusal the other sent batches go alone, from the last
+   to the first: the broker accepts the one that it has as its last, or that follows
+   its last, and that proves all before it (A).  A broker that refuses a sequence
+   knows the producer and accepts no other one (B), and the base offset is compared
+   as ever (E).  No batch of another transaction can vouch for a batch: each
+   transaction has an epoch of its own, in which no sequence comes twice.
+G. The offset in a response may be that of another batch in flight: after a lost
    response the next one, under the lost one's id, fits.  It proves what A says,
-   but lies too high, and then true offsets contradict it.  So a contradiction
-   accuses nobody: nothing that comes after it is believed until the log was read
-   for the last ones that were acknowledged, as many as may have got another's
-   response.  What takes records back (an election, a topic made anew) takes the
-   newest first, so a log that holds these holds all before them, and the rest
-   goes again; one without them has lost records.
+   but its offset is too high, and true offsets contradict it later.  So a
+   contradiction accuses nobody: nothing after it is believed until the log was
+   read for the last acknowledged batches, as many as may have got another's
+   response.  Whatever takes records back (an election, a recreated topic) takes
+   the newest first, so a log that holds these batches holds all before them, and
+   the rest is sent again; a log without them has lost records.
 
 Wire facts: ProducerStateManager.java, writeSnapshot (one batch of each producer),
 and ProducerAppendInfo.java, checkSequence; F was seen on Kafka 4.2 after kill -9
@@ -54,15 +54,15 @@ from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.records.record_batch import restamp
 
-LOST = -2  # no answer: a code that no broker has
+LOST = -2  # no response: a code that no broker has
 
 MAX_IN_FLIGHT = 5  # batches of an idempotent producer that a broker remembers
-KNOWN_FOR = 60.0  # seconds after an answer: brokers forget producers one partition at a time
+KNOWN_FOR = 60.0  # seconds after a response: brokers forget producers one partition at a time
 _OUT_OF_ORDER = Errors.OutOfOrderSequenceNumberError.errno
 _BACKOFF = Backoff()
 
 _TOO_LARGE = {Errors.MessageSizeTooLargeError.errno, Errors.RecordListTooLargeError.errno}
-# Refused because of what is in it; of a batch with several records nothing says which.
+# Refused for its contents; in a batch with several records nothing says which one.
 _FOR_ITS_RECORDS = _TOO_LARGE | {Errors.InvalidRecordError.errno, Errors.InvalidTimestampError.errno}
 _TRANSIENT = {
     LOST,
@@ -93,12 +93,12 @@ class ProducerBatch:
     deadline: float
     sequence: int = -1
     sends: int = 0
-    code: int = 0  # of the last answer
+    code: int = 0  # of the last response
     is_appended: bool = False
 
 
 class Told(NamedTuple):
-    """A batch that was acknowledged; `base_offset` is what was told of it, and may be that of a later one."""
+    """A batch that was acknowledged; `base_offset` is that of its response, which may be a later batch's."""
 
     sequence: int
     record_count: int
@@ -110,7 +110,7 @@ class Told(NamedTuple):
 
 
 class Sought(NamedTuple):
-    """Batches that a log is to be read for, by producer id, epoch and base sequence, and where they can lie in it."""
+    """Batches to look for in a log, by producer id, epoch and base sequence, and the offsets where they can be."""
 
     producer: tuple[int, int]
     sequences: tuple[int, ...]
@@ -121,15 +121,15 @@ class Sought(NamedTuple):
 class Verdict(enum.Enum):
     """What the caller has to do once everything in flight is settled."""
 
-    NOTHING = "goes on, or waits for what is in flight"
-    AGAIN = "is sent again, at `retry_at`"
+    NOTHING = "continue, or wait for what is in flight"
+    AGAIN = "send it again, at `retry_at`"
     RECORDS = "the first batch was refused for its records: split or give up"
     FAILED = "the first batch cannot be written"
-    CONTRADICTED = "waits until the log was read for `sought`, and `found` was called"
+    CONTRADICTED = "wait until the log was read for `sought`, and `found` was called"
 
 
 class ProducerPartition:
-    """State of one partition; a producer id and epoch of -1 are those of a producer without idempotence."""
+    """State of one partition; a producer id and epoch of -1 mean a producer without idempotence."""
 
     def __init__(self, partition: TopicPartition, producer_id: int, producer_epoch: int, max_in_flight: int) -> None:
         self.partition = partition
@@ -140,13 +140,13 @@ class ProducerPartition:
         self._producer = (producer_id, producer_epoch)
         self._max_in_flight = max_in_flight
         self._waiting: deque[ProducerBatch] = deque()
-        self._window: deque[ProducerBatch] = deque()  # sent and not proven
-        self._passed_over = 0  # of those that were sent, the ones that the next one goes ahead of (law F)
+        self._window: deque[ProducerBatch] = deque()  # sent, not proven
+        self._passed_over = 0  # how many of the sent batches the next one overtakes (law F)
         self._next_sequence = 0
-        self._known_until = float("-inf")  # to the leader, as this producer
+        self._known_until = float("-inf")  # until then the leader knows this producer
         self._is_draining = False
         self._doubts = 0
-        # Each has got the response of one that was in flight with it, so the first offset is above none of the last five.
+        # Each got the response of a batch that was in flight with it, so the first offset is above none of the last five.
         self._told: deque[Told] = deque(maxlen=2 * MAX_IN_FLIGHT - 1)
         self.sought: Sought | None = None
 
@@ -161,12 +161,12 @@ class ProducerPartition:
         return self._window[0] if self._window else self._waiting[0] if self._waiting else None
 
     def forget(self) -> None:
-        """Expects nothing of the log from here on: what was appended is settled, and the topic may be another."""
+        """Expects nothing of the log from now on: what was appended is settled, and the topic may be another one."""
         self._told.clear()
         self._known_until = float("-inf")
 
     def add(self, batch: ProducerBatch) -> None:
-        """Queues a batch behind the others."""
+        """Queues a batch after the others."""
         self._waiting.append(batch)
 
     def may_send(self, now: float) -> bool:
@@ -193,7 +193,7 @@ class ProducerPartition:
         return batch
 
     def appended(self, batch: ProducerBatch, base_offset: int, now: float) -> tuple[list[ProducerBatch], Verdict]:
-        """Takes the answer that `batch` was appended (or had been before); the batches that are now proven."""
+        """Takes the response that `batch` was appended now or before; returns the batches that are now proven."""
         least = self._least_offset(batch)
         if not batch.is_appended and self._is_in_question(base_offset, least):
             self._is_draining = True
@@ -216,19 +216,19 @@ class ProducerPartition:
         return proven, self._settle(now)
 
     def _least_offset(self, batch: ProducerBatch) -> int:
-        """Where a batch in flight lies at least, by law A."""
+        """The lowest offset at which a batch in flight can be, by law A."""
         before = takewhile(lambda each: each is not batch, self._window)
         return (self._told[-1].next_offset if self._told else 0) + sum(each.record_count for each in before)
 
     def _is_in_question(self, base_offset: int, least: int) -> bool:
-        """Law G: whether an offset contradicts what was told before, or comes after one that does."""
+        """Law G: whether an offset contradicts an earlier one, or comes after one that does."""
         if self.sought is None and 0 <= base_offset < least and self._told and self._producer[0] >= 0:
             sequences = tuple(told.sequence for told in self._told)[-MAX_IN_FLIGHT:]
             self.sought = Sought(self._producer, sequences, self._told[0].base_offset, self._told[-1].base_offset)
         return self.sought is not None
 
     def found(self, base_offsets: Mapping[int, int]) -> None:
-        """Takes it that the log holds the batches that were sought, and where, by base sequence."""
+        """Takes where the log holds the sought batches, by base sequence."""
         told = [
             each._replace(base_offset=base_offsets[each.sequence])
             for each in self._told
@@ -239,7 +239,7 @@ class ProducerPartition:
         self.sought = None
 
     def failed(self, batch: ProducerBatch, code: int, now: float) -> Verdict:
-        """Takes an error code, or LOST where no answer came."""
+        """Takes an error code, or LOST where no response came."""
         self.in_flight -= 1
         if not batch.is_appended:
             batch.code = code
@@ -247,7 +247,7 @@ class ProducerPartition:
         return self._settle(now)
 
     def no_leader(self, now: float) -> None:
-        """Notes that nobody leads the partition: it is tried again after a pause."""
+        """Notes that the partition has no leader: it is tried again after a pause."""
         self._doubts += 1
         self.retry_at = now + self._pause()
 
@@ -269,7 +269,7 @@ class ProducerPartition:
             self.retry_at = now + self._pause()
             return Verdict.CONTRADICTED
         self._passed_over = self._next_passed_over(code)
-        if not has_passed or code != _OUT_OF_ORDER:  # else only the search of law F goes on
+        if not has_passed or code != _OUT_OF_ORDER:  # else only the search of law F continues
             self._doubts = self._doubts + 1 if code == self.last_code else 1
         self.last_code = code
         is_for_its_records = code in _FOR_ITS_RECORDS and not has_passed  # of the first batch
@@ -282,7 +282,7 @@ class ProducerPartition:
         return Verdict.RECORDS if is_for_its_records else Verdict.FAILED
 
     def _next_passed_over(self, code: int) -> int:
-        """Law F: from the first batch to the last one that was sent, and back one by one; anything else ends it."""
+        """Law F: from the first batch to the last one that was sent, then back one by one; any other code ends it."""
         if code != _OUT_OF_ORDER or self._producer[0] < 0:
             return 0
         return (self._passed_over - 1) % sum(batch.sequence >= 0 for batch in self._waiting)
@@ -291,9 +291,9 @@ class ProducerPartition:
         return _BACKOFF.pause_s(self._doubts)
 
     def replace_first(self, parts: Sequence[ProducerBatch], deadline: float) -> None:
-        """Puts batches, perhaps none, in the place of the first one, which is in no log (law D).
+        """Replaces the first batch, which is in no log (law D), with `parts`, perhaps none.
 
-        All that wait get the new deadline: they waited for this one, and not for the broker.
+        All waiting batches get the new deadline: they waited for this one, not for the broker.
         """
         assert not self._window
         first = self._waiting.popleft()

@@ -1,9 +1,9 @@
-"""The requests of a batch producer: who leads what, how many are in flight, what is due when; on a Cluster's event loop.
+"""The requests of a batch producer: leaders, requests in flight, and timers; on a Cluster's event loop.
 
 Laws:
 - A request takes one batch of every partition that has one (a broker accepts no more).
-- What an answer means is `producer/partition.py`'s; what becomes of a batch that is refused for its records is the owner's.
-- The first error ends the sending, and is raised by every later call.
+- `producer/partition.py` decides what a response means; the owner decides about a batch that is refused for its records.
+- The first error ends the sending, and every later call raises it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ProducerSettings:
 class Sender:
     """The requests of one producer id and epoch, (-1, -1) without idempotence, in `transaction` if there is one.
 
-    `on_refused` gets the first batch of a partition that was refused for its records, and the code; it is to call `replace`.
+    `on_refused` gets a partition's first batch that was refused for its records, and the code; it must call `replace`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Sender:
         self.producer_epoch = producer_epoch
         self.transaction = transaction
         self.bytes_in_flight = 0
-        self.requests: Counter[int] = Counter()  # in flight, by node; of every node that was sent to since `start`
+        self.requests: Counter[int] = Counter()  # in flight, by node; has every node that was sent to since `start`
         self._cluster = cluster
         self._settings = settings
         self._on_refused = on_refused
@@ -132,14 +132,14 @@ class Sender:
         self._ready[partition] = state
 
     def replace(self, state: ProducerPartition, parts: Sequence[ProducerBatch]) -> None:
-        """Puts batches, perhaps none, in the place of the first one of a partition."""
+        """Replaces the first batch of a partition with `parts`, perhaps none."""
         first = state.first
         assert first is not None
         state.replace_first(parts, self.deadline())
         self.bytes_in_flight += sum(len(part.data) for part in parts) - len(first.data)
 
     def deadline(self) -> float:
-        """When what is queued now has to be in its log."""
+        """When a batch that is queued now has to be in its log."""
         return time.monotonic() + self._settings.delivery_timeout_ms / 1000
 
     async def wait(self, is_over: Callable[[], bool]) -> None:
@@ -168,7 +168,7 @@ class Sender:
     # -- sending ---------------------------------------------------------------
 
     def dispatch(self) -> None:
-        """Sends what can be sent; a request that is settled while it is being sent has it look again, not within."""
+        """Sends what can be sent; a request that is settled meanwhile has it check again afterwards, not recursively."""
         self._is_due = True
         if self._is_dispatching:
             return
@@ -254,16 +254,16 @@ class Sender:
             self._is_enrolling = False
         self.dispatch()
 
-    # -- answers ---------------------------------------------------------------
+    # -- responses -------------------------------------------------------------
 
-    def _answered(self, node_id: int, sent: Sent, answer: Any) -> None:
+    def _answered(self, node_id: int, sent: Sent, response: Any) -> None:
         self.requests[node_id] -= 1
         now = time.monotonic()
-        found: Mapping[TopicPartition, ProducedPartition] = {p.partition: p for p in answer or ()}
+        found: Mapping[TopicPartition, ProducedPartition] = {p.partition: p for p in response or ()}
         for state, batch in sent:
             part = found.get(state.partition) or ProducedPartition(state.partition, 0, -1)  # acks=0
             self._settle(state, batch, part.error_code, part.base_offset, now)
-        self._after_answer()
+        self._after_response()
 
     def _lost(self, node_id: int, sent: Sent, error: BaseException) -> None:
         self.requests[node_id] -= 1
@@ -273,10 +273,10 @@ class Sender:
         ):
             self.fail(error)
         if not isinstance(error, OutcomeUnknownError):
-            self._cluster.manager.cluster.request_update()  # a connection that ended: its broker may lead no longer
+            self._cluster.manager.cluster.request_update()  # a connection ended: its broker may no longer lead
         for state, batch in sent:
             self._settle(state, batch, LOST, -1, now)
-        self._after_answer()
+        self._after_response()
 
     def _settle(self, state: ProducerPartition, batch: ProducerBatch, code: int, base_offset: int, now: float) -> None:
         if code in _APPENDED:
@@ -297,7 +297,7 @@ class Sender:
         batch = state.first
         assert batch is not None
         code = state.last_code
-        reason = "no answer came" if code == LOST else Errors.for_code(code).__name__
+        reason = "no response came" if code == LOST else Errors.for_code(code).__name__
         if verdict is Verdict.RECORDS:
             self._on_refused(state, batch, code)
         elif verdict is Verdict.FAILED and code in _FENCED and self.transaction is not None:
@@ -309,9 +309,11 @@ class Sender:
             )
         elif verdict is Verdict.FAILED:
             remedy = _LEADER_HAS_LOST if code == Errors.OutOfOrderSequenceNumberError.errno else ""
-            self.fail(Errors.for_code(code)(f"{name} refuses what is written, again and again{remedy}"))
+            self.fail(Errors.for_code(code)(f"{name} refuses what is written each time{remedy}"))
         elif batch.sends > self._settings.retries:
-            self.fail(DeliveryTimeoutError(f"{name}: a batch was sent {batch.sends} times, as retries says ({reason})"))
+            self.fail(
+                DeliveryTimeoutError(f"{name}: a batch was sent {batch.sends} times, as `retries` allows ({reason})")
+            )
         elif now > batch.deadline:
             self._timed_out(state, batch, reason)
         else:
@@ -320,7 +322,7 @@ class Sender:
             self._arm(state.retry_at)
 
     async def _ask_log(self, state: ProducerPartition) -> None:
-        """Asks what contradicts what (law G); what is not proven goes again, within its time."""
+        """Reads the log to resolve a contradiction (law G); what is not proven is sent again, within its deadline."""
         assert state.sought is not None
         try:
             state.found(
@@ -333,7 +335,7 @@ class Sender:
             return
         self._ready[state.partition] = state
         self._trouble(state, Verdict.AGAIN, time.monotonic())
-        self._after_answer()
+        self._after_response()
 
     def _timed_out(self, state: ProducerPartition, batch: ProducerBatch, reason: str) -> None:
         name = f"{state.partition.topic}-{state.partition.partition}"
@@ -344,7 +346,7 @@ class Sender:
             )
         )
 
-    def _after_answer(self) -> None:
+    def _after_response(self) -> None:
         self.dispatch()
         self._wake()
 

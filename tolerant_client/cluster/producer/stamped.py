@@ -1,13 +1,13 @@
-"""The batches of one producer in one partition: stamped, sent while others are in flight, settled in order, never sent twice.
+"""The batches of one producer in one partition: stamped, pipelined, settled in order, never sent twice.
 
-For whoever does not send a batch again: transactions that are given up after an error, and filler whose place is read anew
-then.  `batch_producer.py` sends again.  Laws:
+For callers that never send a batch again: transactions that are given up after an error, and filler whose position is read
+again then.  (`batch_producer.py` does send again.)  Laws:
 A. Sequences follow one another from `sequence` on.  After an error nothing more is sent, except after `append`: what was
    refused there is in no log, and the next batch takes its sequence.
-B. A broker that does not know the producer takes any sequence.  So where a batch has its place, as in `append_at`, the first
-   one goes alone, and what follows it is sent once it is in its place.  Where no batch of the last 2 s is known to be in its
-   place (a process may have been frozen), the next one goes out once nothing is in flight and the log ends there.
-C. A name is not a topic: with `topic_id` a batch is refused by any other one, where brokers know ids.
+B. A broker that does not know the producer accepts any sequence.  So where a batch has a fixed position, as in `append_at`,
+   the first one goes alone, and what follows is sent once it is in position.  Where no batch of the last 2 s is known to be
+   in position (a process may have been frozen), the next one is sent once nothing is in flight and the log ends there.
+C. A name is not a topic: with `topic_id` any other topic refuses a batch, where brokers know ids.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _SHOWN_S = 2.0
 class StampedAppends:
     """Appends to `partition` as a producer, in its transaction if there is one; the batches are stamped in place.
 
-    `may_send` raises KafkaError once nothing more may go out; it is asked before each request.  `what` is what a refusal is
-    told of.
+    `may_send` is called before each request, and raises KafkaError once nothing more may be sent.  `what` names the
+    operation in the error of a refusal.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class StampedAppends:
         self._may_send = may_send
         self._clock = clock
         self._in_flight: deque[tuple[BatchHeader, float, Any]] = deque()
-        self._shown_at = clock()  # when the last batch was sent that was appended
+        self._shown_at = clock()  # when the last batch that was appended was sent
 
     def send(self, node_id: int, header: BatchHeader, batch: memoryview) -> None:
-        """Sends a batch, which is not to be changed until it is settled."""
+        """Sends a batch, which must not be changed until it is settled."""
         self._may_send()
         restamp(batch, *self._producer, self._sequence, is_transactional=self._transactional_id is not None)
         self._sequence = add_sequence(self._sequence, header.record_count)
@@ -80,13 +80,13 @@ class StampedAppends:
     async def settled(self, most: int = 0) -> AsyncIterator[tuple[BatchHeader, int]]:
         """The batches that were appended, each with its base offset, until at most `most` are in flight.
 
-        Raises Kafka's error for one that was refused or not answered, and in a transaction ProducerFencedError.
+        Raises Kafka's error for one that was refused or got no response, and in a transaction ProducerFencedError.
         """
         while self._in_flight and (self._in_flight[0][-1].is_done or len(self._in_flight) > most):
             header, sent_at, future = self._in_flight.popleft()
             (part,) = await future
             if part.error_code and Errors.for_code(part.error_code).invalid_metadata:
-                self._cluster.manager.cluster.request_update()  # the leader that we know may lead no longer
+                self._cluster.manager.cluster.request_update()  # the known leader may no longer lead
             where = f"{self._partition.topic}-{self._partition.partition}"
             if self._transactional_id is not None:
                 raise_for_code(part.error_code, self._what or f"append to {where}")
@@ -95,7 +95,7 @@ class StampedAppends:
             yield header, part.base_offset
 
     async def append(self, node_id: int, header: BatchHeader, batch: memoryview) -> int:
-        """Appends a batch with nothing else in flight; its base offset.  Raises as `settled`."""
+        """Appends a batch with nothing else in flight; returns its base offset.  Raises what `settled` raises."""
         sequence = self._sequence
         self.send(node_id, header, batch)
         try:
@@ -106,13 +106,13 @@ class StampedAppends:
         return base_offset
 
     async def append_at(self, node_id: int, header: BatchHeader, batch: memoryview) -> None:
-        """As `append`, where the header says; raises OffsetOutOfRangeError for one that lies elsewhere."""
+        """Like `append`, at the header's base offset; raises OffsetOutOfRangeError for a batch that lies elsewhere."""
         self._require_place(header, await self.append(node_id, header, batch))
 
     async def append_all_at(
         self, node_id: int, batches: Iterable[tuple[BatchHeader, memoryview]], in_flight: int
     ) -> None:
-        """As `append_at`, of many, so many of them in flight at most."""
+        """Like `append_at`, for many batches, at most `in_flight` of them in flight."""
         for header, batch in batches:
             if self._clock() - self._shown_at > _SHOWN_S:  # law B
                 async for each in self.settled():
@@ -129,7 +129,7 @@ class StampedAppends:
         end = await replicated_end(self._cluster, self._partition)
         if end != offset:
             raise Errors.OffsetOutOfRangeError(
-                f"the log of {self._partition.topic}-{self._partition.partition} was left ending at {offset}, and ends at {end}"
+                f"the log of {self._partition.topic}-{self._partition.partition} ended at {offset}, and ends at {end} now"
             )
         self._shown_at = asked_at
 

@@ -1,10 +1,10 @@
-"""Finds the topics that are to be written to, as Java's producer does: the brokers may create them.
+"""Finds the topics to write to, as Java's producer does: the brokers may create them.
 
 Laws:
 - A topic that does not exist is waited for once, together with the others of the same call; after that brokers are asked
-  for it each time, and not waited for, until it was found.
-- One that exists and cannot be written to yet, as its leaders are elected, is waited for each time.
-- What brokers say of topics that they were not asked for is nobody's.
+  for it each time, without waiting, until it is found.
+- A topic that exists but cannot be written to yet, because its leaders are being elected, is waited for each time.
+- What brokers say of topics that they were not asked for is ignored.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _NAMED = 3
 _MAX_CREATING = 10.0  # seconds that a cluster may take to create a topic, unless the caller waits less
 _ASKED_AT_ONCE = 100
 _REMEMBERED = 10_000  # topics that were waited for in vain
-_UNKNOWN, _NOT_READY = 0, -1  # in the place of a partition count
+_UNKNOWN, _NOT_READY = 0, -1  # instead of a partition count
 
 
 class TopicLookup:
-    """What one producer knows of topics; `max_block_ms` or 10 s is how long it waits for those that do not exist."""
+    """What one producer knows of topics; it waits `max_block_ms`, but at most 10 s, for those that do not exist."""
 
     def __init__(self, cluster: Cluster, max_block_ms: int) -> None:
         self._cluster = cluster
@@ -40,14 +40,14 @@ class TopicLookup:
     async def partition_counts(self, topics: Iterable[str]) -> dict[str, int | RecordRefusedError]:
         """How many partitions each topic has, or why it cannot be written to.
 
-        Where the brokers create topics by themselves, they are created.  Leaders of those that are found are tracked.
+        Brokers that create topics by themselves create them.  Leaders of those that are found are tracked.
         """
         found: dict[str, int | RecordRefusedError] = {}
         for topic in topics:
-            if len(topic) > _MAX_NAME:  # no request is worth it, and a much longer one is none that brokers can read
+            if len(topic) > _MAX_NAME:  # no request is worth it, and brokers cannot even read a much longer one
                 name = f"{topic[:_SHOWN]!r}... ({len(topic)} characters)"
                 found[topic] = RecordRefusedError(
-                    f"{name} is not a name that a topic can have: those have {_MAX_NAME} at most", topic
+                    f"{name} is not a valid topic name: the maximum is {_MAX_NAME} characters", topic
                 )
             else:
                 found[topic] = len(self._cluster.manager.cluster.partitions_for_topic(topic) or ())
@@ -73,7 +73,7 @@ class TopicLookup:
     def _miss(self, topic: str, *, is_there: bool) -> RecordRefusedError:
         if is_there:
             return RecordRefusedError(
-                f"Topic {topic} cannot be written to: brokers have told no leader of it within {self._patience:g} s;"
+                f"Topic {topic} cannot be written to: brokers named no leader for it within {self._patience:g} s;"
                 " check that its brokers run",
                 topic,
             )
@@ -88,17 +88,17 @@ class TopicLookup:
 
 
 async def _ask(cluster: Cluster, topics: Sequence[str]) -> dict[str, int | RecordRefusedError]:
-    """Each topic's partition count, _UNKNOWN where it does not exist, _NOT_READY where it cannot be told yet."""
+    """Each topic's partition count, _UNKNOWN where it does not exist, _NOT_READY where it has none to tell yet."""
     # Java's producer always allows it; auto.create.topics.enable of the brokers decides.
-    answer = await cluster.send(metadata_request(topics, may_create=True))
+    response = await cluster.send(metadata_request(topics, may_create=True))
     counts: dict[str, int | RecordRefusedError] = dict.fromkeys(topics, _UNKNOWN)
-    for found in answer.topics:
+    for found in response.topics:
         if found.name not in counts:
             continue
         if found.error_code == Errors.TopicAuthorizationFailedError.errno:
             raise Errors.TopicAuthorizationFailedError(f"topic {found.name}")
         if found.error_code == Errors.InvalidTopicError.errno:
-            counts[found.name] = RecordRefusedError(f"{found.name!r} is not a name that a topic can have", found.name)
+            counts[found.name] = RecordRefusedError(f"{found.name!r} is not a valid topic name", found.name)
         else:
             is_unknown = found.error_code == Errors.UnknownTopicOrPartitionError.errno
             counts[found.name] = _UNKNOWN if is_unknown else _NOT_READY if found.error_code else len(found.partitions)

@@ -1,22 +1,21 @@
-"""One transaction of a batch producer, and the offsets that were committed in such ones.
+"""One transaction of a batch producer, and the offsets that were committed in such transactions.
 
 Laws:
-- A transaction has an epoch of its own: `begin` bumps it, which ends or fences
-  whoever had the transactional.id before.  So every request here may be sent
-  again, EndTxn too: there is no next transaction of its epoch that a repeat
-  could end (KAFKA-17754).
-- After `commit` returned, the transaction is committed; where it
-  raises, it may be, and only the committed offsets tell (KIP-98, KIP-447).
-- A transaction that was prepared (everything produced in it is acknowledged,
-  and it is open) is committed by whoever holds its three numbers; a repeat of
-  that is harmless until the id begins another one.
+- A transaction has its own epoch: `begin` bumps it, which ends or fences whoever
+  had the transactional.id before.  So every request here may be sent again, even
+  EndTxn: its epoch has no next transaction that a repeat could end (KAFKA-17754).
+- After `commit` has returned, the transaction is committed; where it raises, it
+  may be, and only the committed offsets tell (KIP-98, KIP-447).
+- A prepared transaction (it is open, and everything produced in it is
+  acknowledged) is committed by whoever holds its id, producer id and epoch; a
+  repeat of that is harmless until the id begins another one.
 - An aborted transaction is ended with a marker of the next epoch, never by
   EndTxn with its own: brokers without transactions v2 append a Produce that
-  comes behind such a marker, and the next transaction's commit takes it for
-  its own (KIP-890).
+  arrives after such a marker, and the next transaction's commit includes it
+  (KIP-890).
 
-Versions before transactions v2 (KIP-890) are used throughout: with them an
-epoch lasts for the whole transaction, on brokers since 2.5.
+Only versions before transactions v2 (KIP-890) are used: with them an epoch lasts
+for the whole transaction, on brokers since 2.5.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, ProducerFencedError
 
 DECISION_GROUPS = "tolerant-sink-"  # groups of the Spark sink with exactlyOnce: their offsets number micro-batches
-_EPOCH_COMPARED = 3  # InitProducerId that looks at the epoch (KIP-360, Kafka 2.5)
+_EPOCH_COMPARED = 3  # the first InitProducerId that compares the epoch (KIP-360, Kafka 2.5)
 _FENCED = (Errors.InvalidProducerEpochError.errno, Errors.ProducerFencedError.errno)
 
 _T = TypeVar("_T")
 
 
 class PreparedTransaction(NamedTuple):
-    """A transaction that is open with all its records acknowledged: what it takes to end it elsewhere."""
+    """An open transaction with all its records acknowledged: what is needed to end it elsewhere."""
 
     transactional_id: str
     producer_id: int
@@ -57,7 +56,7 @@ class PreparedTransaction(NamedTuple):
 
 
 def raise_for_code(code: int, what: str) -> None:
-    """Raises Kafka's error of a code, if it is one."""
+    """Raises Kafka's error for a code other than 0."""
     if code in _FENCED:
         raise ProducerFencedError(
             f"{what}: another producer with the same transactional.id has taken over, or the transaction took longer"
@@ -67,7 +66,7 @@ def raise_for_code(code: int, what: str) -> None:
 
 
 class ProducerTransaction:
-    """A transaction of `transactional_id`, which a broker ends by itself after `timeout_ms`.
+    """A transaction of `transactional_id`; a broker ends it by itself after `timeout_ms`.
 
     With `prepared` it was begun elsewhere: `commit` commits it, and `begin` aborts it.
     """
@@ -86,18 +85,18 @@ class ProducerTransaction:
         self.producer_id = prepared.producer_id if prepared else -1
         self.producer_epoch = prepared.producer_epoch if prepared else -1
         self.partition: TopicPartition | None = None  # the first one that was added
-        self.opened_at: float | None = None  # by this machine's clock, in s: the coordinator counts from later on
+        self.opened_at: float | None = None  # by this machine's clock, in s; the coordinator's count begins later
         self._cluster = cluster
         self._timeout_ms = timeout_ms
         self._coordinators = coordinators or Coordinators(cluster)
 
     @property
     def prepared(self) -> PreparedTransaction:
-        """What it takes to end it elsewhere, once everything produced is acknowledged."""
+        """What is needed to end it elsewhere, once everything produced is acknowledged."""
         return PreparedTransaction(self.transactional_id, self.producer_id, self.producer_epoch)
 
     async def begin(self) -> None:
-        """Gets a producer id and a new epoch; a transaction that was open is aborted, one that was ending is ended.
+        """Gets a producer id and a new epoch; aborts a transaction that was open, completes one that was ending.
 
         Raises OptionError where the brokers allow no transaction as long as `timeout_ms`.
         """
@@ -106,17 +105,17 @@ class ProducerTransaction:
     async def begin_next(self) -> None:
         """Begins another one, with a new epoch, unless another producer has had the transactional.id since `begin`.
 
-        Raises ProducerFencedError then: the coordinator compares the epoch (KIP-360, Kafka 2.5).
+        In that case raises ProducerFencedError: the coordinator compares the epoch (KIP-360, Kafka 2.5).
         """
         mine = self.producer_id, self.producer_epoch
         self.producer_id, self.producer_epoch = await self._next_epoch("beginning the next transaction", *mine)
 
     async def _next_epoch(self, what: str, producer_id: int = -1, producer_epoch: int = -1) -> tuple[int, int]:
-        def read(answer: Any) -> tuple[int, int]:
-            if answer.error_code == Errors.InvalidTransactionTimeoutError.errno:
+        def read(response: Any) -> tuple[int, int]:
+            if response.error_code == Errors.InvalidTransactionTimeoutError.errno:
                 raise OptionError(self._too_long.format(self._timeout_ms))
-            raise_for_code(answer.error_code, f"InitProducerId of {self.transactional_id!r}")
-            return answer.producer_id, answer.producer_epoch
+            raise_for_code(response.error_code, f"InitProducerId of {self.transactional_id!r}")
+            return response.producer_id, response.producer_epoch
 
         return await self._coordinators.ask(
             TRANSACTION,
@@ -133,18 +132,18 @@ class ProducerTransaction:
         )
 
     async def add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
-        """Adds partitions: the transaction is open from the first one on.
+        """Adds partitions; the first one opens the transaction.
 
-        For partitions that it has, the coordinator does no more than compare the epoch.  Raises ProducerFencedError.
+        For partitions that it already has, the coordinator only compares the epoch.  Raises ProducerFencedError.
         """
         wanted = by_topic(self._cluster, partitions)
         self.opened_at = self.opened_at or time.time()
         topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
 
-        def read(answer: Any) -> None:
-            topics = answer.results_by_topic_v3_and_below
+        def read(response: Any) -> None:
+            topics = response.results_by_topic_v3_and_below
             codes = [part.partition_error_code for topic in topics for part in topic.results_by_partition]
-            # One that is not allowed has the others refused as OPERATION_NOT_ATTEMPTED.
+            # A partition that is not allowed has the others refused as OPERATION_NOT_ATTEMPTED.
             codes.sort(key=lambda code: code == Errors.OperationNotAttemptedError.errno)
             raise_for_code(next(filter(None, codes), 0), f"adding {', '.join(wanted)} to {self.transactional_id!r}")
 
@@ -162,7 +161,7 @@ class ProducerTransaction:
         self.partition = self.partition or partitions[0]
 
     async def commit_offset(self, group: str, partitions: Iterable[TopicPartition], committed: CommittedOffset) -> None:
-        """Makes an offset of a group, of each partition, part of the transaction: committed with it, or not at all."""
+        """Adds an offset of a group, for each partition, to the transaction: committed with it, or not at all."""
         await self._add_offsets(group)
         topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
         topics = [
@@ -180,8 +179,8 @@ class ProducerTransaction:
             for partition in partitions
         ]
 
-        def read(answer: Any) -> None:
-            for answered in answer.topics:
+        def read(response: Any) -> None:
+            for answered in response.topics:
                 for part in answered.partitions:
                     raise_for_code(part.error_code, f"committing an offset of {answered.name} for group {group!r}")
 
@@ -217,19 +216,19 @@ class ProducerTransaction:
                 committed=is_committed,
                 max_version=3,
             ),
-            lambda answer: raise_for_code(answer.error_code, f"ending a transaction of {self.transactional_id!r}"),
+            lambda response: raise_for_code(response.error_code, f"ending a transaction of {self.transactional_id!r}"),
             patience_ms,
         )
 
     async def abort(self) -> None:
-        """Aborts; nobody with read_committed ever sees what was produced, even what is still on its way.
+        """Aborts; read_committed consumers never see what was produced, even what is still on its way.
 
-        This object keeps its epoch, which is fenced from then on.  Raises
-        ProducerFencedError, and leaves the transaction of the other producer
-        alone, where one has taken over.
+        This object keeps its epoch, which is fenced from then on.  Where another
+        producer has taken over, raises ProducerFencedError and leaves that
+        producer's transaction alone.
         """
-        # InitProducerId would abort anybody's transaction: it looks at no epoch (TransactionCoordinator.scala).  This
-        # one does; after a commit that was done it begins an empty transaction, which is aborted at once.
+        # InitProducerId would abort anybody's transaction: it compares no epoch (TransactionCoordinator.scala).
+        # AddOffsetsToTxn does; after a completed commit it begins an empty transaction, which is aborted at once.
         await self._add_offsets(self.transactional_id)
         await self._next_epoch("aborting a transaction")
 
@@ -243,23 +242,25 @@ class ProducerTransaction:
                 group_id=group,
                 max_version=3,
             ),
-            lambda answer: raise_for_code(answer.error_code, f"adding group {group!r} to {self.transactional_id!r}"),
+            lambda response: raise_for_code(
+                response.error_code, f"adding group {group!r} to {self.transactional_id!r}"
+            ),
         )
 
     async def committed(
         self, group: str, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, CommittedOffset]:
-        """What a group has committed, for these partitions or any; waits for transactions that are being ended.
+        """What a group has committed, for these partitions and any others; waits for transactions that are being ended.
 
-        It is asked for all, too, for what was committed beside a topic that is
-        written to no more.  That alone would not do: a broker that is asked for
-        all passes over those of which nothing but a pending commit is there.
+        All partitions are requested too, for offsets that were committed with a
+        topic that is no longer written to.  That alone is not enough: a broker that
+        is asked for all omits partitions that have nothing but a pending commit.
         Raises OptionError on brokers before Kafka 2.5, which cannot wait.
         """
 
-        def read(answer: Any) -> dict[TopicPartition, CommittedOffset]:
-            raise_for_code(answer.error_code, f"reading the offsets of group {group!r}")
-            found, codes = read_offsets(answer)
+        def read(response: Any) -> dict[TopicPartition, CommittedOffset]:
+            raise_for_code(response.error_code, f"reading the offsets of group {group!r}")
+            found, codes = read_offsets(response)
             for partition, code in codes.items():
                 if code != Errors.UnknownTopicOrPartitionError.errno:  # nothing can be committed for it
                     raise_for_code(code, f"reading the offset of {partition.topic} for group {group!r}")
@@ -277,5 +278,5 @@ class ProducerTransaction:
     def _ask(
         self, what: str, request: Callable[[], Any], read: Callable[[Any], _T], patience_ms: int | None = None
     ) -> Awaitable[_T]:
-        """Asks the coordinator for something in this epoch."""
+        """Sends a request of this epoch to the coordinator."""
         return self._coordinators.ask(TRANSACTION, self.transactional_id, what, request, read, patience_ms)

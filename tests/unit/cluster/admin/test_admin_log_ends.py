@@ -95,7 +95,7 @@ def test_of_a_partition_without_a_high_watermark_its_leader_says_so_and_tells_th
     cluster: Any = Cluster()
     found = asyncio.run(replicated_ends(cluster, [WHOLE, UNTOLD]))
     assert found[WHOLE] == 10 and isinstance(found[UNTOLD], Untold)
-    assert "node 1 of the target, which leads it, tells no offset of it: " in str(found[UNTOLD])
+    assert "node 1 of the target, which leads it, gives no offset for it: " in str(found[UNTOLD])
 
 
 def test_a_node_tells_both_ends_of_what_it_leads_or_why_it_does_not() -> None:

@@ -90,7 +90,7 @@ def test_what_cannot_be_asked_is_left_out_with_its_reason_and_the_others_are_tol
     found = ask(cluster)
     assert found.offsets == {LED: 10}
     assert found.left_out[LOST] == "it has no leader on the source"
-    assert "node 1 of the source, which leads it, tells no offset of it: " in found.left_out[FAILING]
+    assert "node 1 of the source, which leads it, gives no offset for it: " in found.left_out[FAILING]
     assert found.left_out[DEAD] == "node 2 of the source, which leads it, does not respond: node 2"
     assert cluster.tracked == {"orders"}
     assert cluster.refreshes == 2  # three looks: a single wrong answer leaves nothing out

@@ -207,7 +207,7 @@ def test_after_a_freeze_nothing_goes_out_before_the_log_was_seen_to_end_where_it
         assert target.sequences == [5], "one is still in flight"
         target.answer(5)
         if end != 10:
-            with pytest.raises(Errors.OffsetOutOfRangeError, match="was left ending at 10, and ends at 7"):
+            with pytest.raises(Errors.OffsetOutOfRangeError, match="ended at 10, and ends at 7 now"):
                 await appending
             assert target.sequences == []
         else:

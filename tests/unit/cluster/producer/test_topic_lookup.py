@@ -71,7 +71,7 @@ def test_missing_topics_are_waited_for_together_and_once(cluster: FakeCluster) -
     assert 10 < cluster.now < 11
     assert (found["there"], found["soon"]) == (2, 2)
     assert all("have not created it within 10 s" in found[topic] for topic in missing)
-    assert "not a name" in found["no name"] and "250 characters" in found["x" * 250]
+    assert "not a valid topic name" in found["no name"] and "250 characters" in found["x" * 250]
     assert max(map(len, cluster.requests)) == 100
     waited, cluster.requests = cluster.now, []
     assert look(lookup, missing[:3]) == {topic: found[topic] for topic in missing[:3]}
@@ -96,4 +96,4 @@ def test_a_topic_whose_leaders_are_elected_is_waited_for_whatever_was_missed_bef
     cluster.topics["later"], cluster.electing["later"] = cluster.now, cluster.now + 0.5
     assert look(lookup, ["later"]) == {"later": 2}
     cluster.electing["there"] = cluster.now + 60
-    assert "have told no leader of it within 1 s" in look(lookup, ["there"])["there"]
+    assert "named no leader for it within 1 s" in look(lookup, ["there"])["there"]

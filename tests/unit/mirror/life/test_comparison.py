@@ -196,7 +196,7 @@ def test_what_a_leader_says_instead_of_an_offset_is_told_of_its_partition(is_of_
     logs[is_of_target].untold = Errors.OffsetNotAvailableError("orders-0")
     assert compared(*logs) == Comparison({}, (P,))
     placed = asyncio.run(resume_point.read_append_states(*logs, [P], LINK_ID, control=CONTROL))
-    assert isinstance(placed[P], Untold) and "tells no offset of it: [Error 78] OffsetNotAvailable" in str(placed[P])
+    assert isinstance(placed[P], Untold) and "gives no offset for it: [Error 78] OffsetNotAvailable" in str(placed[P])
 
 
 def test_a_log_whose_last_batch_fills_a_gap_is_compared_while_more_is_appended() -> None:

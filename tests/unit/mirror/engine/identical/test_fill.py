@@ -301,7 +301,7 @@ def test_a_response_that_speaks_of_other_markers_tells_nothing_of_ours(is_part: 
     target = FakeTarget(log_end=32_766)
     target.responses["WriteTxnMarkers"] = respond
     filler = marking(target)
-    with pytest.raises(OutcomeUnknownError, match="orders-0 speaks of others"):
+    with pytest.raises(OutcomeUnknownError, match="orders-0 names others"):
         run(filler.fill(P, Gap(32_766, 32_770)))  # of two producer ids
     assert filler._unanswered.keys() == {P}, "the next one waits until they have had time to arrive"
 
