@@ -7,7 +7,7 @@ Laws:
 - Filler differs from every record of a source by its header, a filler marker by its producer id.
 
 A filler record has no value, no key (in a compacted topic the key FILLER, so that the cleaner keeps at most one
-of them) and one header, FILLER.  The header's value is null; readers accept any value.
+of them) and one header, FILLER.  The header's value is null; is_filler accepts any.
 
 A filler marker for offset t has producer id FIRST_MARKER_PRODUCER_ID + (t >> 15) and epoch t & 0x7fff: a broker
 refuses the marker of an epoch lower than the last one it has of a producer id (ProducerAppendInfo.java,

@@ -169,8 +169,8 @@ async def look_for_others(
     """Which of these target topics another link writes, may write, or copied before it was promoted.
 
     Links with translated offsets may share a topic; a link with identical offsets, which has a producer id, must be alone in
-    it.  A link that has begun to copy a topic has it.  A topic that nobody has begun belongs to every link that names it, but
-    a link with translated offsets goes first.  `is_new`: the topics were found while the link runs; of two links that find
+    it.  A link that has begun to copy a topic has it.  Any link may begin a topic that it names and nobody has begun, but a
+    link with translated offsets goes first.  `is_new`: the topics were found while the link runs; of two links that find
     the same topic, the one whose name sorts first copies it.
     """
     try:

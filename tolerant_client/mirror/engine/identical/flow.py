@@ -123,7 +123,7 @@ class Flow:
         return partition in self._leaving
 
     def drop_expired(self) -> None:
-        """Releases partitions whose lease has ended."""
+        """Releases partitions that have reached their offset and whose lease has ended."""
         now = self.clock()
         for partition, copy in list(self.partitions.items()):
             if copy.has_reached and now > copy.lease_until > copy.hold_until:

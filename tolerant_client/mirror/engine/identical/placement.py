@@ -27,7 +27,10 @@ def placed(
     elif isinstance(found, AppendState) and copy.is_too_large(found.log_end, rules.max_batch_bytes):
         found = _oversized(copy, found, link, now_ms)
     if found is None:
-        copy.trouble("the last record batch could not be read (is Read allowed on the target's topic?)", now)
+        copy.trouble(
+            "the ends of both logs could not be read, or changed meanwhile (may the mirror Read the target's topic?)",
+            now,
+        )
         copy.not_before = max(copy.not_before, now + _UNREAD_S)
     elif isinstance(found, (Unreplicated, Untold, OpenTransaction)):
         copy.trouble(str(found), now)
