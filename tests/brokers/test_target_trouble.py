@@ -592,7 +592,7 @@ def test_topic_that_is_deleted_stops_its_partitions_within_seconds_and_the_next_
         assert time.monotonic() - began < 15
     assert type(error) is TolerantClientError
     assert f" {gone}-0: the target no longer has this partition" in str(error)
-    assert "the next start creates the topic and fills it again" in str(error)
+    assert "the mirror creates the topic and fills it again" in str(error)
     assert ends(target, gone) == [-1]
     assert ends(target, other) == [200], "the others are brought to their end first"
     mirror(source, target, "target-(gone|stays)", link="gone")

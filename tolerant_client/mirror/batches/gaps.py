@@ -104,8 +104,7 @@ def filler_batches(
     most = _records_in(min(max_batch_bytes, _LARGEST_BATCH) - HEADER_SIZE, is_compacted)
     if not most:
         raise OptionError(
-            f"max.message.bytes {max_batch_bytes} of the target topic is too small for a filler record;"
-            " raise it, or set gap.fill=markers"
+            f"max.message.bytes {max_batch_bytes} of the target topic is too small for a filler record; raise it"
         )
     for base_offset in range(gap.from_offset, gap.until_offset, most):
         count = min(most, gap.until_offset - base_offset)

@@ -39,7 +39,6 @@ class LossReason(str, enum.Enum):
     TRUNCATION = "truncation"  # lost by the source after they were copied (unclean election): the target keeps its own
     RECREATION = "recreation"  # the source topic was deleted and created again: the target keeps the old one's
     OVERSIZED = "oversized"  # a record above the target's max.message.bytes
-    REFUSED = "refused"  # a record that the target's brokers refuse
 
     def __str__(self) -> str:
         return self.value

@@ -203,7 +203,9 @@ class MarkerFiller:
         """Like TransactionFiller.fill, without batches; an end beyond the gap means repeated markers, or others' markers."""
         await self._target.connect()
         if not can_write_markers(self._target):
-            raise OptionError("gap.fill=markers needs target brokers of Kafka 2.8 or newer; set gap.fill=transactions")
+            raise OptionError(
+                "--gap-fill markers needs target brokers of Kafka 2.8 or newer; set --gap-fill transactions"
+            )
         async with self._locks.held([partition]) as has_waited:
             is_known = partition not in self._unanswered and not has_waited
             return await self._fill(partition, gap, gap.from_offset if is_known else await self._settled(partition))
@@ -230,8 +232,8 @@ class MarkerFiller:
             return
         if Errors.ClusterAuthorizationFailedError.errno in codes:
             raise OptionError(
-                "gap.fill=markers needs the permission ClusterAction on the target cluster;"
-                " grant it to the mirror's user, or set gap.fill=transactions"
+                "--gap-fill markers needs the permission ClusterAction on the target cluster;"
+                " grant it to the mirror's user, or set --gap-fill transactions"
             )
         error = Errors.for_code(max(codes))(f"WriteTxnMarkers for {partition.topic}-{partition.partition}")
         if getattr(error, "invalid_metadata", False):

@@ -57,7 +57,7 @@ class GapProducer(ProducerTransaction):
 
     _too_long = (
         "Gaps are filled in transactions of {} ms, more than the target's transaction.max.timeout.ms;"
-        " raise that, or set gap.fill=records"
+        " raise that, or set --gap-fill records"
     )
 
     def __init__(
@@ -83,7 +83,7 @@ class GapProducer(ProducerTransaction):
         except Errors.TransactionalIdAuthorizationFailedError as error:
             raise OptionError(
                 f"The mirror may not use the transactional.id {self.transactional_id}; grant it Write on the prefix"
-                " tolerant-mirror- of transactional ids, or set gap.fill=records"
+                " tolerant-mirror- of transactional ids, or set --gap-fill records"
             ) from error
         self._appends = StampedAppends(
             self._cluster,

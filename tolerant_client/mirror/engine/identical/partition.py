@@ -293,7 +293,7 @@ class PartitionCopy(CopiedPartition):
         if isinstance(error, TolerantClientError):
             self.doubt(error, now)
         else:
-            self.doubt(TolerantClientError(f"{self}: {finding}; {_remedy(error)}"), now)
+            self.doubt(TolerantClientError(f"{self}: {finding}; {_remedy(error, self.rules.way)}"), now)
 
     def lost(self, header: BatchHeader, reason: str, now: float) -> None:
         """Handles a batch in flight whose response will not come."""
@@ -321,8 +321,8 @@ class PartitionCopy(CopiedPartition):
         if self._troubles.is_absent_for_good(now):
             self.stop(
                 TolerantClientError(
-                    f"{self}: the target no longer has this partition: its topic was deleted there;"
-                    " the next start creates the topic and fills it again"
+                    f"{self}: the target no longer has this partition: its topic was deleted there; the"
+                    " mirror creates the topic and fills it again at its next check of the topics, or at its next start"
                 )
             )
         else:
@@ -429,11 +429,11 @@ class PartitionCopy(CopiedPartition):
         self.position = self.acked = log_end
 
 
-def _remedy(error: Errors.KafkaError) -> str:
+def _remedy(error: Errors.KafkaError, way: GapFill) -> str:
     """What an operator can do if a target refuses filler of a gap, or before a log's start."""
     if isinstance(error, Errors.InvalidTimestampError):
         return (
             "the filler's time is this machine's: set its clock right (tolerant-kafka doctor compares it with the brokers'), or"
             " raise message.timestamp.after.max.ms (clock ahead) or message.timestamp.before.max.ms of the target's topic"
         )
-    return "check the mirror's ACLs, or set gap.fill=records"
+    return "check the mirror's ACLs" + ("" if way is GapFill.RECORDS else ", or set --gap-fill records")

@@ -13,7 +13,8 @@ Laws (what a difference means: difference.py):
 - What others wrote must be a copy for read_committed consumers, too.  While a transaction is open in it, that is undecided.
 - An emptied log does not show who wrote it: others may have written since, and deleted it.  Its end is the link's if the
   control records that the link had copied up to there (`copied`), or if the sequence that a broker remembers equals the log
-  end: sequences begin at the offset and count only what the link wrote.  Gaps and a log start make them lag behind it.
+  end: sequences begin at the offset and count only what the link's producer wrote.  Gaps filled by others' ids (transactions,
+  markers) make them lag behind it.
 - A log that the link has begun has a position even if nothing was copied: 0, or where it should begin.  What the source had
   there by then, and no longer has, is a loss; a log starts with the source's only if nothing of it was begun.
 - A log that the link has begun to fill up to its start offset, and that has others' records below it, does not continue: the

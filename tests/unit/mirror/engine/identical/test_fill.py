@@ -287,7 +287,7 @@ def test_markers_that_are_there_already_are_passed_over() -> None:
 def test_markers_without_permission_name_the_remedy() -> None:
     target = FakeTarget()
     target.responses["WriteTxnMarkers"] = lambda request: marked(request, 31)
-    with pytest.raises(OptionError, match="ClusterAction .*gap.fill=transactions"):
+    with pytest.raises(OptionError, match="ClusterAction .*--gap-fill transactions"):
         run(marking(target).fill(P, Gap(0, 1)))
 
 
@@ -317,7 +317,7 @@ def test_markers_of_a_broker_that_leads_no_more_are_retried_elsewhere() -> None:
 def test_markers_need_a_broker_that_takes_them() -> None:
     target = FakeTarget()
     target.markers_version = 0
-    with pytest.raises(OptionError, match="gap.fill=transactions"):
+    with pytest.raises(OptionError, match="--gap-fill transactions"):
         run(marking(target).fill(P, Gap(0, 1)))
 
 
