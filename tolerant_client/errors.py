@@ -228,7 +228,7 @@ class CoordinatorUnavailableError(TolerantClientError, CoordinatorNotAvailableEr
 
 
 class DeliveryTimeoutError(TolerantClientError, KafkaTimeoutError):  # type: ignore[misc]
-    """Records were not acknowledged within delivery.timeout.ms; some of them may have been written."""
+    """Records were not acknowledged within delivery.timeout.ms or `retries`; some of them may have been written."""
 
 
 class RecordRefusedError(TolerantClientError):

@@ -1,4 +1,4 @@
-"""What anybody may have written to the mirror's own topics is read within bounds, or refused as documented."""
+"""Whatever anybody wrote to the mirror's own topics is read within bounds, or refused as documented."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ JSON = st.recursive(
 
 
 def places(document: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where every value of a document is."""
+    """The path of every value in a document."""
     children = (
         document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
     )
@@ -95,7 +95,7 @@ def with_another(document: Any, at: tuple[Any, ...], value: Any) -> Any:
 
 @st.composite
 def documents(draw: st.DrawFn) -> bytes:
-    """JSON (as Python knows it: NaN, too) of any kind, mostly what a mirror writes with one or two values exchanged."""
+    """JSON of any kind (as Python writes it, with NaN), mostly a mirror's own documents with one or two values exchanged."""
     document = json.loads(draw(st.sampled_from(sorted(SAMPLES.values()))))
     for _ in range(draw(st.integers(0, 2))):
         document = with_another(document, draw(st.sampled_from(places(document))), draw(JSON))
@@ -107,7 +107,7 @@ def documents(draw: st.DrawFn) -> bytes:
 
 
 def read_row(data: bytes) -> None:
-    """A row is always told: what is summed, shown and encoded of it is within bounds."""
+    """A row is always reported: what is summed, shown and encoded of it is within bounds."""
     row = decode_row(Record(1, MOST, None, data))
     assert encode_row(row).value and f"{sum(lost_offsets([row] * 100).values()):,}"
     assert utc(row.time_ms) and str(row).encode()
@@ -137,7 +137,7 @@ def read_topics(data: bytes) -> None:
     try:
         topics = LinkTopics.from_json(data.decode("utf-8", "replace"))
     except OptionError as error:
-        assert len(str(error)) < 3_000, "a part of it is told"
+        assert len(str(error)) < 3_000, "only a part of it is quoted"
         return
     assert LinkTopics.from_json(topics.to_json()) == topics
     topics.writes("orders")
@@ -197,7 +197,7 @@ def test_whatever_bytes_come_as_mm2_writes_them_are_refused_with_a_value_error(k
 
 
 def test_what_mirrors_write_is_read() -> None:
-    """The samples that are exchanged above are none that everything refuses."""
+    """The samples above are valid before their values are exchanged."""
     assert decode_row(Record(0, 1, None, SAMPLES["row"])).until_offset == 9
     assert decode_control(SAMPLES["control"]).begun == {P: TopicIds("a", "b")}
     claims = decode_claims(b"h", SAMPLES["claims"])

@@ -1,4 +1,4 @@
-"""Coroutines that run beside their callers, on a cluster's event loop, and how callers wait for them."""
+"""Coroutines that run concurrently with their callers on a cluster's event loop, and how callers wait for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Tasks:
         self._waiters: set[Future] = set()
 
     def spawn(self, function: Callable[..., Any], *args: Any) -> None:
-        """Runs a coroutine beside the caller."""
+        """Runs a coroutine concurrently with the caller."""
 
         async def guarded() -> None:
             try:

@@ -1,4 +1,4 @@
-"""Sends a request that any broker can response to another broker while the first one is silent.
+"""Sends a request that any broker can answer to another broker while the first one is silent.
 
 A frozen broker (SIGSTOP, a long garbage collection, a lost host) keeps its connections, and kafka-python waits there
 for request_timeout_ms.  These requests hold up everybody: no send to a new topic, no poll and no lookup proceeds

@@ -97,7 +97,7 @@ class KafkaProducer(Recovering, kafka.KafkaProducer):  # type: ignore[misc]
     5 requests in flight) records whose response was lost are sent again as by
     kafka.KafkaProducer, at least once; with `retries=0` they fail with OutcomeUnknownError.
 
-    In a forked child the first call builds it anew, with a producer id of its own.
+    In a forked child the first call rebuilds it, with a producer id of its own.
     Records sent before the fork are the parent's: their futures never complete in
     the child, and its flush() does not wait for them.  With a `transactional_id`
     calls raise IllegalStateError there.
@@ -107,6 +107,6 @@ class KafkaProducer(Recovering, kafka.KafkaProducer):  # type: ignore[misc]
 
 
 class KafkaAdminClient(Recovering, kafka.KafkaAdminClient):  # type: ignore[misc]
-    """kafka.KafkaAdminClient on tolerant connections; in a forked child the first call builds it anew."""
+    """kafka.KafkaAdminClient on tolerant connections; in a forked child the first call rebuilds it."""
 
     _stock = kafka.KafkaAdminClient

@@ -175,7 +175,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         """Writes a request now, or once there is no reason to pause.
 
         The limit of requests in flight does not hold up resends and probes: the
-        responses that would lower it may be waiting for them.
+        responses that would make room may be waiting for them.
         """
         if self.paused and not (is_repair and self.paused == {_LIMIT}):
             self._unsent.append(entry)

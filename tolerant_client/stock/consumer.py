@@ -34,7 +34,7 @@ class KafkaConsumer(Recovering, kafka.KafkaConsumer):  # type: ignore[misc]  # k
     Besides kafka-python's options it takes `recovery_policy` and `recovery_listener`;
     `recovery_counters` says what happened so far.
 
-    In a forked child the first call builds it anew: in a group as a new member,
+    In a forked child the first call rebuilds it: in a group as a new member,
     else at the positions it had; a loop over it that the parent began raises.
     With a `group_instance_id` calls raise IllegalStateError there.
     """

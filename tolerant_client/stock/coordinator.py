@@ -193,7 +193,7 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
     # -- kafka-python's requests to the coordinator, watched --------------------
 
     async def _send_group_coordinator_request(self) -> Any:
-        # kafka-python asks again at once while the coordinator that it was told of refuses connections.
+        # kafka-python asks again at once while the known coordinator refuses connections.
         pause = self._next_lookup - time.monotonic()
         if pause > 0:
             await self._net.sleep(pause)

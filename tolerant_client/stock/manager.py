@@ -47,7 +47,7 @@ _NOT_CURED = (Errors.IncompatibleBrokerVersion, Errors.SaslAuthenticationFailedE
 _SILENT = (Errors.KafkaTimeoutError, Errors.RequestTimedOutError)
 _LEAST_RENEWAL = 10.0  # seconds for one step of a re-authentication
 
-# The order in which nodes get a request that any broker can response.
+# The order in which nodes get a request that any broker can answer.
 _RANKS = ("connected", "not tried", "doubtful", "failed")
 
 
@@ -128,7 +128,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         return any(connection.connected for connection in self._conns.values())
 
     def least_loaded_node(self) -> Any:
-        """The node for a request that any broker can response; None where all are backing off.
+        """The node for a request that any broker can answer; None where all are backing off.
 
         Connected nodes come first, then those not tried, those whose connection is doubtful, and those that failed
         last.  kafka-python prefers a dead broker without a request in flight to a living one that has some, and then

@@ -128,7 +128,7 @@ USES: Final = (
     Use(ClusterMetadata, ("_coordinator_brokers",), _CONNECTIONS, "a second address is a second connection"),
     Use(ClusterMetadata, ("_topics",), ("tolerant_client.cluster.admin.topics", "tolerant_client.cluster.leaders"), "topics that are tracked"),
     Use(ClusterMetadata, ("_partitions",), ("tolerant_client.stock.leaders",), "all leaders at once"),
-    Use(ClusterMetadata, ("_do_refresh_metadata",), _MANAGER, "metadata from one node, whoever else asks meanwhile"),
+    Use(ClusterMetadata, ("_do_refresh_metadata",), _MANAGER, "metadata from one node, even while others ask"),
     # -- the connection and its transport
     Use(KafkaConnection,
         ("_init_complete", "_maybe_throttle", "_send_request", "connection_lost", "connection_made", "data_received",

@@ -1,4 +1,4 @@
-"""Fetch requests and answers against kafka-python's own classes, and the rules of fetch sessions (KIP-227)."""
+"""Fetch requests and responses against kafka-python's own classes, and the rules of fetch sessions (KIP-227)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def theirs(version: int, request: RawFetch) -> bytes:
 def answer(
     version: int, *, error_code: int = 0, session_id: int = 0, partitions: dict[TopicPartition, Any] | None = None
 ) -> bytes:
-    """An answer's body, encoded by kafka-python."""
+    """A response's body, encoded by kafka-python."""
     topics: dict[str, list[Any]] = {}
     for partition, (code, records, aborted) in (partitions or {}).items():
         topics.setdefault(partition.topic, []).append(
@@ -113,7 +113,7 @@ def answer(
             for name, parts in topics.items()
         ],
     )
-    tags = b"\0" if version == FETCH_BY_ID_VERSION else b""  # of a flexible header, behind its correlation id
+    tags = b"\0" if version == FETCH_BY_ID_VERSION else b""  # of a flexible header, after its correlation id
     return tags + bytes(response.encode(header=False))
 
 
@@ -133,7 +133,7 @@ def test_session_request_bytes_are_those_of_kafka_python(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_answer_is_decoded_as_kafka_python_encodes_it(version: int) -> None:
+def test_response_is_decoded_as_kafka_python_encodes_it(version: int) -> None:
     body = memoryview(bytearray(answer(version, session_id=5, partitions=SOME)))
     decoded = fetch(version).decode_response(body)
     assert decoded.throttle_time_ms == (12 if version >= 1 else 0)
@@ -192,8 +192,8 @@ def test_cut_and_leftover_bytes_raise(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_answer_that_names_a_partition_twice_is_refused(version: int) -> None:
-    """One bit of the second one's number: its records would move the first one's position."""
+def test_response_that_names_a_partition_twice_is_refused(version: int) -> None:
+    """One flipped bit in the second one's number: its records would move the first one's position."""
     body = answer(version, session_id=5, partitions={A0: (0, b"", []), A1: (77, b"", [])})
     changed = body.replace(struct.pack(">ih", 1, 77), struct.pack(">ih", 0, 77))
     assert len(fetch(version).decode_response(memoryview(body)).partitions) == 2
@@ -210,7 +210,7 @@ def test_hostile_bytes_raise_nothing_but_decoding_errors(body: bytes, version: i
 
 
 def test_negative_topic_name_length_cannot_lead_back_to_bytes_that_were_read() -> None:
-    # A name of -6 bytes and no partitions end where they began: read again 2**31 times.
+    # A name of -6 bytes and no partitions end where they began, and would be read 2**31 times.
     body = struct.pack(">ihi", 0, 0, 0) + struct.pack(">i", 0x7FFFFFFF) + struct.pack(">hi", -6, 0)
     with pytest.raises(ValueError):
         fetch(11).decode_response(memoryview(body))
@@ -276,7 +276,7 @@ def test_forgotten_partition_is_named_once(opened: Session) -> None:
 
 
 def test_partition_forgotten_and_sought_again_is_not_in_both_lists(opened: Session) -> None:
-    # A broker adds first and removes then: in both lists it would be gone.
+    # A broker adds first and then removes: a partition in both lists would be gone.
     opened.session.forget(B0)
     opened.session.seek(B0, 7)
     request = opened.request()
@@ -337,7 +337,7 @@ def test_version_without_sessions_sends_all_positions_each_time() -> None:
 
 
 def test_without_sessions_a_partition_whose_records_came_goes_behind_the_others() -> None:
-    """A response has room for the first ones: each would wait until those before it had all."""
+    """A response has room for the first ones: each would wait until those before it had everything."""
     session = Session(6)
     session.session.seek(A0, 1)
     session.session.seek(B0, 2)
@@ -348,7 +348,7 @@ def test_without_sessions_a_partition_whose_records_came_goes_behind_the_others(
 
 
 class ByIds(Session):
-    """A session with a broker that knows topic ids, `ids` by the names of topics."""
+    """A session with a broker that knows topic ids; `ids` maps topic names to them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -459,7 +459,7 @@ def test_topic_that_the_metadata_has_lost_keeps_the_id_it_had_in_the_session() -
     assert (request.session_epoch, request.positions, request.forgotten) == (1, {A0: 6}, (B0,))
 
 
-def test_answer_with_a_topic_id_that_was_not_asked_for_is_another_requests() -> None:
+def test_response_with_a_topic_id_that_was_not_asked_for_is_another_requests() -> None:
     body = answer(FETCH_BY_ID_VERSION, partitions=SOME)
     with pytest.raises(ValueError, match="not of its session"):
         fetch(FETCH_BY_ID_VERSION, topic_ids={"c": IDS["c"]}).decode_response(memoryview(body))

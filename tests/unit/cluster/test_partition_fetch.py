@@ -1,4 +1,4 @@
-"""A fetch of one partition alone, and where its records lie (partition_fetch.py)."""
+"""A fetch of one partition alone, and where its records are (partition_fetch.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ P = TopicPartition("orders", 0)
 
 
 class Log(OneLog):
-    """Its first offsets are in remote storage only."""
+    """Its first offsets are only in remote storage."""
 
     has_tiers = True
 

@@ -1,4 +1,4 @@
-"""How pauses grow, and when what is said is believed."""
+"""How pauses grow, and when a repeated statement is believed."""
 
 from __future__ import annotations
 

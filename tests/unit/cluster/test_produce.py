@@ -1,4 +1,4 @@
-"""Produce requests and answers against kafka-python's own classes."""
+"""Produce requests and responses against kafka-python's own classes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_request_bytes_are_those_of_kafka_python(version: int, transactional_id:
 
 
 def test_partitions_of_one_name_may_be_of_two_topics() -> None:
-    """One whose log was read before its topic was made anew, and one that was read after."""
+    """One whose log was read before its topic was created again, and one whose log was read after."""
     ids = {A0: uuid.UUID(int=1), A1: uuid.UUID(int=2)}
     request = RawProduce(7, {p: memoryview(BATCHES[p]) for p in ids}, 30_000, topic_ids=ids)
     frame = b"".join(request.frame_buffers(7, "me"))
@@ -112,7 +112,7 @@ def test_batches_are_sent_from_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_answer_is_decoded_as_kafka_python_encodes_it(version: int) -> None:
+def test_response_is_decoded_as_kafka_python_encodes_it(version: int) -> None:
     decoded = produce(version).decode_response(memoryview(answer(version, GOOD)))
     assert decoded == [ProducedPartition(A0, 0, 100), ProducedPartition(A1, 45, -1), ProducedPartition(B0, 0, 2**40)]
 
@@ -129,7 +129,9 @@ def test_cut_and_leftover_bytes_raise(version: int) -> None:
 
 @pytest.mark.parametrize("version", [7, PRODUCE_BY_ID_VERSION])
 @pytest.mark.parametrize("partitions", [{A0: (0, 1)}, {**GOOD, TopicPartition("c", 0): (0, 1)}, {}])
-def test_answer_about_other_partitions_raises(version: int, partitions: dict[TopicPartition, tuple[int, int]]) -> None:
+def test_response_about_other_partitions_raises(
+    version: int, partitions: dict[TopicPartition, tuple[int, int]]
+) -> None:
     with pytest.raises(ValueError, match="other partitions"):
         produce(version).decode_response(memoryview(answer(version, partitions)))
 
@@ -146,7 +148,7 @@ def test_negative_topic_name_length_raises_at_once() -> None:
         produce(7).decode_response(memoryview(body))
 
 
-def test_lost_answer_is_never_sent_again_below_the_mirror() -> None:
+def test_lost_response_is_never_sent_again_below_the_mirror() -> None:
     assert action_for(produce(7)) is not Action.RESEND
 
 

@@ -51,7 +51,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
         yield made
 
 
-def test_a_topic_that_only_the_second_answer_knows_is_found_with_its_id(
+def test_a_topic_that_only_the_second_response_knows_is_found_with_its_id(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unknown = SimpleNamespace(name="a", error_code=3, partitions=[], topic_id=None, is_internal=False)
@@ -81,7 +81,7 @@ def test_node_that_an_upgrade_has_not_reached_gets_no_version_it_does_not_know(c
     again = first_request(cluster, 1)
     assert (again.API_VERSION, again.positions) == (11, {A0: 7})
     assert cluster.run(lambda: cluster.send_fetch(1, again)) == "11 to fetch-1"
-    assert first_request(cluster, 2).API_VERSION == FETCH_BY_ID_VERSION, "the others go on by ids"
+    assert first_request(cluster, 2).API_VERSION == FETCH_BY_ID_VERSION, "the others still use ids"
 
 
 def test_node_that_knows_ids_is_asked_by_them(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Three brokers in memory of which one freezes: who waits for it, beside kafka-python in the same run."""
+"""Three brokers in memory, one of which freezes: who waits for it, compared with kafka-python in the same run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEADERS = {"first": 1, "second": 2}
 
 
 class Node(FakeBroker):
-    """One of several; frozen, from the first request named `freezes_at` on, it reads and answers nothing."""
+    """One of several; from the first request named `freezes_at` on it is frozen, and neither reads nor responds."""
 
     def __init__(self, nodes: dict[int, Node]) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def connected_to_first(client: Any, nodes: dict[int, Node]) -> Any:
 
 
 def seconds(sent: Any) -> float:
-    """Until it is acknowledged, or has failed."""
+    """Waits until it is acknowledged or has failed."""
     began = time.monotonic()
     with contextlib.suppress(Errors.KafkaError):
         sent.get(60)
@@ -126,7 +126,7 @@ def test_two_of_three_frozen_brokers_are_passed_by(nodes: dict[int, Node]) -> No
     end(producer)
 
 
-def test_an_answer_in_time_is_asked_for_once(nodes: dict[int, Node]) -> None:
+def test_a_response_in_time_is_asked_for_once(nodes: dict[int, Node]) -> None:
     producer = connected_to_first(tolerant_client, nodes)
     producer.send("second", b"2").get(10)
     asked = sum(node.names().count("Metadata") for node in nodes.values())

@@ -62,7 +62,7 @@ def test_a_constructor_that_fails_leaves_no_thread_and_no_descriptor(package: An
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_users_own_client_is_not_closed_when_a_constructor_fails(package: Any, kind: str, nobody: str) -> None:
-    own = TolerantNetClient(bootstrap_servers=nobody)  # the stock one leaves sockets that could not connect
+    own = TolerantNetClient(bootstrap_servers=nobody)  # the stock one leaves sockets behind that could not connect
     with pytest.raises(Errors.KafkaTimeoutError):
         getattr(package, kind)(bootstrap_servers=nobody, bootstrap_timeout_ms=200, kafka_client=lambda **_: own)
     assert not own._manager.closed
@@ -114,7 +114,7 @@ def test_poll_arrow_does_not_call_a_poll_that_somebody_else_wraps() -> None:
             found = super().poll(*args, **options)
             for records in found.values():
                 for record in records:
-                    assert record.offset >= 0  # what tracing agents look at
+                    assert record.offset >= 0  # what tracing agents read
             return found
 
     partition = TopicPartition("t", 0)

@@ -41,7 +41,7 @@ from tolerant_client.tracker.rules.apis import OtherSubject
 
 
 class MemoryTransport:
-    """Bytes go to the broker at once; its answers wait until `deliver`."""
+    """Bytes go to the broker at once; its responses wait until `deliver`."""
 
     host = "fake"
 
@@ -79,7 +79,7 @@ class MemoryTransport:
     close = abort
 
     def deliver(self, step: int | None = None) -> None:
-        """Hands all waiting answers over, whole or in pieces of `step` bytes."""
+        """Hands all waiting responses over, whole or in pieces of `step` bytes."""
         data = b"".join(self.answers)
         self.answers.clear()
         step = step or len(data) or 1
@@ -134,7 +134,7 @@ class Bench:
         return [event.kind for event in self.events]
 
     def run(self, seconds: float, step: float = 0.01) -> None:
-        """Lets time pass and answers arrive."""
+        """Lets time pass and responses arrive."""
         for _ in range(round(seconds / step)):
             self.net.run(self.clock.now + step)
             self.transport.deliver()
@@ -184,7 +184,7 @@ def produce(records: bytes, acks: int = -1, partition: int = 0) -> Any:
 
 
 class SpoilOnce:
-    """Does something to the n-th answer of an API."""
+    """Does something to the n-th response of an API."""
 
     def __init__(self, api: str, what: Callable[[bytes], list[bytes]], nth: int = 1) -> None:
         self.api, self.what, self.left = api, what, nth
@@ -226,7 +226,7 @@ def test_reauthentication_begins_where_no_proof_comes_in_time_that_the_last_resp
     renewal.close()
 
 
-def test_answers_complete_their_requests_bytewise_as_well_as_whole(bench: Bench) -> None:
+def test_responses_complete_their_requests_bytewise_as_well_as_whole(bench: Bench) -> None:
     for step in (None, 1, 7):
         futures = [bench.connection.send_request(MetadataRequest(topics=[])) for _ in range(4)]
         bench.transport.deliver(step)
@@ -310,7 +310,7 @@ def test_idempotent_produce_is_written_once_and_in_order(bench: Bench, lost: int
     assert [r[-1:] for r in bench.broker.logs["t", 0]] == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_answer_that_belongs_to_another_partition_is_not_delivered(bench: Bench) -> None:
+def test_response_that_belongs_to_another_partition_is_not_delivered(bench: Bench) -> None:
     frames: list[bytes] = []
 
     def swap(name: str, frame: bytes) -> list[bytes]:
@@ -331,12 +331,12 @@ def test_answer_that_belongs_to_another_partition_is_not_delivered(bench: Bench)
 
 
 def of_another_topic(name: str, frame: bytes) -> list[bytes]:
-    """Speaks of the topic u where it should speak of t (both names are compact strings)."""
+    """Names the topic u where it should name t (both names are compact strings)."""
     return [frame.replace(b"\x02t", b"\x02u")]
 
 
 def test_odd_response_of_a_server_that_means_it_is_handed_up(bench: Bench) -> None:
-    """It names another topic, as often as it is asked; stock hands that up, too."""
+    """It names another topic each time it is asked; stock hands that up, too."""
     bench.broker.spoil = of_another_topic
     for asked in range(1, 4):
         future = bench.connection.send_request(list_offsets())
@@ -375,7 +375,7 @@ def test_plain_produce_whose_response_names_another_topic_fails_as_a_lost_one(
     assert not bench.connection.closed
 
 
-def test_request_whose_answers_never_come_fails_before_its_deadline_is_long_gone(clock: Clock) -> None:
+def test_request_whose_responses_never_come_fails_before_its_deadline_is_long_gone(clock: Clock) -> None:
     bench = Bench(clock, recovery_policy=RecoveryPolicy(max_resends=2)).initialize()
     bench.broker.spoil = lambda name, frame: [] if name == "ListOffsets" else [frame]
     future = bench.connection.send_request(list_offsets())
@@ -432,7 +432,7 @@ def test_closing_connection_whose_last_bytes_nobody_reads_ends_by_the_deadline()
         future = connection._send_request(request, timeout_at=time.monotonic() + 1.5)
         net.run(net.sleep, 0.1)
         connection.close()
-        assert not connection.closed  # it waits for its bytes to be read
+        assert not connection.closed  # it still waits for its bytes to be read
         net.run(net.sleep, 3.0)
         assert connection.closed and future.is_done
     finally:
@@ -464,7 +464,7 @@ def test_error_code_that_no_kafka_has_is_asked_about_again(bench: Bench) -> None
     assert "no Kafka has" in next(e.request.history[0] for e in bench.events if e.kind == "requeued")
 
 
-def test_acks_0_is_not_tracked_and_an_answer_to_it_is_dropped(bench: Bench) -> None:
+def test_acks_0_is_not_tracked_and_a_response_to_it_is_dropped(bench: Bench) -> None:
     future = bench.connection.send_request(produce(batch(-1, -1), acks=0))
     assert future.succeeded()
     assert len(bench.connection.in_flight_requests) == 0
@@ -487,7 +487,7 @@ def test_good_frames_before_a_bad_one_reach_their_callers(bench: Bench) -> None:
     assert "secret" not in str(second.exception)
 
 
-def test_answer_with_bytes_left_over_is_dropped_and_asked_for_again(bench: Bench) -> None:
+def test_response_with_bytes_left_over_is_dropped_and_asked_for_again(bench: Bench) -> None:
     first = bench.connection.send_request(list_offsets())
     second = bench.connection.send_request(list_offsets())
     frame = bench.transport.answers[1]
@@ -585,7 +585,7 @@ def test_exchanged_ids_of_a_probe_and_of_metadata_leave_nothing_to_believe(store
 
 @pytest.mark.parametrize("broker", [(0, 10, 0), (0, 10, 1), (0, 11), (1, 0), (2, 3), (2, 4), (4, 2)])
 def test_the_probes_response_is_that_of_no_metadata_request(broker: tuple[int, ...]) -> None:
-    """A gateway that loses one response and shifts the others brings it under the id of a request: no topics, it says."""
+    """A gateway that loses one response and shifts the others brings it under a request's id, where it says: no topics."""
     versions = BrokerVersionData(broker)
     question = harmless_question(versions)
     assert question is not None
@@ -615,10 +615,10 @@ def nodes(*hosts: str) -> list[dict[str, Any]]:
         ("Heartbeat", 4, {"group_id": "g", "generation_id": 1, "member_id": "m"}),
     ],
 )
-def test_a_probes_answer_is_nobody_elses_whatever_else_it_decodes_as(
+def test_a_probes_response_is_nobody_elses_whatever_else_it_decodes_as(
     store: InFlightRequests, api: str, version: int, of_request: dict[str, Any]
 ) -> None:
-    """Three brokers called localhost look like no error, and three tagged fields of which the last runs over the end."""
+    """Three brokers called localhost look like no error and three tagged fields, of which the last runs past the end."""
     body = answer("Metadata", 8, brokers=nodes(*["localhost"] * 3), cluster_id="x" * 22, controller_id=1, topics=[])
     request = asked(api, version, **of_request)
     request.frame_buffers(1, "test")
@@ -631,8 +631,8 @@ def test_a_probes_answer_is_nobody_elses_whatever_else_it_decodes_as(
     assert [event.kind for event in events] == ["orphan", "probe"]
 
 
-def test_a_probes_answer_of_an_old_broker_under_the_id_of_a_request_is_not_what_the_server_means() -> None:
-    """It asks for no offsets, and four zero bytes are the answer to many that ask for something."""
+def test_a_probes_response_of_an_old_broker_under_the_id_of_a_request_is_not_what_the_server_means() -> None:
+    """It asks for no offsets, and four zero bytes are also the response to many requests that ask for something."""
     store = InFlightRequests(RecoveryPolicy(), 1, harmless_question(BrokerVersionData((0, 9))))
     entry = sent(
         store,
@@ -827,8 +827,8 @@ def test_requests_that_waited_for_the_connection_are_all_sent_within_the_limit(c
 
 
 def test_resend_overtakes_what_waits_for_the_limit(clock: Clock) -> None:
-    # 1. a and b are in flight, c and d wait for the limit of 2.  2. a's answer is lost, so b's is held.
-    # 3. If a waited behind c, c's answer would be held too, and nothing would ever leave the limit.
+    # 1. a and b are in flight, c and d wait for the limit of 2.  2. a's response is lost, so b's is held.
+    # 3. If a waited behind c, c's response would be held too, and nothing would ever leave the limit.
     bench = Bench(clock, max_in_flight_requests_per_connection=2)
     bench.broker.spoil = SpoilOnce("Produce", drop)
     futures = [bench.connection.send_request(produce(batch(9, n))) for n in range(4)]

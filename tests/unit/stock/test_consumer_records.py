@@ -1,4 +1,4 @@
-"""PartitionRecords: field for field what kafka-python's own one gives, whatever the log looks like."""
+"""PartitionRecords gives field for field what kafka-python's own does, whatever the log looks like."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMMIT, ABORT = 1, 0
 
 @dataclass(frozen=True)
 class Aborted:
-    """kafka-python's AbortedTransaction, as far as it is read."""
+    """The fields of kafka-python's AbortedTransaction that are read."""
 
     producer_id: int
     first_offset: int
@@ -65,7 +65,7 @@ def state(part: Any) -> tuple[Any, ...]:
 
 
 def assert_same(stock: Any, ours: Any, steps: Sequence[int | None]) -> list[Any]:
-    """Takes in the same steps from both, and the rest at the end; returns the records."""
+    """Takes from both in the same steps, and the rest at the end; returns the records."""
     found: list[Any] = []
     for n in [*steps, None, None]:
         if not stock:
@@ -252,7 +252,7 @@ def test_a_flipped_byte_is_corrupt_after_the_records_before_it_and_never_hangs(c
         stock.take(None)
     with pytest.raises(CorruptRecordError, match="orders|record"):
         ours.take(None)
-    assert not ours  # stock's stays "not drained" here, and its consumer then polls it for ever
+    assert not ours  # stock's object stays "not drained" here, and its consumer polls it for ever
     assert ours.take(1) == []
 
 

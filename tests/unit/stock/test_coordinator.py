@@ -79,7 +79,7 @@ def test_partition_is_the_absolute_hash_modulo_the_count(name: str, count: int, 
 
 
 def metadata(leader: int, replicas: list[int], isr: list[int], brokers: list[int], topic: str = OFFSETS_TOPIC) -> Any:
-    """An answer in which every partition of the internal topic is in the same state."""
+    """A response in which every partition of the internal topic is in the same state."""
     partitions = [
         SimpleNamespace(partition_index=n, leader_id=leader, replica_nodes=replicas, isr_nodes=isr) for n in range(50)
     ]
@@ -167,7 +167,7 @@ def test_absence_is_due_after_its_time_and_three_failures() -> None:
     assert absence.last_failure == "third"
 
 
-def test_absence_of_less_than_its_time_is_not_due_and_an_answer_ends_it() -> None:
+def test_absence_of_less_than_its_time_is_not_due_and_a_response_ends_it() -> None:
     absence = Absence(30.0)
     for now in range(30):
         absence.failed("", float(now))
@@ -223,11 +223,11 @@ def test_coordinator_that_was_just_named_gets_its_chance_unless_it_failed_last()
     assert absence.is_due(is_known=True)
 
 
-# -- the look at the metadata ------------------------------------------------
+# -- reading the metadata -----------------------------------------------------
 
 
 class Brokers:
-    """A manager of brokers 1, 2, 3, ... that each respond as told, or break the connection."""
+    """A manager of brokers 1, 2, 3, ... each of which responds as told, or breaks the connection."""
 
     closed = False
 
@@ -253,7 +253,7 @@ DEAD = Errors.KafkaConnectionError("refused")
 
 
 def test_the_next_broker_is_asked_where_the_first_ones_are_dead_each_with_a_request_of_its_own() -> None:
-    """Sending gives a request the version of its broker: another one may not know it."""
+    """Sending sets a request's version to its broker's, which another broker may not know."""
     manager = Brokers(DEAD, DEAD, metadata(-1, [2, 3], [2], [1, 3]), DEAD)
     found = asyncio.run(describe_coordinator(manager, GROUP))
     assert found is not None and (found.partition, found.leader) == (22, -1)
@@ -378,7 +378,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> GroupBroker:
 
 @pytest.fixture
 def make(broker: GroupBroker) -> Iterator[Callable[..., TolerantCoordinator]]:
-    """Makes a coordinator on the served broker; `limit_ms` and `is_raising` as the policy would say it."""
+    """Makes a coordinator on the served broker; `limit_ms` and `is_raising` stand for the policy."""
     net = NetworkSelector()
     made: list[TolerantConnectionManager] = []
 
@@ -482,7 +482,7 @@ def test_poll_takes_no_longer_than_it_may_while_nobody_says_what_is_wrong(
             began = time.monotonic()
             assert coordinator.poll(timeout_ms=100) is False
             longest = max(longest, time.monotonic() - began)
-    assert longest < 0.6  # a look of 5 s had its way before
+    assert longest < 0.6  # before, a lookup took its full 5 s
 
 
 def test_unavailability_shorter_than_the_policy_allows_is_not_told(
@@ -625,7 +625,7 @@ def test_position_taken_from_a_commit_keeps_its_leader_epoch_so_that_truncation_
 
 @pytest.fixture
 def member(broker: GroupBroker, make: Callable[..., TolerantCoordinator]) -> Iterator[TolerantCoordinator]:
-    """Has subscribed to "t"; between two polls nothing happens but in `until`."""
+    """Has subscribed to "t"; between two polls, only `until` lets anything happen."""
     with serve(broker) as address:
         coordinator = make(address, limit_ms=60_000, heartbeat_interval_ms=50)
         coordinator._subscription.subscribe(topics=["t"])
@@ -638,19 +638,19 @@ def until(member: TolerantCoordinator, is_true: Callable[[], Any]) -> None:
     """Lets time pass on the event loop, as its thread does between two polls."""
     deadline = time.monotonic() + 10
     while not is_true():
-        assert time.monotonic() < deadline, "it has not come about within 10 s"
+        assert time.monotonic() < deadline, "it did not happen within 10 s"
         member._net.poll(timeout_ms=10)
 
 
 def knows(member: TolerantCoordinator, broker: GroupBroker, partitions: int) -> None:
-    """Its metadata has the topic with so many partitions."""
+    """Its metadata shows the topic with this many partitions."""
     broker.topics = {"t": partitions}
     member._cluster.request_update()
     until(member, lambda: len(member._cluster.partitions_for_topic("t") or ()) == partitions)
 
 
 def join_between_polls(member: TolerantCoordinator) -> None:
-    """Polls as briefly as can be until a join is under way, and lets it end."""
+    """Polls as briefly as possible until a join is under way, and lets it end."""
     while member._join_task is None:
         assert member.poll(timeout_ms=0) is False
     until(member, lambda: member._join_task.is_done)
@@ -678,7 +678,7 @@ def test_topic_that_appears_after_the_assignment_is_assigned_though_the_next_joi
     assert (member.state, assigned(member)) == (MemberState.STABLE, set())
     knows(member, broker, 2)
     join_between_polls(member)
-    # By now the assignment agrees with the metadata, which is all that kafka-python asks about.
+    # By now the assignment agrees with the metadata, which is all that kafka-python checks.
     assert member.need_rejoin()
     assert member.poll(timeout_ms=0)
     assert (member.state, assigned(member)) == (MemberState.STABLE, {0, 1})
@@ -741,5 +741,5 @@ def test_rejoin_that_lost_its_connection_is_begun_again(broker: GroupBroker, mem
 
     broker.spoil = lose_the_first
     assert member.poll(timeout_ms=10_000)
-    # kafka-python alone has assigned by the new metadata, and so it thinks that it has joined.
+    # kafka-python alone has assigned by the new metadata, and so believes that it has joined.
     assert (member.state, assigned(member)) == (MemberState.STABLE, {0, 1})

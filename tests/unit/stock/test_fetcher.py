@@ -1,4 +1,4 @@
-"""TolerantFetcher without a network: what it asks for, what it holds back, and when it believes a refusal."""
+"""TolerantFetcher without a network: what it fetches, what it holds back, and when it believes a refusal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def drive(work: Coroutine[Any, Any, Any]) -> None:
 
 
 class Manager:
-    """Of kafka-python's connection manager, what a fetcher asks; `answers` are what `send` gives or raises."""
+    """What a fetcher needs of kafka-python's connection manager; `answers` are what `send` returns or raises."""
 
     def __init__(self, answers: Callable[[Any], Any] = lambda request: None) -> None:
         self._net = SimpleNamespace(sleep=self._sleep)
@@ -119,7 +119,7 @@ def asked(fetcher: TolerantFetcher) -> dict[TopicPartition, tuple[int, int, int]
     }
 
 
-def test_what_follows_the_buffered_answer_is_asked_for_once_it_is_begun(fetcher: TolerantFetcher) -> None:
+def test_what_follows_the_buffered_response_is_asked_for_once_it_is_begun(fetcher: TolerantFetcher) -> None:
     fetcher._completed_fetches.append(answer(A, 0, batch(0) + batch(30, epoch=6)))
     assert asked(fetcher) == {B: (0, -1, 7)}
     fetcher.fetched_records(max_records=10)
@@ -151,13 +151,13 @@ def test_nothing_is_fetched_ahead_at_the_end_of_a_log_where_it_would_wait_before
 def test_what_may_wait_at_the_broker_is_not_sent_ahead(
     options: dict[str, Any], start: int, others: set[TopicPartition]
 ) -> None:
-    """From the last stable offset on nothing is given out, and nobody knows how many bytes follow what is at hand."""
+    """A broker gives nothing from the last stable offset on, and nobody knows how many bytes follow the buffered ones."""
     fetcher = make(**options)
     fetcher._completed_fetches.extend([answer(B, 500, b""), answer(A, start, batch(start))])
     fetcher._subscriptions.seek(B, OffsetAndMetadata(500, "", -1))
     fetcher._subscriptions.seek(A, OffsetAndMetadata(start, "", -1))
     fetcher.fetched_records(max_records=10)
-    assert set(asked(fetcher)) == others, "of other partitions kafka-python asks, too"
+    assert set(asked(fetcher)) == others, "kafka-python fetches other partitions, too"
     fetcher.fetched_records()
     assert set(asked(fetcher)) == {A, B}
 
@@ -170,7 +170,7 @@ def test_an_idle_partition_is_not_asked_for_while_records_of_its_node_are_at_han
     fetcher.fetched_records(max_records=10)
     assert asked(fetcher) == {}
     fetcher._manager.cluster.leader_for_partition = {A: 1, B: 2}.get
-    assert set(asked(fetcher)) == {B}  # of another node, where nothing of A's can wait after it
+    assert set(asked(fetcher)) == {B}  # on another node, where no request of A's can wait for it
     fetcher._manager.cluster.leader_for_partition = {A: 1, B: 1}.get
     fetcher._subscriptions.seek(B, OffsetAndMetadata(999, "", -1))
     assert set(asked(fetcher)) == {B}  # there is something to respond with
@@ -186,7 +186,7 @@ def test_nothing_is_fetched_ahead_of_a_paused_or_moved_position_or_of_an_old_for
     assert A not in asked(fetcher)
     fetcher._subscriptions.resume(A)
     fetcher._subscriptions.seek(A, 500)
-    assert A not in asked(fetcher)  # not before the old records are let go
+    assert A not in asked(fetcher)  # not before the old records are dropped
     assert fetcher.fetched_records() == ({}, False)
     assert asked(fetcher)[A] == (500, -1, 7)
     old = MemoryRecordsBuilder(magic=1, compression_type=0, batch_size=9_000, offset=500)
@@ -198,7 +198,7 @@ def test_nothing_is_fetched_ahead_of_a_paused_or_moved_position_or_of_an_old_for
     assert A not in asked(fetcher)
 
 
-def test_an_answer_fetched_ahead_is_dropped_after_a_seek(fetcher: TolerantFetcher) -> None:
+def test_a_response_fetched_ahead_is_dropped_after_a_seek(fetcher: TolerantFetcher) -> None:
     fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(A, 30, batch(30))])
     assert len(fetcher.fetched_records(max_records=10)[0][A]) == 10
     fetcher._subscriptions.seek(A, 3)
@@ -226,11 +226,11 @@ def test_the_event_loop_is_not_asked_to_fetch_what_is_in_flight_already(fetcher:
     fetcher._fetch_futures.append(fetch)
     assert fetcher.send_fetches() == [fetch]
     assert len(runs) == 1
-    fetch.is_done = True  # it has to be let go, or every wait for records ends at once
+    fetch.is_done = True  # it has to be removed, or every wait for records ends at once
     fetcher.send_fetches()
     assert len(runs) == 2
     fetch.is_done = False
-    fetcher._is_fetch_due = True  # the one that is due may not be among the futures yet: wait behind it
+    fetcher._is_fetch_due = True  # the fetch that is due may not be among the futures yet: wait for it
     fetcher.send_fetches()
     assert len(runs) == 3
     fetcher._is_fetch_due = False
@@ -246,7 +246,7 @@ def test_an_assignment_that_changes_while_a_fetch_is_planned_is_left_to_the_even
     fetcher._manager.run = lambda work: runs.append(work) or []  # type: ignore[func-returns-value]
     fetcher._fetch_futures.append(SimpleNamespace(is_done=False))
     gone = TopicPartition("revoked", 0)
-    fetcher._fetchable_partitions = lambda: [gone]  # type: ignore[method-assign]  # it went between two looks
+    fetcher._fetchable_partitions = lambda: [gone]  # type: ignore[method-assign]  # it was revoked between two checks
     assert fetcher.send_fetches() == []
     assert len(runs) == 1
     fetcher._ask_ahead()
@@ -291,7 +291,7 @@ def test_a_batch_spoiled_on_its_way_is_fetched_again_in_silence(fetcher: Toleran
     assert [record.offset for record in records[A]] == list(range(30, 60))
 
 
-def test_an_iterator_finds_the_answer_fetched_ahead_when_it_comes_there(fetcher: TolerantFetcher) -> None:
+def test_an_iterator_finds_the_response_fetched_ahead_when_it_comes_there(fetcher: TolerantFetcher) -> None:
     fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(A, 30, batch(30))])
     for start in (0, 30):
         fetcher._handed_out.clear()  # as each poll does
@@ -299,11 +299,13 @@ def test_an_iterator_finds_the_answer_fetched_ahead_when_it_comes_there(fetcher:
         assert [record.offset for record in records[A]] == list(range(start, start + 30))
         assert len(fetcher._completed_fetches) == (1 if start == 0 else 0)
         assert A not in asked(fetcher)  # what was handed out is not fetched again
-        fetcher._subscriptions.assignment[A].position = OffsetAndMetadata(start + 30, "", 5)  # the iterator went on
+        fetcher._subscriptions.assignment[A].position = OffsetAndMetadata(
+            start + 30, "", 5
+        )  # the iterator has advanced
 
 
 def fills_of_an_iterator(kind: Any, count: int) -> int:
-    """How many fills an iterator over one answer with `count` partitions, two records each, needs."""
+    """How many fills an iterator needs for one response with `count` partitions of two records each."""
     partitions = [TopicPartition("orders", n) for n in range(count)]
     subscriptions = SubscriptionState()
     subscriptions.assign_from_user(partitions)
@@ -394,7 +396,7 @@ def test_a_caller_touches_no_fetch_in_flight_itself(fetcher: TolerantFetcher) ->
 
 
 def test_what_is_done_before_the_event_loop_begins_to_wait_ends_the_wait(fetcher: TolerantFetcher) -> None:
-    """A reset of positions that ends in between is no longer among what may be waited for."""
+    """A reset of positions that ends in between can no longer be waited for."""
     reset = fetcher._reset_task = Future()
     waits: list[Any] = []
 
@@ -450,7 +452,7 @@ def test_a_refused_position_rests_and_its_refusal_is_not_believed_yet(fetcher: T
 
 
 class Looking:
-    """Doubts about one partition at offset 100, with a leader that answers what `looks` says, look by look."""
+    """Doubts about one partition at offset 100, whose leader responds with `looks`, one per check."""
 
     def __init__(self, *looks: Any, epoch: int = -1, epoch_end: int = -1) -> None:
         self.looks = deque(looks)
@@ -524,7 +526,7 @@ def test_where_nobody_answers_nothing_is_decided_and_looking_goes_on() -> None:
 
 
 class FrozenLeader(Manager):
-    """On asyncio's loop: node 1 leads A and answers nothing, node 2 leads B and says (0, 99)."""
+    """On asyncio's loop: node 1 leads A and never responds, node 2 leads B and says (0, 99)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -551,7 +553,7 @@ class FrozenLeader(Manager):
 
 
 async def beside_a_frozen_leader(then: Callable[[FrozenLeader], None], until: int) -> tuple[FrozenLeader, list[Any]]:
-    """Refusals of A and B at offset 100, looked into until `until` of them were given back."""
+    """Refusals of A and B at offset 100, checked until `until` of them were given back."""
     manager = FrozenLeader()
     subscriptions = SubscriptionState("earliest")
     subscriptions.assign_from_user([A, B])

@@ -1,6 +1,6 @@
-"""forking.py: a forked child leaves its parent's connections alone and builds the clients that it inherited anew.
+"""forking.py: a forked child leaves its parent's connections alone and rebuilds the clients that it inherited.
 
-Forks happen in a process of their own: pytest's has threads that a fork would not take along.
+The forks happen in a separate process: pytest's own has threads that a fork would not copy.
 """
 
 from __future__ import annotations
@@ -381,7 +381,7 @@ producer.close()
 
 
 class BrokerWithTopic(FakeBroker):
-    """Leads the two partitions of a topic; a record of a batch of one has the offset of its place in the log."""
+    """Leads the two partitions of a topic; the record of a one-record batch gets its position in the log as its offset."""
 
     def _answer_Metadata(self, request: Any, version: int) -> Any:
         response = super()._answer_Metadata(request, version)
@@ -410,7 +410,7 @@ def broker() -> BrokerWithTopic:
 
 
 def run(program: str, *arguments: str, folder: Path) -> None:
-    """Runs it to its end, which says nothing."""
+    """Runs it to its end, and checks that it prints nothing."""
     (folder / "program.py").write_text(COMMON + program)
     command = [sys.executable, "-W", "ignore", "program.py", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)

@@ -30,14 +30,14 @@ REPLACED = [(owner, name) for owner, name, _ in installation._replacements()]
 
 
 class OldStyleProducer(KafkaProducer):  # type: ignore[misc]
-    """Derived, and made, as code from before super() does it."""
+    """Subclasses and initializes as code from before super() does."""
 
     def __init__(self, **configs: Any) -> None:
         KafkaProducer.__init__(self, **configs)
 
 
 class OwnManager(KafkaConnectionManager):  # type: ignore[misc]
-    """Somebody's manager that changes one method."""
+    """A user's manager that overrides one method."""
 
     def least_loaded_node(self) -> Any:
         self.was_asked = True

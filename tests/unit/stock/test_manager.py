@@ -114,7 +114,7 @@ def test_retired_connection_that_served_nothing_costs_no_more_than_reconnect_bac
     manager.close()
 
 
-def test_connections_that_go_wrong_after_every_answer_are_replaced_without_a_pause(net: NetworkSelector) -> None:
+def test_connections_that_go_wrong_after_every_response_are_replaced_without_a_pause(net: NetworkSelector) -> None:
     broker = FakeBroker()
     answered: Counter[bytes] = Counter()
 
@@ -163,7 +163,7 @@ def test_node_whose_probes_prove_nothing_is_not_probed_on_any_connection(net: Ne
         manager.close()
 
 
-def test_answer_before_sending_anything_retires_and_is_counted(net: NetworkSelector) -> None:
+def test_response_before_sending_anything_retires_and_is_counted(net: NetworkSelector) -> None:
     broker = FakeBroker()
     seen: list[Event] = []
     broker.spoil = lambda name, frame: [set_correlation_id(frame, correlation_id_of(frame) ^ 1)]
@@ -222,7 +222,7 @@ def test_every_attempt_to_connect_has_all_the_time_that_stock_gives_it(net: Netw
 
         net.run(connect)
         assert known._setup_seconds(1, None) == 10.0
-        known._backoff[1] = (2, 0.0, 20_000.0)  # it needs more than 10 s: its steps are given no less
+        known._backoff[1] = (2, 0.0, 20_000.0)  # it needs more than 10 s, and its steps get as much
         known._conns[1].close()
         assert known.get_connection(1)._setup_timeout == 20.0
         known.close()
@@ -235,7 +235,7 @@ def test_an_address_that_swallows_everything_leaves_time_for_the_next(
     swallowing = socket.create_server(("127.0.0.1", 0), backlog=0)
     silent = swallowing.getsockname()
     fillers = [socket.socket() for _ in range(4)]
-    for filler in fillers:  # its backlog is full: no handshake is answered any more
+    for filler in fillers:  # its backlog is full: it completes no more handshakes
         filler.setblocking(False)
         filler.connect_ex(silent)
     broker = FakeBroker()
@@ -253,7 +253,7 @@ def test_an_address_that_swallows_everything_leaves_time_for_the_next(
 
 
 def silent() -> socket.socket:
-    """A listener whose process is frozen: the kernel takes connections."""
+    """A listener whose process is frozen: the kernel accepts connections."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(16)
@@ -367,7 +367,7 @@ def test_a_node_that_is_not_ready_is_told_with_the_reason_that_is_known() -> Non
 
 
 class Closing(socketserver.BaseRequestHandler):
-    """Closes what says something."""
+    """Closes any connection that sends something."""
 
     def handle(self) -> None:
         self.request.recv(1)

@@ -31,7 +31,7 @@ from tolerant_client.stock import masking
 KEY, VALUE, HEADER, SECRET = "canary-key", "canary-value", "canary-header", "canary-password"
 CANARIES = (KEY, VALUE, HEADER, SECRET)
 
-# Plain functions are what most programs give it.
+# Most programs give it plain functions.
 pytestmark = pytest.mark.filterwarnings("ignore:.* does not implement kafka.serializer.Serializer")
 
 
@@ -49,7 +49,7 @@ class BrokerWithTopic(FakeBroker):
 
 
 def hostile_answers(seed: int) -> Any:
-    """Spoils some answers: cut, flipped, under a foreign id, doubled, or text with canaries that is no frame at all."""
+    """Spoils some responses: cut, flipped, under a foreign id, doubled, or text with canaries that is no frame at all."""
     chance = random.Random(seed)
 
     def spoil(name: str, frame: bytes) -> list[bytes]:
@@ -128,7 +128,7 @@ def broker() -> Iterator[FakeBroker]:
 
 @pytest.fixture
 def unmasked() -> Iterator[None]:
-    """Takes every filter of ours off, and puts it back."""
+    """Removes every filter of ours, and restores it."""
     loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
     masked = [logger for logger in loggers if masking._mask in logger.filters]
     assert len(masked) > 10

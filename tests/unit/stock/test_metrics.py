@@ -1,4 +1,4 @@
-"""metrics.py and client_metrics.py: what recovery did, in kafka-python's own metrics and for Prometheus, against faults of a known number."""
+"""metrics.py and client_metrics.py: kafka-python's metrics and Prometheus count exactly the faults that were injected."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ DROPPED, DOUBLED = 3, 2
 
 
 class Spoiler:
-    """Drops the first DROPPED answers to ListOffsets, and doubles DOUBLED after them, every other one.
+    """Drops the first DROPPED responses to ListOffsets, and doubles DOUBLED after them, every other one.
 
-    Two doubled in a row would be a stream out of step, whose connection ends.
+    Two doubled ones in a row would put the stream out of step and end the connection.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ def broker() -> Iterator[FakeBroker]:
 
 
 def ask(consumer: Any, times: int = 2 * DOUBLED) -> None:
-    """Asks a broker for the log end, `times` times, past all faults."""
+    """Asks a broker for the log end `times` times, beyond all faults."""
     manager = consumer._client._manager
 
     async def list_offsets() -> Any:

@@ -1,4 +1,4 @@
-"""What we use of kafka-python beside its public API is in stock_names.py: there, listed, and all of it."""
+"""stock_names.py lists all that we use of kafka-python beyond its public API, and all of it exists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.tree import ROOT
 SEAM = "tolerant_client.stock.stock_names"
 PUBLIC = ("admin", "errors", "metrics", "partitioner", "protocol", "serializer", "structs")
 OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
-# What is called so in our modules is of this class, or of ours that derives from it.
+# An object with this name in our modules is of this class, or of a subclass of ours.
 RECEIVERS = {
     "_connections": "KafkaConnectionManager",
     "_manager": "KafkaConnectionManager",
@@ -42,7 +42,7 @@ def our_modules() -> dict[str, ast.Module]:
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
-    """(module, name, what it is called here) for each import; no names where the module itself is imported."""
+    """(module, name, local name) for each import; no names where the module itself is imported."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "", "") for alias in node.names)
@@ -74,11 +74,11 @@ def names_of(owner: Any) -> frozenset[str]:
 
 @functools.cache
 def own_names(cls: type) -> frozenset[str]:
-    """What one class has beside what its bases have."""
+    """What one class has beyond its bases."""
     names = set(vars(cls)) | set(vars(cls).get("__annotations__", ()))
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError):  # made without a source, as named tuples are
+    except (OSError, TypeError):  # it has no source, as named tuples
         return frozenset(names)
     return frozenset(names | given_to_self(tree))
 
@@ -118,7 +118,7 @@ def is_there(module: str, name: str) -> bool:
 def is_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # what it would be in is no package
+    except ModuleNotFoundError:  # its parent is not a package
         return False
 
 
@@ -135,7 +135,7 @@ def is_of_public_class(cls: type) -> bool:
 
 
 def accesses(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.expr, str]]:
-    """(class, receiver, name) for each attribute, whether written with a dot or asked for with getattr and the like."""
+    """(class, receiver, name) for each attribute, written with a dot or read with getattr and the like."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Attribute):
             yield inside, node.value, node.attr
@@ -151,13 +151,13 @@ def last_name(node: ast.expr) -> str:
 
 
 def stock_owners(cls: type, name: str) -> list[type]:
-    """The classes of kafka-python that a class of ours has a name from, or in common with."""
+    """The classes of kafka-python from which a class of ours has a name, or with which it shares one."""
     owners = [base for base in cls.__mro__ if is_stock(base) and name in own_names(base)]
     return [base for base in owners if is_private(name) or not is_of_public_class(base)]
 
 
 def used_through_self(module: str, tree: ast.Module) -> Iterator[tuple[type, str]]:
-    """(class of kafka-python, name): what our classes take, and what they override, from where they derive."""
+    """(class of kafka-python, name): what our classes use of their bases, and what they override."""
     ours = {
         node.name: cls
         for node in ast.walk(tree)
@@ -168,7 +168,7 @@ def used_through_self(module: str, tree: ast.Module) -> Iterator[tuple[type, str
     }
     for cls in ours.values():
         for name in own_names(cls):
-            if not name.startswith("__") and name != "_abc_impl":  # what abc gives to every class
+            if not name.startswith("__") and name != "_abc_impl":  # abc adds these to every class
                 yield from ((owner, name) for owner in stock_owners(cls, name)[:1])
     for inside, receiver, name in accesses(tree):
         if inside in ours and isinstance(receiver, ast.Name) and receiver.id == "self":
@@ -176,7 +176,7 @@ def used_through_self(module: str, tree: ast.Module) -> Iterator[tuple[type, str
 
 
 def used_of_others(tree: ast.Module) -> Iterator[tuple[Any, str]]:
-    """(class of kafka-python, or None where it cannot be told, name): what is used of objects that are not `self`."""
+    """(class of kafka-python, None if unknown; name): what is used of objects other than `self`."""
     here = defined(tree)
     ours = vars(importlib.import_module("tolerant_client.stock.manager").TolerantConnectionManager)
     for _, receiver, name in accesses(tree):

@@ -34,7 +34,7 @@ from tolerant_client.tracker.events import RecoveryCounters, Requeued
 
 
 def make() -> Any:
-    """Nobody to ask for metadata."""
+    """Metadata without a manager to ask."""
     return TolerantTransactionManager(
         transactional_id="x", transaction_timeout_ms=1000, retry_backoff_ms=10, metadata=SimpleNamespace(_manager=None)
     )
@@ -82,7 +82,7 @@ def test_commit_that_was_begun_is_waited_for_again_and_a_new_one_is_another() ->
     assert transactions.begin_commit() is not first
 
 
-def test_lookups_that_find_nothing_for_too_long_are_told_and_an_answer_ends_the_count() -> None:
+def test_lookups_that_find_nothing_for_too_long_are_told_and_a_response_ends_the_count() -> None:
     transactions = make()
     result = transactions.initialize_transactions()
     told = CoordinatorUnavailableError("told", "x")
@@ -162,14 +162,14 @@ def test_a_request_is_sent_again_however_its_connection_ended(ended: Exception) 
     assert not result.is_done
 
 
-def test_the_epoch_is_raised_after_a_lost_answer_and_before_the_next_transaction() -> None:
+def test_the_epoch_is_raised_after_a_lost_response_and_before_the_next_transaction() -> None:
     transactions = in_transaction(make())
     transactions._api_version = (3, 9)
     result = transactions.begin_commit()
     sent(transactions).answer(Errors.KafkaConnectionError("reset"))
     transactions.next_request_handler(False)  # the lookup
     sent(transactions).answer(SimpleNamespace(error_code=0))
-    assert result.wait() is True  # it is committed, whatever becomes of the fence
+    assert result.wait() is True  # it is committed, whatever happens to the fence
     begun = threading.Thread(target=transactions.begin_transaction)
     begun.start()
     fence = sent(transactions)
@@ -198,7 +198,7 @@ FENCED, INVALID_STATE = 90, 48
 
 
 @pytest.mark.parametrize("code", [FENCED, INVALID_STATE])
-def test_a_commit_whose_answer_was_lost_and_whose_repeat_is_refused_is_unknown(code: int) -> None:
+def test_a_commit_whose_response_was_lost_and_whose_repeat_is_refused_is_unknown(code: int) -> None:
     transactions = in_transaction(make())
     result = transactions.begin_commit()
     sent(transactions).answer(Errors.KafkaConnectionError("reset"))
@@ -207,7 +207,7 @@ def test_a_commit_whose_answer_was_lost_and_whose_repeat_is_refused_is_unknown(c
     with pytest.raises(TransactionOutcomeUnknownError, match="may or may not be committed") as caught:
         result.wait()
     assert isinstance(caught.value, OutcomeUnknownError)
-    assert isinstance(caught.value, Errors.ProducerFencedError)  # whoever handles that handles this
+    assert isinstance(caught.value, Errors.ProducerFencedError)  # whoever handles fencing handles this
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
@@ -233,7 +233,7 @@ def test_a_commit_that_was_sent_again_below_and_refused_is_unknown_too() -> None
 
 
 def test_who_has_taken_over_keeps_the_transactional_id() -> None:
-    # Kafka 2.5 and 2.6 answer 47, where kafka-python takes the id back by asking without an epoch.
+    # Kafka 2.5 and 2.6 respond with 47, after which kafka-python takes the id back by asking without an epoch.
     transactions = in_transaction(make())
     transactions._api_version = (2, 5)
     transactions.begin_commit()
@@ -344,7 +344,7 @@ def test_a_commit_that_is_not_answered_in_time_raises_and_the_same_call_waits_ag
     sent(transactions).answer(SimpleNamespace(error_code=0))  # between the two calls
     again = transactions.begin_commit()
     assert again.wait() is True
-    assert len(transactions._pending_requests) <= 1  # but for the fence
+    assert len(transactions._pending_requests) <= 1  # except for the fence
     with pytest.raises(Errors.KafkaError, match="READY to state COMMITTING|BUMPING_PRODUCER_EPOCH to state COMMITTING"):
         transactions.begin_commit()
 
@@ -366,7 +366,7 @@ def test_a_response_lets_calls_wait_again_but_a_lookups_does_not() -> None:
     lookup = sent(transactions)
     assert isinstance(lookup.handler, FindCoordinatorHandler)
     lookup.answer(FindCoordinatorResponse(version=0, error_code=0, node_id=1, host="h", port=9092))
-    assert transactions.max_wait() == 0.3, "any broker responds to a lookup, also while the coordinator is frozen"
+    assert transactions.max_wait() == 0.3, "any broker responds to a lookup, even while the coordinator is frozen"
     ended = sent(transactions)
     assert isinstance(ended.handler, EndTxnHandler)
     ended.answer(SimpleNamespace(error_code=51))
@@ -390,7 +390,7 @@ def test_refused_connections_end_no_call_as_in_stock() -> None:
     assert not waiting.is_alive()
 
 
-def test_a_begin_ends_while_its_fence_has_no_answer_and_may_be_repeated() -> None:
+def test_a_begin_ends_while_its_fence_has_no_response_and_may_be_repeated() -> None:
     transactions = impatient()
     transactions._api_version = (3, 9)
     transactions.begin_commit()
@@ -455,7 +455,7 @@ def offset_commit(transactions: Any) -> Any:
 
 
 def committed(request: Any, code: int = 0) -> Any:
-    """The response to a TxnOffsetCommit, of the shape that kafka-python unpacks."""
+    """The response to a TxnOffsetCommit, in the shape that kafka-python unpacks."""
     parts = request.handler._build_request().topics
     return SimpleNamespace(topics=[(t.name, [(p.partition_index, code) for p in t.partitions]) for t in parts])
 
@@ -474,7 +474,7 @@ def test_the_same_offsets_again_after_a_timeout_wait_for_the_same_request() -> N
     again = request_of(at(5), "group")
     assert again.wait() is True
     assert pending(transactions) == []
-    assert request_of(at(5), "group") is not first, "its end has been told: this is another call"
+    assert request_of(at(5), "group") is not first, "its caller knows its end: this is another call"
 
 
 def test_other_offsets_wait_until_the_earlier_ones_are_done() -> None:

@@ -1,4 +1,4 @@
-"""transport.py: which kernels are asked to sleep until there is more."""
+"""transport.py: which kernels are asked to sleep until more bytes are there."""
 
 from __future__ import annotations
 

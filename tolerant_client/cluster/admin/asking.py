@@ -1,6 +1,6 @@
 """What all administrative requests share: which ones the brokers know, their error codes, and requests for many items.
 
-Law: each request is built and read in the module of its noun, beside this one.  Most are sent once, so the caller decides
+Law: each request is built and read in the module of its noun, in this package.  Most are sent once, so the caller decides
 how long to repeat them (Cluster.insist).  Topics have the names that the cluster's `names` give them.
 """
 

@@ -28,7 +28,7 @@ from tolerant_client.cluster.cluster import DEBUGGING_REPLICA, LATEST, MAX_TIMES
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff, Patience
 from tolerant_client.errors import TolerantClientError
 
-_LOOKS, _PAUSES = 20, Backoff(0.002, 0.5)  # 5 s in total
+_LOOKS, _PAUSES = 20, Backoff(0.002, 0.5)  # 6.5 s in total
 _EPOCHS_FOR_CLIENTS = 2  # older versions are for brokers only (ClusterAction)
 _LIST_MAX_TIMESTAMP = 7
 
@@ -55,9 +55,9 @@ async def list_led_offsets(
     looks: int = BELIEVED_AFTER,
     within_s: float = SILENT_S,
 ) -> LedOffsets:
-    """Like Cluster.list_offsets; waits at most `patience_ms` for leaders that are missing or silent for `within_s`.
+    """Like Cluster.list_offsets; where leaders are missing or fail, it asks again for `patience_ms`, and `looks` times.
 
-    That a partition cannot be asked is believed after this many `looks`.
+    A leader that is silent for `within_s` is asked again only within `patience_ms`.
 
     Raises ClusterUnreachableError where no broker responds.
     """

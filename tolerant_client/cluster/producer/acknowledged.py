@@ -22,7 +22,7 @@ async def find_acknowledged(
     """
     name = f"{partition.topic}-{partition.partition}"
     lost = TolerantClientError(
-        f"{name} lost records that had been acknowledged (a topic that was recreated, or an unclean election): what this"
+        f"{name} lost records that had been acknowledged (a topic that was created again, or an unclean election): what this"
         " producer wrote is not complete"
     )
 

@@ -1,4 +1,4 @@
-"""How many groups are asked at once, and what fails for which of them."""
+"""How many groups share a request, and what fails for which of them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_many_groups_share_requests_where_the_brokers_can(versions: dict[Any, in
         ([15], Errors.CoordinatorNotAvailableError),
         ([30], Errors.GroupAuthorizationFailedError),
         ([16, 14, 0], None),
-        ([30, 0], None),  # said once is not believed
+        ([30, 0], None),  # an error is not believed when it comes once
     ],
 )
 def test_what_fails_for_a_group_fails_for_it_alone(
@@ -89,7 +89,7 @@ def test_what_fails_for_a_group_fails_for_it_alone(
     ("codes", "written", "kind"),
     [
         ([0], 0, None),
-        ([25], 25, None),  # members: for the caller to say
+        ([25], 25, None),  # it has members: left to the caller
         ([3], 3, None),
         ([16, 0], 0, None),
         ([15], None, Errors.CoordinatorNotAvailableError),
@@ -155,7 +155,7 @@ def test_old_brokers_are_asked_for_the_states_of_groups() -> None:
 
 
 def test_a_group_that_may_not_be_described_is_a_failure_and_not_dead() -> None:
-    """Brokers leave it out of their lists, as if it were not there."""
+    """Brokers leave it out of their lists, as if it did not exist."""
     cluster = Brokers(NEW, {"A-mm2": [Errors.GroupAuthorizationFailedError.errno]})
     states, failures = run(cluster, described_states, ["A-mm2", "one"])
     assert states == {"one": "Empty"} and isinstance(failures["A-mm2"], Errors.GroupAuthorizationFailedError)

@@ -1,4 +1,4 @@
-"""Where logs end of which all is replicated: both ends must be told, and be the same."""
+"""The ends of logs that are fully replicated: both ends must be told, and be equal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REFUSAL = Errors.NotLeaderForPartitionError("orders-2")
 
 
 class Cluster:
-    """One node; its leader ends at 12 in BEHIND, of which 10 are replicated until that was asked for `heals_after` times."""
+    """One node; the leader's log of BEHIND ends at 12, and 10 is replicated until it was asked for `heals_after` times."""
 
     def __init__(self, heals_after: int = 1000) -> None:
         self.net = self.manager = self

@@ -1,4 +1,4 @@
-"""Offsets of many partitions, of which some have no leader, or one that does not answer: the others do not wait."""
+"""Offsets of many partitions; some have no leader, or one that does not respond: the others do not wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LED, LOST, FAILING, DEAD = (TopicPartition("orders", number) for number in range
 
 
 class Cluster:
-    """A source whose partitions are led by node 1, but LOST by nobody, and DEAD by node 2, which does not answer."""
+    """A source whose partitions are led by node 1, except LOST, which has no leader, and DEAD, led by the silent node 2."""
 
     name = "source"
 
@@ -93,7 +93,7 @@ def test_what_cannot_be_asked_is_left_out_with_its_reason_and_the_others_are_tol
     assert "node 1 of the source, which leads it, gives no offset for it: " in found.left_out[FAILING]
     assert found.left_out[DEAD] == "node 2 of the source, which leads it, does not respond: node 2"
     assert cluster.tracked == {"orders"}
-    assert cluster.refreshes == 2  # three looks: a single wrong answer leaves nothing out
+    assert cluster.refreshes == 2  # three checks: a single wrong response leaves nothing out
     assert cluster.slept < 1
 
 

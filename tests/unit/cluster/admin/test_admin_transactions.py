@@ -1,4 +1,4 @@
-"""Which producer of a partition the link goes on as, and the markers that it writes."""
+"""Which producer of a partition the link continues as, and the markers that it writes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ MARKERS_REQUEST = bytes.fromhex(
 
 
 class Leader:
-    """A cluster whose one broker answers with two codes, one for each producer id."""
+    """A cluster whose one broker responds with two codes, one for each producer id."""
 
     async def send(self, request: Any, node_id: int) -> Any:
         request.API_VERSION = 1

@@ -23,7 +23,7 @@ OURS, OTHERS = (4711, 3), (4711, 2)
 
 
 class Log(OneLog):
-    """Of batches of 10 records; what cannot be read or was not found is asked for three times."""
+    """A log of batches of 10 records; what cannot be read or is not found is asked for three times."""
 
     def __init__(self, *batches: tuple[tuple[int, int], int]) -> None:
         super().__init__(stamped(10 * number, *each) for number, each in enumerate(batches))
@@ -69,7 +69,7 @@ def test_batches_are_found_by_their_producer_and_sequence_between_those_of_other
 
 @pytest.mark.parametrize("sought", [Sought(OURS, (0, 10), 0, 20), Sought(OURS, (0,), 50, 60)])
 def test_a_log_that_has_not_all_of_them_has_lost_records_and_is_read_three_times(sought: Sought) -> None:
-    """One that was made anew has a later batch alone, or ends before."""
+    """A log that was created again has only a later batch, or ends before it."""
     log = Log((OURS, 10), (OTHERS, 0))
     with pytest.raises(TolerantClientError, match="orders-0 lost records that had been acknowledged"):
         find(log, sought)

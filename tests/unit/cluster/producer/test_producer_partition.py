@@ -63,7 +63,7 @@ def test_until_the_broker_knows_the_producer_one_batch_is_in_flight() -> None:
 
 
 def test_after_a_pause_the_broker_may_have_forgotten_the_producer() -> None:
-    """Law B: of two batches in flight it would take the second one alone, which proved the first."""
+    """Law B: of two batches in flight it would accept only the second one, which would then prove the first."""
     state, sent = known(1)
     state.appended(sent[0], 2, 1.0)
     for number in range(3):
@@ -117,7 +117,7 @@ def test_without_idempotence_no_batch_has_a_sequence_and_none_proves_another() -
     assert send_all(state) == [first]
 
 
-def test_a_later_answer_proves_a_lost_one() -> None:
+def test_a_later_response_proves_a_lost_one() -> None:
     """Law A."""
     state, (first, second, third) = known(3)
     assert state.failed(first, LOST, 0.0) is Verdict.NOTHING
@@ -126,7 +126,7 @@ def test_a_later_answer_proves_a_lost_one() -> None:
     assert state.is_idle and first.sends == second.sends == 1
 
 
-def test_what_no_later_answer_proves_goes_again_with_the_same_bytes() -> None:
+def test_what_no_later_response_proves_goes_again_with_the_same_bytes() -> None:
     state, sent = known(2)
     bytes_before = [bytes(b.data) for b in sent]
     state.failed(sent[0], LOST, 0.0)
@@ -152,7 +152,7 @@ def test_after_a_refusal_nothing_is_sent_until_all_is_settled() -> None:
 
 
 def test_a_refused_batch_that_a_later_one_proves_was_refused_by_mistake() -> None:
-    """A spoiled answer: a broker does not append out of order."""
+    """A spoiled response: a broker does not append out of order."""
     state, (first, second) = known(2)
     state.failed(first, NOT_LEADER, 0.0)
     assert state.appended(second, 4, 0.0) == ([first, second], Verdict.NOTHING)
@@ -186,7 +186,7 @@ def test_a_later_response_under_the_id_of_a_lost_one_is_found_out_and_nothing_is
 
 
 def test_nothing_is_believed_between_a_contradiction_and_what_the_log_says() -> None:
-    """Law G: a topic that was made anew grows, so that a later offset contradicts nothing."""
+    """Law G: a topic that was created again grows, so a later offset contradicts nothing."""
     state, (second, third, fourth) = known(3)
     assert state.appended(second, 0, 0.0) == ([], Verdict.NOTHING)
     assert state.appended(third, 1_000, 0.0) == ([], Verdict.NOTHING)
@@ -303,7 +303,7 @@ def test_what_comes_in_no_order_at_all_ends_the_partition_when_all_was_tried_aga
 
 @pytest.mark.parametrize("code", [LOST, NOT_LEADER, NOT_AUTHORIZED, TOO_LARGE])
 def test_a_later_batch_that_is_refused_for_another_reason_says_nothing_of_the_first(code: int) -> None:
-    """The search of law F starts again with the first one, which is neither split nor given up."""
+    """The search of law F starts again with the first batch, which is neither split nor given up."""
     state, sent = out_of_order(3)
     assert send_all(state, state.retry_at) == sent[2:]
     assert state.failed(sent[2], code, 1.0) is Verdict.AGAIN
@@ -358,7 +358,7 @@ def test_nothing_is_sent_before_the_partition_is_in_its_transaction() -> None:
 
 
 class Broker:
-    """A log that knows the last five batches of a producer, and after a restart the last one; others write there, too."""
+    """A log that remembers a producer's last five batches, after a restart only the last one; others write there, too."""
 
     def __init__(self) -> None:
         self.log: list[bytes] = []
@@ -393,13 +393,13 @@ class Broker:
 def test_whatever_is_lost_or_refused_every_batch_is_appended_once_and_in_order(
     seed: int, count: int, rate: float, is_made_anew: bool
 ) -> None:
-    """Or the log was made anew, with acknowledged batches in it, and that is found out by the next response that says so."""
+    """Or a log with acknowledged batches was created again, and the next response that shows this reveals it."""
     dice, broker, state, now = random.Random(seed), Broker(), partition(), 0.0
     batches = [batch(number, dice.randint(1, 3)) for number in range(count)]
     waiting = list(batches)
-    wire: list[ProducerBatch] = []  # requests on their way; a broker takes one after the other
+    wire: list[ProducerBatch] = []  # requests on their way; a broker takes them one after the other
     settled: list[ProducerBatch] = []
-    lost_with = -1  # batches that were acknowledged when their log was made anew
+    lost_with = -1  # batches that were acknowledged when their log was created again
     is_going = False
     for _ in range(20_000):
         if waiting and dice.random() < 0.5:
@@ -457,4 +457,4 @@ def test_whatever_is_lost_or_refused_every_batch_is_appended_once_and_in_order(
     if lost_with < 0 or lost_with == len(batches):
         assert lost_with >= 0 or broker.log == [bytes(b.data[61:]) for b in batches]
     else:
-        assert not broker.log, "what was appended after it was made anew told that"
+        assert not broker.log, "a batch appended after the log was created again reveals it"

@@ -1,4 +1,4 @@
-"""Batches of one producer in one partition: their sequences, their order and their places (stamped.py)."""
+"""Batches of one producer in one partition: their sequences, their order and their positions (stamped.py)."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_the_sequence_of_what_was_refused_alone_is_that_of_the_next(
     on_a_loop(run)
 
 
-def test_a_lost_answer_is_handed_up() -> None:
+def test_a_lost_response_is_handed_up() -> None:
     async def run(net: NetworkSelector) -> None:
         target = Target()
         stamped = appends(target)

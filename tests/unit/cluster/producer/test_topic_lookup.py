@@ -1,4 +1,4 @@
-"""Topics that a producer looks for: a missing one is waited for once, together with others, and asked for ever after."""
+"""Topics that a producer looks up: a missing one is waited for once, together with others, and after that only asked for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNKNOWN, NO_LEADER, INVALID = 3, 5, 17
 
 
 class FakeCluster:
-    """Has topics, each from a second of its own clock on; its own manager, network and metadata."""
+    """Has topics, each from some second of its clock on; it is its own manager, network and metadata."""
 
     def __init__(self, topics: dict[str, float]) -> None:
         self.manager = self.net = self.cluster = self
@@ -86,8 +86,8 @@ def test_a_topic_that_is_created_after_it_was_waited_for_in_vain_is_found(cluste
     assert cluster.tracked == ["soon"]
     cluster.requests = []
     assert look(lookup, ["soon"]) == {"soon": 2} and not cluster.requests
-    cluster.tracked, cluster.topics["soon"] = [], cluster.now + 0.3  # a broker says for a moment that it is unknown
-    assert look(lookup, ["soon"]) == {"soon": 2}, "it is waited for as one that was never missed"
+    cluster.tracked, cluster.topics["soon"] = [], cluster.now + 0.3  # for a moment a broker says that it is unknown
+    assert look(lookup, ["soon"]) == {"soon": 2}, "it is waited for like one that was never missing"
 
 
 def test_a_topic_whose_leaders_are_elected_is_waited_for_whatever_was_missed_before(cluster: FakeCluster) -> None:

@@ -1,4 +1,4 @@
-"""What is said of a transaction that does not begin."""
+"""What the error says where a transaction does not begin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ID = "tolerant-mirror-a-gap-orders-0"
 
 
 class Coordinators:
-    """Answers all, and keeps what it was asked for."""
+    """Responds to everything, and keeps what it was asked for."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

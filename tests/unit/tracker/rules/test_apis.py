@@ -1,4 +1,4 @@
-"""The table of lost answers: complete, honest about its sources, and the same in the documentation."""
+"""The table of lost responses is complete, names its sources, and is the same in the documentation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ from tolerant_client.tracker.rules import api_rows as rows
 from tolerant_client.tracker.rules import apis
 from tolerant_client.tracker.rules.api_rows import Action, ApiRow
 
-CARE = [Action.RESEND, Action.SAME_BYTES, Action.HAND_UP, Action.OUTCOME_UNKNOWN, Action.CLOSE]  # more and more
+CARE = [
+    Action.RESEND,
+    Action.SAME_BYTES,
+    Action.HAND_UP,
+    Action.OUTCOME_UNKNOWN,
+    Action.CLOSE,
+]  # from the least careful to the most
 TABLE = {name: row for name, row in vars(rows).items() if isinstance(row, ApiRow) and row is not rows.NOT_KNOWN}
 
 
@@ -84,7 +90,7 @@ def test_every_row_is_shown_on_a_broker() -> None:
 
 
 class Bare(apis.Request):
-    """A request that says nothing about itself but its API, and perhaps `resend_safe`."""
+    """A request that tells only its API, and perhaps `resend_safe`."""
 
     expect_response = frame_buffers = decode_response = None
 

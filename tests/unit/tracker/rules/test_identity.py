@@ -1,4 +1,4 @@
-"""Answers that decode but speak of something else than their request are refused, and no others."""
+"""Responses that decode but name something else than their request are refused, and no others."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def entity(name: str | None) -> list[dict[str, Any]]:
     return [{"entity_type": "user", "entity_name": name}]
 
 
-# API, version, request, its own answers, answers of others.
+# API, version, request, its own responses, responses of others.
 IDENTITIES: list[tuple[str, int, dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]] = [
     (
         "ListOffsets",
@@ -73,7 +73,7 @@ IDENTITIES: list[tuple[str, int, dict[str, Any], list[dict[str, Any]], list[dict
         [{"topics": [{"name": "a"}, {"name": "c"}]}, {"topics": [{"name": "a"}]}, {"topics": []}],
     ),
     ("Metadata", 9, {"topics": None}, [{"topics": [{"name": "c"}]}, {"topics": []}], []),
-    # A probe: what was asked of a topic under its id is not its answer.
+    # A probe: the response to a request for a topic by id is not its own.
     *(("Metadata", v, {"topics": []}, [{"topics": []}], [{"topics": [{"name": "c"}]}]) for v in (1, 9, 12)),
     ("Metadata", 0, {"topics": []}, [{"topics": [{"name": "c"}]}], []),
     ("Metadata", 0, {"topics": [{"name": "a"}]}, [{"topics": [{"name": "a"}]}], [{"topics": []}]),
@@ -460,7 +460,7 @@ IDENTITIES: list[tuple[str, int, dict[str, Any], list[dict[str, Any]], list[dict
 
 
 @pytest.mark.parametrize(("api", "version", "request_", "own", "foreign"), IDENTITIES)
-def test_answer_that_speaks_of_something_else_is_refused_and_no_other(
+def test_response_that_speaks_of_something_else_is_refused_and_no_other(
     api: str, version: int, request_: dict[str, Any], own: list[dict[str, Any]], foreign: list[dict[str, Any]]
 ) -> None:
     adapted = asked(api, version, **request_)
@@ -472,7 +472,7 @@ def test_answer_that_speaks_of_something_else_is_refused_and_no_other(
             adapted.decode_response(answer(api, version, **values))
 
 
-# Requests as kafka-python also takes them: tuples in the order of the schema, bare values, what we cannot read.
+# Other shapes that kafka-python takes: tuples in the order of the schema, bare values, and some that we cannot read.
 SHAPES: list[tuple[str, int, dict[str, Any], dict[str, Any], dict[str, Any] | None]] = [
     ("Metadata", 9, {"topics": ["a"]}, {"topics": [{"name": "a"}]}, {"topics": [{"name": "b"}]}),
     ("Metadata", 12, {"topics": [(None, "a")]}, {"topics": [{"name": "a"}]}, {"topics": [{"name": "b"}]}),
@@ -529,7 +529,7 @@ def test_requests_are_read_in_every_shape_that_kafka_python_takes(
             adapted.decode_response(answer(api, version, **foreign))
 
 
-# Each answers one thing twice and another one not at all, as one flipped bit has it.
+# Each names one thing twice and another not at all, as after one flipped bit.
 REPEATED: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("ListOffsets", 7, {"topics": [("a", [(0, -1, -1), (1, -1, -1)])]}, {"topics": [found("a", 0, 0)]}),
     ("Metadata", 9, {"topics": [{"name": "a"}, {"name": "b"}]}, {"topics": [{"name": "a"}, {"name": "a"}]}),
@@ -609,7 +609,7 @@ REPEATED: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("api", "version", "request_", "twice"), REPEATED)
-def test_answer_that_speaks_of_one_thing_twice_and_not_of_another_is_refused(
+def test_response_that_speaks_of_one_thing_twice_and_not_of_another_is_refused(
     api: str, version: int, request_: dict[str, Any], twice: dict[str, Any]
 ) -> None:
     adapted = asked(api, version, **request_)
@@ -630,12 +630,12 @@ def test_what_was_asked_for_twice_may_be_answered_twice_and_what_lies_in_two_dir
     assert adapted.decode_response(answer("DescribeLogDirs", 1, results=results)) is not None
 
 
-def test_every_api_that_names_its_subjects_is_tried_with_a_foreign_answer() -> None:
+def test_every_api_that_names_its_subjects_is_tried_with_a_foreign_response() -> None:
     tried = {REQUESTS[api].API_KEY for api, _, _, _, foreign in IDENTITIES if foreign}
     assert tried == set(SUBJECTS)
 
 
-def test_foreign_answer_says_what_it_names_and_not_what_it_tells_of_it() -> None:
+def test_foreign_response_says_what_it_names_and_not_what_it_tells_of_it() -> None:
     request = asked("ListOffsets", 5, topics=[tp("a", 0)])
     request.frame_buffers(1, "test")
     told = []

@@ -1,4 +1,4 @@
-"""What is read from kafka-python's requests: their rows, what they may not overtake, how long a broker may wait."""
+"""What is read from kafka-python's requests: rows, order keys, and how long a broker may hold them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CASES: list[tuple[KafkaRequest, ApiRow, tuple[Any, ...], float]] = [
     (produce(a=batch(5), b=batch(6)), rows.PRODUCE_IDEMPOTENT, (("a", 0), ("b", 0)), 0),
     (produce(a=batch(5), b=batch(-1)), rows.PRODUCE_PLAIN, (("a", 0), ("b", 0)), 0),
     (produce(a=batch(-1)), rows.PRODUCE_PLAIN, (("a", 0),), 0),
-    (produce(a=b"\0" * 40), rows.PRODUCE_PLAIN, (("a", 0),), 0),  # a message set of before Kafka 0.11
+    (produce(a=b"\0" * 40), rows.PRODUCE_PLAIN, (("a", 0),), 0),  # a message set from before Kafka 0.11
     (produce(a=None), rows.PRODUCE_PLAIN, (("a", 0),), 0),
     (fetch(6, 0, 0), rows.FETCH_ALONE, (), 400),
     (fetch(11, 0, -1), rows.FETCH_ALONE, (), 400),

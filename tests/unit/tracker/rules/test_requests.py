@@ -1,4 +1,4 @@
-"""kafka-python's requests as the tracker sees them: exact decoding, and whose answer it is on the hot path."""
+"""kafka-python's requests as the tracker sees them: exact decoding, and whose response it is on the hot path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def produced(*topics: str) -> list[dict[str, Any]]:
     return [{"name": t, "partition_responses": [{"index": 0, "error_code": 0, "base_offset": 1}]} for t in topics]
 
 
-def test_produce_answer_names_exactly_what_was_produced() -> None:
+def test_produce_response_names_exactly_what_was_produced() -> None:
     request = produce(a=batch(5), b=batch(5))
     request.frame_buffers(1, "test")
     assert request.decode_response(answer("Produce", 9, responses=produced("b", "a"))) is not None
@@ -38,7 +38,7 @@ def fetched(session_id: int, *partitions: int, error_code: int = 0, topic: str =
 
 
 @pytest.mark.parametrize("epoch", [-1, 0])
-def test_answer_to_a_full_fetch_names_some_of_its_partitions(epoch: int) -> None:
+def test_response_to_a_full_fetch_names_some_of_its_partitions(epoch: int) -> None:
     request = fetch(11, 0, epoch)
     request.frame_buffers(1, "test")
     for own in (fetched(9, 0, 1), fetched(0, 1), fetched(0)):
@@ -48,7 +48,7 @@ def test_answer_to_a_full_fetch_names_some_of_its_partitions(epoch: int) -> None
             request.decode_response(foreign)
 
 
-def test_answer_to_a_fetch_in_a_session_is_of_that_session_or_of_none() -> None:
+def test_response_to_a_fetch_in_a_session_is_of_that_session_or_of_none() -> None:
     request = fetch(11, 9, 4)
     request.frame_buffers(1, "test")
     # The session holds partitions that this request does not name.
@@ -59,7 +59,7 @@ def test_answer_to_a_fetch_in_a_session_is_of_that_session_or_of_none() -> None:
 
 
 @pytest.mark.parametrize(("session_id", "epoch"), [(0, -1), (0, 0), (9, 4)])
-def test_answer_to_a_fetch_names_a_partition_once(session_id: int, epoch: int) -> None:
+def test_response_to_a_fetch_names_a_partition_once(session_id: int, epoch: int) -> None:
     request = fetch(11, session_id, epoch)
     request.frame_buffers(1, "test")
     assert request.decode_response(fetched(session_id, 0, 1)) is not None
@@ -68,7 +68,7 @@ def test_answer_to_a_fetch_names_a_partition_once(session_id: int, epoch: int) -
     assert raised.value.response is None, "one partition's records would move another one's position"
 
 
-def test_answer_to_a_fetch_by_id_names_a_partition_once() -> None:
+def test_response_to_a_fetch_by_id_names_a_partition_once() -> None:
     request = fetch(13, 9, 4)
     request.frame_buffers(1, "test")
     once, twice = (
@@ -82,7 +82,7 @@ def test_answer_to_a_fetch_by_id_names_a_partition_once() -> None:
 
 
 @pytest.mark.parametrize(("api", "version"), [("Heartbeat", 4), ("OffsetCommit", 8), ("ListGroups", 4)])
-def test_answer_with_a_byte_left_over_is_refused(api: str, version: int) -> None:
+def test_response_with_a_byte_left_over_is_refused(api: str, version: int) -> None:
     request = asked(api, version, topics=[]) if api == "OffsetCommit" else asked(api, version)
     request.frame_buffers(1, "test")
     body = bytes(answer(api, version))
