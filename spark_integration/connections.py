@@ -1,8 +1,8 @@
-"""Clusters and producers that a Python worker process keeps between tasks, so that a micro-batch connects to nobody.
+"""Clusters and producers that a Python worker process keeps between tasks, so that a micro-batch makes no new connections.
 
 Laws:
-- Each serves one borrower at a time; it is closed instead of kept after an error.
-- What a parent process opened is never used in a child.
+- Each serves one borrower at a time; after an error it is closed, not kept.
+- A child process never uses what its parent opened.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _Kept = TypeVar("_Kept", bound="Closable")
 
 
 class Closable(Protocol):
-    """What is kept: it is closed when its place is needed, or the process ends."""
+    """Something that is kept; it is closed when the pool needs its place, or the process ends."""
 
     def close(self) -> None: ...
 
 
 def borrowed_cluster(config: Mapping[str, Any], *, patience_ms: int = 60_000) -> AbstractContextManager[Cluster]:
-    """A cluster of this process's pool, for as long as the block lasts; its patience is Cluster's."""
+    """A cluster of this process's pool, for the time of the block; `patience_ms` is Cluster's."""
     return borrowed(("cluster", patience_ms, sorted(config.items())), lambda: Cluster(config, patience_ms=patience_ms))
 
 
 @contextlib.contextmanager
 def borrowed(what: Any, make: Callable[[], _Kept]) -> Iterator[_Kept]:
-    """Whatever was kept under `what` (a value that pickles), or else a new one, for as long as the block lasts."""
-    # By digest: what hides a secret from its repr looks alike whatever the secret is.
+    """The object kept under `what` (a value that pickles), or else a new one, for the time of the block."""
+    # A digest of the pickle: objects that hide a secret in their repr would look equal whatever the secret.
     key = (os.getpid(), hashlib.sha256(pickle.dumps(what)).digest())
     kept: Any = _pool.pop(key, None) or make()
     try:
@@ -47,7 +47,7 @@ def borrowed(what: Any, make: Callable[[], _Kept]) -> Iterator[_Kept]:
         kept.close()
         raise
     for inherited in [known for known in _pool if known[0] != os.getpid()]:
-        _pool.pop(inherited)  # its parent's: not even closed
+        _pool.pop(inherited)  # the parent's: not even closed
     while len(_pool) >= POOL_SIZE:
         _pool.pop(next(iter(_pool))).close()
     replaced = _pool.get(key)
@@ -58,6 +58,6 @@ def borrowed(what: Any, make: Callable[[], _Kept]) -> Iterator[_Kept]:
 
 @atexit.register
 def close_pool() -> None:
-    """Closes what this process keeps; what is borrowed is its borrowers'."""
+    """Closes what this process keeps; borrowers close what they have borrowed."""
     for key in [key for key in _pool if key[0] == os.getpid()]:
         _pool.pop(key).close()

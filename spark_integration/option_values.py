@@ -1,4 +1,4 @@
-"""Values of options, read as Spark reads them: every refusal names the option; no I/O.
+"""Option values, read as Spark reads them: every error names the option; no I/O.
 
 `own` is a mapping from an option's name, as documented, to the text that was given.
 """
@@ -15,10 +15,10 @@ from tolerant_client.errors import OptionError
 _V = TypeVar("_V")
 
 _KAFKA_PREFIX: Final = "kafka."
-_TABLE_PREFIX: Final = "option."  # what V2SessionCatalog puts before the options of a table, beside them as given
+_TABLE_PREFIX: Final = "option."  # V2SessionCatalog adds a table's options once more with this prefix
 _SERVERS: Final = "kafka.bootstrap.servers"
 
-# JavaUtils.timeStringAs of Spark: a number without a unit is in ms here.
+# JavaUtils.timeStringAs of Spark: a number without a unit is in ms.
 _DURATION: Final = re.compile(r"\s*([0-9]{1,12})\s*([a-z]*)\s*", re.IGNORECASE)
 _UNITS_US: Final = {
     "": 1000, "us": 1, "ms": 1000, "s": 10**6, "m": 60 * 10**6, "min": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6,
@@ -29,13 +29,13 @@ _INT64_MAX: Final = 2**63 - 1
 def split_options(options: Mapping[str, str], names: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
     """The options that are known, under `names`, and the `kafka.*` ones without their prefix, in lower case.
 
-    Others are passed over, as by Spark's own source: a query may share its options
-    between readers and writers.  Raises OptionError for what looks like a slip in a known one, and for CREATE TABLE.
+    Others are ignored, as by Spark's own source: a query may share its options
+    between readers and writers.  Raises OptionError for a misspelled known option, and for CREATE TABLE.
     """
     if any(name.lower().startswith(_TABLE_PREFIX + _KAFKA_PREFIX) for name in options):
         raise OptionError(
             "CREATE TABLE ... USING tolerantkafka does not work: Spark gives a table's options to no Python data source that"
-            " reads it. Use CREATE TEMPORARY VIEW ... USING tolerantkafka OPTIONS (...), which takes the same"
+            " reads it. Use CREATE TEMPORARY VIEW ... USING tolerantkafka OPTIONS (...), which takes the same options"
         )
     known = {name.lower(): name for name in names}
     own: dict[str, str] = {}
@@ -47,7 +47,7 @@ def split_options(options: Mapping[str, str], names: Iterable[str]) -> tuple[dic
         elif name in known:
             own[known[name]] = str(value)
         else:
-            # A Kafka property without its prefix is the commonest slip.
+            # The most common mistake is a Kafka property without its prefix.
             for close in difflib.get_close_matches(name, [*known, _SERVERS], n=1, cutoff=0.85):
                 raise OptionError(f"Unknown option {given!r}; did you mean {known.get(close, close)!r}?")
     return own, java
@@ -58,7 +58,7 @@ def boolean(own: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def choice(own: Mapping[str, str], name: str, values: Mapping[str, _V], default: _V) -> _V:
-    """One of `values`, whose names are lower case; the text's case does not matter."""
+    """One of `values`, whose names are lower case; the given text may have any case."""
     if name not in own:
         return default
     text = own[name].strip().lower()
@@ -68,7 +68,7 @@ def choice(own: Mapping[str, str], name: str, values: Mapping[str, _V], default:
 
 
 def positive(own: Mapping[str, str], name: str) -> int | None:
-    """A whole number above 0, or None where it was not given."""
+    """A whole number above 0, or None if it was not given."""
     if name not in own:
         return None
     number = whole_number(own[name], name)
@@ -78,7 +78,7 @@ def positive(own: Mapping[str, str], name: str) -> int | None:
 
 
 def whole_number(text: str, name: str) -> int:
-    """Not negative, and at most what fits into Java's Long."""
+    """A whole number from 0 to the largest of Java's Long."""
     if not re.fullmatch(r"\+?[0-9]{1,19}", text.strip()) or int(text) > _INT64_MAX:
         raise OptionError(f"{name} is {text!r}; it must be a whole number from 0 to {_INT64_MAX}")
     return int(text)

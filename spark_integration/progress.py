@@ -1,8 +1,8 @@
-"""How far a query is behind, from what Spark reports of it.
+"""How far a query is behind, computed from its progress.
 
 Spark's own Kafka source puts these figures into `metrics` of a source's progress
-(KafkaMicroBatchStream.scala, metrics).  The API of Python sources has no place
-for metrics, but the offsets that they are made of are in the progress.
+(KafkaMicroBatchStream.scala, metrics).  The API of Python sources has no
+metrics, but the offsets from which they are computed are in the progress.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ONE_DIGIT: Final = Decimal("0.1")
 def offsets_behind_latest(source: Any) -> dict[str, str]:
     """min-, max- and avgOffsetsBehindLatest of one entry of `sources` in a StreamingQueryProgress.
 
-    Takes a SourceProgress, or the same as a dict; the figures are texts, as in
+    Takes a SourceProgress, or the same as a dict; the figures are strings, as in
     Spark.  Empty before the first batch.
     """
     consumed, latest = (flat_offsets(_offsets(source, name)) for name in ("endOffset", "latestOffset"))

@@ -1,4 +1,4 @@
-"""format("tolerantkafka"): what Spark asks first."""
+"""format("tolerantkafka"): the data source that Spark registers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-# Spark makes a dozen short-lived Python workers for a query, and each imports this module: what reads and writes is
-# imported by the ones that do.
+# Spark starts a dozen short-lived Python workers for a query, and each imports this module: readers and writers are
+# imported only where they are used.
 if TYPE_CHECKING:
     from spark_integration.reading.options import ReadOptions
 
@@ -28,14 +28,14 @@ class TolerantKafkaDataSource(DataSource):
     | assign, subscribe, subscribePattern | exactly one: `{"t":[0,1]}`, topics, a regular expression | required |
     | startingOffsets | `earliest`, `latest` (streams only) or `{"t":{"0":23,"1":-2}}` | batch earliest, stream latest |
     | startingTimestamp, startingOffsetsByTimestamp | ms since the epoch, for all or by partition (-1: its end) | |
-    | startingOffsetsByTimestampStrategy | `error` or `latest`, where no record is that young | error |
+    | startingOffsetsByTimestampStrategy | `error` or `latest`, if no record is that young | error |
     | endingOffsets, endingTimestamp, endingOffsetsByTimestamp | as above, exclusive, batch only; -1 is latest | latest |
-    | failOnDataLoss | fail when records are gone that should be read | true |
+    | failOnDataLoss | fail when records that should be read are gone | true |
     | minPartitions, maxRecordsPerPartition | how the ranges are split into tasks | one each |
     | maxOffsetsPerTrigger, minOffsetsPerTrigger, maxTriggerDelay | the size of micro-batches | none, none, 15m |
     | includeHeaders | adds the column `headers` | false |
-    | kafkaConsumer.pollTimeoutMs | how long a task goes on without progress | 120000 |
-    | fetchOffset.numRetries, fetchOffset.retryIntervalMs | for offsets that a broker says wrong | 3, 1000 |
+    | kafkaConsumer.pollTimeoutMs | how long a task tries without progress | 120000 |
+    | fetchOffset.numRetries, fetchOffset.retryIntervalMs | for offsets that a broker reports wrongly | 3, 1000 |
     | kafka.group.id, groupIdPrefix | the group of commitOffsets; reads join no group, so the prefix has no effect | |
 
     | beyond Spark's own source | meaning | default |
@@ -61,8 +61,8 @@ class TolerantKafkaDataSource(DataSource):
 
         if self._is_ranges:
             return RANGES
-        # Spark asks for the schema before it says whether a batch or a stream is wanted: what only
-        # one of them may have is refused by its reader.
+        # Spark asks for the schema before it says whether it wants a batch or a stream: the readers refuse
+        # options that are valid only for the other.
         return full_schema(self._read_options(is_stream=None))
 
     def reader(self, schema: StructType) -> DataSourceReader:

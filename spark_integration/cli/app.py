@@ -45,7 +45,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help=__doc__,
-    rich_markup_mode="markdown",  # a docstring's lines are joined, however wide the terminal is
+    rich_markup_mode="markdown",  # joins a docstring's lines, whatever the terminal's width
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -79,7 +79,7 @@ def root(
         ),
     ] = 0,
 ) -> None:
-    """What holds for every command."""
+    """Options of every command."""
 
 
 _PANELS = {
@@ -107,7 +107,7 @@ for panel, commands in _PANELS.items():
 
 
 class PipedOut(io.TextIOWrapper):
-    """Standard output whose reader may go: then the command ends as if by SIGPIPE, which no exit code of ours means."""
+    """Standard output whose reader may leave: then the command ends as if by SIGPIPE, with an exit code of no other meaning."""
 
     def write(self, text: str) -> int:
         with _ended_by_reader():
@@ -132,11 +132,11 @@ def _ended_by_reader() -> Iterator[None]:
 
 
 def _drop_the_rest() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the end
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes what is left
 
 
 def _opened(stream: Any, mode: str) -> Any:
-    """A standard stream; in place of one that was closed nobody's, also for processes that are started."""
+    """A standard stream; a closed one is replaced by the null device, also for child processes."""
     if stream is None:
         stream = open(os.devnull, mode)
         os.set_inheritable(stream.fileno(), True)
@@ -148,12 +148,12 @@ def main() -> None:
     sys.stdin = _opened(sys.stdin, "r")
     out = _opened(sys.stdout, "w")
     sys.stderr = _opened(sys.stderr, "w")
-    errors = "backslashreplace" if out.errors == "strict" else out.errors  # what its encoding has no sign for
+    errors = "backslashreplace" if out.errors == "strict" else out.errors  # for characters that the encoding lacks
     sys.stdout = PipedOut(out.buffer, out.encoding, errors, line_buffering=bool(out.line_buffering))
-    # kafka-python logs each lost connection as an error; what matters is said by our errors.
+    # kafka-python logs each lost connection as an error; our errors say what matters.
     for name in ("kafka", "tolerant_client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # Of a JVM that has ended py4j logs tracebacks, with the root logger.
+    # py4j logs tracebacks of a JVM that has ended, with the root logger.
     logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
     try:
         try:

@@ -1,12 +1,12 @@
-"""What all commands do with their command line, before they look at it.
+"""What all commands do with their command line before they run.
 
 Laws:
-- A value of the environment is a default: what is typed and says otherwise takes its place, and nobody complains.
-- Two variables that say otherwise than each other are refused by their names, where nothing typed decides.
-- Properties of the environment have the secrets of the cluster that the environment names: no other cluster gets them.
+- A value from the environment is a default: a typed option that contradicts it takes precedence, without a warning.
+- Two variables that contradict each other are refused by name, unless a typed option decides.
+- Properties from the environment contain the secrets of the cluster that the environment names: no other cluster gets them.
 
-A *bundle* is a dataclass of options that a command takes as one parameter: it offers all of them, or those whose names the
-parameter's annotation lists, as Annotated[Bundle, ("name", ...)].
+A *bundle* is a dataclass of options that a command takes as one parameter: the command offers all of them, or those whose
+names the parameter's annotation lists, as Annotated[Bundle, ("name", ...)].
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FILE = frozenset({"config", "flow", "clusters"})
 _CLUSTERS = frozenset({"source", "target", "source_properties", "target_properties"})
 _SERVERS = frozenset({"source", "target", "cluster"})
 _ONE = frozenset({"cluster", "cluster_properties"})  # of doctor
-# To which typed options a value of the environment gives way.
+# The typed options to which a value from the environment gives way.
 _GIVES_WAY = {
     "config": _CLUSTERS | _ONE | {"topics", "link"},
     "link": _FILE,
@@ -38,7 +38,7 @@ _GIVES_WAY = {
 
 
 def unbundled(function: Callable[..., None]) -> Callable[..., None]:
-    """The same command with the options of its bundles among its own, in their place: typer reads signatures."""
+    """The same command with the options of its bundles in place of the bundles, because typer reads signatures."""
     hints = get_type_hints(function, include_extras=True)
     bundles: dict[str, tuple[Any, Iterable[str]]] = {}
     options: dict[str, inspect.Parameter] = {}
@@ -70,18 +70,18 @@ class Command(TyperCommand):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         if told := [param for param in self.params if param.envvar]:
-            # Not beside each option, where they would be cut at 80 columns.
+            # Not next to each option, where they would be cut at 80 columns.
             names = ", ".join(f"{param.envvar} ({param.opts[0]})" for param in told)
-            self.epilog = f"Environment variables that say what is not typed: {names}."
+            self.epilog = f"Environment variables for options that are not typed: {names}."
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its own, and -v, which every command takes behind its name, too."""
+        """The command's own, and -v, which every command also takes after its name."""
         verbose = [param for param in ctx.find_root().command.params if param.name == "verbose"]
         return [*super().get_params(ctx), *verbose]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raises OptionError for variables that contradict each other, and for values that nothing can have."""
-        if ctx.resilient_parsing:  # of a completion: nothing is run, and nothing refused
+        """Raises OptionError for variables that contradict each other, and for impossible values."""
+        if ctx.resilient_parsing:  # shell completion: nothing is run, and nothing refused
             return super().parse_args(ctx, args)
         typed, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         told = {param.name: value for param in self.params if (value := param.value_from_envvar(ctx))}
@@ -91,12 +91,12 @@ class Command(TyperCommand):
             for param in self.params
         ]
         rest = super().parse_args(ctx, args)
-        ctx.params.pop("verbose", None)  # its callback has seen to it
+        ctx.params.pop("verbose", None)  # its callback has handled it
         taken = [param for param in self.params if _is_of_environment(ctx, param.name or "")]
         for param in taken:
             servers = (param.name or "").removesuffix("_properties")
             if servers != param.name and ctx.params.get(servers) is None:
-                ctx.params[param.name] = None  # of a cluster that is not meant
+                ctx.params[param.name] = None  # belongs to a cluster that is not used
         _require_agreement(param for param in taken if ctx.params[param.name] is not None)
         for param in self.params:
             value = ctx.params.get(param.name or "")
@@ -105,7 +105,7 @@ class Command(TyperCommand):
         return rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Raises OptionError for what is no address; with --json an error that ends the command is its document."""
+        """Raises OptionError for invalid addresses; with --json prints an error that ends the command as its document."""
         try:
             for param in self.params:
                 value = ctx.params.get(param.name or "")
@@ -141,7 +141,7 @@ def _require_agreement(told: Iterable[Any]) -> None:
         if file is not None and name in by_name:
             other = by_name[name]
             raise OptionError(
-                f"{file.envvar} and {other.envvar} are both set, and a file names its clusters and links itself:"
+                f"{file.envvar} and {other.envvar} are both set, but a file names its clusters and links itself:"
                 f" unset one of them, or give {file.opts[0]} or {other.opts[0]}"
             )
 
@@ -155,6 +155,6 @@ def _require_addresses(given_by: str, servers: str) -> None:
 
 def _require_possible(option: str, value: object) -> None:
     if isinstance(value, str) and value != value.encode(errors="replace").decode():
-        raise OptionError(f"{option} {ascii(value)} is not UTF-8, as the names of Kafka are; write it in UTF-8")
+        raise OptionError(f"{option} {ascii(value)} is not UTF-8, which Kafka requires of names; write it in UTF-8")
     if isinstance(value, float) and not math.isfinite(value):
         raise OptionError(f"{option} is {value}; it must be a number")

@@ -27,7 +27,7 @@ from tolerant_client.ops.doctor.rights import CHECKPOINTS, HEARTBEATS, Duty
 from tolerant_client.ops.mm2.flows import Flow, read_flows
 from tolerant_client.ops.printing import echo, echo_each, echo_json, working
 
-_PATIENCE_MS = 5_000  # with clusters that are asked for their link before they are examined
+_PATIENCE_MS = 5_000  # with clusters that are asked for their link before the examination
 _WORST_FIRST = (NOT_EXAMINED, ERRORS, WARNINGS, HEALTHY)
 
 _Which = Annotated[WhichLink, ("source", "target", "link", "source_properties", "target_properties")]
@@ -80,7 +80,7 @@ def doctor(
     }
     if config is not None:
         if clusters or topics != ".*" or which.link is not None:
-            raise OptionError("--config says what the clusters, topics and links are: leave the other options out")
+            raise OptionError("--config names the clusters, topics and links: leave the other options out")
         subjects = flow_subjects(config)
     elif not clusters or "cluster" in clusters and len(clusters) > 1:
         raise OptionError("Give --source, --target or both, or --cluster alone: HOST:PORT[,HOST:PORT...]")
@@ -108,9 +108,9 @@ def doctor(
 
 
 def _meant(clusters: Mapping[str, Mapping[str, str]]) -> str:
-    """The link that other commands mean between these clusters; raises OptionError where several may be.
+    """The link that other commands would use between these clusters; raises OptionError if there are several.
 
-    Where a cluster does not tell, the examination says so itself.
+    A cluster that does not respond is no error here: the examination reports it.
     """
     if "source" not in clusters or "target" not in clusters:
         return FORMER_DEFAULT  # no link is examined
@@ -123,7 +123,7 @@ def _meant(clusters: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def link_options(given: Mapping[str, tuple[str | None, Path | None]], link: str) -> LinkOptions:
-    """What other commands take for the link of this command line."""
+    """The options by which other commands name the link of this command line."""
 
     def of(*names: str) -> str:
         words = []
@@ -137,7 +137,7 @@ def link_options(given: Mapping[str, tuple[str | None, Path | None]], link: str)
 
 
 def flow_subjects(path: Path) -> list[Subject]:
-    """What to examine for each flow of a MirrorMaker 2 file; says on standard error what is to be told about the file."""
+    """The subject to examine for each flow of a MirrorMaker 2 file; prints the file's warnings on standard error."""
     flows = read_flows(path)
     echo_each("warning", flows.warnings)
     if not flows.flows:
@@ -161,7 +161,7 @@ def flow_subjects(path: Path) -> list[Subject]:
 
 
 def duties_of(flow: Flow, *, beats_back: bool) -> frozenset[Duty]:
-    """What the flow does; `beats_back`: the file has the way back write its heartbeats, too."""
+    """The duties of the flow; with `beats_back` the file's reverse flow writes its heartbeats, too."""
     gap_fills = {flow.policy.gap_fill, *(value for setting, _, value in flow.policy.overrides if setting == "gap_fill")}
     done = {
         Duty.COPY: True,

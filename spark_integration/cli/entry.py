@@ -1,4 +1,4 @@
-"""What tolerant-kafka begins with: an interrupt while the command is still being imported ends it as any other does.
+"""The entry point of tolerant-kafka: an interrupt during the import of the command ends it like any later interrupt.
 
 Without the extra [cli] the command says in one sentence what to install.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 
-_CLI = frozenset({"javaproperties", "prometheus_client", "rich", "typer"})  # what is imported of the extra [cli]
+_CLI = frozenset({"javaproperties", "prometheus_client", "rich", "typer"})  # the modules of the extra [cli]
 
 
 def main() -> None:

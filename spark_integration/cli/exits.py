@@ -1,4 +1,4 @@
-"""Exit codes of tolerant-kafka, and how it says what went wrong; the table of all of them is in mirror/README.md."""
+"""Exit codes of tolerant-kafka, and how it reports errors; the table of all codes is in mirror/README.md."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from tolerant_client.testing import ClusterStartError
 from tolerant_client.testing.artifacts import java_executable
 
 FAILED: Final = 1
-NOT_STARTED: Final = 2  # wrong options, a link or target that is not ours to write, a cluster away: nothing was written
-LOOK: Final = 3  # done, but an operator has to look
+NOT_STARTED: Final = (
+    2  # wrong options, a link or target that we may not write to, a cluster unavailable: nothing was written
+)
+LOOK: Final = 3  # done, but needs an operator's attention
 _NOT_BEGUN: Final = (
     OptionError,
     ClusterStartError,
@@ -39,19 +41,19 @@ _NOT_BEGUN: Final = (
 
 
 def exit_code(error: Exception) -> int:
-    """That of a command which ends with this error before it has begun."""
+    """The exit code of a command that ends with this error before it has begun."""
     return NOT_STARTED if isinstance(error, _NOT_BEGUN) else FAILED
 
 
 def require_spark() -> None:
-    """Raises OptionError where Spark cannot be started here, so that nothing is written before that is known."""
+    """Raises OptionError if Spark cannot be started here; called before anything is written."""
     if importlib.util.find_spec("pyspark") is None:
         raise OptionError("Spark is needed, and pyspark is not installed: in a checkout, pip install '.[spark]'")
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        return  # started by spark-submit: its JVM runs
+        return  # started by spark-submit, whose JVM runs
     home = os.environ.get("JAVA_HOME")
     if home and not Path(home, "bin", "java").exists():
-        raise OptionError(f"JAVA_HOME is {home}, and there is no bin/java in it: Spark needs Java 17 or newer there")
+        raise OptionError(f"JAVA_HOME is {home}, but it has no bin/java: Spark needs Java 17 or newer there")
     try:
         java_executable("to run Spark")
     except ClusterStartError as error:
@@ -59,18 +61,18 @@ def require_spark() -> None:
 
 
 def tell_failure(error: Exception) -> None:
-    """Says an error as one sentence on standard error."""
+    """Prints an error as one sentence on standard error."""
     echo(f"tolerant-kafka: {_sentence(error)}", err=True)
 
 
 def echo_failure(error: Exception, code: int) -> None:
-    """Prints the one document of a command with --json that ends with this error, and this exit code."""
+    """Prints the document of a command with --json that ends with this error and this exit code."""
     echo_json({"error": _sentence(error), "exit_code": code})
 
 
 @contextmanager
 def ended_with(code: int, as_json: bool) -> Iterator[None]:
-    """Ends the command with this exit code at any error, which it tells."""
+    """Prints any error, and ends the command with this exit code."""
     try:
         yield
     except KafkaError as error:
@@ -85,7 +87,7 @@ def _sentence(error: Exception) -> str:
 
 
 class _Terminated(SystemExit):
-    """SIGTERM, as service managers send it; it ends the command as SIGINT does."""
+    """SIGTERM, as service managers send it; it ends the command like SIGINT."""
 
 
 def _terminate(number: int, _: object) -> None:
@@ -94,7 +96,7 @@ def _terminate(number: int, _: object) -> None:
 
 @contextmanager
 def told_if_interrupted(what: str, is_dry_run: bool) -> Iterator[None]:
-    """Says on standard error what SIGINT or SIGTERM may leave ("if ..."): how far the command was is not known here."""
+    """Prints what SIGINT or SIGTERM may leave behind ("if ..."), because the command's progress is not known here."""
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield

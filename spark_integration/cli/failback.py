@@ -32,17 +32,17 @@ def failback(
 ) -> None:
     """Prepare copying back: --source has the newer data, --target is the cluster that was the source.
 
-    Compares both logs of every partition.  Where the target's log is the beginning of the source's, the link back resumes
-    at its end and copies only the difference.  Where the target has records that were never copied, the command names them
-    and changes nothing, unless --discard-diverged gives them up; it deletes only topics that a link took from there.
-    The link's own former copy of heartbeats is always made anew.
+    Compares both logs of every partition.  If the target's log is the beginning of the source's, the link back resumes
+    at its end and copies only the difference.  If the target has records that were never copied, the command names them
+    and changes nothing, unless --discard-diverged gives them up; it deletes only topics that a link copied from there.
+    The link's own former copy of heartbeats is always created anew.
     Afterwards start the mirror of the link back like any other.
     Exit codes: 0 ready, 3 something is in the way, nothing was written.
     """
     given = given_link(replace(which, topics=topics), needs_source=True, needs_topics=True)
     chosen = given.link_topics
     if discard_diverged:
-        confirm("Delete topics of the target that have what was never copied", is_sure=yes or dry_run)
+        confirm("Delete topics of the target with records that were never copied", is_sure=yes or dry_run)
     what = "failing back had begun, it is not finished, and topics that diverged may be deleted on the target: run this again"
     with told_if_interrupted(what, dry_run):
         report = given.run(

@@ -1,4 +1,4 @@
-"""What the commands about a link share: the link that is meant, its two clusters, and how they end."""
+"""The code that the commands about a link share: the link's name, its two clusters, and how they end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class GivenLink:
-    """A link as the command line, or a file, names it; without `topics` it is asked what it has written down."""
+    """A link as the command line, or a file, names it; without `topics` the link's own record is read."""
 
     link: str
     target: Mapping[str, str] = field(repr=False)
@@ -44,11 +44,11 @@ class GivenLink:
     flow: Flow | None = None  # of a file
 
     def known(self) -> GivenLink:
-        """With the topics that the link has written down, if none were given; raises OptionError where it has not."""
+        """With the link's recorded topics if none were given; raises OptionError if there is no record."""
         return self if self.topics is not None else self.whole()
 
     def whole(self) -> GivenLink:
-        """With all topics that the link has written down, whatever was given; raises OptionError where nobody says them."""
+        """With all recorded topics of the link, whatever was given; raises OptionError if nobody names any."""
 
         async def ask(target: Cluster) -> LinkTopics:
             control = await read_control(target, self.link)
@@ -60,25 +60,25 @@ class GivenLink:
 
     @property
     def link_topics(self) -> LinkTopics:
-        """Raises OptionError where nobody says them."""
+        """The given topics; raises OptionError if there are none."""
         if self.topics is None:
             raise OptionError("Give --topics: a regular expression over whole topic names")
         return self.topics
 
     @property
     def known_source(self) -> Mapping[str, str]:
-        """Raises OptionError where no source was given."""
+        """The given source; raises OptionError if there is none."""
         if self.source is None:
             raise OptionError("Give --source, too: HOST:PORT[,HOST:PORT...]")
         return self.source
 
     def run(self, ask: Callable[[Cluster, Cluster], Awaitable[_T]]) -> _T:
-        """Asks both clusters; raises OptionError where no source was given."""
+        """Runs a coroutine with both clusters; raises OptionError if no source was given."""
         with both(self.known_source, self.target, None if self.topics is None else self.topics.names) as clusters:
             return clusters[0].run(ask, *clusters)
 
     def run_on_target(self, ask: Callable[[Cluster], Awaitable[_T]]) -> _T:
-        """Asks the target alone."""
+        """Runs a coroutine with the target only."""
         with Cluster(kafka_python_config(self.target), name="target") as target:
             return target.run(ask, target)
 
@@ -92,9 +92,9 @@ def given_link(
     needs_topics: bool = False,
     is_start: bool = False,
 ) -> GivenLink:
-    """The link that the options name; raises OptionError, before a cluster is asked, where they are wrong.
+    """The link that the options name; raises OptionError for wrong options before it asks a cluster.
 
-    Where none is needed, none is looked for: it is called "" without --link.  `is_start`: it is named as a start names it.
+    If no link is needed it looks for none: without --link the name is "".  `is_start`: named as a mirror's start names it.
     """
     if which.config is not None:
         if which.says_what_a_file_does:
@@ -115,7 +115,7 @@ def given_link(
         _groups(groups, group_filter()),
     )
     if needs_source:
-        _ = given.known_source  # raises where there is none
+        _ = given.known_source  # raises if there is none
     if needs_topics:
         _ = given.link_topics
     if given.link or not needs_link:
@@ -124,7 +124,7 @@ def given_link(
 
 
 def link_of_file(config: Path, flow_name: str | None, groups: str | None = None) -> tuple[GivenLink, Flow]:
-    """The link of a flow of a MirrorMaker 2 file; raises OptionError where that is not said, or is not there."""
+    """The link of a flow of a MirrorMaker 2 file; raises OptionError if the flow is not named, or does not exist."""
     from tolerant_client.ops.mm2.flows import read_flows
 
     flows = {str(flow): flow for flow in read_flows(config).flows}
@@ -145,7 +145,7 @@ def _groups(given: str | None, default: TopicFilter) -> TopicFilter | None:
 def unnamed_link(
     source: Mapping[str, str] | None, target: Mapping[str, str], *, is_start: bool = False, patience_ms: int = 60_000
 ) -> str:
-    """The link that is meant where none is named, or that is started (mirror/life/naming.py); raises OptionError where several may be."""
+    """The link if none is named, also at a mirror's start (mirror/life/naming.py); raises OptionError if there are several."""
     name = partial(name_link, is_start=is_start)
     if source is None:
         with Cluster(kafka_python_config(target), name="target", patience_ms=patience_ms) as cluster:
@@ -160,7 +160,7 @@ _FIRST_MS = 100_000_000_000  # in 1973
 def time_ms(option: str, text: str) -> int:
     """A time as ms since 1970: ISO 8601 ("2026-11-22T05:00:00+00:00", UTC without a zone), or ms.  Raises OptionError.
 
-    Of numbers only those count as ms that no year, date or second of our days is written as.
+    A number counts as ms only if it is too large to be a year, a date or a time in seconds.
     """
     if text.isascii() and text.isdigit():
         if (at := whole_number(text, option)) < _FIRST_MS:
@@ -173,25 +173,25 @@ def time_ms(option: str, text: str) -> int:
         found = datetime.fromisoformat(text)
     except ValueError as error:
         raise OptionError(
-            f"{option} {text!r} is no time: give 2026-11-22T05:00:00+00:00, or ms since 1970 ({error})"
+            f"{option} {text!r} is not a time: give 2026-11-22T05:00:00+00:00, or ms since 1970 ({error})"
         ) from error
     at_ms = int((found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)).timestamp() * 1000)
-    if at_ms < 0:  # to Kafka -1 and -2 are the log's end and its start
-        raise OptionError(f"{option} {text!r} is before 1970, when Kafka's times begin")
+    if at_ms < 0:  # for Kafka -1 and -2 are the log's end and its start
+        raise OptionError(f"{option} {text!r} is before 1970, where Kafka's timestamps begin")
     return at_ms
 
 
 def confirm(what: str, *, is_sure: bool) -> None:
-    """Asks on a terminal before what cannot be undone; raises OptionError for any other response than yes.
+    """Asks on a terminal before an irreversible step; raises OptionError for any response but yes.
 
-    Who interrupts the question (Ctrl-C), or ends the input (Ctrl-D), ends the command as SIGINT does.
+    An interrupt (Ctrl-C) or the end of input (Ctrl-D) ends the command like SIGINT.
     """
     if is_sure or not sys.stdin.isatty():
         return
     try:
         is_wanted = asked(f"{what}. Continue?")
     except typer.Abort:
-        echo("", err=True)  # the line of the question is not at its end
+        echo("", err=True)  # ends the line of the question
         echo("tolerant-kafka: interrupted: nothing was written", err=True)
         raise typer.Exit(128 + signal.SIGINT) from None
     if not is_wanted:
@@ -199,7 +199,7 @@ def confirm(what: str, *, is_sure: bool) -> None:
 
 
 class Report(Protocol):
-    """What a command ends with."""
+    """The result of a command."""
 
     @property
     def exit_code(self) -> int: ...
@@ -211,7 +211,7 @@ _Report = TypeVar("_Report", bound=Report)
 
 
 def end_with(report: _Report, as_json: bool, show: Callable[[_Report], object]) -> NoReturn:
-    """Ends the command: a report as one JSON document, or as `show` tells it to people, and its exit code."""
+    """Ends the command: prints the report as one JSON document, or with `show`, and exits with its exit code."""
     if as_json:
         echo_json(report.to_json())
     else:

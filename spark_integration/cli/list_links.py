@@ -18,7 +18,7 @@ def list_links(
 ) -> None:
     """List the links that copy, or have copied, to a cluster: their sources and topics, and whether a mirror of each runs."""
     with Cluster(kafka_python_config(client_properties(target, which.target_properties)), name="target") as cluster:
-        with working("looking for mirrors that run"):
+        with working("checking for running mirrors"):
             links = cluster.run(links_of, cluster)
     if as_json:
         echo_json({"links": [link.to_json() for link in links]})

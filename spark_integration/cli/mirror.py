@@ -30,7 +30,7 @@ from tolerant_client.ops.monitoring.watch import LinkWatch
 from tolerant_client.ops.printing import echo, echo_each, echo_json
 from tolerant_client.security.kafka_config import kafka_python_config
 
-if TYPE_CHECKING:  # with Spark, which a look at a file needs not
+if TYPE_CHECKING:  # these import Spark, which --dry-run of a file does not need
     from tolerant_client.mirror.engine.prepare import PreparedLink
     from tolerant_client.ops.service.mirror_settings import MirrorSettings
     from tolerant_client.ops.service.run_claim import RunClaim
@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # with Spark, which a look at a file needs not
 _T = TypeVar("_T")
 
 _SHOWN: Final = 20  # partitions of an interrupted copy
-_PATIENCE_MS: Final = 5_000  # with a target that is asked how far it is, and may be why the copy was interrupted
+_PATIENCE_MS: Final = 5_000  # with a target that is asked for its positions, and may be why the copy was interrupted
 
 _Which = Annotated[WhichLink, ("source", "target", "link", "config", "source_properties", "target_properties")]
 GapFill = Annotated[
@@ -105,13 +105,13 @@ def mirror(
 ) -> None:
     """Copy topics to another cluster, every record at the same offset.
 
-    With --config a MirrorMaker 2 file says everything: all its flows run, and are started again after any failure.
+    With --config a MirrorMaker 2 file sets everything: all its flows run, and are started again after any failure.
     """
     if which.config is not None:
         own = any(option is not None for option in (topics, tasks, offsets, from_time, until_time))
         if own or once or gap_fill or on_loss or on_oversized or which.says_what_a_file_does:
             raise OptionError(
-                "--config says what is copied and how: only --clusters, --metrics, --dry-run and --json go with it"
+                "--config sets what is copied and how: only --clusters, --metrics, --dry-run and --json go with it"
             )
         mirror_flows(which.config, names_of(clusters or ""), metrics, is_dry_run=is_dry_run, as_json=as_json)
         return
@@ -144,20 +144,20 @@ def mirror(
     is_shown = not as_json and sys.stderr.isatty()
     with contextlib.ExitStack() as open_:
         board = None if metrics is None else Board()
-        # Before a cluster is asked: an address that cannot be had is a wrong option.
+        # Before a cluster is asked: an address that cannot be used is a wrong option.
         server = None if board is None or metrics is None else open_.enter_context(StatusServer(board, metrics))
         if not settings.link:
             settings = replace(settings, link=unnamed_link(settings.source, settings.target, is_start=True))
         stopping = stop_signals()
         started = time.monotonic()
         claim = open_.enter_context(run_claim(settings))
-        with ended_with(NOT_STARTED, as_json):  # whatever it is, nothing is copied
+        with ended_with(NOT_STARTED, as_json):  # after any error nothing is copied
             prepared = prepare(settings, claim)
         echo_each("warning", prepared.warnings)
         url = "" if server is None else server.url
         watch = LinkWatch(settings, prepared.ends, is_shown=is_shown, board=board, url=url)
-        # An error is no wrong option any more: copying had begun.  It is told after the bars are gone, which would be
-        # drawn over it, and after what was lost before: that was accepted, however the run ends.
+        # From here on an error is no longer a wrong option: copying has begun.  It is printed after the bars, which would
+        # overwrite it, and after the losses: those were accepted however the run ends.
         with ended_with(FAILED, as_json), _losses_told(watch), watch:
             goals = held_at_start(settings, prepared.ends) if once else {}
             is_done = run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
@@ -191,9 +191,9 @@ def mirror(
         sums = {"records": standing.records, "offsets": watch.copied, "seconds": round(seconds, 3)}
         document = {**sums, "topics": names, "losses": losses, "paused": paused, "blocked": blocked, "exit_code": code}
         echo_json({**document, "open_transactions": [one.to_json() for one in held]})
-    else:  # offsets are those of markers and filler, too, and of what others write
+    else:  # offsets include those of markers and fillers, and of other writers
         copied = f"{counted(standing.records, 'record')} of {counted(len(names), 'topic')} copied in {seconds:.1f} s"
-        least = "" if once or not tasks else "at least "  # Spark kills the tasks of its last micro-batch untold
+        least = "" if once or not tasks else "at least "  # Spark kills the last micro-batch's tasks before they report
         echo(f"{least}{copied}; the target has gained {counted(watch.copied, 'offset')}")
     if is_to_look:
         raise typer.Exit(LOOK)
@@ -211,7 +211,7 @@ _Prepare = Callable[["MirrorSettings", "RunClaim"], "PreparedLink"]
 
 
 def _engine(tasks: int) -> tuple[_Prepare, Callable[..., bool]]:
-    """How a mirror is prepared and run: as a Spark job, or in this process; raises OptionError where Spark cannot be started."""
+    """How a mirror is prepared and run: as a Spark job, or in this process; raises OptionError if Spark cannot be started."""
     if tasks == 0:
         from tolerant_client.ops.service import local_job, mirror_settings
 
@@ -223,9 +223,9 @@ def _engine(tasks: int) -> tuple[_Prepare, Callable[..., bool]]:
 
 
 def held_at_start(settings: MirrorSettings, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Of partitions with an open transaction, where the source's logs end now: what is left after the last stable offset."""
+    """The source's log ends of partitions with an open transaction: what is left after the last stable offset."""
     if settings.until_ms is not None:
-        return {}  # the goals are times
+        return {}  # the goals are timestamps
 
     async def ask(source: Cluster) -> dict[TopicPartition, int]:
         ends = await source.list_offsets(dict.fromkeys(partitions, LATEST))
@@ -236,7 +236,7 @@ def held_at_start(settings: MirrorSettings, partitions: Iterable[TopicPartition]
 
 
 def still_held(settings: MirrorSettings, goals: Mapping[TopicPartition, int]) -> list[Held]:
-    """Of offsets before `goals` that were not copied, those that open transactions still hold back, and whose these are."""
+    """The open transactions that still hold back offsets before `goals`."""
     if not goals:
         return []
 
@@ -258,11 +258,11 @@ def _tell_interruption(settings: MirrorSettings, ends: Mapping[TopicPartition, i
             found = target.run(look, None, target, settings.link, ends, settings.offsets == "translated")
     except KafkaError as error:
         tell_failure(error)
-        echo("tolerant-kafka: interrupted: how far the target is it does not tell; start the mirror again", err=True)
+        echo("tolerant-kafka: interrupted: the target does not tell how far it is; start the mirror again", err=True)
         return
     known = positions_of(found)
     if len(known) < len(found):
-        text = f"{MAP_LOST}, and no start goes on without it; tolerant-kafka status says what to do"
+        text = f"{MAP_LOST}, and no start can resume without it; tolerant-kafka status says what to do"
         echo(f"tolerant-kafka: interrupted: how far the target is is unknown: {text}", err=True)
         return
     left = [(f"{p.topic}-{p.partition}", at, ends[p]) for p, at in known.items() if at < ends[p]]

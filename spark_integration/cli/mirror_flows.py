@@ -18,7 +18,7 @@ def mirror_flows(
     is_dry_run: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Runs until SIGTERM or SIGINT; with `is_dry_run` says what it would run.
+    """Runs until SIGTERM or SIGINT; with `is_dry_run` only prints the flows.
 
     With `targets` only the flows into these clusters.  Raises OptionError and TolerantClientError.
     """
@@ -28,7 +28,7 @@ def mirror_flows(
         show(flows, as_json)
         return
     require_spark()
-    from spark_integration.mirror.flow_links import run_flows  # with Spark, which a look at the file needs not
+    from spark_integration.mirror.flow_links import run_flows  # imports Spark, which --dry-run does not need
     from tolerant_client.ops.service.stop_signals import stop_signals
 
     stopping = stop_signals()
@@ -36,7 +36,7 @@ def mirror_flows(
 
 
 def show(flows: Flows, as_json: bool) -> None:
-    """The flows as they would run."""
+    """Prints the flows as they would run."""
     rows = [_row(flow) for flow in flows.flows]
     if as_json:
         beating = [str(flow) for flow in flows.heartbeats_only]

@@ -20,9 +20,9 @@ def offsets(
 ) -> None:
     """Print a streaming query's offsets as startingOffsets takes them, to start another query there.
 
-    They are those of the last committed batch.  A batch that was planned after it is read again by the new query:
-    what it may have written already is written once more, and nothing is skipped.  A query that keeps its checkpoint
-    needs none of this: change its format from kafka to tolerantkafka, or back, and start it.
+    They are those of the last committed batch.  The new query reads a later batch, which was planned but not committed,
+    again: what that batch has already written is written once more, and nothing is skipped.  A query that keeps its
+    checkpoint needs none of this: change its format from kafka to tolerantkafka, or back, and start it.
     """
     from spark_integration.reading.checkpoint import read_checkpoint, starting_offsets
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the one bundle of those that say which link is meant."""
+"""Options that several commands share, and the bundle of those that identify a link."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ FlowName = Annotated[
 ]
 
 _SPARK_PREFIX = re.compile(r"(?<![\w.])kafka\.(?=[a-z])")
-LONGEST_S = 366 * 86_400  # that a command waits; no clock counts for ever
+LONGEST_S = 366 * 86_400  # the longest wait of a command; clocks overflow
 
 
 def file_option(name: str, help_: str) -> Any:
-    """An option that takes a file which is there; the environment may say it."""
+    """An option that takes an existing file; an environment variable may set it."""
     return typer.Option(
         name, envvar=_variable(name), show_envvar=False, exists=True, dir_okay=False, help=help_
-    )  # the end of the help has them
+    )  # the help lists the variables at its end
 
 
 def servers_option(name: str, help_: str) -> Any:
-    """An option that takes bootstrap servers; the environment may say them."""
+    """An option that takes bootstrap servers; an environment variable may set it."""
     return typer.Option(name, envvar=_variable(name), show_envvar=False, metavar="HOST:PORT", help=help_)
 
 
@@ -51,7 +51,7 @@ def _variable(name: str) -> str:
 
 @dataclass(frozen=True)
 class WhichLink:
-    """Which link is meant: by its clusters, its name and its topics, or by a file.  A bundle (command.py)."""
+    """Identifies a link by its clusters, its name and its topics, or by a file.  A bundle (command.py)."""
 
     source: Annotated[str | None, servers_option("--source", "Bootstrap servers of the source cluster.")] = None
     target: Annotated[str | None, servers_option("--target", "Bootstrap servers of the target cluster.")] = None
@@ -69,7 +69,7 @@ class WhichLink:
         typer.Option(
             "--topics",
             metavar="REGEX[,REGEX]",
-            help="Whole topic names; without it, what the link's mirror has written down.",
+            help="Whole topic names; without it, those that the link's mirror has recorded.",
         ),
     ] = None
     config: Annotated[
@@ -86,12 +86,12 @@ class WhichLink:
 
     @property
     def says_what_a_file_does(self) -> bool:
-        """Whether an option is given that has no place beside --config."""
+        """Whether an option is given that cannot be combined with --config."""
         named = self.source, self.target, self.topics, self.link, self.source_properties, self.target_properties
         return any(option is not None for option in named)
 
 
-# What of it a command offers that asks the target alone, and one that takes --topics in its own sense.
+# The options of commands that ask only the target, and of those that define --topics themselves.
 OnTarget = Annotated[WhichLink, ("target", "link", "config", "flow", "target_properties")]
 BothClusters = Annotated[
     WhichLink, ("source", "target", "link", "config", "flow", "source_properties", "target_properties")
@@ -109,7 +109,7 @@ Offsets = Annotated[
 
 
 def client_properties(servers: str, path: Path | None) -> dict[str, str]:
-    """Java client properties: those of the file, and the servers of the command line."""
+    """The Java client properties of the file, with the servers of the command line."""
     properties: dict[str, str] = {}
     if path is not None:
         try:
@@ -122,6 +122,6 @@ def client_properties(servers: str, path: Path | None) -> dict[str, str]:
     properties["bootstrap.servers"] = servers
     try:
         kafka_python_config(properties)
-    except OptionError as error:  # names are Spark's there
+    except OptionError as error:  # its message has Spark's option names
         raise OptionError(f"{path}: {_SPARK_PREFIX.sub('', error.args[0])}") from None
     return properties

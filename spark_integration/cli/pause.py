@@ -1,4 +1,4 @@
-"""The commands `tolerant-kafka pause`, `resume` and `throttle`: what a running mirror is told through its control topic."""
+"""The commands `tolerant-kafka pause`, `resume` and `throttle`: orders to a running mirror through its control topic."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def resume(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Resume the named topics and partitions; without --topic all that is paused, also what was paused alone."""
+    """Resume the named topics and partitions; without --topic everything that is paused, also what was paused separately."""
     names = _names(topic, partition)
     given = given_link(which)
 
@@ -73,7 +73,7 @@ def throttle(
         str,
         typer.Argument(
             metavar="BYTES_PER_SECOND|off|default",
-            help="As 20M, 512Ki or 1000000; off for no limit; default for what the mirror's file says.",
+            help="As 20M, 512Ki or 1000000; off for no limit; default for the rate in the mirror's file.",
         ),
     ],
     which: OnTarget,
@@ -83,7 +83,7 @@ def throttle(
     """Limit how many bytes a second all tasks of a link together fetch from its source.
 
     Overrides the config file until changed; default restores the file's rate.  Each task has an equal share.  The rate may
-    be exceeded for a moment, by half a second's worth and one response of each broker.
+    be exceeded briefly, by half a second's worth and one response of each broker.
     """
     limit = parse_rate(rate)
     given = given_link(which)
@@ -91,7 +91,7 @@ def throttle(
 
 
 def parse_rate(text: str) -> int | None:
-    """Bytes a second, NO_LIMIT for off, None for default.  Raises OptionError."""
+    """Bytes per second, NO_LIMIT for off, None for default.  Raises OptionError."""
     if text == "default":
         return None
     if text == "off":
@@ -99,7 +99,7 @@ def parse_rate(text: str) -> int | None:
     found = _RATE.fullmatch(text)
     rate = int(float(found[1]) * _UNITS[found[2]]) if found else 0
     if not 1 <= rate <= MOST:
-        raise OptionError(f"{text!r} is no rate: give bytes a second as 20M, 512Ki or 1000000, or off, or default")
+        raise OptionError(f"{text!r} is not a rate: give bytes a second as 20M, 512Ki or 1000000, or off, or default")
     return rate
 
 
@@ -112,24 +112,24 @@ def _names(topics: list[str], partitions: list[int]) -> tuple[list[str], list[To
 
 
 def unpaused(topics: Iterable[str], control: LinkControl) -> list[str]:
-    """Topics of which nothing is paused: a wrong name is one of them, a topic that was deleted since it was paused is not."""
+    """Topics of which nothing is paused: a misspelled one is included, one deleted after it was paused is not."""
     held = control.paused | {partition.topic for partition in control.paused_partitions}
     return [topic for topic in topics if topic not in held]
 
 
 def _require_there(given: GivenLink, topics: list[str], partitions: list[int]) -> None:
-    """Raises OptionError for what the target does not have."""
+    """Raises OptionError for a topic or partition that the target does not have."""
     if not topics:
         return
 
     async def ask(target: Cluster) -> dict[str, list[int]]:
-        # Not by the names of all: of a topic that we may not see brokers say so whether it is there or not.
+        # Not from the list of all topics: for a topic that we may not see, a request by name is refused, existing or not.
         return await target.partitions(topics)
 
     there = given.run_on_target(ask)
     for topic in topics:
         if topic not in there:
-            raise OptionError(f"The target has no topic {topic}; topics are called here as on the target")
+            raise OptionError(f"The target has no topic {topic}; use the topic's name on the target")
     for number in partitions:
         if number not in there[topics[0]]:
             raise OptionError(
@@ -138,7 +138,7 @@ def _require_there(given: GivenLink, topics: list[str], partitions: list[int]) -
 
 
 def require_known(link: str, links: Collection[str]) -> None:
-    """Raises OptionError for a link that nobody has written down on the target: no mirror would obey."""
+    """Raises OptionError for a link that is not recorded on the target: no mirror would obey."""
     if link not in links:
         raise OptionError(
             f"The target has no link {link}; its links are {some(sorted(links))}"
@@ -150,7 +150,7 @@ def require_known(link: str, links: Collection[str]) -> None:
 def _change(
     given: GivenLink, change: Callable[[LinkControl], LinkControl], dry_run: bool, as_json: bool
 ) -> LinkControl:
-    """Changes what the operator has ordered, and tells it; what it was before."""
+    """Changes the operator's orders and prints them; returns those before."""
 
     async def ask(target: Cluster) -> tuple[LinkControl, LinkControl]:
         before = await read_control(target, given.link)

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def plan(which: WhichLink, offsets: Offsets = None, as_json: Json = False) -> None:
     """Show what a mirror would do. Writes nothing. Exit code 3: it would stop, or leave something out.
 
-    With --config that of a flow, with all that its file switches on; else that of `mirror`, which copies topics only.
+    With --config it plans a flow with all that its file enables; otherwise `mirror`, which copies topics only.
     """
     if which.config is not None and offsets is not None:
-        raise OptionError("--config says whether offsets are translated: leave --offsets out")
-    # A start takes --topics; without them a link is meant that has written its own down.
+        raise OptionError("--config sets whether offsets are translated: leave --offsets out")
+    # --topics describe a new start; without them the link must have recorded its own.
     given = given_link(which, needs_source=True, is_start=which.topics is not None).known()
     besides, policy = Besides(), MirrorPolicy()
     is_translated = None if offsets is None else offsets is OffsetsKind.TRANSLATED
@@ -58,7 +58,7 @@ def _show(found: LinkPlan) -> None:
 
 
 def besides_of(flow: Flow) -> Besides:
-    """What a flow does besides copying: its duties, which flow_links.duties_of makes of the same settings."""
+    """What a flow does besides copying: its duties, which flow_links.duties_of derives from the same settings."""
     policy = flow.names.policy
     others = []
     if flow.emit_heartbeats_s is not None:
@@ -67,7 +67,7 @@ def besides_of(flow: Flow) -> Besides:
         topic = policy.checkpoints_topic(flow.source_alias)
         others.append(f"checkpoints of groups {flow.groups} into topic {topic}, each {flow.emit_checkpoints_s:g} s")
     if flow.throttle_bytes is not None:
-        others.append(f"at most {flow.throttle_bytes:,} bytes/s, unless the operator says another rate")
+        others.append(f"at most {flow.throttle_bytes:,} bytes/s, unless the operator sets another rate")
     return Besides(
         None if flow.sync_group_offsets_s is None else flow.groups,
         None if flow.sync_topic_configs_s is None else flow.config_properties_exclude,

@@ -40,8 +40,8 @@ def promote(
 
     A link is promoted as a whole.  The command waits until nothing is left to copy, all that was copied is the source's, no
     transaction is open and nobody writes.  Then it fences every process of the link, moves the groups a last time, and
-    reports where every partition stands and which groups were moved or left.  Only failback leads back: each partition of
-    the target has gained a marker.  What another link, or somebody else, has written is left as it is, and named.
+    reports every partition's position and which groups were moved or left.  Only failback leads back, because each partition
+    of the target has gained a marker.  What another link, or somebody else, has written is left unchanged, and named.
     Exit codes: 0 promoted; 3 something is in the way (nothing was written), or was left.
     """
     given = given_link(which, groups, needs_source=True)
@@ -52,7 +52,7 @@ def promote(
 
     whole = given.whole()
     confirm(
-        f"{_told_beside(given)}Promote link {given.link}: its mirror stops for good, and failback alone leads back",
+        f"{_told_beside(given)}Promote link {given.link}: its mirror stops for good, and only failback leads back",
         is_sure=yes or dry_run,
     )
 
@@ -60,7 +60,7 @@ def promote(
         try:
             await origin.connect()
         except ClusterUnreachableError as error:
-            gone = f"where the source is gone for good, tolerant-kafka failover {link_options(given.link, there)} does without"
+            gone = f"if the source is gone for good, tolerant-kafka failover {link_options(given.link, there)} does not need it"
             raise ClusterUnreachableError(f"{text_of(error)}; {gone}") from error
         return await promote_link(
             origin,
@@ -88,15 +88,15 @@ def failover(
 ) -> None:
     """The source is gone: make the target the cluster to write to, with what was copied. Does not ask the source.
 
-    Fences every process of the link, wherever it is.  The report says how far every partition was copied and where every
-    group stands.  Partitions without a leader hold up no others: they are named, and the same command fences them when
-    they have one.  What another link, or somebody else, has written is left as it is, and named.
+    Fences every process of the link, wherever it is.  The report says how far every partition was copied, and the position
+    of every group.  Partitions without a leader do not delay the others: they are named, and the same command fences them
+    when they have one.  What another link, or somebody else, has written is left unchanged, and named.
     Exit codes: 0 promoted; 3 all but what is named, or the target has lost what was copied.
     """
     given = given_link(which, groups)
 
     confirm(
-        f"{_told_beside(given)}Fail link {given.link} over: what is not copied stays behind, and failback alone leads back",
+        f"{_told_beside(given)}Fail link {given.link} over: what is not copied is left behind, and only failback leads back",
         is_sure=yes or dry_run,
     )
     with told_if_interrupted(_PROMOTION, dry_run):
@@ -109,7 +109,7 @@ def failover(
 
 
 def _told_beside(given: GivenLink) -> str:
-    """What the question says first of a link that has more than its file names."""
+    """The start of the question for a link that has more topics than its file names."""
 
     async def ask(there: Cluster) -> BesideFile:
         return await beside_file(None, there, await read_control(there, given.link), given.link, given.topics)
@@ -130,7 +130,7 @@ def _show(report: PromotionReport) -> None:
         print_table(table)
     if report.groups is not None:
         echo(
-            f"groups: {counted(len(report.groups.moved), 'offset')} moved, {report.groups.unchanged} stood right already"
+            f"groups: {counted(len(report.groups.moved), 'offset')} moved, {report.groups.unchanged} were already right"
         )
         for position in report.groups.behind:
             echo(f"behind: {position.group} has read more than was copied of {position.partition.topic}")

@@ -1,4 +1,4 @@
-"""The command `tolerant-kafka repair`: a link whose control cannot be read is given back to its operator."""
+"""The command `tolerant-kafka repair`: makes the control of a link readable again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Forget = Annotated[
     bool,
     typer.Option(
         "--forget",
-        help="Also where this loses something that the link has written down; without it the command names what that is.",
+        help="Also if this loses something that the link has recorded; without it the command names what that is.",
     ),
 ]
 
@@ -25,7 +25,7 @@ Forget = Annotated[
 def repair(which: OnTarget, forget: Forget = False, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Make the control of a link readable again after something else wrote under its name. Stop its mirror first.
 
-    The record before that is written once more.  Where it is gone, what the link had written down is forgotten, and only with
+    The record before that is written once more.  If it is gone, what the link had recorded is forgotten, and only with
     --forget.  Other links are not touched.  Exit codes: 0 readable, 3 --forget is needed, nothing was written.
     """
     given = given_link(which)
@@ -43,9 +43,7 @@ def _show(report: RepairReport) -> None:
     would = "would be" if report.is_dry_run or not report.is_done else "is"
     echo(f"Link {report.link}: {report.unreadable}")
     echo(
-        "The record before it " + would + " written once more"
-        if report.is_restored
-        else f"Its control {would} taken away"
+        "The record before it " + would + " written once more" if report.is_restored else f"Its control {would} removed"
     )
     if report.forgotten:
         echo(f"Forgotten {would}: {report.forgotten}")

@@ -1,4 +1,4 @@
-"""The commands `tolerant-kafka take-over` and `hand-back`: from MirrorMaker 2 to this mirror, and back to it."""
+"""The commands `tolerant-kafka take-over` and `hand-back`: from MirrorMaker 2 to this mirror, and back."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Mm2File = Annotated[Path, file_option("--config", "The MirrorMaker 2 file of bot
 def take_over(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Continue where MirrorMaker 2 stopped, on the same target topics. Stop it first; start the mirror afterwards.
 
-    Where the copies have the source's offsets, they are adopted.  Elsewhere the flow needs tolerant.offsets = translated,
-    and copying begins after the last record that is there.  Exit codes: 0 ready, 3 something is in the way, nothing was
+    If the copies have the source's offsets, they are adopted.  Otherwise the flow needs tolerant.offsets = translated,
+    and copying begins after the last record on the target.  Exit codes: 0 ready, 3 something is in the way, nothing was
     written.
     """
     link = link_of_file(config, flow)

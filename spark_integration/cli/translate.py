@@ -52,8 +52,8 @@ def translate(
     """Translate offsets of a link that copies with translated offsets.
 
     A consumer that resumes at a translated offset reads each record once.  Exit code 1: an offset is not on the target
-    (not copied yet, deleted there, or its partition is not mirrored), or nobody knows where (another mirror has copied it,
-    before-takeover); then its row says so, and --commit leaves such a partition as it is.
+    (not copied yet, deleted there, or its partition is not mirrored), or nobody knows its position (another mirror copied
+    it, before-takeover); then its row says so, and --commit leaves such a partition unchanged.
     """
     from tolerant_client.mirror.follow import translate as translation
 
@@ -93,14 +93,14 @@ def translate(
 
 def _why_nothing(found: Collection[TranslatedOffset], link: str) -> str:
     if all(one.found is None for one in found):
-        return f"link {link} has mirrored no partition that it has offsets of"
+        return f"link {link} has mirrored no partition of which the group has offsets"
     if not any(one.is_known for one in found):
         return "nobody can translate its offsets"
-    return "on the target it stands there already, or further on (--force moves it back)"
+    return "on the target it is already at these offsets, or beyond (--force moves it back)"
 
 
 async def _names(target: Cluster, given: GivenLink) -> TopicNames | None:
-    """What the link's topics are called on the target: as the file says, or as the link has written down."""
+    """The topic names on the target: from the file, or from the link's record."""
     if given.topics is not None:
         return given.topics.names
     written = (await read_control(target, given.link)).topics

@@ -50,7 +50,7 @@ def verify(
     before = None if resume is None else _read_report(resume)
     if tasks:
         require_spark()
-    is_alone = which.topics is not None  # given topics take two clusters alone
+    is_alone = which.topics is not None  # with given topics the two clusters suffice
     given = given_link(which, needs_link=not is_alone, needs_source=True).known()
 
     def progress(report: VerifyReport) -> None:
@@ -61,7 +61,7 @@ def verify(
         verification = Verification(first, second, given.link_topics, allow_behind=while_running, resume=before)
         return await compare_here(verification, progress), verification.warnings
 
-    with ended_with(Outcome.NOT_COMPARED.exit_code, as_json):  # 1 would say that they differ
+    with ended_with(Outcome.NOT_COMPARED.exit_code, as_json):  # 1 would mean that they differ
         if tasks:
             from spark_integration.mirror import verify_job
 
@@ -81,7 +81,7 @@ def verify(
 
 
 def _read_report(path: Path) -> dict[str, Any] | None:
-    """The report that an earlier verify has left; None where there is none yet."""
+    """The report of an earlier verify; None if there is none yet."""
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:
@@ -89,12 +89,12 @@ def _read_report(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise OptionError(f"--resume {path} cannot be read ({error}); give another file, or remove it") from error
     if not isinstance(found, dict):
-        raise OptionError(f"--resume {path} holds no report of verify; give another file, or remove it")
+        raise OptionError(f"--resume {path} is not a report of verify; give another file, or remove it")
     return found
 
 
 def _write_report(path: Path, report: VerifyReport) -> None:
-    """Written beside and moved, so that there is always a whole one."""
+    """Replaces the file atomically, so that it is always whole."""
     beside = path.with_name(f"{path.name}.new")
     try:
         beside.write_text(json.dumps(report.as_json()))
@@ -104,7 +104,7 @@ def _write_report(path: Path, report: VerifyReport) -> None:
 
 
 def print_report(report: VerifyReport) -> None:
-    """A row for each topic, one for each partition of which more is to say, and a sentence."""
+    """Prints a row for each topic, one for each partition with something to report, and a verdict."""
     table = Table("topic", "partitions", "compared", "identical until", "first difference")
     below: list[str] = []
     by_topic: dict[str, list[PartitionReport]] = {}
@@ -121,7 +121,7 @@ def print_report(report: VerifyReport) -> None:
             for *cells, said in _rows(p):
                 is_long = len(said) > _LONGEST_CELL
                 table.add_row(*cells, "see below" if is_long else said)
-                if is_long:  # it may have a command to copy
+                if is_long:  # it may contain a command to copy
                     below.append(f"{cells[0]}: {said}")
     print_table(table)
     for line in below:
@@ -134,7 +134,7 @@ def _rows(p: PartitionReport) -> Iterator[tuple[str, ...]]:
     if p.first_difference is not None:
         yield name, "1", _of(p.compared, p.held), f"{p.identical_until:,}", _said(p.first_difference)
         if p.untold_difference not in (None, p.first_difference):
-            yield name, "", "", "", f"where the ledger tells of no loss: {_said(p.untold_difference)}"
+            yield name, "", "", "", f"where the ledger has no loss: {_said(p.untold_difference)}"
     elif p.error is not None:
         yield name, "1", _of(p.compared, p.held), f"{p.identical_until:,}", f"not compared: {p.error}"
     for gap in p.not_compared:
@@ -143,7 +143,7 @@ def _rows(p: PartitionReport) -> Iterator[tuple[str, ...]]:
         told = "the source shows it" if row.is_proved else "compared with what the source has there now"
         yield name, "", f"{row.from_offset:,} to {row.until_offset:,}", "", f"the ledger says {row.reason}: {told}"
     if p.told_records:
-        yield name, "", "", "", f"{p.told_records:,} records differ where the ledger tells of a loss"
+        yield name, "", "", "", f"{p.told_records:,} records differ where the ledger has a loss"
     if p.compacted:
         yield name, "", bounds, "", f"{p.compacted:,} superseded records are on one side only"
     if p.target_start is not None and (gone := min(p.source_start or 0, p.target_end or 0)) > p.target_start:
@@ -159,7 +159,7 @@ def _of(compared: int, held: int) -> str:
 
 
 def verdict(report: VerifyReport) -> str:
-    """What the comparison says, as one sentence."""
+    """The result of the comparison, as one sentence."""
     compared = f"{_of(report.compared, report.held)} of the source compared"
     if report.held:
         compared += f" ({math.floor(1000 * report.compared / report.held) / 10:g} %)"

@@ -1,8 +1,8 @@
-"""tolerant-kafka demo: the main job, proved in front of you.
+"""tolerant-kafka demo: a mirror between two real clusters under faults, with proof that nothing was lost.
 
-Two real clusters are started and topics filled; a mirror runs as a Spark job
-through a proxy on each side that spoils every fourth answer, each time in another
-way; it is killed with -9 on the way and started again; then every record of both
+It starts two clusters and fills topics; a mirror runs as a Spark job
+through a proxy on each side that spoils every fourth response, each time in another
+way; it is killed with kill -9 on the way and started again; then every record of both
 clusters is compared.
 """
 
@@ -61,17 +61,17 @@ TOPICS = {
     "audit": codecs.ZSTD,
 }
 PARTITIONS = 3
-_SPOILED_EVERY = 4  # answers: one brings thousands of records, so that all of them take but a few hundred
+_SPOILED_EVERY = 4  # responses: one carries thousands of records, so the whole copy takes only a few hundred
 _RECORDS_PER_BATCH = 100
-_KILL_AT = 0.3  # of the records
+_KILL_AT = 0.3  # share of the records
 _GIVE_UP_S = 300
-_START_UP_S = 5.0  # a longer pause is a start of Spark, not a fault being survived
+_START_UP_S = 5.0  # a longer pause is Spark's start, not the survival of a fault
 _OFFSET_OUT_OF_RANGE, _NOT_LEADER = 1, 6
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What was proved; `seconds` is the time in which the target grew."""
+    """The result of the comparison; `seconds` is the time in which the target grew."""
 
     records: int
     seconds: float
@@ -117,7 +117,7 @@ def run_demo(records: int, *, is_quiet: bool = False) -> DemoResult:
 
 
 async def _fill(cluster: Cluster, records: int) -> int:
-    """Records with keys, headers, null values and null headers; every key is there once."""
+    """Writes records with keys, headers, null values and null headers; every key occurs once."""
     await cluster.connect()
     await create_topics(cluster, [TopicSpec(topic, PARTITIONS, 1) for topic in TOPICS])
     chance = random.Random(1)
@@ -141,9 +141,9 @@ def _record(key: str, timestamp: int, chance: random.Random) -> Record:
 
 
 def _faults() -> list[Fault]:
-    """Every kind of fault, in turn; together they spoil about every fourth answer.
+    """Every kind of fault, in turn; together they spoil about every fourth response.
 
-    Bytes and error codes are changed only where a checksum, or a look at both logs, tells.
+    Bytes and error codes are changed only where a checksum, or a comparison of both logs, detects it.
     """
     of_one_api: list[Fault] = [
         Corrupt(api="Fetch", after=1, every=10),
@@ -158,7 +158,7 @@ def _faults() -> list[Fault]:
 
 
 def _mirror_with_a_kill(links: tuple[str, str], target: Cluster, records: int) -> tuple[float, int]:
-    """Mirrors everything, with one kill -9 in the middle; (seconds in which the target grew, records at the kill)."""
+    """Mirrors everything, with one kill -9 on the way; returns (seconds in which the target grew, records at the kill)."""
     growing = 0.0
     killed_at = -1
     done = 0
@@ -188,7 +188,7 @@ def _mirror_with_a_kill(links: tuple[str, str], target: Cluster, records: int) -
 
 @contextlib.contextmanager
 def _mirror(links: tuple[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The command `tolerant-kafka mirror --once` as a process of its own; ended with kill -9 if it still runs."""
+    """Runs `tolerant-kafka mirror --once` as a process; it is ended with kill -9 if it still runs."""
     source, target = links
     command = [sys.executable, "-m", "spark_integration.cli.app", "mirror", "--source", source, "--target", target]
     with tempfile.TemporaryFile() as errors:
@@ -215,7 +215,7 @@ async def _written(target: Cluster) -> int:
 
 
 async def _count(target: Cluster) -> tuple[int, int, int]:
-    """(records, distinct keys, bytes of the batches) that a reader of the target finds."""
+    """(records, distinct keys, bytes of the batches) that a reader finds on the target."""
     total, distinct, size = 0, 0, 0
     ends = await target.list_offsets({TopicPartition(t, i): LATEST for t in TOPICS for i in range(PARTITIONS)})
     for partition, end in ends.items():
@@ -260,7 +260,7 @@ def _facts(result: DemoResult, injected: dict[str, int], killed_at: int, size: i
         f"{result.records / seconds:,.0f} records/s, {size / seconds / 1e6:.1f} MB/s in the {seconds:.1f} s in which the target"
         " grew, faults included",
     )
-    yield "mirror killed with -9", f"after {killed_at:,} records" if killed_at >= 0 else "not: it was done before"
+    yield "mirror killed with -9", f"after {killed_at:,} records" if killed_at >= 0 else "no: it finished before"
     yield (
         "faults injected",
         f"{result.faults_injected}, all survived" if result.is_proved else f"{result.faults_injected}",

@@ -1,4 +1,4 @@
-"""The flows of a MirrorMaker 2 file as links that the supervisor runs: what they copy, and what they do besides."""
+"""Turns the flows of a MirrorMaker 2 file into links that the supervisor runs: what they copy, and their duties."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tolerant_client.ops.service.mirror_settings import MirrorSettings
 from tolerant_client.ops.service.restarts import RestartPolicy
 
 _END_S = 1.0
-_PLAN_S = 60.0  # how often the topics are looked at as a whole where the file switches refreshing off
+_PLAN_S = 60.0  # how often all topics are checked if the file switches their refresh off
 
 Stopped = Collection[TopicPartition]
 Round = Callable[[Cluster, Cluster, Stopped], Awaitable[object]]
@@ -44,8 +44,8 @@ def run_flows(
 ) -> None:
     """Runs flows until `is_stopping`, each by itself; `metrics` is HOST:PORT for metrics and the status page.
 
-    `tell` gets what happens, from several threads; by default it is printed.
-    Raises OptionError for a wrong `metrics`, and TolerantClientError where Spark died: then another process has to go on.
+    `tell` gets the events, from several threads; by default they are printed.
+    Raises OptionError for a wrong `metrics`, and TolerantClientError if Spark died: then another process has to continue.
     """
     links = [link_of(flow) for flow in flows.flows]
     with contextlib.ExitStack() as open_:
@@ -62,7 +62,7 @@ def run_flows(
         try:
             run_links(links, is_stopping=is_stopping, tell=listeners, policy=policy)
         finally:
-            for thread in beating:  # all at once: what the links' end leaves of the stop's 10 s is short
+            for thread in beating:  # all at once: after the links have ended, little of the stop's 10 s is left
                 thread.stop()
             watches.stop()
             for thread in beating:
@@ -70,7 +70,7 @@ def run_flows(
 
 
 def link_of(flow: Flow) -> SupervisedLink:
-    """What the flow copies, how, and what it does besides."""
+    """What the flow copies and how, and its duties."""
     settings = MirrorSettings(
         flow.source,
         flow.target,
@@ -87,7 +87,7 @@ def link_of(flow: Flow) -> SupervisedLink:
 
 
 def duties_of(flow: Flow) -> tuple[Duty, ...]:
-    """What the flow does besides copying; what its file switches off is not among it."""
+    """What the flow does besides copying; duties that its file switches off are left out."""
     topics = flow.link_topics
     translated = flow.link if flow.offsets == "translated" else None
     known = KnownCheckpoints(flow.names.policy.checkpoints_topic(flow.source_alias))
@@ -95,7 +95,7 @@ def duties_of(flow: Flow) -> tuple[Duty, ...]:
 
     async def groups(source: Cluster, target: Cluster, stopped: Stopped) -> object:
         control = ControlWatch(target, flow.link)
-        await control.require_not_promoted()  # from now on it knows which life of the link is ours
+        await control.require_not_promoted()  # from now on it knows the current life of the link
         positions = await shared.read("groups", source, target, stopped)
         return await sync_groups(target, positions, may_write=control.require_not_promoted)
 
@@ -128,7 +128,7 @@ def duties_of(flow: Flow) -> tuple[Duty, ...]:
 
 
 def heartbeats_of(flow: Flow) -> Duty:
-    """Heartbeats of the flow, in its target; also of one that copies nothing."""
+    """The duty that writes the flow's heartbeats to its target, also for a flow that copies nothing."""
     interval_s = flow.emit_heartbeats_s
     assert interval_s is not None
 

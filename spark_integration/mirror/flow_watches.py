@@ -1,6 +1,6 @@
-"""Watches the links of a service: what the supervisor tells of them goes to a LinkWatch each.
+"""Watches the links of a service: the supervisor's events go to one LinkWatch for each link.
 
-What these see stand still is told as events, whether a board shows them or not: an open transaction of the source, too.
+What a LinkWatch sees not moving, open transactions of the source included, is told as events, with or without a board.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PHASES: Mapping[str, Phase] = {
 
 
 class FlowWatches:
-    """Takes LinkEvents, each link's from its own threads; a link that never ran is on the board with what went wrong."""
+    """Takes LinkEvents, each link's from its own threads; the board shows a link that never ran with its error."""
 
     def __init__(self, links: Iterable[SupervisedLink], board: Board | None, tell: Tell) -> None:
         self._links = {link.settings.link: link for link in links}
@@ -59,10 +59,10 @@ class FlowWatches:
             try:
                 watch.__exit__(kind, error, trace)
             except KafkaError:
-                pass  # a cluster that is away at the end: the mirror itself has said so
+                pass  # a cluster that is unavailable at the end: the mirror itself has reported it
 
     def stop(self) -> None:
-        """Lets all watches end at once, each with its time for a last look, and waits for nothing."""
+        """Asks all watches to end, each after its last sample, and waits for nothing."""
         for watch in list(self._watches.values()):
             watch.stop()
 
@@ -100,7 +100,7 @@ class FlowWatches:
             board=self._board,
             names=link.aliases,
             duties={duty.name: duty.interval_s for duty in link.duties},
-            console=Console(quiet=True),  # what is to be said goes to `say`
+            console=Console(quiet=True),  # all texts go to `say`
             say=lambda text: self._tell(LinkEvent(settings.link, "standing", text)),
         )
         watch.sample.change(lambda state: replace(state, restarts=self._restarts[settings.link]))
@@ -115,7 +115,7 @@ class FlowWatches:
         is_promoted: bool = False,
         error: Exception | None = None,
     ) -> None:
-        """A link that has no watch yet: nobody has looked at anything, and what is known of the clusters is the start's `error`."""
+        """Shows a link that has no watch yet: no sample exists, and the start's `error` is all that is known of the clusters."""
         settings = link.settings
         if self._board is None:
             return
@@ -144,7 +144,7 @@ class FlowWatches:
 
 
 def _groups(report: GroupsReport) -> list[GroupState]:
-    """What the round left of each group's offsets, as far as the report names them."""
+    """The offsets of groups as the round left them, as far as the report names them."""
     latency = Span().seen(report.latency_ms)
     moved = [
         GroupState(

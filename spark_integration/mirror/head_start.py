@@ -1,15 +1,15 @@
-"""What is copied while Spark starts: the first ranges of a link, in the process of its command.
+"""Copies while Spark starts: the first ranges of a link, in the process of its command.
 
-A JVM and its Python workers take seconds until their first task copies; the copier of a task is ready at once.  So it copies
-here until Spark's tasks ask for the partitions: the processes of one run hand them over (mirror/state/claims.py, law G).
+A JVM and its Python workers take seconds until their first task copies; this process can copy at once.  It does so
+until Spark's tasks ask for the partitions: processes of one run hand them over (mirror/state/claims.py, law G).
 
 Laws:
-- What no repeat cures ends the run, whoever meets it: Spark is not waited for to meet it again.  Whatever else ends it here,
-  Spark's tasks go on from the target's log.
-- It copies what the first tasks would, in micro-batches as short as those without Spark, and tells of each in a
-  report of its own: what stands still, and what policies accepted, is told before Spark has started, or instead.
-- It goes on until all was handed over, however long Spark takes, and ends with the run.
-- A copy up to the ends of its start that is over here needs no Spark.
+- An error that no retry cures ends the run at once: Spark need not meet it again.  After any other error here,
+  Spark's tasks resume from the target's log.
+- It copies what the first tasks would, in micro-batches as short as those without Spark, and writes its own report of
+  each: what does not move, and which losses policies accepted, is known before Spark has started, or without it.
+- It copies until all partitions are handed over, however long Spark takes, and ends with the run.
+- If a copy up to the ends of its start finishes here, Spark is not needed.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSetting
 from tolerant_client.ops.service.ranges import INCURABLE, RangesCopier, RangesPlanner
 from tolerant_client.ops.service.task_reports import RunReport
 
-# A copier looks once a second at who asks, and hands over what it has for half a second (link_copier.py).
+# A copier checks once a second who asks for its partitions, and keeps each for at least half a second (link_copier.py).
 _HOLD_MS: Final = 1_500
 
 _log = logging.getLogger(__name__)
 
 
 class HeadStart(threading.Thread):
-    """Copies until Spark's tasks have taken all partitions over, or `stopped`.  A daemon: it holds up no exit.
+    """Copies until Spark's tasks have taken all partitions over, or `stopped`.  A daemon: it does not delay the exit.
 
-    `folder` is for its report.  `is_complete` once all was copied here up to the ends of the start; `error` is what it met
-    that no repeat cures.
+    `folder` is for its report.  `is_complete` once everything up to the ends of the start was copied here; `error` is an
+    error that no retry cures.
     """
 
     def __init__(self, settings: MirrorSettings, producer_id: int, folder: Path) -> None:
@@ -60,8 +60,8 @@ class HeadStart(threading.Thread):
                 self._copy({TopicPartition(topic, partition): end for topic, partition, end in ranges})
         except INCURABLE as error:
             self.error = error
-        except Exception as error:  # Spark's tasks repeat it, and tell what they find
-            _log.info("What was copied while Spark started has ended: %s", error)
+        except Exception as error:  # Spark's tasks retry, and report what they find
+            _log.info("The copy during Spark's start has ended: %s", error)
         finally:
             self._planner.stop()
             close_workers()
@@ -79,9 +79,9 @@ class HeadStart(threading.Thread):
             left = {p: end for p, end in left.items() if p in held}
 
     def told(self, spark: TaskReport | None) -> TaskReport:
-        """What was done here and then by Spark's tasks: None before their query has started.
+        """The report of this copy plus that of Spark's tasks, which is None before their query has started.
 
-        Until they have told of a micro-batch, what stands still is what was found here; what waits their planner knows better.
+        Until the tasks report a micro-batch, what is paused or blocked comes from both; what waits, from Spark's planner.
         """
         if spark is None:
             return self._report.read()

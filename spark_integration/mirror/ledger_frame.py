@@ -7,7 +7,7 @@
 
 Columns: time (timestamp), link, topic, partition, from_offset, until_offset
 (half-open), offsets (how many), reason, detail.  One row for each loss, oldest
-first; no rows where no mirror has lost anything.
+first; no rows if no mirror has lost anything.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCHEMA = (
 
 
 def ledger_dataframe(session: SparkSession, target: Mapping[str, str]) -> DataFrame:
-    """Every loss that the target's ledger tells of; `target` are Java client properties, without a prefix.
+    """Every loss in the target's ledger; `target` are Java client properties, without a prefix.
 
     Read once, in the driver: a ledger is small.  Raises ClusterUnreachableError.
     """

@@ -2,7 +2,7 @@
 
 Spark plans, schedules, retries and shows; the records go from source to target
 inside the Python workers.  The target's log is the only state, so the
-checkpoint is a temporary one and a start is always a clean start.
+checkpoint is a temporary one and every start is a clean start.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from tolerant_client.ops.service.mirror_settings import prepare as prepare_setti
 from tolerant_client.ops.service.run_claim import RunClaim
 from tolerant_client.ops.service.task_reports import RunReport
 
-# A failed task is cheap to repeat: it goes on from the target's log.
+# A failed task is cheap to retry: it resumes from the target's log.
 _TASK_ATTEMPTS = 8
-# The JVM only plans here: starting soon is worth more to it than peak speed.
+# The JVM only plans here: a fast start matters more than peak speed.
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError"
-# What a session raises whose JVM has ended, or does not start.
+# The errors of a session whose JVM has ended or does not start.
 SPARK_GONE = (Py4JError, PySparkRuntimeError, ConnectionError)
-_ALONE_S = 2.0  # a copy up to the ends of its start has so long before Spark is started, too
-_END_S = 5.0  # it has a second's micro-batch to end
+_ALONE_S = 2.0  # how long a copy up to the ends of its start runs before Spark is started, too
+_END_S = 5.0  # for the micro-batch of about a second that it may have to finish
 _LOOK_S: Final = 0.5  # while Spark starts
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
@@ -55,7 +55,7 @@ _T = TypeVar("_T")
 
 
 def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
-    """As mirror_settings.prepare, before Spark is started; raises OptionError where Spark would lay passwords open."""
+    """As mirror_settings.prepare, before Spark is started; raises OptionError if Spark would expose passwords."""
     if _is_submitted():
         submitted_traffic([settings.source, settings.target])
     return prepare_settings(settings, claim)
@@ -66,7 +66,7 @@ def spark_session(
 ) -> SparkSession | None:
     """The session of spark-submit, or else a local one with a thread for each task; it will hold these client properties.
 
-    None where it was not awaited.  Raises OptionError where they would lie open there.
+    Returns None if `goes_on` ended the wait.  Raises OptionError if the session would expose the properties' passwords.
     """
     builder = SparkSession.builder.appName("tolerant-kafka mirror")
     if _is_submitted():
@@ -91,7 +91,7 @@ def spark_session(
 
 
 def _awaited(start: Callable[[], _T], goes_on: Callable[[], bool]) -> _T | None:
-    """What `start` returns in a thread of its own; once not `goes_on`, which may raise, None, and its processes are killed."""
+    """The result of `start`, run in a thread; if `goes_on` is false or raises first, kills its processes and returns None."""
     started: Future[_T] = Future()
 
     def run() -> None:
@@ -100,7 +100,7 @@ def _awaited(start: Callable[[], _T], goes_on: Callable[[], bool]) -> _T | None:
         except BaseException as error:
             started.set_exception(error)
 
-    # In the main thread pyspark takes SIGINT for itself, and raises wherever we are.  A daemon: nobody waits for a JVM that hangs.
+    # In the main thread pyspark would handle SIGINT and raise anywhere.  A daemon: nobody waits for a JVM that hangs.
     thread = threading.Thread(target=run, name="spark-start", daemon=True)
     thread.start()
     try:
@@ -115,12 +115,12 @@ def _awaited(start: Callable[[], _T], goes_on: Callable[[], bool]) -> _T | None:
 
 
 def _kill_started_by(thread: threading.Thread) -> None:
-    """Kills the processes that a thread has started, and theirs, where Linux tells; else a JVM ends once it finds us gone."""
+    """Kills the processes that a thread has started, and their own, if /proc lists them; a JVM ends anyway once we are gone."""
     tasks, found = [Path(f"/proc/self/task/{thread.native_id}")], []
-    for task in tasks:  # grows
+    for task in tasks:  # the list grows meanwhile
         with contextlib.suppress(OSError):  # it has ended, or there is no /proc
             for pid in map(int, (task / "children").read_text().split()):
-                # It starts nothing more; killed now, its own ones would be known no longer.
+                # Stopped, it starts nothing more; killed now, its own processes could no longer be found.
                 os.kill(pid, signal.SIGSTOP)
                 found.append(pid)
                 tasks += Path(f"/proc/{pid}/task").iterdir()
@@ -130,27 +130,29 @@ def _kill_started_by(thread: threading.Thread) -> None:
 
 
 def _is_submitted() -> bool:
-    return "PYSPARK_GATEWAY_PORT" in os.environ  # set by spark-submit, with the session's own settings
+    return "PYSPARK_GATEWAY_PORT" in os.environ  # set by spark-submit, whose session has its own settings
 
 
 def submitted_traffic(properties: Iterable[Mapping[str, str]]) -> tuple[dict[str, str], str | None]:
-    """What to set for the session of spark-submit before it begins, and what to warn of; raises OptionError."""
-    SparkContext._ensure_initialized()  # the settings of spark-submit are its JVM's; a session would use them already
+    """The settings to add to spark-submit's session before it begins, and a warning; raises OptionError."""
+    SparkContext._ensure_initialized()  # spark-submit's settings are in its JVM; a session would already use them
     return traffic_settings(dict(SparkConf().getAll()), has_secret=any(map(holds_secret, properties)))
 
 
 def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, checkpoint: Path) -> StreamingQuery:
-    """Starts the streaming query of a prepared link; its checkpoint is for RunReport, too."""
+    """Starts the streaming query of a prepared link; its checkpoint folder also holds the RunReport."""
     session.dataSource.register(TolerantKafkaDataSource)
-    session.createDataFrame([], "nothing INT")  # makes it this thread's session: Spark looks its data sources up there
+    session.createDataFrame(
+        [], "nothing INT"
+    )  # makes it this thread's session, in which Spark looks its data sources up
     job = MirrorJob(settings, link.producer_id, str(checkpoint))
     ranges = session.readStream.format("tolerantkafka").options(**job.options).load()
-    # Within one stage Spark has a Python worker read the rows and another one write them, and changes their parts with each
-    # micro-batch: then both would have a copier of every partition.  A row is what one task copies.
+    # Within one stage Spark has one Python worker read the rows and another one write them, and swaps their roles with each
+    # micro-batch: then both would have a copier for every partition.  After the repartition each task gets one row.
     ranges = ranges.repartition(settings.tasks)
     writer = (
         ranges.writeStream.format("tolerantkafka")
-        .option("checkpointLocation", f"file://{checkpoint}")  # not where a cluster keeps its files
+        .option("checkpointLocation", f"file://{checkpoint}")  # not in the cluster's default file system
         .options(**job.options)
         .queryName(f"tolerant-mirror-{settings.link}")
     )
@@ -167,11 +169,11 @@ def run(
     *,
     claim: RunClaim,
 ) -> bool:
-    """Runs the mirror until it is done (`once`) or `is_stopping`; whether it has ended by itself.
+    """Runs the mirror until it is done (`once`) or `is_stopping`; returns whether it ended by itself.
 
-    Until Spark's tasks copy this process does (head_start.py), and Spark is not started for what is over sooner.
-    `tell` gets once a second, and at the end, what was done and what is paused; while Spark starts, where something stands.
-    Raises the error that stopped a partition, as its copier raised it, and TolerantClientError where Spark cannot be
+    Until Spark's tasks copy, this process does (head_start.py); Spark is not started for a copy that finishes sooner.
+    `tell` gets the report once a second and at the end; while Spark starts, only if something does not move.
+    Raises the error that stopped a partition, as its copier raised it, and TolerantClientError if Spark cannot be
     started or its JVM ends.
     """
     if is_stopping():
@@ -185,14 +187,14 @@ def run(
                 raise spark_gone(error) from error
             is_done = False  # a signal to the process group has ended the JVM, too
         if head_start.error is not None:
-            raise head_start.error  # a stop came before anybody had seen it
+            raise head_start.error  # the stop came before anybody had seen it
         return is_done
 
 
 def spark_gone(error: Exception) -> TolerantClientError:
-    """What one of SPARK_GONE means, in one sentence."""
+    """The meaning of an error of SPARK_GONE, in one sentence."""
     return TolerantClientError(
-        f"Spark could not be started, or its JVM has ended ({type(error).__name__}: {_first_line(error)}); what it said is above;"
+        f"Spark could not be started, or its JVM has ended ({type(error).__name__}: {_first_line(error)}); its output is above;"
         " start the mirror again"
     )
 
@@ -212,10 +214,10 @@ def _run(
     is_stopped = False
 
     def goes_on() -> bool:
-        """Tells how it stands; whether Spark is needed, or still.  Raises what ends the run."""
+        """Tells the current report; returns whether Spark is (still) needed.  Raises the error that ends the run."""
         told = head_start.told(None if query is None else report.read())
         if query is not None or told.paused or told.blocked or told.waiting:
-            tell(told)  # not sooner: bars are shown from then on, and what the JVM writes would be drawn over
+            tell(told)  # not sooner: it shows the bars, and output of the JVM would disturb them
         claim.tell(told)
         claim.require_held()
         if head_start.error is not None:
@@ -244,12 +246,12 @@ def _run(
         return not is_stopped
     finally:
         head_start.stopped.set()
-        claim.end()  # before Spark takes its seconds
+        claim.end()  # before Spark takes seconds to stop
         if head_start.is_alive():
-            head_start.join(_END_S)  # it has released what it held, and tells what it did
+            head_start.join(_END_S)  # it has released what it held, and reports what it did
         tell(head_start.told(None if query is None else report.read()))
         if session is not None:
-            with contextlib.suppress(*SPARK_GONE):  # there is nothing left to stop, and why that is was raised
+            with contextlib.suppress(*SPARK_GONE):  # the JVM is gone, and its error was raised
                 session.stop()
 
 
@@ -258,7 +260,7 @@ def _first_line(error: Exception) -> str:
 
 
 def original_error(text: str) -> TolerantClientError:
-    """The error of ours that a Spark failure tells of; its stack traces are left out."""
+    """The error of ours inside a Spark failure, without its stack traces."""
     for kind, message in re.findall(r"tolerant_client\.errors\.(\w+): (?:\w+: )?([^\n]+)", text):
         cls = getattr(errors, kind, None)
         if isinstance(cls, type) and issubclass(cls, TolerantClientError):

@@ -1,15 +1,15 @@
-"""Who may talk to Spark's own processes: they hand each other the clusters' passwords, and run what they are sent.
+"""Who may talk to Spark's own processes: these exchange the clusters' passwords, and run the code that they receive.
 
 Laws:
-- A session that we make ourselves authenticates and encrypts, and so does a local one of spark-submit.
-- A session of a cluster is its operator's: without authentication no password goes into it, unless spark.authenticate=false
-  says in so many words that nobody else reaches its ports.
-- The secret is Spark's business: it is on no command line of ours, in no file and in no setting.
+- A session that we create authenticates and encrypts, and so does a local one of spark-submit.
+- A cluster's session is its operator's: without authentication it gets no password, unless spark.authenticate=false
+  states explicitly that nobody else can reach its ports.
+- Spark alone handles the secret: we put it on no command line, in no file and in no setting.
 
 Facts (Spark's SecurityManager.scala, initializeAuth): with spark.authenticate Spark makes the secret itself under local,
 yarn and k8s; everywhere else spark.authenticate.secret has to be set for all processes of the cluster.
 
-No Spark is imported here.
+This module imports no Spark.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SETTINGS: Final = {AUTHENTICATE: "true", "spark.network.crypto.enabled": "true"}
 _LOCAL: Final = re.compile(r"local(\[.*\])?")  # not local-cluster
 _MAKES_SECRETS: Final = re.compile(r"yarn|k8s:.*")
 _SECRET_NAME: Final = re.compile(r"password|secret|ssl\.keystore\.key", re.IGNORECASE)
-_SECRET_OF_A_LOGIN: Final = re.compile(r"(password|secret)\s*=", re.IGNORECASE)  # a keytab's path is none
+_SECRET_OF_A_LOGIN: Final = re.compile(r"(password|secret)\s*=", re.IGNORECASE)  # a keytab's path is no secret
 
 
 def holds_secret(properties: Mapping[str, str]) -> bool:
@@ -38,9 +38,9 @@ def holds_secret(properties: Mapping[str, str]) -> bool:
 
 
 def traffic_settings(conf: Mapping[str, str], *, has_secret: bool) -> tuple[dict[str, str], str | None]:
-    """What is to be set besides the settings `conf` of spark-submit, and what to warn of.
+    """The settings to add to the settings `conf` of spark-submit, and a warning.
 
-    Raises OptionError where passwords would lie open to whoever reaches Spark's ports.
+    Raises OptionError if anybody who reaches Spark's ports could read passwords.
     """
     master = conf.get("spark.master", "local[*]")
     if AUTHENTICATE not in conf and _LOCAL.fullmatch(master):
@@ -53,9 +53,9 @@ def traffic_settings(conf: Mapping[str, str], *, has_secret: bool) -> tuple[dict
         remedy += ", and spark.authenticate.secret in the spark-defaults.conf of all machines, never on a command line"
     if has_secret and AUTHENTICATE not in conf:
         raise OptionError(
-            "Whoever reaches the ports of Spark's processes could read the clusters' passwords out of them:"
-            f" {remedy}; or --conf {AUTHENTICATE}=false where nobody else can reach them"
+            "Anybody who reaches the ports of Spark's processes could read the clusters' passwords:"
+            f" {remedy}; or --conf {AUTHENTICATE}=false if nobody else can reach them"
         )
     if AUTHENTICATE in missing:
-        return {}, f"whoever reaches the ports of Spark's processes can talk to them: {remedy}"
-    return {}, f"whoever sees the traffic of Spark's processes can read it: {remedy}"
+        return {}, f"anybody who reaches the ports of Spark's processes can talk to them: {remedy}"
+    return {}, f"anybody who sees the traffic of Spark's processes can read it: {remedy}"

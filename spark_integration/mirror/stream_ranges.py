@@ -1,11 +1,11 @@
 """payload=ranges: rows say which partitions to copy, and the sink copies them on the executor.
 
-The records never cross the JVM.  Read side: a stream with one row for each task, whose one column `ranges` has
-(topic, partition, until_offset), exclusive; until_offset null means "and whatever arrives while the micro-batch lasts".
+The records never cross the JVM.  Read side: a stream with one row for each task; its only column `ranges` has
+(topic, partition, until_offset), exclusive; until_offset null means "and whatever arrives during the micro-batch".
 All rows are read in one Spark partition: repartitioned to as many partitions as there are tasks, each gets one.  Write
 side: each task hands its ranges to the copier of its Python worker process (tolerant_client.mirror.engine.process_copier).
 
-Both sides get one option besides, which tells all of the link (tolerant_client.ops.service.mirror_settings.MirrorJob).
+Both sides get one more option, which describes the link (tolerant_client.ops.service.mirror_settings.MirrorJob).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RangesTask(InputPartition):
 
 @dataclass
 class RangesMessage(WriterCommitMessage):
-    """What one task did, on its way to the driver."""
+    """The result of one task, on its way to the driver."""
 
     copied: CopiedRanges
 
@@ -43,18 +43,18 @@ class RangesMessage(WriterCommitMessage):
 class RangesStreamReader(RangesPlanner, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """An offset is {"trigger": n}, the number of the micro-batch.
 
-    What each one copies is known here alone: a query of ranges is never started from a checkpoint, and thousands of offsets
-    need not be written down for each micro-batch.  In tail mode n moves on each time, so that tasks always run, else once.
+    Only this reader knows what each micro-batch copies: a query of ranges never starts from a checkpoint, so thousands of
+    offsets need not be stored for each.  In tail mode n grows each time, so that tasks always run; otherwise only once.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(MirrorJob.of(options))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # executors get the reader for `read` alone, once for each micro-batch
+        return {}  # executors get the reader only for `read`, once per micro-batch
 
     def initialOffset(self) -> dict[str, Any]:
-        self.begin()  # unless Trigger.AvailableNow has, whose ends are final
+        self.begin()  # unless Trigger.AvailableNow did, whose ends are final
         return {"trigger": 0}
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -76,7 +76,7 @@ class RangesStreamReader(RangesPlanner, DataSourceStreamReader, SupportsTriggerA
 
 
 class RangesStreamWriter(RangesCopier, DataSourceStreamWriter):
-    """Copies the ranges of its rows; Spark settles a micro-batch on the driver, in a process of its own."""
+    """Copies the ranges of its rows; Spark settles a micro-batch on the driver, in a separate process."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(MirrorJob.of(options))
@@ -89,4 +89,4 @@ class RangesStreamWriter(RangesCopier, DataSourceStreamWriter):
         self.settle([message.copied for message in messages if isinstance(message, RangesMessage)])
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is left to undo: a repeated task goes on from the target's log."""
+        """Undoes nothing: a retried task resumes from the target's log."""

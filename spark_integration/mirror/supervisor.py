@@ -1,10 +1,10 @@
-"""Runs links for ever in one process: one Spark session, a streaming query and a thread with duties for each link.
+"""Runs links in one process until it is stopped: one Spark session, and for each link a streaming query and duty threads.
 
 Laws:
-- A link that fails, for whatever reason, is started again (`restarts.py`); it never takes another one with it.
-- No dead task beside a living process: a query that ended or finishes nothing is started again, and where Spark itself
+- A link that fails, for whatever reason, is started again (`restarts.py`), and never affects another link.
+- No dead task in a living process: a query that ended or finishes no micro-batch is started again, and if Spark itself
   is dead the process ends with an error, so that systemd or Kubernetes starts it again.
-- A stop is a stop of all: nothing is waited for, since the target's log is the only place that counts.
+- A stop stops everything and waits for no copy: the target's log is the only position that counts.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
 _STOP_S = 6.0  # for all links together
-_SPARK_STOP_S = 2.0  # then it is killed: within 10 s all is over
-_SPARK_SILENT_S = 60.0  # a JVM that answers nothing for so long is dead
+_SPARK_STOP_S = 2.0  # then it is killed: a stop takes at most 10 s
+_SPARK_SILENT_S = 60.0  # a JVM that does not respond for so long is dead
 
 
 @dataclass(frozen=True)
 class SupervisedLink:
-    """A link and what it does besides copying."""
+    """A link and its duties."""
 
     settings: MirrorSettings
     duties: tuple[Duty, ...] = ()
@@ -58,27 +58,27 @@ class SupervisedLink:
 
 
 class LinkJob(Protocol):
-    """A link that can be started again and again."""
+    """A link that can be started any number of times."""
 
     def start(self) -> None:
-        """Starts it; nothing is left of a former start."""
+        """Starts it; nothing of an earlier start is left."""
 
     def look(self) -> int | None:
         """The last finished micro-batch, None before the first; raises the error that ended the query."""
 
     def stop(self) -> None:
-        """Ends what start began, if it still runs; raises StuckError where it does not end soon."""
+        """Ends what start began, if it still runs; raises StuckError if it does not end soon."""
 
     def close(self) -> None:
-        """Ends what goes on between two starts; before `stop`, since tasks that Spark has killed release nothing."""
+        """Ends what continues between two starts; called before `stop`, because tasks that Spark kills release nothing."""
 
 
 class StuckError(TolerantClientError):
-    """Spark does not end a query; where that lasts only another process helps."""
+    """Spark does not end a query; if that lasts, only another process can continue."""
 
 
 class SparkLink:
-    """A link as a streaming query of `session`, and its duties; the checkpoint is a temporary folder for each start."""
+    """A link as a streaming query of `session`, and its duties; each start has a temporary folder as its checkpoint."""
 
     def __init__(self, link: SupervisedLink, session: SparkSession, tell: Tell) -> None:
         self._settings = link.settings
@@ -89,10 +89,12 @@ class SparkLink:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._report: RunReport | None = None
         self._duties: list[DutyThread] = []
-        self._claim: RunClaim | None = None  # from the first start on: what a former query still has is handed over
+        self._claim: RunClaim | None = (
+            None  # from the first start on: partitions that an earlier query holds are handed over
+        )
         self._told = TaskReport()
         self._ends: frozenset[TopicPartition] = frozenset()
-        self._unplaced: frozenset[TopicPartition] = frozenset()  # nobody has read yet whether they are copies
+        self._unplaced: frozenset[TopicPartition] = frozenset()  # nobody has checked yet whether these are copies
 
     def start(self) -> None:
         self.stop()
@@ -109,7 +111,7 @@ class SparkLink:
     def look(self) -> int | None:
         assert self._query is not None and self._claim is not None
         self._claim.require_held()
-        progress = self._query.lastProgress  # before the report: that of its micro-batch is written
+        progress = self._query.lastProgress  # read before the report, which then includes that micro-batch
         self._tell_report()
         if not self._query.isActive:
             error = self._query.exception()
@@ -144,7 +146,7 @@ class SparkLink:
         self._duties = []
 
     def _see_to_duties(self) -> None:
-        """They begin behind the first micro-batch, and with the partitions that were read and are copies."""
+        """Starts the duties after the first micro-batch; they leave out partitions not yet known to be copies."""
         stopped = self._unplaced | self._told.blocked.keys()
         for thread in self._duties:
             thread.stopped = stopped
@@ -165,7 +167,7 @@ class SparkLink:
 
 
 class LinkThread:
-    """Keeps one link running until `stop` is set; `stuck` says why that is not possible any more."""
+    """Keeps one link running until `stop` is set; `stuck` says why that is no longer possible."""
 
     def __init__(
         self,
@@ -192,7 +194,7 @@ class LinkThread:
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Whether it has ended in time."""
+        """Returns whether the thread has ended in time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -203,16 +205,16 @@ class LinkThread:
                 self._stop.wait(_LOOK_S)
             self._job.close()
             self._end(time.monotonic())
-        except Exception as error:  # a thread that ends by itself must not be missed by nobody
+        except Exception as error:  # a thread that ends unexpectedly must be noticed
             _log.exception("Link %s", self.name)
             self.stuck = StuckError(f"Its thread has ended: {sentence(error)}")
         if self.stuck is None:
             self._tell(LinkEvent(self.name, "stopped", "stopped"))
         else:
-            self._tell(LinkEvent(self.name, "dead", f"goes on in another process only: {sentence(self.stuck)}"))
+            self._tell(LinkEvent(self.name, "dead", f"can only resume in another process: {sentence(self.stuck)}"))
 
     def step(self, now: float) -> None:
-        """Does what is due; whatever goes wrong, it is the link's own affair."""
+        """Does what is due; an error concerns this link only."""
         try:
             match self._life.step(now):
                 case Step.START:
@@ -223,7 +225,7 @@ class LinkThread:
                     self._life.looked(now, self._job.look())
                 case Step.TAKE_DOWN:
                     raise TolerantClientError(
-                        "No micro-batch has ended for too long; if that happens again, see that Spark has a core for"
+                        "No micro-batch has ended for too long; if that happens again, make sure that Spark has a core for"
                         " every task of every link"
                     )
                 case Step.WAIT:
@@ -236,7 +238,9 @@ class LinkThread:
                 self._tell(LinkEvent(self.name, "promoted", f"not started: {sentence(error)}"))
             self._told = str(error)
         except Exception as error:  # the law: a link that fails is started again
-            if self._is_stopping():  # the signal may have gone to Spark's JVM, too: what fails for that is no news
+            if (
+                self._is_stopping()
+            ):  # the signal may have ended Spark's JVM, too: errors caused by that are not reported
                 return
             if not isinstance(error, (KafkaError, PySparkException, OSError, ValueError)):
                 _log.exception("Link %s", self.name)
@@ -257,7 +261,7 @@ class LinkThread:
 
 
 class SparkPulse:
-    """Asks Spark once a second, in a thread of its own, whether it lives: a dead JVM may leave the asker waiting for ever."""
+    """Asks Spark once a second whether it lives, in a thread, because a request to a dead JVM may never return."""
 
     def __init__(self, session: SparkSession) -> None:
         self._context = session.sparkContext
@@ -266,9 +270,9 @@ class SparkPulse:
         threading.Thread(target=self._run, name="spark-pulse", daemon=True).start()
 
     def death(self, now: float) -> str:
-        """What Spark died of, or ""."""
+        """Why Spark is dead, or ""."""
         if not self._problem and now - self._beat_at > _SPARK_SILENT_S:
-            self._problem = f"its JVM has not answered for {now - self._beat_at:.0f} s"
+            self._problem = f"its JVM has not responded for {now - self._beat_at:.0f} s"
         return self._problem
 
     def _run(self) -> None:
@@ -282,7 +286,7 @@ class SparkPulse:
             time.sleep(1)
 
     def kill(self) -> None:
-        """Ends the JVM, where it is ours; under spark-submit it is our parent, and ends with us."""
+        """Kills the JVM if it is ours; under spark-submit it is our parent, and ends with us."""
         process = getattr(self._context._gateway, "proc", None)
         if process is not None:
             process.kill()
@@ -297,8 +301,8 @@ def run_links(
 ) -> None:
     """Runs links until `is_stopping`, each by itself; a stop takes 10 s at most.
 
-    `tell` gets what happens, from several threads.
-    Raises TolerantClientError where Spark died, or does not start: only another process can go on.
+    `tell` gets the events, from several threads.
+    Raises TolerantClientError if Spark died, or does not start: only another process can continue.
     """
     properties = [each for link in links for each in (link.settings.source, link.settings.target)]
     if is_stopping():
@@ -335,16 +339,16 @@ def run_links(
         deadline = time.monotonic() + (0.5 if death else _STOP_S)
         is_clean = all([thread.join(max(0.0, deadline - time.monotonic())) for thread in threads])
         if not death and not (is_clean and _ends(session.stop, _SPARK_STOP_S)):
-            _log.info("Spark did not stop in time and is killed; nothing is lost, the target's log is the place")
+            _log.info("Spark did not stop in time and is killed; nothing is lost, the target's log has the position")
             pulse.kill()
     if death:
         pulse.kill()
-        raise TolerantClientError(f"Spark died: {death}; the process ends, so that whoever started it starts it again")
+        raise TolerantClientError(f"Spark died: {death}; the process ends, so that its service manager starts it again")
 
 
 def _ends(function: Callable[[], object], timeout_s: float) -> bool:
     def end() -> None:
-        with contextlib.suppress(Exception):  # the JVM is gone already; py4j's errors have no common base
+        with contextlib.suppress(Exception):  # the JVM is already gone; py4j's errors have no common base
             function()
 
     thread = threading.Thread(target=end, daemon=True)
@@ -363,5 +367,5 @@ def _started(link: PreparedLink) -> str:
 def _is_active(query: StreamingQuery) -> bool:
     try:
         return bool(query.isActive)
-    except Exception:  # a dead JVM runs nothing
+    except Exception:  # a dead JVM runs no query
         return False

@@ -1,8 +1,8 @@
-"""verify as a Spark job: tasks compare slices of partitions, and the rows they return say what they found.
+"""verify as a Spark job: tasks compare slices of partitions and return the results as rows.
 
-The driver lists both logs' bounds once and cuts what is to compare into slices of about 256 MB; a task
+The driver lists both logs' bounds once and cuts the work into slices of about 256 MB; a task
 reads its slices from both clusters and compares them in its Python worker.  No record crosses the JVM.
-Partitions of compacted topics are not cut: only all of one tells whether a missing record was superseded.
+Partitions of compacted topics are not cut: only the whole shows whether a missing record was superseded.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from tolerant_client.mirror.verify.slices_comparison import SlicesComparison
 from tolerant_client.mirror.verify.verification import Verification
 from tolerant_client.ops.service.clusters import both
 
-_SCHEMA: Final = "results binary"  # what came of the slices of one group: list[SliceResult] as MessagePack
+_SCHEMA: Final = "results binary"  # of the slices of one group: list[SliceResult] as MessagePack
 _SLICE_BYTES: Final = 256 << 20
 _MAX_BYTES: Final = 64 << 20  # of fetched data that a task may hold
-_GROUPS_A_TASK: Final = 4  # so that a task which is done early takes another group
-_SLICES_A_GROUP: Final = 4  # of one wave: what a restart has to repeat at most
-_SAMPLES: Final = 3  # batches of a log that are looked at to guess how many bytes an offset takes
-_UNKNOWN_BYTES: Final = 1000  # an offset where no sample tells
+_GROUPS_A_TASK: Final = 4  # so that a task which finishes early takes another group
+_SLICES_A_GROUP: Final = 4  # in one wave: the most that a restart has to repeat
+_SAMPLES: Final = 3  # batches of a log from which the bytes per offset are estimated
+_UNKNOWN_BYTES: Final = 1000  # bytes per offset without a sample
 
 
 @dataclass(frozen=True)
 class VerifySettings:
     """What to compare: Java client properties of both clusters (without prefix), a link's topics or a regular expression.
 
-    So many `tasks` run at a time.
+    `tasks` is the number of tasks that run at a time.
     """
 
     source: Mapping[str, str] = field(repr=False)
@@ -63,10 +63,10 @@ def run(
     progress: Callable[[VerifyReport], None] = lambda report: None,
     session: SparkSession | None = None,
 ) -> tuple[VerifyReport, list[str]]:
-    """Compares with Spark; the report, and warnings about what of `resume` counts no more.
+    """Compares with Spark; returns the report, and warnings about parts of `resume` that are no longer valid.
 
-    Without a session one is made, and stopped.  `progress` is called after each wave of tasks.  Raises what
-    tolerant_client.mirror.verify.verify does.
+    Without a session it creates one, and stops it.  `progress` is called after each wave of tasks.  Raises the errors of
+    tolerant_client.mirror.verify.verify.
     """
     own: SparkSession | None = None
     with both(settings.source, settings.target, settings.names) as (source, target):
@@ -89,7 +89,7 @@ def run(
 
 
 def compare(session: SparkSession, settings: VerifySettings, groups: Sequence[Sequence[Slice]]) -> list[SliceResult]:
-    """What came of these slices, each group in one task; raises the error of ours that ended one."""
+    """The results of these slices, each group in one task; raises the error of ours that ended a task."""
     groups = [list(group) for group in groups]
 
     def compared(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -107,7 +107,7 @@ def compare(session: SparkSession, settings: VerifySettings, groups: Sequence[Se
 
 
 def cut(wanted: Slice, bytes_per_offset: float, slice_bytes: float) -> list[Slice]:
-    """A slice as parts of about `slice_bytes`, one behind the other.  Pure."""
+    """Cuts a slice into consecutive parts of about `slice_bytes`.  Pure."""
     offsets = wanted.until_offset - wanted.from_offset
     count = 1 if any(wanted.is_compacted) else min(offsets, max(1, math.ceil(offsets * bytes_per_offset / slice_bytes)))
     bounds = [wanted.from_offset + offsets * number // count for number in range(count + 1)]
@@ -115,7 +115,7 @@ def cut(wanted: Slice, bytes_per_offset: float, slice_bytes: float) -> list[Slic
 
 
 def deal(sizes: Mapping[Slice, float], groups: int) -> list[list[Slice]]:
-    """Slices in at most so many groups, the largest first, each to the group that has least.  Pure."""
+    """Deals slices to at most `groups` groups: the largest first, each to the group with the least so far.  Pure."""
     dealt: list[list[Slice]] = [[] for _ in range(min(groups, len(sizes)))]
     load = [(0.0, number) for number in range(len(dealt))]
     for wanted in sorted(sizes, key=lambda s: (-sizes[s], s[:4])):
@@ -137,7 +137,7 @@ def _next_sizes(verification: Verification, settings: VerifySettings) -> dict[Sl
 
 
 async def _bytes_per_offset(source: Cluster, slices: Iterable[Slice]) -> dict[Slice, float]:
-    """About how many bytes an offset takes on the source, from a few of its batches."""
+    """The approximate bytes per offset on the source, from a few of its batches."""
     sizes: dict[Slice, list[float]] = {wanted: [] for wanted in slices}
     for number in range(_SAMPLES):
         offsets = {}
@@ -153,7 +153,7 @@ async def _bytes_per_offset(source: Cluster, slices: Iterable[Slice]) -> dict[Sl
 
 
 def _waves(sizes: Mapping[Slice, float], tasks: int) -> Iterator[list[list[Slice]]]:
-    """Slices in the order of their offsets, a number of groups at a time: what is identical grows from the start."""
+    """Slices in the order of their offsets, `groups` groups at a time: what is proved identical grows from the start."""
     ordered = sorted(sizes, key=lambda s: (s.from_offset, s.topic, s.partition))
     groups = _GROUPS_A_TASK * tasks
     for first in range(0, len(ordered), groups * _SLICES_A_GROUP):

@@ -1,1 +1,1 @@
-"""From options to rows: what spark.read and spark.readStream do."""
+"""From options to rows: the implementation of spark.read and spark.readStream."""

@@ -1,7 +1,7 @@
-"""How much of what there is goes into one micro-batch: pure; offsets by partition, time an argument.
+"""How much of the available data goes into one micro-batch.  Pure: offsets by partition, time is an argument.
 
-The rules, to the digit, are those of KafkaMicroBatchStream.scala (rateLimit,
-delayBatch, verifyEndOffsetForTriggerAvailableNow), so that a query's batches are the same after a move.
+The rules are exactly those of KafkaMicroBatchStream.scala (rateLimit,
+delayBatch, verifyEndOffsetForTriggerAvailableNow), so that a query keeps its batches when it moves to this source.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INT64_MAX = 2**63 - 1
 
 
 class Admission:
-    """Decides for one stream; remembers when it last let a batch through."""
+    """Decides for one stream; remembers when it last admitted a batch."""
 
     def __init__(self, limits: TriggerLimits) -> None:
         self._limits = limits
@@ -32,7 +32,7 @@ class Admission:
         first: Mapping[TopicPartition, int],
         now_ms: float,
     ) -> dict[TopicPartition, int]:
-        """Where the next batch ends; `start` itself if it should wait.
+        """The end of the next batch; `start` itself if it should wait.
 
         `first` has the first offsets of partitions that `start` does not know.
         """
@@ -55,7 +55,7 @@ class Admission:
 def share_out(
     limit: int, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Ends at most about `limit` offsets in all behind `starts`, in proportion, at least one for each partition."""
+    """Ends that admit about `limit` offsets after `starts` in all, in proportion, at least one for each partition."""
     sizes = {p: end - starts[p] for p, end in ends.items() if p in starts and end > starts[p]}
     total = float(sum(sizes.values()))
     if total < 1:
@@ -71,9 +71,9 @@ def share_out(
 def check_end(
     end: Mapping[TopicPartition, int], prefetched: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]
 ) -> None:
-    """Raises DataLossError where with Trigger.AvailableNow a batch's `end` contradicts what was seen first, or what there is now.
+    """Raises DataLossError if with Trigger.AvailableNow a batch's `end` contradicts the prefetched or the current ends.
 
-    With minOffsetsPerTrigger the rest may be too little for a batch, and is left to the next run, as in Spark's own source.
+    With minOffsetsPerTrigger the rest may be too small for a batch; the next run reads it, as with Spark's own source.
     """
     if odd := sorted(end.keys() ^ prefetched.keys()):
         _refuse("MISMATCHED_TOPIC_PARTITIONS_BETWEEN_END_OFFSET_AND_PREFETCHED", odd, "are not in both")
@@ -81,7 +81,7 @@ def check_end(
         _refuse(
             "END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_PREFETCHED",
             beyond,
-            "end behind what was seen first",
+            "end after the prefetched offsets",
         )
     if lost := sorted(end.keys() - latest.keys()):
         _refuse("LOST_TOPIC_PARTITIONS_IN_END_OFFSET_WITH_TRIGGER_AVAILABLENOW", lost, "are gone")
@@ -95,5 +95,5 @@ def check_end(
 
 def _refuse(condition: str, partitions: list[TopicPartition], what: str) -> None:
     raise DataLossError(
-        f"[{condition}] With Trigger.AvailableNow, {partition_names(partitions)} {what}; it may pass: start the query again"
+        f"[{condition}] With Trigger.AvailableNow, {partition_names(partitions)} {what}; it may be temporary: start the query again"
     )

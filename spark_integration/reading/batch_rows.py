@@ -12,7 +12,7 @@ from tolerant_client.records.arrow import TIMESTAMP, timestamps_to_arrow
 from tolerant_client.records.codecs import CODEC_NAMES
 from tolerant_client.records.record_batch import BatchHeader
 
-# Columns that are fields of a batch's header.
+# The columns that are fields of a batch's header.
 _OF_HEADER: Final[Mapping[str, str]] = {
     "baseOffset": "base_offset",
     "lastOffset": "last_offset",
@@ -26,7 +26,7 @@ _OF_HEADER: Final[Mapping[str, str]] = {
 def batches_to_arrow(
     batches: Sequence[tuple[BatchHeader, memoryview]], topic: str, partition: int, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """Rows of the fields of `schema`; control batches are among them, and the bytes are copied once."""
+    """One row per batch, control batches included, with the fields of `schema`; the bytes are copied once."""
     headers = [header for header, _ in batches]
 
     def column(field: pa.Field) -> Any:

@@ -1,16 +1,16 @@
-"""Where a streaming query stands, read from its checkpoint without Spark.
+"""The position of a streaming query, read from its checkpoint without Spark.
 
-A checkpoint has a file offsets/N for each planned micro-batch N and commits/N for each that was done.  offsets/N holds
-where batch N ends: `v1`, a line of metadata, and a line for each source in the query's order; `v2` writes the source's
-name and a colon before it (OffsetSeqLog.scala of Spark).  A Kafka source's line is `{"topic":{"0":23}}`, which is what
-startingOffsets takes; ours has the topics' ids and where the query began beside it (offsets.py), which are left out.
+A checkpoint has a file offsets/N for each planned micro-batch N, and commits/N for each committed one.  offsets/N holds
+the end of batch N: `v1`, a line of metadata, and a line for each source in the query's order; `v2` writes the source's
+name and a colon before it (OffsetSeqLog.scala of Spark).  A Kafka source's line is `{"topic":{"0":23}}`, which is also
+the format of startingOffsets; our source adds topic ids and the query's start (offsets.py), which are left out here.
 
 Laws:
-- The last committed batch is what counts: starting there repeats a batch that was planned and not committed, and
-  starting behind that batch might skip it.
-- A file that was not written to its end is refused: a source would be missing.
+- The last committed batch counts: a start there repeats a batch that was planned but not committed; a start after that
+  batch might skip it.
+- A truncated file is refused: a source would be missing.
 - No password of an address (s3://KEY:SECRET@bucket) is shown.
-- Parsing is pure; only read_checkpoint and Checkpoint.read look at files, through pyarrow.fs.
+- Parsing is pure; only read_checkpoint and Checkpoint.read access files, through pyarrow.fs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tolerant_client.errors import OptionError
 
 _NO_OFFSET: Final = "-"
 _DAMAGED: Final = "it is damaged; choose another batch with --batch"
-# Hadoop's names of what pyarrow knows by another one.
+# Hadoop's schemes for which pyarrow has another name.
 _SCHEMES: Final = {"s3a": "s3", "s3n": "s3", "viewfs": "hdfs"}
 
 
@@ -43,24 +43,24 @@ class Checkpoint:
     path: str
 
     def choose(self, batch: int | None) -> int:
-        """The batch that is asked for, or the last committed one; raises OptionError if there is none."""
+        """The requested batch, or the last committed one; raises OptionError if there is none."""
         if batch is not None:
             if batch not in self.planned:
                 raise OptionError(
-                    f"{self.location} has no batch {batch} any more, or not yet: it has"
+                    f"{self.location} does not have batch {batch} (any more, or yet): it has"
                     f" {self.planned[0]} to {self.planned[-1]}; give one of them, or no --batch"
                 )
             return batch
         done = [number for number in self.planned if number in self.committed]
         if not done:
             raise OptionError(
-                f"{self.location} has no committed batch: the query has written nothing; start it anew, or read what"
-                f" it meant to write with --batch {self.planned[0]}"
+                f"{self.location} has no committed batch: the query has written nothing; start it anew, or use"
+                f" --batch {self.planned[0]} for what it was about to write"
             )
         return done[-1]
 
     def read(self, batch: int) -> dict[str, str | None]:
-        """The offset of every source at the end of a batch, by the source's name or place; None before its first."""
+        """Each source's offset at the end of a batch, by the source's name or number; None before its first offset."""
         path = f"{self.path}/offsets/{batch}"
         try:
             with self.filesystem.open_input_stream(path) as stream:
@@ -86,23 +86,23 @@ def read_checkpoint(location: str) -> Checkpoint:
         ) from None
     if not planned:
         raise OptionError(
-            f"{_shown(location)} is no checkpoint of a streaming query: it has no files in a folder named offsets;"
-            " give what the query has as its option checkpointLocation"
+            f"{_shown(location)} is not the checkpoint of a streaming query: it has no files in a folder named offsets;"
+            " give the value of the query's option checkpointLocation"
         )
     return Checkpoint(_shown(location), planned, committed, filesystem, path)
 
 
 def parse_offset_log(text: str, name: str) -> dict[str, str | None]:
-    """The lines of one file, by source; `name` is said in errors.
+    """The lines of one file, by source; `name` is used in errors.
 
     Raises OptionError.
     """
     version, _, rest = text.partition("\n")
     if version.strip() not in ("v1", "v2"):
-        raise OptionError(f"{name} is of the version {version.strip()[:20]!r}; known are v1 and v2 (Spark 2 to 4)")
+        raise OptionError(f"{name} has version {version.strip()[:20]!r}; known are v1 and v2 (Spark 2 to 4)")
     _metadata, found, rest = rest.partition("\n")
     if not found:
-        raise OptionError(f"{name} ends before its first source: it was not written to its end")
+        raise OptionError(f"{name} ends before its first source: it is truncated")
     offsets: dict[str, str | None] = {}
     for place, line in enumerate(rest.rstrip("\n").split("\n")):
         source, colon, offset = line.partition(":") if version.strip() == "v2" else (str(place), ":", line)
@@ -115,7 +115,7 @@ def parse_offset_log(text: str, name: str) -> dict[str, str | None]:
 
 
 def starting_offsets(offsets: Mapping[str, str | None], source: str | None, name: str) -> tuple[str, str]:
-    """The source and its JSON for startingOffsets: the only one that reads Kafka, or the one that is asked for.
+    """The source and its JSON for startingOffsets: the only Kafka source, or the requested one.
 
     Raises OptionError if that leaves none, or several.
     """
@@ -124,7 +124,7 @@ def starting_offsets(offsets: Mapping[str, str | None], source: str | None, name
             raise OptionError(f"{name} has no source {source!r}, only {', '.join(offsets)}")
         found = _kafka_offsets(offsets[source])
         if found is None:
-            raise OptionError(f"{name}: source {source} is no Kafka source that has begun")
+            raise OptionError(f"{name}: source {source} is not a Kafka source that has begun")
         return source, found
     kafka = {source: found for source, line in offsets.items() if (found := _kafka_offsets(line)) is not None}
     if not kafka:

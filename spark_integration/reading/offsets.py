@@ -1,9 +1,9 @@
-"""Offsets as Spark's Kafka source writes them, and the planning of ranges: no I/O.
+"""Offsets in the format of Spark's Kafka source, and the planning of ranges: no I/O.
 
 Laws:
 - Ranges are half-open: [from_offset, until_offset).
-- plan_ranges neither loses nor doubles an offset, and is deterministic.
-- What is refused is named: the option, the topic, the partition.
+- plan_ranges neither loses nor repeats an offset, and is deterministic.
+- An error names the option, the topic and the partition.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tolerant_client.errors import OptionError
 EARLIEST: Final = -2
 LATEST: Final = -1
 EARLIEST_LOCAL: Final = -4  # the first offset that is not in remote storage only (KIP-405)
-# What read_committed reads up to, in errors.
+# The position up to which read_committed reads, for messages.
 LAST_STABLE: Final = "the last stable offset, where a transaction that is open begins (tolerant-kafka doctor names it),"
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
-_BEGAN: Final = "began at:"  # no topic's name has a space or a colon
+_BEGAN: Final = "began at:"  # no topic name has a space or a colon
 
 NestedOffsets = dict[str, dict[str, int]]  # {"topic": {"0": 23}}
-NOT_BEGUN: Final[NestedOffsets] = {"not begun": {}}  # the start of a stream that has no offsets yet; nobody logs it
+NOT_BEGUN: Final[NestedOffsets] = {"not begun": {}}  # the start of a stream without offsets; Spark never logs it
 
 
 @dataclass(frozen=True)
 class SpecificOffsets:
-    """An offset for every partition; EARLIEST and LATEST stand for themselves."""
+    """An offset for every partition; it may be EARLIEST or LATEST."""
 
     offsets: Mapping[TopicPartition, int]
     option: str
@@ -50,11 +50,11 @@ class Everywhere:
 
 @dataclass(frozen=True)
 class AtTimestamp:
-    """The first offset at or after a time, in ms since the epoch; one for all, or by partition."""
+    """The first offset at or after a time, in ms since the epoch; one time for all partitions, or one for each."""
 
     timestamp: int | Mapping[TopicPartition, int]
     option: str
-    if_none: str = "error"  # or "latest": where no record is that young
+    if_none: str = "error"  # or "latest": if no record is that young
 
 
 OffsetSpec = SpecificOffsets | Everywhere | AtTimestamp
@@ -62,13 +62,13 @@ OffsetSpec = SpecificOffsets | Everywhere | AtTimestamp
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """What one task reads."""
+    """The range that one task reads."""
 
     topic: str
     partition: int
     from_offset: int
     until_offset: int
-    topic_id: str | None = None  # of the topic that the offsets are of; None where the brokers tell none
+    topic_id: str | None = None  # of the topic to which the offsets belong; None if the brokers do not tell
 
     @property
     def size(self) -> int:
@@ -76,7 +76,7 @@ class OffsetRange:
 
 
 def parse_partition_numbers(text: str, option: str) -> dict[TopicPartition, int]:
-    """`{"topic":{"0":23,"1":-2}}`."""
+    """Parses `{"topic":{"0":23,"1":-2}}`."""
     parsed = _parse_object(text, option, '{"topic":{"0":23,"1":-2}}')
     numbers: dict[TopicPartition, int] = {}
     for topic, partitions in parsed.items():
@@ -84,7 +84,7 @@ def parse_partition_numbers(text: str, option: str) -> dict[TopicPartition, int]
             raise OptionError(f"{option}: topic {topic} needs an object of partitions")
         for partition, number in partitions.items():
             if not re.fullmatch("0|[1-9][0-9]{0,9}", partition) or int(partition) > _INT32_MAX:
-                raise OptionError(f"{option}: topic {topic} has the partition {partition!r}, which is no number")
+                raise OptionError(f"{option}: topic {topic} has the partition {partition!r}, which is not a number")
             if not isinstance(number, int) or isinstance(number, bool) or abs(number) > _INT64_MAX:
                 raise OptionError(f"{option}: {topic}-{partition} needs an integer, not {number!r}")
             numbers[TopicPartition(topic, int(partition))] = number
@@ -94,10 +94,10 @@ def parse_partition_numbers(text: str, option: str) -> dict[TopicPartition, int]
 def nested_offsets(
     offsets: Mapping[TopicPartition, int], ids: Mapping[str, str] = MappingProxyType({}), cluster_id: str | None = None
 ) -> NestedOffsets:
-    """Offsets by topic and partition, in a stable order: what a checkpoint of Spark's Kafka source holds.
+    """Offsets by topic and partition, in a stable order: the format of a checkpoint of Spark's Kafka source.
 
-    `ids` are those of topics in the cluster `cluster_id`.  Each becomes a name without partitions, TOPIC:ID,
-    and the cluster's :ID beside them, which no topic can have: Spark's own source passes over it.
+    `ids` are those of topics in the cluster `cluster_id`.  Each is added as a name without partitions, TOPIC:ID,
+    and the cluster's as :ID; no topic can have such a name, and Spark's own source ignores it.
     """
     by_topic: NestedOffsets = {}
     for partition in sorted(offsets):
@@ -109,7 +109,7 @@ def nested_offsets(
 
 
 def topic_ids(nested: NestedOffsets) -> dict[str, str]:
-    """The ids that nested_offsets was given."""
+    """The ids that were given to nested_offsets."""
     named = (
         name.partition(":") for name, partitions in nested.items() if not partitions and not name.startswith(_BEGAN)
     )
@@ -117,17 +117,17 @@ def topic_ids(nested: NestedOffsets) -> dict[str, str]:
 
 
 def cluster_of(nested: NestedOffsets) -> str | None:
-    """The id of the cluster that the topic ids are of; None where they do not say it, or where there are none."""
+    """The id of the cluster to which the topic ids belong; None if it is not stored, or there are none."""
     return next((name[1:] for name in nested if name.startswith(":")), None)
 
 
 def first_end(end: NestedOffsets, start: NestedOffsets) -> NestedOffsets:
-    """The end of a stream's first micro-batch, which says where that began: in a name without partitions, as topic ids."""
+    """The end of a stream's first micro-batch with the stream's start, stored like topic ids in a name without partitions."""
     return end | {_BEGAN + json.dumps(start, separators=(",", ":")): {}}
 
 
 def began_at(end: NestedOffsets) -> NestedOffsets | None:
-    """The start that first_end was given; None where an offset says none."""
+    """The start that was given to first_end; None if the offset has none."""
     named = next((name for name in end if name.startswith(_BEGAN)), None)
     if named is None:
         return None
@@ -136,7 +136,7 @@ def began_at(end: NestedOffsets) -> NestedOffsets | None:
 
 
 def flat_offsets(nested: NestedOffsets) -> dict[TopicPartition, int]:
-    """What nested_offsets came from."""
+    """The inverse of nested_offsets."""
     return {
         TopicPartition(topic, int(partition)): offset
         for topic, offsets in nested.items()
@@ -145,20 +145,20 @@ def flat_offsets(nested: NestedOffsets) -> dict[TopicPartition, int]:
 
 
 def parse_assignment(text: str, option: str) -> tuple[TopicPartition, ...]:
-    """`{"topic":[0,1]}`."""
+    """Parses `{"topic":[0,1]}`."""
     found = []
     for topic, partitions in _parse_object(text, option, '{"topic":[0,1]}').items():
         if not isinstance(partitions, list) or not partitions:
             raise OptionError(f"{option}: topic {topic} needs a list of partitions such as [0,1]")
         for partition in partitions:
             if not isinstance(partition, int) or isinstance(partition, bool) or not 0 <= partition <= _INT32_MAX:
-                raise OptionError(f"{option}: topic {topic} has the partition {partition!r}, which is no number")
+                raise OptionError(f"{option}: topic {topic} has the partition {partition!r}, which is not a number")
             found.append(TopicPartition(topic, partition))
     return tuple(sorted(set(found)))
 
 
 def check_same_partitions(spec: OffsetSpec, wanted: Collection[TopicPartition]) -> None:
-    """Raises OptionError unless the option speaks of exactly the partitions that are read, or of all."""
+    """Raises OptionError unless the option names exactly the partitions that are read, or applies to all."""
     if isinstance(spec, SpecificOffsets):
         given, condition = spec.offsets.keys(), "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED"
     elif isinstance(spec, AtTimestamp) and not isinstance(spec.timestamp, int):
@@ -175,12 +175,12 @@ def check_same_partitions(spec: OffsetSpec, wanted: Collection[TopicPartition]) 
 
 
 def check_start_before_end(start: OffsetSpec, end: OffsetSpec) -> None:
-    """Raises OptionError where two options of the same kind contradict each other."""
+    """Raises OptionError if two options of the same kind contradict each other."""
     if isinstance(start, SpecificOffsets) and isinstance(end, SpecificOffsets):
         starts, ends = start.offsets, end.offsets
     elif isinstance(start, AtTimestamp) and isinstance(end, AtTimestamp):
         if isinstance(start.timestamp, int) or isinstance(end.timestamp, int):
-            return  # times that records do not keep to: what they come to is compared
+            return  # records are not ordered by time: the resolved offsets are compared instead
         starts, ends = start.timestamp, end.timestamp
     else:
         return
@@ -203,10 +203,10 @@ def plan_ranges(
     min_partitions: int | None = None,
     max_records_per_partition: int | None = None,
 ) -> list[OffsetRange]:
-    """Splits ranges into what tasks read; empty ranges are left out.
+    """Splits ranges into what tasks read; leaves out empty ranges.
 
-    First no piece may have more than `max_records_per_partition` offsets; then the
-    largest pieces are split until there are `min_partitions`, or one offset each.
+    First, no piece may have more than `max_records_per_partition` offsets; then the
+    largest pieces are split until there are `min_partitions`, or until each has one offset.
     """
     whole = [r for r in ranges if r.size > 0]
     pieces = [-(-r.size // max_records_per_partition) if max_records_per_partition else 1 for r in whole]
@@ -239,7 +239,7 @@ def _parse_object(text: str, option: str, example: str) -> dict[str, Any]:
     except OptionError:
         raise
     except (ValueError, RecursionError) as error:
-        raise OptionError(f"{option} is no JSON ({error}); expected something like {example}") from None
+        raise OptionError(f"{option} is not JSON ({error}); expected something like {example}") from None
     if not isinstance(parsed, dict) or not parsed:
         raise OptionError(f"{option} needs a JSON object such as {example}")
     return parsed

@@ -1,8 +1,8 @@
 """The options of a read, spelled as those of Spark's own Kafka source: parsed and checked, no I/O.
 
 Laws:
-- A wrong option is refused before any broker is asked, by name; so is an unknown
-  one that looks like a slip.
+- A wrong option is refused by name before any broker is asked; so is an unknown
+  one that looks like a misspelling.
 - Names are case-insensitive, as everywhere in Spark; values are not.
 - No message and no repr contains a password.
 
@@ -34,7 +34,7 @@ from spark_integration.reading.offsets import (
 from tolerant_client.errors import OptionError
 from tolerant_client.security.kafka_config import kafka_python_config
 
-# Those of Spark's own source.
+# The options of Spark's own source.
 SPARK: Final = (
     "assign", "subscribe", "subscribePattern",
     "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
@@ -45,13 +45,13 @@ SPARK: Final = (
     "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "kafkaConsumer.pollTimeoutMs",
     "groupIdPrefix",
 )  # fmt: skip
-# Beyond it.
+# The options beyond it.
 OURS: Final = (
     "isolation.level", "payload", "maxBytesInFlight", "commitOffsets", "includeLeaderEpoch", "schemaRegistryFraming",
 )  # fmt: skip
 
-PAYLOADS: Final = ("records", "batches")  # and ranges, which has options of its own
-# Which columns carry the five bytes of a schema registry: magic 0 and a schema id.
+PAYLOADS: Final = ("records", "batches")  # and ranges, which has its own options
+# Which columns carry a schema registry's prefix of five bytes: magic 0 and a schema id.
 FRAMINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "none": (), "key": ("key",), "value": ("value",), "both": ("key", "value"),
 }  # fmt: skip
@@ -81,7 +81,7 @@ Selection = Assign | Subscribe | SubscribePattern
 
 @dataclass(frozen=True)
 class TriggerLimits:
-    """What a micro-batch may hold; offsets and ms."""
+    """The limits of a micro-batch; offsets and ms."""
 
     max_offsets: int | None = None
     min_offsets: int | None = None
@@ -90,7 +90,7 @@ class TriggerLimits:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """A checked read; `kafka` holds what Cluster is opened with."""
+    """A checked read; `kafka` is the configuration for Cluster."""
 
     kafka: Mapping[str, Any] = field(repr=False)
     selection: Selection
@@ -114,12 +114,12 @@ class ReadOptions:
 
 
 def parse_read_options(options: Mapping[str, str], *, is_stream: bool | None = False) -> ReadOptions:
-    """The options of a batch read, of a stream, or (None) of what may become either.
+    """The options of a batch read, of a stream, or (None) of either.
 
     Raises OptionError naming the first option that is wrong.
     """
     own, java = split_options(options, (*SPARK, *OURS))
-    # Spark's own source takes it as a Kafka property only; both spellings mean one thing.
+    # Spark's own source accepts it only as a Kafka property; both spellings mean the same.
     isolation = java.pop("isolation.level", None)
     if (
         isolation is not None
@@ -174,10 +174,10 @@ def _selection(own: Mapping[str, str]) -> Selection:
         return Subscribe(topics)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # what Java reads as set operations compiles here, with a warning
+            warnings.simplefilter("error")  # Java's set operations compile here, too, with a warning
             re.compile(value)
     except (re.error, Warning) as error:
-        raise OptionError(f"subscribePattern {value!r} is no regular expression of Python: {error}") from None
+        raise OptionError(f"subscribePattern {value!r} is not a regular expression of Python: {error}") from None
     if not value:
         raise OptionError("subscribePattern needs a regular expression")
     return SubscribePattern(value)
@@ -194,7 +194,7 @@ def _start(own: Mapping[str, str], is_stream: bool) -> OffsetSpec:
 
 
 def _end(own: Mapping[str, str]) -> OffsetSpec:
-    # Where no record is younger than the ending time, the end is the end of the log.
+    # If no record is younger than the ending time, the end is the log's end.
     spec = _by_timestamp(own, "endingTimestamp", "endingOffsetsByTimestamp", "latest")
     return spec or _by_offset(own, "endingOffsets", Everywhere(LATEST), refused=EARLIEST)
 
@@ -207,7 +207,7 @@ def _by_timestamp(own: Mapping[str, str], one: str, each: str, if_none: str) -> 
         for partition, time in times.items():
             if time < 0 and time != LATEST:
                 raise OptionError(
-                    f"{each}: {partition.topic}-{partition.partition} has the negative time {time}; only -1 (latest) may be"
+                    f"{each}: {partition.topic}-{partition.partition} has the negative time {time}; only -1 (latest) is allowed"
                 )
         return AtTimestamp(times, each, if_none)
     return None

@@ -1,11 +1,11 @@
-"""One range of one partition, fetched as record batches until its end, whatever happens meanwhile.
+"""One range of one partition, fetched as record batches up to its end, whatever happens meanwhile.
 
 Laws:
-- While the caller works on one answer the next one is on its way, and no more than that one.
+- While the caller works on one response the next one is on its way, and no other.
 - The position only moves over what was received and checked, or over what two
-  answers of the broker agree is gone (INCIDENTS.md 2).
+  responses of the broker agree is gone (INCIDENTS.md 2).
 - OFFSET_OUT_OF_RANGE is never believed by itself: ListOffsets decides.
-- Records of another topic of the same name are never taken: every fetch is of the topic with the range's id, where it has one.
+- Records of another topic with the same name are never taken: a fetch is for the topic with the range's id, if it has one.
 - Without progress for `poll_timeout_ms` it ends with an error, never silently.
 """
 
@@ -43,17 +43,17 @@ from tolerant_client.records.record_sets import iter_record_sets
 log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 8 * 1024 * 1024
-# Shares of maxBytesInFlight: the answer at hand, the next one, and both again as decoded records.
+# Shares of maxBytesInFlight: the current response, the next one, and both again as decoded records.
 BYTES_SHARES: Final = 4
-# What is asked for exists, so an answer comes at once, and a lost one is missed the sooner;
-# what a broker has to bring from remote storage takes longer (KIP-405).
+# The requested records exist, so a response comes at once, and a lost one is noticed sooner with a short wait;
+# a broker takes longer for records in remote storage (KIP-405).
 MAX_WAIT_MS: Final = 10
 REMOTE_WAIT_MS: Final = 500
-# How long the caller may take for one answer: the next one would wait for it until it is overdue.
+# Seconds that the caller may take for one response: a fetch sent ahead would be overdue before it is read.
 SLOW: Final = 5.0
 
 _OUT_OF_RANGE: Final = 1
-# Believed when said this often in a row, without anything else between.
+# A report is believed after several in a row, without anything else between.
 _BACKOFF: Final = Backoff(0.05)
 
 Batches = list[tuple[BatchHeader, memoryview]]
@@ -69,24 +69,22 @@ class RangeFetch:
         self._options = options
         self._doubts = Belief()
         self._why = ""  # what the last attempt found instead of records
-        self._is_stale = False  # an attempt failed since the leader was looked up
+        self._is_stale = False  # an attempt has failed since the last lookup of the leader
         self._max_wait_ms = MAX_WAIT_MS
         self._max_bytes = min(MAX_BYTES, options.max_bytes_in_flight // BYTES_SHARES)
-        self._ahead: Future | None = None  # the answer for `position`, if it was asked for already
+        self._ahead: Future | None = None  # the response for `position`, if the request was already sent
         self._given_at = time.monotonic()
         self.position = wanted.from_offset
-        self.first_wanted = (
-            wanted.from_offset
-        )  # batches may hold records before it, also where the log starts later now
+        self.first_wanted = wanted.from_offset  # batches may hold records before it, also if the log starts later now
 
     @property
     def is_done(self) -> bool:
         return self.position >= self._range.until_offset
 
     async def next_batches(self) -> Batches:
-        """The batches of the next answer that moves the position; perhaps none of them counts.
+        """The batches of the next response that moves the position; possibly none of them counts.
 
-        The views belong to the caller.  Control batches are among them.
+        The views belong to the caller.  Control batches are included.
         """
         started = time.monotonic()
         is_slow = started - self._given_at > SLOW
@@ -111,7 +109,7 @@ class RangeFetch:
                 raise ClusterUnreachableError(
                     f"{self._name} could not be read from offset {self.position} for"
                     f" {self._options.poll_timeout_ms} ms ({self._why});"
-                    " kafkaConsumer.pollTimeoutMs is how long to try"
+                    " raise kafkaConsumer.pollTimeoutMs to try for longer"
                 )
             await self._cluster.net.sleep(patience.pause_s())
         return []
@@ -134,21 +132,21 @@ class RangeFetch:
         if self._is_stale and not await self._is_there():
             return []
         ahead, self._ahead = self._ahead, None
-        answer: FetchedPartition | None = await (ahead if ahead is not None else self._fetch())
-        if answer is None:
-            self._why = "answers without this partition, as a broker gives them under a quota"
-        elif answer.error_code == _OUT_OF_RANGE:
+        response: FetchedPartition | None = await (ahead if ahead is not None else self._fetch())
+        if response is None:
+            self._why = "responses without this partition, as a broker sends them under a quota"
+        elif response.error_code == _OUT_OF_RANGE:
             await self._out_of_range()
-        elif answer.error_code:
-            raise kafka_errors.for_code(answer.error_code)(self._name)
-        elif len(answer.records):
-            return self._accept(answer)
+        elif response.error_code:
+            raise kafka_errors.for_code(response.error_code)(self._name)
+        elif len(response.records):
+            return self._accept(response)
         else:
-            await self._nothing(answer)
+            await self._nothing(response)
         return []
 
     async def _is_there(self) -> bool:
-        """Looks the leader up again; a partition that is gone three times in a row is lost."""
+        """Looks the leader up again; a partition that is missing three times in a row is lost."""
         topic, number = self._partition
         known = self._range.topic_id
         if number not in (await self._cluster.partitions([topic])).get(topic, ()):
@@ -164,9 +162,9 @@ class RangeFetch:
         return False
 
     async def _fetch(self) -> FetchedPartition | None:
-        """Of the topic with the range's id: brokers since Kafka 3.1 are asked by it (KIP-516), others by name.
+        """Fetches from the topic with the range's id: brokers since Kafka 3.1 are asked by id (KIP-516), others by name.
 
-        Of these the leader that has answered is asked for the id after it: it never goes back to a former one.
+        Of those others, the leader that has responded is then asked for the topic's id: it never returns to an earlier one.
         """
         cluster, topic, known = self._cluster, self._range.topic, self._range.topic_id
         topic_id = None if known is None else uuid.UUID(bytes=base64.urlsafe_b64decode(f"{known}=="))
@@ -197,16 +195,16 @@ class RangeFetch:
         return found
 
     async def _ask_ahead(self) -> None:
-        """Sends the next fetch; its answer waits in the socket until it is asked for."""
+        """Sends the next fetch; its response stays in the socket until it is needed."""
         if not self.is_done:
             net = self._cluster.net
             self._ahead = net.call_soon_with_future(self._fetch)
             await net.sleep(0)  # lets it reach the socket
 
-    def _accept(self, answer: FetchedPartition) -> Batches:
+    def _accept(self, response: FetchedPartition) -> Batches:
         batches: Batches = []
         position = self.position
-        for header, batch in iter_record_sets(answer.records, from_offset=position):
+        for header, batch in iter_record_sets(response.records, from_offset=position):
             # A fetch starts with the batch that contains the position, so the first
             # one may start before it, and compaction may have left a gap before it.
             if header.next_offset <= position:
@@ -217,26 +215,26 @@ class RangeFetch:
             batches.append((header, batch))
             position = header.next_offset
             if position >= self._range.until_offset:
-                break  # what lies behind is not even checked
+                break  # what follows is not even checked
         if position == self.position:
-            raise RecordBatchError(f"{len(answer.records)} bytes without a whole batch", self.position)
+            raise RecordBatchError(f"{len(response.records)} bytes without a whole batch", self.position)
         if self._options.isolation_level:
-            aborted = AbortedTransactions(answer.aborted)
+            aborted = AbortedTransactions(response.aborted)
             batches = [(header, batch) for header, batch in batches if not aborted.cover(header, batch)]
         self.position = position
         return batches
 
-    async def _nothing(self, answer: FetchedPartition) -> None:
-        end, what = answer.high_watermark, "the log ends at"
-        if self._options.isolation_level and answer.last_stable_offset < end:
-            end, what = answer.last_stable_offset, f"{LAST_STABLE} is"
+    async def _nothing(self, response: FetchedPartition) -> None:
+        end, what = response.high_watermark, "the log ends at"
+        if self._options.isolation_level and response.last_stable_offset < end:
+            end, what = response.last_stable_offset, f"{LAST_STABLE} is"
         self._max_wait_ms = REMOTE_WAIT_MS
         self._why = f"no records at offset {self.position}, and {what} {end}"
         if end < self._range.until_offset:
             if self._doubts.hear(self._why):
                 await self._log_ends_before()
         elif self._doubts.hear(self._why) and await self._is_local():
-            # The broker knows offsets up there but has no record from here on: compacted away.
+            # The broker has offsets up there but no record from here on: compacted away.
             self.position = self._range.until_offset
 
     async def _is_local(self) -> bool:
@@ -247,10 +245,10 @@ class RangeFetch:
         return False
 
     async def _log_ends_before(self) -> None:
-        # A new leader knows its high watermark late, so only the log's end counts.
+        # A new leader learns its high watermark late, so only the log's end counts.
         latest = await self._offset(LATEST)
         if latest > self.position:
-            self._doubts.forget()  # there is more meanwhile
+            self._doubts.forget()  # more has arrived meanwhile
         elif latest < self._range.until_offset:
             self._lost(latest, f"the log ends at {latest}")
 
@@ -270,7 +268,7 @@ class RangeFetch:
         until = self._range.until_offset
         if self._options.fail_on_data_loss:
             self._refuse(reason)
-        # What is left of the range begins at the log's start, or nothing is left of it.
+        # The rest of the range begins at the log's start, or there is no rest.
         position = min(offset, until) if offset > self.position else until
         log.warning("%s: the offsets from %d to %d are left out: %s", self._name, self.position, position, reason)
         self.position = position
@@ -287,7 +285,7 @@ class RangeFetch:
 
 
 def damaged(partition: TopicPartition, error: RecordBatchError) -> RecordBatchError:
-    """The error with the place where it is and what can be done."""
+    """The error with its position and a remedy."""
     return RecordBatchError(
         f"{partition.topic}-{partition.partition}: {error.args[0]}; startingOffsets and endingOffsets can read around it",
         error.offset,

@@ -1,13 +1,13 @@
-"""The batch reader behind spark.read.format("tolerantkafka"), and what every task does with its range.
+"""The batch reader of spark.read.format("tolerantkafka"), and how every task reads its range.
 
 Laws:
-- The driver resolves partitions and offsets once; a task reads exactly its range, of the topic that had them then.
-- A task holds one Fetch answer, perhaps the next one, and one piece of Arrow data, whatever the range.
-- maxBytesInFlight bounds the headers of a record, too: by default about a million, twice what fits into 1 MB, which is
-  the most that producers send by default.  A record with more ends the task with what reads it.
+- The driver resolves partitions and offsets once; a task reads exactly its range, from the topic that had it then.
+- A task holds one Fetch response, perhaps the next one, and one piece of Arrow data, whatever the range.
+- maxBytesInFlight also limits the headers of a record: by default to about a million, twice what fits into 1 MB, the
+  default maximum of producers.  A record with more fails the task, with an error that says how to read it.
 - Connections belong to the Python worker process, which Spark reuses.
-- Filters are Spark's to evaluate: it keeps what a Python source planned for one scan (up to 4.3 for all scans of the same
-  DataFrame, PythonDataSourceV2.getOrCreateReadInfo), so a range left out for one filter would be missed by another.
+- Spark evaluates the filters: it reuses a Python source's plan for other scans (up to 4.3 for all scans of the same
+  DataFrame, PythonDataSourceV2.getOrCreateReadInfo), so a range left out for one filter would be missing for another.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tolerant_client.records.arrow import ALL_COLUMNS, HEADER_BYTES, iter_arrow
 from tolerant_client.records.record_batch import BatchHeader
 from tolerant_client.records.record_fields import MAX_HEADERS
 
-# Records decoded in one piece; larger ones fall out of the processor's caches on their way to the JVM.
+# Bytes of records decoded in one piece; larger pieces drop out of the processor's caches on their way to the JVM.
 PIECE_BYTES: Final = 4 << 20
 
 _PATIENCE_MS: Final = 10_000
@@ -62,20 +62,20 @@ class KafkaReader(DataSourceReader):
         return [RangePartition(wanted) for wanted in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        # Spark makes up one partition of its own where there are none.
+        # Spark invents a partition if there are none.
         if isinstance(partition, RangePartition):
             yield from read_range(self.options, partition.range, self.schema)
 
 
 def read_range(options: ReadOptions, wanted: OffsetRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of one range, in pieces of bounded size."""
-    # Waiting is up to the task, which looks again until kafkaConsumer.pollTimeoutMs.
+    # The task itself waits: it retries until kafkaConsumer.pollTimeoutMs.
     with borrowed_cluster(options.kafka, patience_ms=min(_PATIENCE_MS, options.poll_timeout_ms)) as cluster:
         fetch = RangeFetch(cluster, wanted, options)
         while not fetch.is_done:
             batches = cluster.run(fetch.next_batches)
             if options.payload == "batches":
-                # One that reaches into the next range is a row of that one.
+                # A batch that extends into the next range is a row of that range.
                 mine = [batch for batch in batches if batch[0].last_offset < wanted.until_offset]
                 if mine:
                     yield batches_to_arrow(mine, wanted.topic, wanted.partition, schema)
@@ -110,7 +110,7 @@ def _records(
 
 
 def _unframed(piece: pa.RecordBatch, framed: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
-    """The piece as `schema`, the prefixes of `framed` columns split off."""
+    """The piece with the columns of `schema`; the prefixes of `framed` columns are split off."""
     arrays = {name: piece.column(name) for name in piece.schema.names}
     for name in framed:
         if name in arrays:

@@ -1,10 +1,10 @@
-"""From options to offsets and ranges, on the driver: which partitions, from which offset to which.
+"""From options to offsets and ranges, on the driver.
 
 Laws:
-- Every offset that a user wrote down is compared with the log before a task starts.
-- What is missing raises DataLossError, or is left out if failOnDataLoss is false.
-- All partitions are asked in one request for each leader.
-- A range carries the id that its topic had before its offsets were asked for: what reads it compares the two.
+- Every offset that a user gave is compared with the log before a task starts.
+- A missing offset raises DataLossError, or is left out if failOnDataLoss is false.
+- All partitions of a leader are asked for in one request.
+- A range carries the id that its topic had before its offsets were asked for; whoever reads the range compares the two.
 
 Error conditions in brackets are those of Spark's kafka-error-conditions.json.
 """
@@ -46,7 +46,7 @@ REMEDY: Final = "failOnDataLoss=false reads what is left"
 async def resolve_ranges(cluster: Cluster, options: ReadOptions) -> list[OffsetRange]:
     """The planned ranges of a batch read.
 
-    Raises OptionError for what does not exist, DataLossError for what no longer does.
+    Raises OptionError for what does not exist, and DataLossError for what no longer exists.
     """
     partitions = await find_partitions(cluster, options)
     ids = dict(cluster.topic_ids)
@@ -87,18 +87,18 @@ async def find_partitions(cluster: Cluster, options: ReadOptions) -> list[TopicP
     if isinstance(selection, Subscribe):
         found = await _partitions_of(cluster, set(selection.topics))
     else:
-        pattern = re.compile(selection.pattern)  # found anywhere in a name, as by Spark's own source
+        pattern = re.compile(selection.pattern)  # may match anywhere in a name, as in Spark's own source
         everything = await cluster.partitions(None)
         found = {topic: numbers for topic, numbers in everything.items() if pattern.search(topic)}
     return sorted(TopicPartition(topic, number) for topic, numbers in found.items() for number in numbers)
 
 
 async def _partitions_of(cluster: Cluster, topics: set[str]) -> dict[str, list[int]]:
-    """Raises OptionError for a topic that does not exist, or cannot."""
+    """The partitions of topics; raises OptionError for a topic that does not exist, or has an invalid name."""
     try:
         found = await cluster.partitions(topics)
     except InvalidTopicError:
-        raise OptionError(f"There is a name that no topic can have among {', '.join(sorted(topics))}") from None
+        raise OptionError(f"One of these is not a valid topic name: {', '.join(sorted(topics))}") from None
     if missing := sorted(topics - found.keys()):
         raise OptionError(
             f"Topic {', '.join(missing)} does not exist on {','.join(cluster.bootstrap_servers)},"
@@ -108,7 +108,7 @@ async def _partitions_of(cluster: Cluster, topics: set[str]) -> dict[str, list[i
 
 
 async def initial_offsets(cluster: Cluster, options: ReadOptions) -> dict[TopicPartition, int]:
-    """Where a new stream starts."""
+    """The offsets at which a new stream starts."""
     partitions = await find_partitions(cluster, options)
     check_same_partitions(options.start, partitions)
     earliest = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
@@ -119,12 +119,12 @@ async def initial_offsets(cluster: Cluster, options: ReadOptions) -> dict[TopicP
 async def latest_offsets(
     cluster: Cluster, options: ReadOptions, known: Offsets, told: dict[TopicPartition, int] | None = None
 ) -> dict[TopicPartition, int]:
-    """The ends of the logs now.
+    """The current ends of the logs.
 
-    With read_committed a log whose last stable offset is below a known offset ends at that one: a transaction is open,
-    nothing is lost.  `told` has the last stable offsets that were warned of, and is kept by the caller.
-    Asked again, fetchOffset.numRetries times in all, while a partition that is known is missing, or ends below an offset
-    that is known: a broker that has just started may say so (KAFKA-7703).
+    With read_committed, a log whose last stable offset is below a known offset ends at the known one: a transaction is
+    open, and nothing is lost.  `told` has the last stable offsets that were warned of; the caller keeps it.
+    While a known partition is missing, or ends below a known offset, it asks again, fetchOffset.numRetries times in all:
+    a broker that has just started may report that (KAFKA-7703).
     """
     attempts = max(options.fetch_offset_retries, 1)
     for attempt in range(1, attempts + 1):
@@ -146,9 +146,9 @@ async def latest_offsets(
 async def _held_up(
     cluster: Cluster, known: Offsets, stable: Offsets, told: dict[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """The known offsets that are beyond the last stable offset, and not beyond the log's end.
+    """The known offsets that are after the last stable offset, but not after the log's end.
 
-    So it is where read_uncommitted has read a transaction that is still open.
+    This happens if read_uncommitted has read a transaction that is still open.
     """
     below = [partition for partition, offset in known.items() if stable.get(partition, offset) < offset]
     ends = await cluster.list_offsets(dict.fromkeys(below, LATEST)) if below else {}
@@ -173,14 +173,14 @@ def topics_made_anew(known: Mapping[str, str], now: Mapping[str, str]) -> set[st
 
 
 def check_same_topics(options: ReadOptions, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    """What topics_made_anew says; raises DataLossError if there are any: known offsets of them are of another log."""
+    """The result of topics_made_anew; raises DataLossError for any, because their known offsets are of another log."""
     anew = topics_made_anew(known, now)
     for topic in sorted(anew):
         _report(
             options,
             "PARTITION_OFFSET_CHANGED",
             f"topic {topic} was deleted and created again (its id was {known[topic]} and is {now[topic]}): what was not"
-            " read of the former one is gone, and the offsets say nothing about this one",
+            " read of the old one is gone, and its offsets say nothing about the new one",
             "failOnDataLoss=false reads the new one from its beginning",
         )
     return anew
@@ -197,9 +197,9 @@ async def earliest_offsets(cluster: Cluster, partitions: Sequence[TopicPartition
 async def micro_batch_ranges(
     cluster: Cluster, options: ReadOptions, start: Offsets, end: Offsets, ids: Mapping[str, str]
 ) -> list[OffsetRange]:
-    """The planned ranges between two offsets of a stream; partitions that are new start at their beginning.
+    """The planned ranges between two offsets of a stream; new partitions start at their beginning.
 
-    `ids` are those of the topics that `end` speaks of, as far as they are known.
+    `ids` are those of the topics in `end`, as far as they are known.
     Raises DataLossError for partitions that are gone, were added late, or whose log became shorter.
     """
     new = sorted(end.keys() - start.keys())
@@ -271,7 +271,7 @@ def _check_order(options: ReadOptions, partition: TopicPartition, start: int, en
         given = getattr(options.start, "option", "startingOffsets")
         raise OptionError(
             f"[RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET] {partition.topic}-{partition.partition}:"
-            f" {given} comes to {start}, behind the end {end}{_stable(options)}"
+            f" {given} resolves to {start}, after the end {end}{_stable(options)}"
         )
 
 
@@ -287,7 +287,7 @@ def _check_in_log(
     where = f"[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] {spec.option}: {partition.topic}-{partition.partition}"
     if offset < log_range[0]:
         if spec.option.startswith("ending"):
-            return  # nothing is read, and nothing was to be
+            return  # nothing is read, and nothing was asked for
         raise DataLossError(
             f"{where} starts at {offset}, but the log starts at {log_range[0]}:"
             f" {log_range[0] - offset} offsets are gone; {REMEDY}"

@@ -1,4 +1,4 @@
-"""The columns of a read as Spark and as Arrow types, and which of them a reader was asked for."""
+"""The columns of a read as Spark and as Arrow types, and the selection that a reader is asked for."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _ARROW: Final = {
     "keySchemaId": pa.int32(),
     "valueSchemaId": pa.int32(),
 }
-# A row for each task: what it copies.
+# One row per task: the ranges that it copies.
 RANGES: Final = "ranges array<struct<topic: string, partition: int, until_offset: bigint>>"
 
 
@@ -70,9 +70,9 @@ def full_schema(options: ReadOptions) -> StructType:
 
 
 def chosen_columns(schema: StructType, options: ReadOptions) -> pa.Schema:
-    """The columns of `schema`, which may be a user's own choice of full_schema's, in any order.
+    """The columns of `schema`, which may be a user's selection of full_schema's, in any order.
 
-    Raises OptionError for a column that there is not, or not of this type.
+    Raises OptionError for a column that does not exist, or has another type.
     """
     known = full_schema(options)
     if not len(schema):

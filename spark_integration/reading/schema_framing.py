@@ -1,7 +1,7 @@
-"""The five bytes that serializers of a schema registry put before a payload: magic 0, and the schema's id.
+"""The five bytes that schema registry serializers put before a payload: magic 0, and the schema's id.
 
 Layout: Confluent's wire format; byte 0 is 0, bytes 1 to 4 are the id, big-endian.
-What does not begin so, or is shorter, stays as it is and has no id.
+A value that does not begin so, or is shorter, stays unchanged and has no id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PREFIX_SIZE: Final = 5
 
 
 def split_framing(column: Any) -> tuple[Any, Any]:
-    """(payloads, schema ids) of a binary array; ids are int32, null where there is no prefix."""
+    """(payloads, schema ids) of a binary array; ids are int32, null if there is no prefix."""
     _, offsets_buffer, data_buffer = column.buffers()
     if not len(column) or data_buffer is None or not data_buffer.size:
         return column, pa.nulls(len(column), pa.int32())

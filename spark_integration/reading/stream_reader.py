@@ -1,27 +1,27 @@
-"""The streaming reader behind spark.readStream.format("tolerantkafka").
+"""The streaming reader of spark.readStream.format("tolerantkafka").
 
 An offset is {"topic": {"0": 23}}, the first offset of each partition that was
-not read yet: what Spark's own Kafka source writes into a checkpoint, so either
-source goes on where the other one stopped.  Beside that it has the topics' ids,
-"topic:ID": {}, and their cluster's, ":ID": {}, which Spark's own source passes over.
+not read yet: the format of Spark's own Kafka source in a checkpoint, so either
+source resumes where the other stopped.  It also has the topics' ids,
+"topic:ID": {}, and their cluster's, ":ID": {}, which Spark's own source ignores.
 
 Laws:
-- Where a query began is settled once, and is part of its first micro-batch: the end of that one, which Spark logs
-  before it plans, even where there is nothing to read, names it ("began at:JSON": {}).  For a Python source Spark keeps
-  no start, it asks initialOffset for each use, also in a restart before that micro-batch is committed: so that says
-  only that the query has not begun.  A first micro-batch that an earlier version or Spark's own source has planned
-  names no start, and begins where the options say now.
+- The start of a query is determined once and stored in the end of its first micro-batch ("began at:JSON": {}), which
+  Spark logs before it plans, even if there is nothing to read.  Spark stores no start for a Python source: it calls
+  initialOffset for each use, also in a restart before that micro-batch is committed, so initialOffset only says that
+  the query has not begun.  A first micro-batch that an earlier version or Spark's own source has planned
+  has no start, and begins where the options say now.
 - Micro-batches end where Spark's own source would end them (admission.py).
-- What is read decides what is committed to a group, never the other way round.
-- Offsets count for the topic that they were taken of: one that was created again
+- What is read decides what is committed to a group, never the reverse.
+- Offsets are valid only for the topic from which they were taken: a topic that was created again
   under the same name is lost data, whatever offsets its new log has.  A checkpoint
-  of Spark's own source has no ids: the first micro-batch writes them down, empty
-  where there is nothing to read.
-- Topic ids count within one cluster.  A checkpoint of another cluster (a mirror's
-  copy has identical offsets) resumes at its offsets, with a warning, as one without
-  ids does: that the offsets are within the logs is all that is checked.
-- Spark asks for the next end only once the batch before it is done: where that
-  one starts is finished, and may be committed to a group.
+  of Spark's own source has no ids: the first micro-batch records them, empty
+  if there is nothing to read.
+- Topic ids are valid within one cluster.  A checkpoint of another cluster (a mirror's
+  copy has identical offsets) resumes at its offsets, with a warning, like one without
+  ids: only that the offsets are within the logs is checked.
+- Spark asks for the next end only after the batch before it is done: so everything before
+  the start is finished, and may be committed to a group.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 
 
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches on the driver; `read` is what executors do with a range."""
+    """Plans micro-batches on the driver; executors call `read` for each range."""
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self.options = options
@@ -83,14 +83,14 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_available_now = False
         self._available_now: dict[TopicPartition, int] | None = None
         self._finished: dict[TopicPartition, int] = {}
-        self._former_cluster: str | None = None  # that a checkpoint came from, once it was warned of
+        self._former_cluster: str | None = None  # the checkpoint's cluster, once it was warned of
         self._held: dict[TopicPartition, int] = {}  # last stable offsets that were warned of
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_cluster": None}  # executors get the reader for `read` alone
+        return {**vars(self), "_cluster": None}  # executors get the reader only for `read`
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # Spark only hands it back, or ReadAllAvailable for Trigger.Once; latestOffset knows both limits.
+        # Spark only passes it back, or ReadAllAvailable for Trigger.Once; latestOffset knows both limits.
         limits = self.options.limits
         if limits.max_offsets is not None:
             return ReadMaxRows(limits.max_offsets)
@@ -117,7 +117,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = latest
         known = self._known_ids(start)
         ids = known | cluster.topic_ids
-        anew = topics_made_anew(known, ids)  # which is data loss once the batch is to be read
+        anew = topics_made_anew(known, ids)  # becomes data loss once the batch is read
         given, end = _without(anew, given), latest
         if not isinstance(limit, ReadAllAvailable):
             new = sorted(latest.keys() - given.keys())
@@ -126,7 +126,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = nested_offsets(end, ids, cluster.run(cluster.cluster_id))
         if is_first:
             return first_end(found, start)
-        # Ids that the checkpoint does not have yet are a batch of their own, without rows: from it on they are compared.
+        # Ids that the checkpoint does not have yet make a batch without rows: from then on they are compared.
         is_known = not anew and topic_ids(found).items() <= known.items()
         return start if is_known and end == given else found
 
@@ -139,11 +139,11 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             start = self._begin() if began is None else began
         cluster = self._connected()
         until = flat_offsets(end)
-        # The end may be of a former run, or of what Trigger.AvailableNow saw first.
+        # The end may come from an earlier run, or from Trigger.AvailableNow's first call.
         cluster.run(cluster.partitions, {partition.topic for partition in until})
         planned = self._known_ids(end)
         ids = {**cluster.topic_ids, **planned}
-        # What was planned of a topic that is there no more is not read of the new one: the next batch begins there.
+        # What was planned of a deleted topic is not read from the new one: the next batch begins there.
         gone = check_same_topics(self.options, planned, cluster.topic_ids)
         # An end of Spark's own source has no ids.
         anew = gone | check_same_topics(self.options, self._known_ids(start), ids)
@@ -166,7 +166,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 cluster.run(commit_group_offsets, cluster, self.options.group_id, offsets)
                 self._finished = offsets
             except KafkaError as error:
-                # Nothing is read from there: the next batch says it again.
+                # Nothing reads these offsets back: the next batch commits again.
                 log.warning("The offsets of group %s were not committed: %s", self.options.group_id, error)
 
     def stop(self) -> None:
@@ -174,13 +174,13 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._cluster.close()
 
     def _begin(self) -> NestedOffsets:
-        """Where the options say that a new query begins, now."""
+        """The offsets at which the options say that a new query begins, as of now."""
         cluster = self._connected()
         offsets = cluster.run(initial_offsets, cluster, self.options)
         return nested_offsets(offsets, cluster.topic_ids, cluster.run(cluster.cluster_id))
 
     def _known_ids(self, offset: NestedOffsets) -> dict[str, str]:
-        """The topic ids of an offset that count here: those of another cluster say nothing of this one's topics."""
+        """The topic ids of an offset, if they are of this cluster: another cluster's say nothing about its topics."""
         cluster = self._connected()
         former, here = cluster_of(offset), cluster.run(cluster.cluster_id)
         if former is None or here is None or former == here:
@@ -189,7 +189,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._former_cluster = former
             log.warning(
                 "The checkpoint is of cluster %s, and kafka.bootstrap.servers leads to cluster %s: the query resumes at"
-                " its offsets, which are right only where this cluster has the same records at the same offsets",
+                " its offsets, which are right only if this cluster has the same records at the same offsets",
                 former,
                 here,
             )
@@ -206,10 +206,11 @@ def _without(topics: set[str], offsets: dict[TopicPartition, int]) -> dict[Topic
 
 
 async def commit_group_offsets(cluster: Cluster, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Commits the next offset to read of each partition, for tools that show lag; negative ones are left out.
+    """Commits the next offset to read of each partition, for tools that show lag; leaves out negative ones.
 
-    The group has no members: generation -1 and no member id, as a consumer that assigns partitions by itself commits
-    (KafkaApis.scala, handleOffsetCommitRequest).  Raises a kafka error for what a broker refuses, or where none answers for some seconds: the next batch commits again.
+    The group has no members: generation -1 and no member id, like a consumer with manual assignment
+    (KafkaApis.scala, handleOffsetCommitRequest).  Raises a kafka error if a broker refuses, or if none responds for some
+    seconds: the next batch commits again.
     """
     wanted = {partition: CommittedOffset(offset, "") for partition, offset in offsets.items() if offset >= 0}
     if not wanted:

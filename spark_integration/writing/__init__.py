@@ -1,1 +1,1 @@
-"""From rows to records: what df.write and df.writeStream do."""
+"""From rows to records: the implementation of df.write and df.writeStream."""

@@ -1,9 +1,9 @@
-"""The columns of a frame that is written: what becomes topic, key, value, headers and partition.
+"""The columns of a written frame: which become topic, key, value, headers and partition.
 
 Laws, those of Spark's own sink (KafkaWriter.scala and KafkaWriteTask.scala of Apache Spark 4.2):
 - A column is found by its exact name, the first one if there are several; other columns are left out.
-- The option `topic` wins over the column, which then is not even looked at.
-- Headers are written wherever the column is there: includeHeaders is an option of reading.
+- The option `topic` takes precedence over the column, which is then not even checked.
+- Headers are written whenever the column exists: includeHeaders is an option of reading.
 - A wrong schema is refused before anything is written.
 """
 
@@ -29,7 +29,7 @@ _WANTED: Final[dict[str, tuple[DataType, ...]]] = {
 
 
 class WriteRows(NamedTuple):
-    """The rows of one Arrow batch, as batch_encoding and partitioner take them; `topics` is one for all or a column."""
+    """The rows of one Arrow batch, as input for batch_encoding and partitioner; `topics` is one for all or a column."""
 
     topics: str | pa.Array
     keys: pa.Array | None
@@ -40,7 +40,7 @@ class WriteRows(NamedTuple):
 
 @dataclass(frozen=True)
 class WriteColumns:
-    """Where the columns lie in a frame; `topic` is a number of a column or the option's topic."""
+    """The positions of the columns in a frame; `topic` is a column's number or the option's topic."""
 
     topic: int | str
     key: int | None
@@ -51,8 +51,8 @@ class WriteColumns:
     def rows(self, batch: pa.RecordBatch) -> WriteRows:
         """The columns of one batch of the frame, not copied.
 
-        Raises ValueError, naming the row of the batch, for a topic that is
-        null and for a header without a key.
+        Raises ValueError, naming the row of the batch, for a null topic
+        and for a header without a key.
         """
         topics: Any = self.topic
         if isinstance(topics, int):
@@ -83,8 +83,8 @@ def _column(batch: Any, number: int | None) -> Any:
 def choose_columns(schema: StructType, topic: str | None) -> WriteColumns:
     """The columns of a frame with this schema; `topic` is the option, None if it is not set.
 
-    Raises OptionError, with the sentences of Spark's own sink, for a column
-    that is missing or of another type.
+    Raises OptionError, with the wording of Spark's own sink, for a column
+    that is missing or has another type.
     """
     source = _find(schema, "topic") if topic is None else topic
     if source is None:
@@ -98,7 +98,7 @@ def choose_columns(schema: StructType, topic: str | None) -> WriteColumns:
 
 
 def _find(schema: StructType, name: str) -> int | None:
-    """The number of the first column of this name; raises OptionError if it has a type that it may not have."""
+    """The number of the first column of this name; raises OptionError for a type that it may not have."""
     names = schema.fieldNames()
     if name not in names:
         return None
@@ -113,7 +113,7 @@ def _find(schema: StructType, name: str) -> int | None:
 
 
 def _is_same(found: DataType, wanted: DataType) -> bool:
-    """Whether two types differ in nothing but nullability and the case of names, as DataTypeUtils.sameType has it."""
+    """Whether two types differ only in nullability and in the case of names, like DataTypeUtils.sameType."""
     if isinstance(found, ArrayType) and isinstance(wanted, ArrayType):
         return _is_same(found.elementType, wanted.elementType)
     if isinstance(found, StructType) and isinstance(wanted, StructType):

@@ -1,19 +1,19 @@
-"""deadLetterTopic: records that cannot be written where they should go, and why; pure.
+"""deadLetterTopic: records that cannot be written to their topic, with the reason; pure.
 
-A dead letter has the key, the value and the headers of its record, and behind them these headers (UTF-8):
+A dead letter has the key, the value and the headers of its record, followed by these headers (UTF-8):
 
 | header | meaning |
 |---|---|
 | tolerant.reason | why it was refused |
-| tolerant.topic | where it should have gone, empty where the column `topic` is null |
+| tolerant.topic | its own topic, empty if the column `topic` is null |
 | tolerant.row | its number among the rows of its task, from 0 |
 | tolerant.task | the number of the task |
-| tolerant.trimmed | where the record is too large for the dead letter topic too: bytes of key and value left out |
+| tolerant.trimmed | if the record is too large for the dead letter topic too: the bytes of key and value, which are left out |
 
-Refused are: a record that is larger than its topic or max.request.size allows, one that its topic does not take (a
-null key where the topic is compacted, a timestamp that is too far away), a partition that its topic does not have, a
-topic that is null, does not exist or may not be created.  All else, and a dead letter topic that is wrong itself,
-fails the task.
+Dead letters are: a record that is larger than its topic or max.request.size allows, one that its topic does not accept
+(a null key if the topic is compacted, a timestamp outside the allowed range), one for a partition that its topic does
+not have, and one whose topic is null, does not exist or may not be created.  Any other error, and a dead letter topic
+that is wrong itself, fails the task.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def dead_letter(record: Record, reason: str, topic: str, row: int, task: int) ->
 
 
 def trimmed(letter: Record) -> Record | None:
-    """The letter without what makes it large, None if that was left out before."""
+    """The letter without key, value and its record's own headers; None if these were already left out."""
     if letter.headers[-1][0] == TRIMMED:
         return None
     size = len(letter.key or b"") + len(letter.value or b"")
-    ours = letter.headers[-4:]  # those of `dead_letter`; the record may have had some of these names
+    ours = letter.headers[-4:]  # those of `dead_letter`; the record itself may have headers with the same names
     return letter._replace(key=None, value=None, headers=(*ours, (TRIMMED, b"%d" % size)))
 
 

@@ -1,71 +1,74 @@
-"""exactlyOnce=true: one decision for a whole micro-batch, whatever number of tasks wrote it; pure.
+"""exactlyOnce=true: one decision for a whole micro-batch, however many tasks wrote it; pure.
 
-How: every task writes its rows in a transaction of its own, flushes it and leaves it open.  The driver, once Spark has
-chosen one attempt of each task, commits a decision: an offset of a consumer group that belongs to the sink, the number
-of the micro-batch plus one, and beside it the transactions that were chosen, how many rows there are and a digest of
-them.  Then it ends those transactions, and aborts what other attempts left open.  settlement.py does the I/O.
+How: each task writes its rows in its own transaction, flushes it and leaves it open.  Once Spark has
+chosen one attempt of each task, the driver commits a decision: an offset of a consumer group that belongs to the sink.
+The offset is the number of the micro-batch plus one; its metadata names the chosen transactions, the number of rows and
+a digest of them.  Then the driver commits those transactions, and aborts what other attempts left open.  settlement.py
+does the I/O.
 
 Laws:
-A. One decision a micro-batch.  It is committed in a transaction of the sink's one decider id, which was begun before the
-   former decision was read: of two drivers that decide at once the brokers fence one, and it reads what the other decided.
-B. What was decided is ended, never aborted: a driver that finds its micro-batch decided ends what that decision names,
-   and aborts what its own tasks wrote.  The oldest transaction, which brokers abort first, is ended before the others,
-   and where it was aborted no other is ended: nothing of the decision is committed then, and its rows are decided anew.
-   Once all of it is ended, a note beside the decision says so, and a repeat ends nothing any more.  The note is a must,
-   committed as decisions are: where it cannot be, the micro-batch fails, to be repeated.  What ending a transaction
-   told counts for a driver that is the decider still after it was told: if another one came between, the note may
-   stand, and the ids may be in use again.  Without the note a transaction whose id the brokers have forgotten may be
-   committed or aborted: neither is taken for granted.
-C. A transaction that is not decided is aborted only by its own run, or after a decision that names its run as
-   superseded; a superseded run decides nothing any more.  What it has to write may be written all the same: the same
+A. One decision per micro-batch.  It is committed in a transaction of the sink's only decider id, which begins before the
+   former decision is read: of two drivers that decide at once, the brokers fence one, and it reads the other's decision.
+B. A decided transaction is committed, never aborted: a driver that finds its micro-batch decided commits what that
+   decision names, and aborts what its own tasks wrote.  The oldest transaction, which brokers would abort first, is
+   committed before the others.  If the brokers have aborted it, no other is committed: then nothing of the decision is
+   committed, and its rows are decided anew.
+   Once all are committed, a note beside the decision says so, and a repeat commits nothing any more.  The note is
+   mandatory and is committed like a decision: if it cannot be, the micro-batch fails, to be repeated.  The results of
+   committing the transactions count only for a driver that is still the decider afterwards: if another one came between,
+   the note may exist, and the ids may be in use again.  Without the note, a transaction whose id the brokers have
+   forgotten may have been committed or aborted: neither is assumed.
+C. An undecided transaction is aborted only by its own run, or after a decision that names its run as
+   superseded; a superseded run decides nothing any more.  Its rows may count as written all the same: the same
    micro-batch with the same rows is a repeat, whoever decided it.
-D. A transactional id names one transaction of a micro-batch at most, and belongs to one process: no attempt of a task
-   can fence another one, nor what the driver has chosen.  A later micro-batch of the same run takes it again, after the
-   note of law B.
-E. A decision is made only while a reserve is left of the time that brokers give its transactions: a minute, or a third
-   of a transaction.timeout.ms that is below three minutes.  Half of it is what the decider's own transaction has; the
-   rest is for the ends, which are insisted on.  Each worker's clock is compared with the driver's for this.
+D. A transactional id names at most one transaction of a micro-batch, and belongs to one process: no attempt of a task
+   can fence another one, nor a transaction that the driver has chosen.  A later micro-batch of the same run reuses the
+   id, after the note of law B.
+E. A decision is made only while a reserve is left of its transactions' timeout: a minute, or a third
+   of a transaction.timeout.ms below three minutes.  Half of the reserve is the timeout of the decider's own transaction;
+   the rest is for committing the tasks' transactions, which is retried.  Each worker's clock is compared with the
+   driver's for this.
 
 Guaranteed, for consumers with isolation.level=read_committed:
-- A micro-batch is written once, whatever number of tasks Spark gives to it, and to its repeat: with a shuffle, adaptive
-  execution, other code, other options, speculation, tasks, workers or executors that are lost, and a driver that is
-  killed anywhere and started again from the same checkpoint.
-- A repeated micro-batch whose rows are not those that were decided raises RepeatDiffersError, and what was decided
-  stays: a query that is not deterministic (a random number, the time), or whose source has lost records since
-  (failOnDataLoss=false), is told so.  The order of the rows and which task has them do not matter.
+- A micro-batch is written once, however many tasks Spark gives to it and to its repeat: with a shuffle, adaptive
+  execution, other code, other options, speculation, with lost tasks, workers or executors, and with a driver that is
+  killed at any point and started again from the same checkpoint.
+- If a micro-batch is repeated with other rows than those that were decided, RepeatDiffersError is raised and the decided
+  rows stay: this happens to a query that is not deterministic (a random number, the time), or whose source has lost
+  records since (failOnDataLoss=false).  The order of the rows, and which task has them, do not matter.
 
-What it costs and where it ends:
-- Rows are seen when the micro-batch is committed: what the first task wrote waits for the last one.  Consumers with
-  read_committed see nothing that lies behind an open transaction, so a killed query holds them up until it has
-  committed a micro-batch again, or for transaction.timeout.ms.
-- A micro-batch that takes longer than transaction.timeout.ms (15 minutes here, the most that brokers allow by default)
-  less the reserve of law E fails, with nothing committed: make it smaller with maxOffsetsPerTrigger, or raise
-  transaction.max.timeout.ms at the brokers and kafka.transaction.timeout.ms here.
-- Between the decision and the last end of a transaction lie some round trips.  Where the driver dies or stands still
-  within them (or the brokers are away, or its clock is behind a worker's by more than the reserve), and nobody ends the
-  transactions within transaction.timeout.ms, the brokers abort what was decided, the oldest transaction first.  If that
-  one was not committed, nothing is, and the restart writes the micro-batch again; if it was, and another one was not,
-  DataLossError says so, and nothing more is written.  If the restart comes only after transactional.id.expiration.ms (7
-  days), OutcomeUnknownError says where to look.
-- Decisions stay on their cluster: a mirror copies none of them (offsets that number micro-batches are no positions), and
-  cannot tell which transactions were open.  A query whose sink moves to the copy takes a new exactlyOnceId there; the
-  micro-batch that was in flight may be written again there, beside what of it was copied, which may be a part.  That
-  one is at least once, all others are not repeated.
-- A decision stands beside every topic that was written to: brokers that are told to delete all of them forget it.
+Costs and limits:
+- Rows become visible when the micro-batch is committed: what the first task wrote waits for the last one.  Consumers with
+  read_committed see nothing after an open transaction, so a killed query blocks them until it
+  commits a micro-batch again, or for transaction.timeout.ms.
+- A micro-batch fails, with nothing committed, if it takes longer than transaction.timeout.ms (15 minutes here, the most
+  that brokers allow by default) less the reserve of law E: make it smaller with maxOffsetsPerTrigger, or raise
+  transaction.max.timeout.ms on the brokers and kafka.transaction.timeout.ms here.
+- From the decision to the last commit of a transaction there are some round trips.  If the driver dies or hangs within
+  them (or the brokers are unavailable, or its clock is behind a worker's by more than the reserve), and nobody commits
+  the transactions within transaction.timeout.ms, the brokers abort decided transactions, the oldest first.  If the
+  oldest was not committed, none is, and the restart writes the micro-batch again; if it was, and another one was not,
+  DataLossError reports it, and nothing more is written.  If the restart comes only after transactional.id.expiration.ms
+  (7 days), OutcomeUnknownError says where to check.
+- Decisions stay on their cluster: a mirror copies none of them (offsets that number micro-batches are not positions), and
+  cannot know which transactions were open.  A query whose sink moves to the copy uses a new exactlyOnceId there; the
+  micro-batch that was in flight may be written there again, in addition to what was copied of it, possibly a part.  That
+  one is at least once; no other is repeated.
+- A decision is stored beside every topic that was written to: brokers forget it when all of these are deleted.
 - A killed attempt that begins a transaction only after its run has ended leaves it open for transaction.timeout.ms; so do
-  tasks of a query's micro-batch of which none had told the driver anything, until the query commits again.
-- Brokers forget the offsets of a group after offsets.retention.minutes (7 days): a query that stood still for longer
+  tasks of a query's micro-batch if none of them has sent the driver a message, until the query commits again.
+- Brokers forget the offsets of a group after offsets.retention.minutes (7 days): a query that was stopped for longer
   between a decision and the checkpoint's commit writes that micro-batch again.
 
-With ACLs the principal needs, beside Write on the topics: Write on the transactional ids and Read on the groups that
+With ACLs the principal needs, besides Write on the topics: Write on the transactional ids and Read on the groups that
 begin with tolerant-sink-, and Read on the topics (an offset is committed beside one of their partitions).  The driver
 connects to the brokers, too.
 
-A batch write has a sink of its own, unless exactlyOnceId names one: then the same write, repeated as a whole,
-writes nothing again.  One name belongs to one query or one batch write; another one that uses it is refused.  Within
-foreachBatch a named write is the query's, and its micro-batches count, but not with Spark Connect, which tells tasks
-there no micro-batch.  Where a name for each is not needed, leave it: brokers keep two groups and a few transactional ids of
-each name for a week.
+A batch write has its own sink, unless exactlyOnceId names one: then the same write, repeated as a whole,
+writes nothing again.  A name belongs to one query or one batch write; any other that uses it is refused.  Within
+foreachBatch a named write belongs to the query, and its micro-batches count; not so with Spark Connect, which does not
+tell tasks their micro-batch there.  Give names only where they are needed: brokers keep two groups and a few
+transactional ids of each name for a week.
 """
 
 from __future__ import annotations
@@ -90,16 +93,16 @@ from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffe
 from tolerant_client.state_json import Whole, decoded
 
 _PIECE: Final = 4000  # characters, below the brokers' offset.metadata.max.bytes, 4096
-_PIECES: Final = 1000  # that a decision may have: some 50,000 transactions
+_PIECES: Final = 1000  # the most that a decision may have: some 50,000 transactions
 _SUPERSEDED: Final = 20  # runs that a decision remembers
 _RESERVE_MS: Final = 60_000
-_SINKS: Final = 64  # that a process remembers the ids of
+_SINKS: Final = 64  # sinks whose ids a process remembers
 _ID: Final = re.compile(r"([0-9a-f]+)/[0-9a-f]+-[0-9]+")
 
 _Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**15 - 1)]  # int16
 _UInt64s = npt.NDArray[np.uint64]
 _MASK: Final = 2**64 - 1
-_NULL: Final = 2**63  # no length of a value
+_NULL: Final = 2**63  # not the length of any value
 # SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
 _STEP: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
@@ -107,7 +110,7 @@ _MIX_2: Final = np.uint64(0x94D049BB133111EB)
 
 
 class Written(NamedTuple):
-    """How many rows were written, and the sum of their hashes: neither their order nor their tasks matter."""
+    """The number of rows, and the sum of their hashes, which does not depend on their order or tasks."""
 
     rows: int
     digest: int
@@ -120,7 +123,7 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided for a micro-batch, or a batch write: the transactions that are its rows."""
+    """The decision for a micro-batch, or a batch write: the transactions that contain its rows."""
 
     owner: str
     run: str
@@ -131,7 +134,7 @@ class Decision:
 
 
 class _Document(msgspec.Struct):
-    """A decision as it is committed; ids of transactions without the sink's prefix."""
+    """A decision as it is committed; transactional ids are without the sink's prefix."""
 
     query: str
     run: str
@@ -156,7 +159,7 @@ class SinkBatch:
 
     @property
     def decider(self) -> str:
-        """The transactional id that decisions are committed with."""
+        """The transactional id with which decisions are committed."""
         return f"{self.prefix}decider"
 
     @property
@@ -165,11 +168,11 @@ class SinkBatch:
 
     @property
     def former_prefix(self) -> str:
-        """What the groups of former versions begin with, which committed task by task: a group a task."""
+        """The prefix of the groups of former versions, which committed task by task, with one group per task."""
         return f"{DECISION_GROUPS}{self.sink}-"
 
     def group(self, piece: int) -> str:
-        """The group whose offset is a decision's piece; what does not fit beside the first goes beside more."""
+        """The group whose offset holds a piece of the decision; what does not fit into the first goes into more groups."""
         return f"{self.prefix}{piece}"
 
     @property
@@ -179,23 +182,23 @@ class SinkBatch:
 
     @property
     def what(self) -> str:
-        """What errors call it."""
+        """The write's name in errors."""
         return f"{f'Micro-batch {self.batch}' if self.owner else 'The batch write'} of the sink {self.sink!r}"
 
     def done(self, batch: int) -> str:
-        """What errors say of a micro-batch that is committed, and that its checkpoint does not know to be."""
+        """The remedy for a micro-batch that is committed although its checkpoint does not know it."""
         resumes = f"the query resumes with commits/{batch} added to its checkpoint; that skips whatever else its foreachBatch writes"
         return resumes if self.owner else "the write is done"
 
     def run_of(self, transactional_id: str) -> str | None:
-        """The run that a task's transactional id belongs to, None for one that is no task's of this sink."""
+        """The run of a task's transactional id; None for an id that is not of this sink's tasks."""
         found = _ID.fullmatch(transactional_id.removeprefix(self.prefix))
         return found[1] if found and transactional_id.startswith(self.prefix) else None
 
     # -- what is committed -------------------------------------------------------
 
     def pieces(self, decision: Decision) -> list[CommittedOffset]:
-        """What is committed for the groups from 0 on.  Raises OptionError for more transactions than these can name."""
+        """The offsets to commit for the groups from 0 on.  Raises OptionError for too many transactions."""
         said = _Document(
             decision.owner,
             decision.run,
@@ -217,7 +220,7 @@ class SinkBatch:
         ]
 
     def piece_count(self, committed: Mapping[Any, CommittedOffset]) -> int:
-        """How many groups hold the decision of which group 0 has this; 0 where nothing was decided."""
+        """How many groups hold the decision, according to group 0's offsets; 0 if nothing was decided."""
         if not committed:
             return 0
         digits = _newest(committed).metadata.partition(":")[0]
@@ -226,7 +229,7 @@ class SinkBatch:
         return int(digits)
 
     def read(self, pieces: Sequence[Mapping[Any, CommittedOffset]]) -> Decision:
-        """The decision whose pieces the groups have, each by the partition that it stands beside."""
+        """The decision in the groups' pieces; each piece is given by the partition beside which it is stored."""
         try:
             newest = [_newest(piece) for piece in pieces]
             (offset,) = {piece.offset for piece in newest}
@@ -238,7 +241,7 @@ class SinkBatch:
             raise self._strange() from None
 
     def ended_note(self, decision: Decision) -> CommittedOffset:
-        """What is committed for `ended_group`, once every transaction of the decision is committed."""
+        """The offset to commit for `ended_group`, once every transaction of the decision is committed."""
         return CommittedOffset(decision.batch + 1, decision.run)
 
     def _strange(self) -> OptionError:
@@ -249,24 +252,24 @@ class SinkBatch:
     # -- what follows from it ----------------------------------------------------
 
     def is_repeat(self, found: Decision | None, now: Written) -> bool:
-        """Whether this micro-batch was decided before, with these rows: by whichever run, later ones may have followed.
+        """Whether this micro-batch was decided before, by any run, with these rows.
 
-        Raises OptionError when the sink belongs to somebody else, is ahead of the checkpoint or was taken over by a later
-        run, RepeatDiffersError when other rows were decided.
+        Raises OptionError if the sink belongs to another query, is ahead of the checkpoint or was taken over by a later
+        run, and RepeatDiffersError if other rows were decided.
         """
         if found is None:
             return False
         if found.owner != self.owner:
             raise OptionError(
                 f"exactlyOnceId {self.sink!r} belongs to {_who(found.owner)}, and this is {_who(self.owner)}: its rows"
-                " would be taken for written; choose another exactlyOnceId"
+                " could be mistaken for rows already written; choose another exactlyOnceId"
             )
         if (found.batch, found.written) == (self.batch, now):
             return True
         self.check_in_charge(found)
         if found.batch > self.batch:
             raise OptionError(
-                f"The sink {self.sink!r} has committed micro-batch {found.batch} of this query, and now comes"
+                f"The sink {self.sink!r} has committed micro-batch {found.batch} of this query, and now gets"
                 f" {self.batch}: the checkpoint is older than the sink; choose another exactlyOnceId to write it again"
             )
         if found.batch == self.batch:
@@ -276,7 +279,7 @@ class SinkBatch:
             )
             other = (
                 "it has other rows now, its query is not deterministic, or it is another batch of foreachBatch with"
-                " Spark Connect, or from a thread that is no InheritableThread, where each needs an exactlyOnceId of its own"
+                " Spark Connect, or from a thread that is not an InheritableThread, where each needs its own exactlyOnceId"
             )
             raise RepeatDiffersError(
                 f"{self.what} was committed with {found.written.rows} rows (digest {found.written.digest:016x}) and is"
@@ -291,7 +294,7 @@ class SinkBatch:
         if self.run in found.superseded:
             raise OptionError(
                 f"{self.what}: {'another run of the same query' if self.owner else 'the same write, started again,'}"
-                " has taken over; what stands is what was decided; this one decides nothing more. Stop one of the two"
+                " has taken over; its decision stands, and this one decides nothing more. Stop one of the two"
             )
 
     def decide(
@@ -301,7 +304,7 @@ class SinkBatch:
         transactions: Iterable[PreparedTransaction],
         left_open: Iterable[str],
     ) -> Decision:
-        """The decision to be committed; runs that have ids in `left_open`, or decided before, are superseded by it."""
+        """The decision to commit; it supersedes the runs that have ids in `left_open` or decided before."""
         runs = dict.fromkeys(found.superseded + (found.run,) if found is not None else ())
         runs |= dict.fromkeys(run for name in left_open if (run := self.run_of(name)) is not None)
         runs.pop(self.run, None)
@@ -320,7 +323,7 @@ class SinkBatch:
 
 
 def reserve_ms(timeout_ms: int) -> int:
-    """How much of transaction.timeout.ms must be left for a decision to be made (law E)."""
+    """The part of transaction.timeout.ms that must be left for a decision to be made (law E)."""
     return min(_RESERVE_MS, timeout_ms // 3)
 
 
@@ -331,11 +334,11 @@ class TransactionNames:
         self._given: dict[tuple[int, str, str], tuple[str, int, int]] = {}
 
     def take(self, place: SinkBatch) -> str:
-        """An id for one attempt of a task; those of former micro-batches are taken again: their notes stand (law B).
+        """An id for one attempt of a task; ids of earlier micro-batches are reused, because their notes exist (law B).
 
-        Raises ProducerFencedError where this process has worked for a later micro-batch already.
+        Raises ProducerFencedError if this process has already worked on a later micro-batch.
         """
-        key = (os.getpid(), place.sink, place.run)  # what a parent process gave is never given again
+        key = (os.getpid(), place.sink, place.run)  # after a fork, the parent's ids are never reused
         token, batch, count = self._given.pop(key, (uuid.uuid4().hex[:12], place.batch, 0))
         if place.batch < batch:
             raise ProducerFencedError(f"Micro-batch {place.batch} of {place.sink!r} is over: this task came too late")
@@ -355,14 +358,14 @@ def _who(owner: str) -> str:
 
 
 class RowDigest:
-    """The rows so far."""
+    """Accumulates the number and the hashes of rows."""
 
     def __init__(self) -> None:
         self._rows = 0
         self._sum = 0
 
     def add(self, rows: WriteRows) -> None:
-        """Adds the rows of one Arrow batch, whatever their order."""
+        """Adds the rows of one Arrow batch; their order does not matter."""
         count = len(rows.values)
         hashes = np.zeros(count, np.uint64)
         is_one = isinstance(rows.topics, str)
@@ -370,7 +373,7 @@ class RowDigest:
         hashes = _mixed(hashes, topics)
         for column in (rows.keys, rows.values):
             hashes = _mixed(hashes, np.full(count, _NULL, np.uint64) if column is None else _of_bytes(column))
-        # A column of nulls is no other row than none.
+        # A column of nulls counts like a missing column.
         numbers = np.full(count, -1) if rows.partitions is None else rows.partitions.fill_null(-1).to_numpy(False)
         hashes = _mixed(hashes, numbers.astype(np.int64).view(np.uint64))
         if rows.headers is not None:

@@ -3,8 +3,8 @@
 | option | meaning | default |
 |---|---|---|
 | kafka.bootstrap.servers | HOST:PORT[,HOST:PORT...] | required |
-| topic | where all rows go; without it the column `topic` says it | |
-| includeHeaders | accepted; as in Spark's sink, the column `headers` is written wherever it is there | |
+| topic | the topic of all rows; without it the column `topic` names it | |
+| includeHeaders | accepted; as in Spark's sink, the column `headers` is written whenever it exists | |
 | kafka.* | properties of Java's producer | |
 
 | beyond Spark's own sink | meaning | default |
@@ -15,10 +15,10 @@
 
 Of Java's producer: acks, batch.size, buffer.memory, compression.type and its levels, delivery.timeout.ms,
 enable.idempotence, max.block.ms, max.in.flight.requests.per.connection, max.request.size, partitioner.ignore.keys,
-request.timeout.ms, retries and transaction.timeout.ms mean what they mean there.  Where they are not given, batches
+request.timeout.ms, retries and transaction.timeout.ms have their meaning there.  If they are not given, batches
 are up to 1 MB, a record may be as large as its topic allows, transaction.timeout.ms is 15 minutes, and
-enable.idempotence is true.  linger.ms has no effect: batches are full.  Of max.block.ms at most 10 s go to connecting,
-and as many to a topic that the brokers are to create.
+enable.idempotence is true.  linger.ms has no effect: batches are full.  Of max.block.ms at most 10 s are spent on
+connecting, and at most 10 s on waiting for a topic that the brokers create.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ TRANSACTION_TIMEOUT_MS: Final = 900_000  # the brokers' transaction.max.timeout.
 
 _ACKS: Final = {"all": -1, "-1": -1, "0": 0, "1": 1}
 _CODECS: Final = {name: number for number, name in enumerate(codecs.CODEC_NAMES)}
-# KIP-390; the lz4 levels of Java are those of its high compressor.
+# KIP-390; Java's lz4 levels are those of its high compressor.
 _LEVELS: Final = {"gzip": (1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
 _PARTITIONERS: Final = ("DefaultPartitioner", "UniformStickyPartitioner", "RoundRobinPartitioner")
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """A checked write; `kafka` holds what Cluster is opened with, `codec` is the wire's number."""
+    """A checked write; `kafka` is the configuration for Cluster, `codec` is the wire's number."""
 
     kafka: Mapping[str, Any] = field(repr=False)
     topic: str | None = None
@@ -65,19 +65,19 @@ class WriteOptions:
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     """The options of a batch write, or of a stream.
 
-    Raises OptionError naming the first option that is wrong.  As Spark's own
-    sink does, it passes over options that it does not know, unless one looks
-    like a slip in one that it knows.
+    Raises OptionError naming the first option that is wrong.  Like Spark's own
+    sink, it ignores options that it does not know, unless one looks
+    like a misspelling of one that it knows.
     """
     own, java = split_options(options, (*SPARK, *OURS))
-    given = {f"kafka.{name}": value for name, value in java.items()}  # so that a refusal names them as they were given
+    given = {f"kafka.{name}": value for name, value in java.items()}  # errors then name the options as they were given
     is_exactly_once = boolean(own, "exactlyOnce", False)
     sink = own.get("exactlyOnceId", "").strip() or None
     if sink is not None and not is_exactly_once:
         raise OptionError("exactlyOnceId has no effect without exactlyOnce=true")
     if "transactional.id" in java:
         raise OptionError(
-            "kafka.transactional.id is not supported: every task needs one of its own; exactlyOnce=true makes them,"
+            "kafka.transactional.id is not supported: every task needs its own; exactlyOnce=true makes them,"
             " exactlyOnceId names the sink in them"
         )
     producer = _producer(given)
@@ -89,7 +89,9 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     topic = own["topic"].strip() if "topic" in own else None
     dead_letter_topic = own.get("deadLetterTopic", "").strip() or None
     if dead_letter_topic is not None and dead_letter_topic == topic:
-        raise OptionError(f"deadLetterTopic is {topic!r}, the topic itself, which has refused them; choose another one")
+        raise OptionError(
+            f"deadLetterTopic is {topic!r}, the topic itself, which has refused the records; choose another one"
+        )
     codec = choice(given, "kafka.compression.type", _CODECS, codecs.NONE)
     limit = producer.max_record_bytes or MAX_BATCH_BYTES
     batch_size = whole_number(given.get("kafka.batch.size", str(MAX_BATCH_BYTES)), "kafka.batch.size")
@@ -109,7 +111,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def _producer(given: Mapping[str, str]) -> ProducerSettings:
-    """As ProducerConfig.java has it: idempotence that nobody asked for gives way to what does not go with it."""
+    """As ProducerConfig.java does: default idempotence is switched off by settings that exclude it."""
     default = ProducerSettings()
     acks = choice(given, "kafka.acks", _ACKS, -1)
     in_flight = positive(given, "kafka.max.in.flight.requests.per.connection")
@@ -161,7 +163,7 @@ def _level(given: Mapping[str, str], codec: str) -> int | None:
 
 
 def _partitioner(given: Mapping[str, str]) -> bool:
-    """Whether keys are passed over; a partitioner of the user's own is refused."""
+    """Whether keys are ignored; raises OptionError for a user's own partitioner."""
     kind = given.get("kafka.partitioner.class", "").strip()
     name = kind.rpartition(".")[2]
     if kind and name not in _PARTITIONERS:

@@ -1,8 +1,8 @@
-"""One task's rows on their way into a producer: partitioned, encoded and enqueued while earlier ones are being sent.
+"""Writes one task's rows to a producer: partitions, encodes and enqueues them while earlier ones are being sent.
 
 Laws:
 - Small Arrow batches are joined, so that record batches are large whatever the number of partitions.
-- A row that cannot be written is the caller's to see: it fails the task, or it becomes a dead letter.
+- A row that cannot be written is never dropped silently: it fails the task, or it becomes a dead letter.
 - Records get the time at which they are written, as with Spark's own sink.
 """
 
@@ -28,14 +28,14 @@ from tolerant_client.records.partitioner import partition_rows, sort_by_partitio
 from tolerant_client.records.record_batch import Record, encode_batch
 
 PIECE_BYTES: Final = 8 << 20
-PIECE_SECONDS: Final = 0.2  # rows do not lie about while a slow query makes the next ones
+PIECE_SECONDS: Final = 0.2  # rows do not wait for long while a slow query produces the next ones
 _PUMP_BYTES: Final = 512 << 10
 _RUN_ROWS: Final = 1024
-_NO_ROW: Final = -1  # of a dead letter, which is no row of the task's
+_NO_ROW: Final = -1  # the row number of a dead letter, which is not one of the task's rows
 
 
 def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer batches, of about PIECE_BYTES each, or what came within PIECE_SECONDS."""
+    """The same rows in fewer batches, each of about PIECE_BYTES or of the rows that arrived within PIECE_SECONDS."""
     waiting: list[pa.RecordBatch] = []
     size, since = 0, 0.0
     for batch in batches:
@@ -57,7 +57,7 @@ def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class WriteTask:
-    """Writes the rows of one task; `digest` (for exactlyOnce) sees each of them."""
+    """Writes the rows of one task; `digest` (for exactlyOnce) includes each of them."""
 
     def __init__(
         self,
@@ -75,7 +75,9 @@ class WriteTask:
         self._columns = columns
         self._task = task
         self._digest = digest
-        self._first = random.randrange(1 << 20)  # where rows without a key begin: tasks spread over the partitions
+        self._first = random.randrange(
+            1 << 20
+        )  # the first partition for rows without a key: tasks start at different ones
         self._letters: list[Record] = []
         self._refused_topics: dict[str, str] = {}
         self._unsent = 0
@@ -93,7 +95,7 @@ class WriteTask:
             self._producer.cluster.run(self._producer.flush)
 
     def _rows_of(self, piece: pa.RecordBatch) -> tuple[WriteRows, WriteRows | None, Any]:
-        """The rows that have a topic; with a dead letter topic those that have none, and which they are."""
+        """The rows with a topic; with a dead letter topic also those without one, and a mask of these."""
         orphans, is_orphan = None, np.zeros(piece.num_rows, bool)
         try:
             if self._options.dead_letter_topic is not None and isinstance(self._columns.topic, int):
@@ -134,10 +136,10 @@ class WriteTask:
                 chosen = np.flatnonzero(codes == code)
                 self._write_topic(topic, _take(rows, chosen), numbers[chosen], now)
         if self._letters:
-            self._write_letters()  # a task of which no row can be written keeps no more than a piece of them
+            self._write_letters()  # even a task whose rows are all refused holds only one piece of letters
 
     def _look_for(self, topics: Sequence[str]) -> None:
-        """Finds out which topics take no rows, for all of them at once: a missing one may have to be waited for."""
+        """Finds the topics that cannot be written, all at once: for a missing one it may have to wait."""
         unknown = [topic for topic in topics if topic not in self._refused_topics]
         found = self._producer.cluster.run(self._producer.partition_counts, unknown)
         self._refused_topics |= {t: str(why) for t, why in found.items() if isinstance(why, RecordRefusedError)}
@@ -154,7 +156,7 @@ class WriteTask:
             self._bury(records_of(rows, range(len(numbers)), now), str(error), topic, numbers)
             return
         if _is_beyond(rows.partitions, count).any():
-            # Partitions may have been added since.
+            # Partitions may have been added since the last lookup.
             count = self._producer.cluster.run(self._producer.partition_count, topic, True)
             rows, numbers = self._without_wrong_partitions(topic, count, rows, numbers, now)
         if not len(numbers):
@@ -189,7 +191,7 @@ class WriteTask:
         self._pump(len(batch.data))
 
     def _pump(self, size: int) -> None:
-        """Sends, and waits where too much is on its way, once enough has come together for full requests."""
+        """Sends once enough data for full requests has gathered, and waits if too much is in flight."""
         self._unsent += size
         if size and self._unsent < _PUMP_BYTES:
             return
@@ -231,7 +233,7 @@ class WriteTask:
         self.dead += len(records)
 
     def _on_refused(self, refused: Refused) -> None:
-        """Called on the event loop: the letter is written at the next turn."""
+        """Called on the event loop; the letter is written later, outside it."""
         if refused.row != _NO_ROW:
             self._bury([refused.record], str(refused.error), refused.partition.topic, [refused.row])
             return

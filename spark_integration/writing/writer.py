@@ -2,17 +2,17 @@
 
 Laws:
 - A wrong option or column is refused before a task runs.
-- Without exactlyOnce the sink is at-least-once, as Spark's own is: no lost answer, retry or election doubles or loses
-  a record within a task (the producer is idempotent), but a task that runs again writes again.
+- Without exactlyOnce the sink is at-least-once, like Spark's own: within a task no lost response, retry or election
+  duplicates or loses a record (the producer is idempotent), but a task that runs again writes again.
 - exactlyOnce=true: spark_integration.writing.exactly_once says what is guaranteed and what is not.
 - Producers belong to the Python worker process, which Spark reuses.
 
-Save mode append; streams have the output modes append and complete, and both append.  Spark itself lets no Python
-data source have what its own sink has beside: a write without a mode (errorIfExists), and output mode update.  For
-update, write from foreachBatch.  There exactlyOnceId names the query's sink, as in writeStream: micro-batches are told
-apart by their numbers.  Several writes of one foreachBatch need an id each.  Spark Connect tells tasks of foreachBatch
-no number: there each micro-batch needs an id of its own, of which brokers keep groups and transactional ids for a week
-(offsets.retention.minutes, transactional.id.expiration.ms).
+The save mode is append; streams may use the output modes append and complete, which both append.  Spark does not allow
+Python data sources two things that its own sink has: a write without a mode (errorIfExists), and output mode update.  For
+update, write from foreachBatch.  There exactlyOnceId names the query's sink, as in writeStream: the numbers of
+micro-batches distinguish them.  Several writes of one foreachBatch need an id each.  With Spark Connect the tasks of
+foreachBatch do not know the number: there each micro-batch needs its own id, of which brokers keep groups and
+transactional ids for a week (offsets.retention.minutes, transactional.id.expiration.ms).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tolerant_client.errors import OptionError
 
 _BATCH_WRITE: Final = 0
 _ABORT_MS: Final = 5_000.0
-# What Spark tells the tasks of a micro-batch (StreamExecution.scala); the job group is the id of the query's run.
+# Local properties of a micro-batch's tasks (StreamExecution.scala); the job group is the id of the query's run.
 _QUERY, _BATCH, _RUN = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
 
 
@@ -60,21 +60,21 @@ class RecordsWriter(DataSourceArrowWriter):
             )
         self._options = parse_write_options(options)
         self._columns = choose_columns(schema, self._options.topic)
-        run = uuid.uuid4().hex  # on the driver: the same for all attempts
+        run = uuid.uuid4().hex  # made on the driver: the same for all attempts
         sink = self._options.exactly_once_id
         self._place = SinkBatch(sink or run, "", run, _BATCH_WRITE, is_named=sink is not None)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         sink = self._options.exactly_once_id
-        place = None if sink is None else _micro_batch(sink)  # which foreachBatch writes
+        place = None if sink is None else _micro_batch(sink)  # the micro-batch that foreachBatch writes
         return write_task(self._options, self._columns, place or self._place, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """With exactlyOnce this is when the rows are committed, all of them; raises what commit_tasks raises."""
+        """With exactlyOnce this commits the rows, all of them; raises the errors of commit_tasks."""
         commit_tasks(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """With exactlyOnce aborts what tasks have written, whether they told or not, unless it was decided."""
+        """With exactlyOnce this aborts what tasks have written, with or without a message, unless it was decided."""
         abort_tasks(self._options, messages, self._place if self._options.is_exactly_once else None)
 
 
@@ -91,15 +91,15 @@ class RecordsStreamWriter(DataSourceStreamArrowWriter):
         )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """With exactlyOnce this is when the rows are committed, all of them; raises what commit_tasks raises."""
+        """With exactlyOnce this commits the rows, all of them; raises the errors of commit_tasks."""
         commit_tasks(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """With exactlyOnce aborts what tasks have written, unless it was decided."""
+        """With exactlyOnce this aborts what tasks have written, unless it was decided."""
         abort_tasks(self._options, messages)
 
     def _place(self) -> SinkBatch:
-        """Where this task belongs; the driver is told by its message."""
+        """The place of this task; its message carries it to the driver."""
         place = _micro_batch(self._options.exactly_once_id)
         if place is None:
             raise OptionError(
@@ -109,7 +109,7 @@ class RecordsStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _micro_batch(sink: str | None) -> SinkBatch | None:
-    """What this task is of; None where Spark has not told it a micro-batch."""
+    """The micro-batch of this task; None if Spark has not told it one."""
     query, batch, run = (_local_property(name) for name in (_QUERY, _BATCH, _RUN))
     if query is None or batch is None or run is None:
         return None
@@ -130,12 +130,12 @@ def _local_property(name: str) -> str | None:
 def write_task(
     options: WriteOptions, columns: WriteColumns, place: SinkBatch | None, iterator: Iterator[pa.RecordBatch]
 ) -> WrittenTask:
-    """Writes the rows of one task; returns once they are in their logs.  With exactlyOnce they are not committed then."""
+    """Writes the rows of one task; returns once they are in their logs, with exactlyOnce not yet committed."""
 
     def make() -> BatchProducer:
         return BatchProducer(Cluster(options.kafka, name="sink"), options.producer)
 
-    # Transactions have producer ids of their own; the plain one goes on from task to task.
+    # Each transaction has its own producer id; a producer without one is reused from task to task.
     what = ("producer", options.is_exactly_once, sorted(options.kafka.items()), options.producer)
     with borrowed(what, make) as producer:
         if options.is_exactly_once:
@@ -164,8 +164,8 @@ def _write_once(
     try:
         task.write(iterator)
     except Exception as error:
-        producer.stop(error)  # nothing more is sent, whatever answers come while the transaction is being ended
-        with contextlib.suppress(Exception):  # the driver ends it, if this does not
+        producer.stop(error)  # sends nothing more, whatever responses arrive while the transaction is being ended
+        with contextlib.suppress(Exception):  # the driver aborts it if this fails
             run(_abort, producer, transaction)
         raise
     prepared = transaction.prepared if transaction.partition is not None else None

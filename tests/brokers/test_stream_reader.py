@@ -284,7 +284,7 @@ def test_a_query_that_turns_to_read_committed_waits_for_a_transaction_that_it_ha
     with Query(servers, topic, at, **committed, **{"kafkaConsumer.pollTimeoutMs": "1500"}) as query:
         with pytest.raises(ClusterUnreachableError, match="no records at offset 8, and the last stable .* is 5"):
             query.run(planned)
-    with pytest.raises(OptionError, match=f"{topic}-0: .* comes to 8, behind the end 5, or the last stable offset"):
+    with pytest.raises(OptionError, match=f"{topic}-0: .* resolves to 8, after the end 5, or the last stable offset"):
         start = json.dumps({topic: {"0": 8}})
         given = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": start}
         options = parse_read_options({**given, **committed})

@@ -324,7 +324,7 @@ def test_a_micro_batch_of_which_a_part_times_out_after_the_first_look_is_not_com
         return await transactional_ids(cluster, *arguments)
 
     monkeypatch.setattr("spark_integration.writing.settlement.transactional_ids", list_late)
-    with pytest.raises(ProducerFencedError, match="longer than .* 9000 ms, allows: .* worker's; nothing was committed"):
+    with pytest.raises(ProducerFencedError, match=r"too long for .* 9000 ms: .* worker's\); nothing was committed"):
         sink_batches.commit(punctual, topic, [first, second], **more)
     assert committed_rows(punctual, topic) == []
 

@@ -517,7 +517,7 @@ def test_a_micro_batch_of_which_a_part_has_timed_out_is_not_committed_at_all(kaf
     with Cluster({"bootstrap_servers": servers}) as cluster:  # as the coordinator does it, after its timeout
         assert told[0].transaction is not None
         cluster.run(ProducerTransaction(cluster, told[0].transaction.transactional_id, 60_000).begin)
-    with pytest.raises(ProducerFencedError, match="took longer than transaction.timeout.ms"):
+    with pytest.raises(ProducerFencedError, match="took too long for transaction.timeout.ms"):
         sink_batches.commit(servers, topic, told)
     abort_tasks(sink_options(servers, topic), told)
     assert committed_rows(servers, topic) == []

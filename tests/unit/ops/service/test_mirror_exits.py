@@ -164,7 +164,7 @@ def test_a_copy_that_is_interrupted_because_its_target_is_away_was_interrupted_a
     assert done.exit_code == 143
     assert done.stderr.splitlines() == [
         "tolerant-kafka: The target is away",
-        "tolerant-kafka: interrupted: how far the target is it does not tell; start the mirror again",
+        "tolerant-kafka: interrupted: the target does not tell how far it is; start the mirror again",
     ]
 
 
@@ -175,7 +175,7 @@ def test_a_copy_that_is_interrupted_and_has_lost_its_map_says_that_nobody_knows_
     assert done.exit_code == 143
     assert done.stderr.splitlines() == [
         "tolerant-kafka: interrupted: how far the target is is unknown: the offset map of the link is lost, and no start"
-        " goes on without it; tolerant-kafka status says what to do"
+        " can resume without it; tolerant-kafka status says what to do"
     ]
 
 
@@ -251,7 +251,7 @@ def test_a_copy_up_to_the_last_stable_offset_says_what_waits_for_whom(run: Calla
 
 @pytest.mark.parametrize(
     ("java", "words"),
-    [("/nope", "JAVA_HOME is /nope, and there is no bin/java in it"), ("", "Java 17 or newer is needed to run Spark")],
+    [("/nope", "JAVA_HOME is /nope, but it has no bin/java"), ("", "Java 17 or newer is needed to run Spark")],
 )
 @pytest.mark.parametrize("way", [LINK, ["mirror", "--config", "FILE"]])
 def test_without_java_nothing_is_begun_and_one_sentence_says_so(

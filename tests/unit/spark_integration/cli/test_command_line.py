@@ -391,12 +391,16 @@ def refused(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
 @pytest.mark.parametrize(
     ("place", "before", "said"),
     [
-        (None, 0, "nothing was committed for group billing: link dr has mirrored no partition that it has offsets of"),
+        (
+            None,
+            0,
+            "nothing was committed for group billing: link dr has mirrored no partition of which the group has offsets",
+        ),
         (Place.RECORD, 0, ""),
         (
             Place.RECORD,
             9,
-            "nothing was committed for group billing: on the target it stands there already, or further on (--force moves it back)",
+            "nothing was committed for group billing: on the target it is already at these offsets, or beyond (--force moves it back)",
         ),
         (Place.BEFORE_TAKEOVER, 0, "nothing was committed for group billing: nobody can translate its offsets"),
     ],

@@ -72,7 +72,7 @@ def test_a_link_that_the_target_does_not_have_is_refused_and_those_that_it_has_a
 def test_a_rate_that_no_control_can_hold_is_none() -> None:
     assert (parse_rate("20M"), parse_rate("1.5Ki"), parse_rate("8000000000G")) == (20_000_000, 1536, 8 * 10**18)
     for text in ("20000000000G", "9" * 20, "9" * 400, f"1.{'9' * 400}k", "0.1k0", "0"):
-        with pytest.raises(OptionError, match="is no rate"):
+        with pytest.raises(OptionError, match="is not a rate"):
             parse_rate(text)
 
 

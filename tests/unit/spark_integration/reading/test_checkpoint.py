@@ -52,16 +52,16 @@ def test_what_is_beside_the_offsets_is_left_out() -> None:
     [
         (V1, None, r"several Kafka sources: choose one with --source \(0 reads t; 2 reads u\)"),
         (V1, "7", "no source '7', only 0, 1, 2, 3"),
-        (V1, "1", "source 1 is no Kafka source that has begun"),
-        (V1, "3", "source 3 is no Kafka source"),
+        (V1, "1", "source 1 is not a Kafka source that has begun"),
+        (V1, "3", "source 3 is not a Kafka source"),
         ("v1\n{}\n42", None, "no Kafka source that has begun, among 1 sources"),
         ("v1\n{}\n{}", None, "no Kafka source that has begun"),
         ('v1\n{}\n{"began at:{}":{}}', None, "no Kafka source that has begun"),
         ('v1\n{}\n{"t":{"0":true}}', None, "no Kafka source that has begun"),
         ('v1\n{}\n{"t":{"x":1}}', None, "no Kafka source that has begun"),
         ('v1\n{}\n{"t":5}', None, "no Kafka source that has begun"),
-        ("v3\n{}\n{}", None, "of the version 'v3'; known are v1 and v2"),
-        ("", None, "of the version ''"),
+        ("v3\n{}\n{}", None, "has version 'v3'; known are v1 and v2"),
+        ("", None, "has version ''"),
         ("v1", None, "ends before its first source"),
         ("v2\n{}\nclicks", None, "a line without a source's name"),
         (KAFKA + '\n{"u":{"0":7,"1":', None, "within the offset of source 1: it is damaged; .* with --batch"),
@@ -82,7 +82,7 @@ def test_the_last_committed_batch_counts(tmp_path: Path, prefix: str) -> None:
     assert (found.planned, found.committed, found.choose(None)) == ((9, 10, 11), (9, 10), 10)
     assert found.read(10) == {"0": '{"t":{"0":6}}'}
     assert found.choose(11) == 11
-    with pytest.raises(OptionError, match="no batch 3 any more, or not yet: it has 9 to 11"):
+    with pytest.raises(OptionError, match=r"does not have batch 3 \(any more, or yet\): it has 9 to 11"):
         found.choose(3)
 
 
@@ -95,7 +95,7 @@ def test_a_query_that_committed_nothing_has_no_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("location", "reason"),
     [
-        ("/nowhere", "/nowhere is no checkpoint of a streaming query: .* checkpointLocation"),
+        ("/nowhere", "/nowhere is not the checkpoint of a streaming query: .* checkpointLocation"),
         ("gopher://x/y", "gopher://x/y cannot be read"),
         ("dbfs:/x", "dbfs:/x cannot be read"),
     ],

@@ -55,12 +55,12 @@ def test_offsets_survive_json(offsets: dict[TopicPartition, int]) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "needs a JSON object"),
         ("{}", "needs a JSON object"),
         ('{"a":3}', "topic a needs an object"),
-        ('{"a":{"x":3}}', "'x', which is no number"),
-        ('{"a":{"-1":3}}', "'-1', which is no number"),
+        ('{"a":{"x":3}}', "'x', which is not a number"),
+        ('{"a":{"-1":3}}', "'-1', which is not a number"),
         ('{"a":{"0":"3"}}', "a-0 needs an integer"),
         ('{"a":{"0":true}}', "a-0 needs an integer"),
         ('{"a":{"0":1.5}}', "a-0 needs an integer"),

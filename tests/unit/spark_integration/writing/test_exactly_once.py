@@ -132,7 +132,7 @@ def test_a_sink_that_belongs_to_another_query_is_refused() -> None:
 
 
 def test_a_checkpoint_that_is_older_than_the_sink_is_refused() -> None:
-    with pytest.raises(OptionError, match="has committed micro-batch 7 of this query, and now comes 6"):
+    with pytest.raises(OptionError, match="has committed micro-batch 7 of this query, and now gets 6"):
         replace(PLACE, batch=6).is_repeat(DECISION, WRITTEN)
 
 
