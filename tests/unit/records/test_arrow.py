@@ -26,7 +26,7 @@ one_record = st.builds(
     value=st.none() | st.binary(max_size=300) | st.integers(0, 20_000).map(bytes),
     headers=st.lists(st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=20)), max_size=4).map(tuple),
 )
-# Runs of one record make runs of one size; between them the size changes.
+# Repeated records make runs of one size; between the runs the size changes.
 run = st.tuples(one_record, st.integers(1, 100)).map(lambda pair: [pair[0]] * pair[1])
 batch_of_records = st.lists(run | one_record.map(lambda record: [record]), min_size=1, max_size=12).map(
     lambda runs: [record for part in runs for record in part]
@@ -58,7 +58,7 @@ def arrow_rows(piece: Any) -> list[tuple[Any, ...]]:
 
 
 def in_arrow(batch: memoryview, schema: Any = arrow.SCHEMA) -> Any:
-    """All records of one batch; as it has some, in one piece."""
+    """All records of one batch, which has at least one, as one piece."""
     (piece,) = iter_arrow([(read_header(batch), batch)], "t", 0, 0, 2**63 - 1, schema)
     return piece
 
@@ -161,7 +161,7 @@ def test_pieces_stay_near_the_target_size() -> None:
 
 
 def test_the_records_before_one_with_too_many_headers_are_given_out_first() -> None:
-    """Its error names the offset to continue at: nothing before that may be missing."""
+    """Its error names the offset at which to continue: no record before that may be missing."""
     batches = [
         memoryview(
             encode_batch(

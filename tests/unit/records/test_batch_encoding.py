@@ -30,7 +30,7 @@ T0 = 1_700_000_000_000
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 LARGE_HEADERS = pa.large_list(pa.struct([("key", pa.large_string()), ("value", pa.large_binary())]))
 
-# Where a length takes one byte more, and what lies between.
+# The lengths at which a varint takes one byte more, and some between.
 lengths = st.sampled_from([0, 1, 63, 64, 65, 8191, 8192]) | st.integers(0, 300)
 payloads = st.none() | lengths.map(bytes) | st.binary(max_size=80)
 one_record = st.builds(
@@ -75,7 +75,7 @@ def stamped(batches: Iterator[EncodedBatch]) -> list[EncodedBatch]:
 
 
 def decoded(batches: Sequence[EncodedBatch]) -> list[Record]:
-    """All records, without their offsets; each batch must be one that is trusted."""
+    """All records, without their offsets; each batch must be valid."""
     records: list[Record] = []
     for batch in batches:
         ((header, view),) = iter_batches(batch.data)
@@ -283,7 +283,7 @@ def test_an_unknown_codec_is_refused() -> None:
 
 
 def calls(work: Callable[[], object]) -> int:
-    """How many functions Python calls for it, its own and native ones."""
+    """The number of functions, Python's and native ones, that the call takes."""
     count = 0
 
     def on_event(frame: object, event: str, argument: object) -> None:

@@ -1,4 +1,4 @@
-"""Codecs: round trips, Kafka's framings, and bounds that no input gets past."""
+"""Codecs: round trips, Kafka's framings, and bounds that no input exceeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer, a broker or a writer of a topic may send costs time and memory in proportion, and ends as documented."""
+"""Hostile input of a producer, a broker or a topic's writer costs time and memory in proportion, and ends as documented."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ T0 = 1_700_000_000_000
 
 
 def message(offset: int, magic: int, attributes: int, value: bytes | None, size: int | None = None) -> bytes:
-    """One message of v0 or v1 with a right checksum; `size` may lie."""
+    """One message of v0 or v1 with a correct checksum; `size` may be wrong."""
     body = struct.pack(">bb", magic, attributes) + (struct.pack(">q", T0) if magic else b"")
     body += struct.pack(">i", -1) + struct.pack(">i", -1 if value is None else len(value)) + (value or b"")
     return struct.pack(">qiI", offset, len(body) + 4 if size is None else size, zlib.crc32(body)) + body
 
 
 def taken(data: bytes, check_crcs: bool = True) -> list[Any]:
-    """All that a consumer gets out of a fetch; raises only CorruptRecordError."""
+    """All records that a consumer gets from a fetch; raises only CorruptRecordError."""
     part = PartitionRecords(0, TP, MemoryRecords(memoryview(data)), check_crcs=check_crcs)
     found: list[Any] = []
     while records := part.take(500):
@@ -61,7 +61,7 @@ def taken(data: bytes, check_crcs: bool = True) -> list[Any]:
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("size", [-12, -1, 0, 13])
 def test_a_set_whose_messages_have_impossible_sizes_ends_at_once(magic: int, size: int) -> None:
-    """kafka-python reads the message of size -12 for ever, and takes memory until there is none."""
+    """kafka-python reads the message of size -12 for ever, until no memory is left."""
     inner = message(0, magic, 0, b"v", size)
     with pytest.raises(CorruptRecordError, match="orders.*size"):
         taken(message(0, magic, codecs.GZIP, gzip.compress(inner)))
@@ -91,7 +91,7 @@ def test_messages_before_a_damaged_one_are_read() -> None:
 
 
 def with_section(section: bytes, count: int, codec: int = codecs.ZSTD) -> bytes:
-    """A batch around such records."""
+    """A batch with this records section."""
     batch = bytearray(encode_batch([Record(0, T0, None, None)]))[:61] + codecs.compress(codec, section)
     struct.pack_into(">i", batch, 8, len(batch) - 12)
     struct.pack_into(">h", batch, 21, codec)
@@ -115,7 +115,7 @@ def record_with(headers: bytes, count: int) -> bytes:
 
 
 def crowded(count: int) -> tuple[bytes, list[tuple[str, bytes | None]]]:
-    """Headers of every length of key and value, varints longer than they need be among them."""
+    """Headers with keys and values of every length, also with varints that are longer than necessary."""
     chance, data, pairs = random.Random(count), bytearray(), []
     for _ in range(count):
         key = bytes(chance.choices(b"ab", k=chance.choice([0, 1, 1, 3, 80])))
@@ -217,7 +217,7 @@ def test_a_rewritten_record_keeps_its_headers_however_many_and_verify_finds_it_t
     section = record_with(header * 400_000, 400_000)
     batch = with_section(section, 1, codecs.NONE)  # decompressing would reserve its bound
     other = bytearray(batch)
-    struct.pack_into(">q", other, 35, T0 + 1)  # another max timestamp: no batch that verify need not open
+    struct.pack_into(">q", other, 35, T0 + 1)  # another max timestamp, so that verify has to decode the batch
     struct.pack_into(">I", other, 17, crc32c.crc32c(bytes(other[21:])))
     log = LogComparison(0, 1)
     peaks = []
@@ -233,7 +233,7 @@ def test_a_rewritten_record_keeps_its_headers_however_many_and_verify_finds_it_t
     tracemalloc.stop()
     assert bytes(data[61:]) == section
     assert log.difference is None and log.records == 1
-    assert max(peaks) < 16 * len(section)  # what lies in windows of 64 KB is most of it, whatever the size
+    assert max(peaks) < 16 * len(section)  # windows of 64 KB take most of it, whatever the size
 
 
 @pytest.mark.parametrize("codec", [codecs.NONE, codecs.ZSTD])
@@ -308,7 +308,7 @@ def test_a_run_of_messages_over_many_offsets_fits_into_headers() -> None:
 
 
 def test_the_offsets_that_a_control_batch_claims_cost_nothing() -> None:
-    """78 bytes took 607 MB for ten million offsets."""
+    """Before, 78 bytes with ten million offsets took 607 MB."""
     marker = encode_batch(
         [Record(0, T0, struct.pack(">hh", 0, 1), b"\0" * 6)], last_offset_delta=2**31 - 2, is_control=True,
         is_transactional=True, producer_id=7, producer_epoch=0,
@@ -354,7 +354,7 @@ def test_a_ledger_row_and_a_place_that_are_none_are_left_out() -> None:
 
 
 def test_whatever_bytes_come_the_consumer_says_corrupt_or_reads_them() -> None:
-    """A small part of what was run by hand; seeded."""
+    """A small, seeded part of a longer run that was made by hand."""
     chance = random.Random(20261123)
     seeds = [
         encode_batch([Record(0, T0 + n, b"k", b"v" * n, (("h", b"1"),)) for n in range(count)], codec=codec)

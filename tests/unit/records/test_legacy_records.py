@@ -1,4 +1,4 @@
-"""Messages of v0 and v1: as brokers wrote them, equal to kafka-python's reader, and trusting nothing."""
+"""Messages of v0 and v1: decoded as kafka-python decodes them, from bytes of real brokers, with every field checked."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def in_columns(
 
 
 def read(data: bytes, **options: Any) -> list[Row]:
-    """By both paths, which must agree."""
+    """The rows from both decoders, which must agree."""
     sets = list(iter_record_sets(memoryview(data), **options))
     rows = plainly(sets)
     assert in_columns(sets) == rows
@@ -74,7 +74,7 @@ def expected(
     ]
 
 
-# -- what brokers wrote ---------------------------------------------------------
+# -- bytes of real brokers ------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -87,7 +87,7 @@ def test_sets_captured_from_real_brokers_are_read(path: Path) -> None:
     if path.name.startswith("v0"):
         assert times == [NO_TIME] * 8
     elif "log-append-time" in path.name:
-        # One stamp for each set that was produced.
+        # One timestamp for each produced set.
         assert [len(list(same)) for _, same in itertools.groupby(times)] == [4, 4]
         assert all(timestamp > CORPUS_TIME + 100 and kind == 1 for timestamp, kind in times)
     else:
@@ -231,7 +231,7 @@ def test_long_runs_are_cut_so_that_pieces_stay_small() -> None:
     assert sum(piece.num_rows for piece in pieces) == 4000
 
 
-# -- what cannot be trusted -------------------------------------------------------
+# -- invalid input -----------------------------------------------------------------
 
 
 def sample(magic: int, codec: int) -> bytes:
@@ -255,7 +255,7 @@ def test_every_flipped_bit_that_a_checksum_covers_is_noticed(magic: int, codec: 
     for at, bit in itertools.product(range(12, len(data)), range(8)):
         wrong = bytearray(data)
         wrong[at] ^= 1 << bit
-        # A magic that makes the message a v2 batch makes it one that is cut short, or has a wrong header.
+        # With the magic of a v2 batch the message becomes a partial batch, or one with a wrong header.
         if at == 16 and wrong[at] > 1 and len(data) < 61:
             wrong += bytes(61)
         with pytest.raises(RecordBatchError):
@@ -345,7 +345,7 @@ def test_sets_that_do_not_add_up_are_refused_with_the_reason(data: bytes, reason
 
 
 def with_lengths(key: int, value: int) -> bytes:
-    """A message whose checksum is right and whose lengths are not."""
+    """A message with a correct checksum and wrong lengths."""
     data = bytearray(message(1, 5, T0, b"abcd", b"efgh"))
     struct.pack_into(">i", data, 26, key)
     struct.pack_into(">i", data, 34, value)
@@ -398,7 +398,7 @@ def test_the_mirror_s_reader_of_batches_still_refuses_old_sets_by_name() -> None
 
 def test_lz4_frames_that_tell_their_content_size_are_mended_too() -> None:
     inner = message(0, 5, T0, None, b"content size")
-    # Flags: version 1, independent blocks, content size; blocks of 64 KB; a wrong checksum; one block as it is.
+    # Flags: version 1, independent blocks, content size; blocks of 64 KB; a wrong checksum; one uncompressed block.
     frame = b"\x04\x22\x4d\x18\x68\x40" + struct.pack("<Q", len(inner)) + b"\x00"
     frame += struct.pack("<I", len(inner) | 1 << 31) + inner + struct.pack("<I", 0)
     assert read(message(0, 5, T0, None, frame, attributes=codecs.LZ4)) == [(5, -1, -1, None, b"content size")]

@@ -1,4 +1,4 @@
-"""Partitions of rows: those that a Java producer would choose."""
+"""Rows go to the partitions that a Java producer would choose."""
 
 from __future__ import annotations
 

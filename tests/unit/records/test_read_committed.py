@@ -1,4 +1,4 @@
-"""What a read_committed consumer leaves out."""
+"""A read_committed consumer skips the data of aborted transactions."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def test_a_transaction_before_an_aborted_one_is_kept() -> None:
 
 
 def test_a_marker_that_the_cleaner_emptied_ends_its_transaction() -> None:
-    """What is left of an aborted transaction in a compacted topic: its marker's batch, without the record."""
+    """The rest of an aborted transaction in a compacted topic: its marker's batch, without the record."""
     assert kept([(1, 0)], marker(10, 1), data(11, 1)) == [10, 11]

@@ -1,4 +1,4 @@
-"""Record batches: exact both ways, equal to kafka-python byte for byte, and trusting nothing."""
+"""Record batches: exact in both directions, equal to kafka-python's byte for byte, with every field checked."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def one_batch(**options: Any) -> bytearray:
 
 
 def with_crc(batch: bytearray) -> memoryview:
-    """The batch as a hostile peer would send it: wrong, with the right CRC."""
+    """The batch as a hostile peer would send it: invalid, with a correct CRC."""
     checksum = record_batch.crc32c.crc32c(bytes(batch[21:]))
     struct.pack_into(">I", batch, 17, checksum)
     return memoryview(batch)
@@ -88,7 +88,7 @@ def test_what_kafka_python_builds_is_read(given: list[Record], codec: int) -> No
     for number, record in enumerate(given):
         builder.append(number, record.timestamp, record.key, record.value, list(record.headers))
     ((header, batch),) = iter_batches(memoryview(bytes(builder.build())))
-    # kafka-python leaves out a compression that would not make the batch smaller.
+    # kafka-python does not compress a batch if that would not make it smaller.
     assert header.codec in (0, codec) and header.record_count == len(given)
     assert list(decode_records(batch)) == numbered(given)
 

@@ -1,4 +1,4 @@
-"""Properties of Java clients: what is used, what has no effect, what is refused, and that no secret shows."""
+"""Properties of Java clients are used, have no effect, or are refused; no message shows a secret."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def sasl(mechanism: str, jaas: str, **java: str) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process remembers."""
+    """Resets the state that a process keeps."""
     monkeypatch.setattr(java_properties, "_warned", set())
     monkeypatch.setattr(logins, "_kerberos_login", None)
     monkeypatch.setattr(logins, "_BACKOFFS_S", (0.0, 0.0))
@@ -92,7 +92,7 @@ def test_what_java_knows_is_taken_in_silence(caplog: pytest.LogCaptureFixture) -
     for name, reason in (("max.poll.records", "a whole number"), ("check.crcs", "true or false")):
         with pytest.raises(OptionError, match=f"kafka.{name} is 'many'; it must be {reason}"):
             kafka_python_config({"bootstrap.servers": "h:1", name: "many"})
-        kafka_python_config({"bootstrap.servers": "h:1", name: "many"}, "write")  # no property of a producer
+        kafka_python_config({"bootstrap.servers": "h:1", name: "many"}, "write")  # not a property of producers
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_protocol_must_be_known() -> None:
 
 
 def test_tls_is_described_not_opened() -> None:
-    """No file is read before somebody connects."""
+    """No file is read before a client connects."""
     config = make(
         security__protocol="ssl",
         ssl__truststore__location="/nowhere/ca.jks",
@@ -232,7 +232,7 @@ def test_a_password_may_hold_what_jaas_needs() -> None:
 
 
 def test_a_scram_name_is_escaped() -> None:
-    """RFC 5802: a comma and an equals sign would end the field."""
+    """RFC 5802: a comma or an equals sign would end the field."""
     config = sasl("SCRAM-SHA-512", f'{SCRAM}username="a=b,c" password="{CANARY}";')
     assert config["sasl_plain_username"] == "a=3Db=2Cc"
 
@@ -304,7 +304,7 @@ def test_kerberos_needs_its_package_and_its_files(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_process_has_one_kerberos_login(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tickets are in the environment: a second one would be the first one's as well."""
+    """Its tickets are in the process's environment, so a second login would replace the first one's tickets."""
     stand_in = ModuleType("gssapi")
     stand_in.__spec__ = ModuleSpec("gssapi", None)
     monkeypatch.setitem(sys.modules, "gssapi", stand_in)
@@ -332,7 +332,7 @@ def test_msk_signs_with_what_botocore_finds(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class TokenServer(http.server.HTTPServer):
-    """An OAuth server that counts what it is asked."""
+    """An OAuth server that records its requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _TokenHandler)
@@ -393,7 +393,7 @@ def test_a_token_that_ends_is_asked_for_again(tokens: TokenServer) -> None:
 
 
 def test_newer_names_and_extensions_are_taken(tokens: TokenServer) -> None:
-    """KIP-1139 gave the id and the secret properties of their own; KIP-342 are the extensions."""
+    """KIP-1139 added properties for the id and the secret; KIP-342 defines the extensions."""
     config = oauth(
         tokens.url,
         "extension_logicalCluster=lkc-1",
@@ -425,7 +425,7 @@ def test_a_token_that_is_refused_is_named(
     with pytest.raises(kind, match=reason) as caught:
         Cluster(oauth(tokens.url))
     assert tokens.url in str(caught.value) and CANARY not in str(caught.value)
-    # What may pass is tried again; nobody is asked at the place that one is sent to.
+    # A passing error is retried; a redirect is not followed.
     assert len(tokens.asked) == (3 if status == 503 else 1)
 
 
@@ -455,7 +455,7 @@ def test_the_life_of_a_token_is_told_by_its_server_or_by_itself(
 
 
 class Login:
-    """Tokens, or an error, as they are put into `answers`; the last one for ever."""
+    """Returns the tokens, or raises the errors, in `answers` one by one; the last one for ever."""
 
     def __init__(self, *answers: str | Exception) -> None:
         self.answers, self.asked, self.extensions = list(answers), 0, {}
@@ -474,7 +474,7 @@ def test_a_token_that_still_counts_is_kept_while_the_server_fails(monkeypatch: p
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     provider = logins.TokenProvider(login)  # type: ignore[arg-type]
-    assert (provider.token(), login.asked) == ("first", 2)  # the first failure was not the last word
+    assert (provider.token(), login.asked) == ("first", 2)  # the first failure was retried
     for now, asked in ((79.0, 2), (81.0, 3), (82.0, 3), (87.0, 4), (99.0, 5)):
         assert (provider.token(), login.asked) == ("first", asked)
     now = 101.0
@@ -496,7 +496,7 @@ def test_what_speaks_no_http_is_named_without_its_words() -> None:
                     peer.sendall(CANARY.encode())
                     peer.shutdown(socket.SHUT_WR)
                     while peer.recv(65536):
-                        pass  # closed with bytes unread it would reset the connection
+                        pass  # closing with unread bytes would reset the connection
 
         thread = threading.Thread(target=answer)
         thread.start()
@@ -512,7 +512,7 @@ def test_an_answer_in_drops_ends_with_the_time_out(monkeypatch: pytest.MonkeyPat
     drops: Any = SimpleNamespace(read1=lambda _: b" ")
     with pytest.raises(TimeoutError):
         TokenLogin("https://h/t")._read(drops)
-    assert next(now) == 16  # after 12 s, the first time behind ten
+    assert next(now) == 16  # after 12 s, the first check after the timeout of 10 s
 
 
 @pytest.mark.parametrize(

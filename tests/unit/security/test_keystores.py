@@ -1,4 +1,4 @@
-"""Java's truststores and keystores, as keytool writes them: what is in them is used, what is wrong is named."""
+"""Java's truststores and keystores, as keytool writes them: their content is used, and errors name the fault."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Stores:
         for kind in ("JKS", "PKCS12"):
             self.root.truststore(folder / f"root.{kind}", kind)
             self.client.keystore(folder / f"client.{kind}", kind)
-        # What keytool of Java 8 writes: other ciphers, under the name .jks.
+        # keytool of Java 8 writes other ciphers, into a file named .jks.
         self.client.keystore(folder / "old.jks", "PKCS12", "-J-Dkeystore.pkcs12.legacy")
 
     def options(self, trust: str, key: str | None = None, **more: str) -> dict[str, str]:
@@ -60,7 +60,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
 
 
 def greet(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str, Any]:
-    """One handshake over a socket pair: the version agreed on, and who the client says it is."""
+    """One handshake over a socket pair: the negotiated version, and the name in the client's certificate."""
     ours, theirs = socket.socketpair()
     seen: list[Any] = []
 
@@ -71,7 +71,7 @@ def greet(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str, Any]:
                     seen.append(peer.getpeercert())
                     peer.sendall(b"x")
             except OSError:
-                pass  # the client's side tells what is wrong
+                pass  # the client's side raises the error
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -86,7 +86,7 @@ def greet(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str, Any]:
 
 @pytest.fixture(scope="module")
 def demanding(stores: Stores) -> ssl.SSLContext:
-    """A server that asks for a certificate that the root vouches for."""
+    """A server that requires a client certificate signed by the root."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=stores.root.certificate_pem())
@@ -123,7 +123,7 @@ def test_pem_texts_stand_in_place_even_on_one_line(stores: Stores, demanding: ss
 
 
 def test_a_certificate_is_trusted_as_it_is_even_an_intermediate_one(stores: Stores, demanding: ssl.SSLContext) -> None:
-    """Java needs no root above what its truststore holds."""
+    """Java needs no root above the certificates in its truststore."""
     java = stores.options("root.pem", "client.JKS")
     del java["ssl.truststore.location"]
     for identity in (stores.middle, stores.server):
@@ -162,7 +162,7 @@ def test_cipher_suites_bear_javas_names(stores: Stores, demanding: ssl.SSLContex
     ).context()
     names = [c["name"] for c in context.get_ciphers() if not c["name"].startswith("TLS_")]
     assert names == ["ECDHE-ECDSA-AES128-GCM-SHA256"]
-    # A part of TLS 1.3's suites cannot be had alone: what is agreed on is in the list all the same.
+    # Python cannot select some of TLS 1.3's suites: the negotiated suite is in the list all the same.
     assert greet(demanding, context)[0] == "TLSv1.2"
     with pytest.raises(OptionError, match="only together"):
         tls_settings(stores.options("root.JKS", ssl__cipher__suites="TLS_AES_128_GCM_SHA256")).context()
@@ -279,7 +279,7 @@ def test_every_damaged_jks_file_is_refused_as_such(stores: Stores) -> None:
         try:
             assert open_private_key(bytes(flipped), PASSWORD) == open_private_key(entry.protected, PASSWORD)
         except KeystoreError:
-            pass  # all but the padding of the algorithm's name is covered by a digest
+            pass  # a digest covers everything except the padding of the algorithm's name
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_a_keystore_needs_a_key_and_its_certificate(stores: Stores) -> None:
 def test_of_a_key_in_a_truststore_only_its_own_certificate_is_trusted(
     stores: Stores, tmp_path: Path, kind: str
 ) -> None:
-    """As in Java; otherwise everybody whom the key's authority vouches for would be."""
+    """As in Java; otherwise everybody with a certificate of the key's authority would be trusted."""
     path = stores.client.keystore(tmp_path / "both", kind)
     java = {"ssl.truststore.location": str(path), "ssl.truststore.password": PASSWORD}
     assert tls_settings(java).context().cert_store_stats()["x509"] == 1
@@ -336,7 +336,7 @@ def test_a_choice_between_private_keys_is_refused(stores: Stores, tmp_path: Path
 def test_errors_of_what_a_store_holds_name_it(stores: Stores, tmp_path: Path) -> None:
     weak = Identity("weak", key=rsa.generate_private_key(65537, 1024))
     encrypted = stores.client.key_pem(KEY_PASSWORD)
-    # The curve's name in the certificate of an EC key: prime256v1 becomes one that nobody has.
+    # The curve's OID in the certificate of an EC key: prime256v1 becomes an unknown one.
     curve, other = bytes.fromhex("06082a8648ce3d030107"), bytes.fromhex("06082a8648ce3d030177")
     der = stores.root.certificate.public_bytes(Encoding.DER).replace(curve, other)
     strange = f"-----BEGIN CERTIFICATE-----\n{b64encode(der).decode()}\n-----END CERTIFICATE-----"
@@ -387,6 +387,6 @@ def test_cryptography_is_imported_only_where_a_store_is_read() -> None:
 
 
 def test_a_pem_text_of_beginnings_is_looked_through_once() -> None:
-    """Each beginning was followed to the end of the file."""
+    """Before, the search from each beginning went to the end of the file."""
     text = "-----BEGIN CERTIFICATE-----\n" * 200_000
     assert keystores._PEM_BLOCK.findall(text) == []

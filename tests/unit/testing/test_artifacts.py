@@ -1,4 +1,4 @@
-"""Resolving Kafka's jars: what is said when it cannot be done, and what is kept when it can."""
+"""Resolving Kafka's jars: the errors if it fails, and the cache if it succeeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JAVA_17 = "echo 'openjdk version \"17.0.9\" 2023-10-17' >&2"
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH with nothing in it yet, no JAVA_HOME, no pyspark, and an empty cache."""
+    """An empty PATH, no JAVA_HOME, no pyspark, and an empty cache."""
     folder = tmp_path / "tools"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -44,7 +44,7 @@ def script(file: Path, body: str) -> Path:
     return file
 
 
-# A Maven that "resolves" by making the jar, and notes that it was called.
+# A Maven that "resolves" by creating the jar, and records that it was called.
 FAKE_MVN = """
 for word; do case $word in -DoutputDirectory=*) lib=${word#*=};; esac; done
 PATH=/usr/bin:/bin
@@ -199,7 +199,7 @@ def test_a_jar_that_was_changed_is_refused_when_it_comes_and_when_it_lies_there(
 
 @pytest.fixture
 def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place whose set is known: a.jar with b.jar as Maven resolves it, or with c.jar as Ivy does."""
+    """A folder whose set is known: a.jar with b.jar as Maven resolves it, or with c.jar as Ivy does."""
     sums = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("a.jar", "b.jar", "c.jar", "other.jar")}
     sets = {"4.2.0/kafka": [frozenset({"a.jar", "b.jar"}), frozenset({"a.jar", "c.jar"})]}
     monkeypatch.setattr(artifacts, "_known_sums", lambda: sums)

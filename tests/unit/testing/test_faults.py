@@ -1,4 +1,4 @@
-"""The fault values, their schedules, and what a stream of responses becomes, however its bytes arrive."""
+"""The fault values, their schedules, and their effect on a stream of responses, however its bytes arrive."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FETCH, PRODUCE, METADATA, API_VERSIONS = 1, 0, 3, 18
 
 
 def hits(fault: Fault, responses: int, seed: int = 0, api: str = "Fetch") -> list[int]:
-    """Which of so many responses are hit."""
+    """The indexes of the responses that are hit."""
     plan = FaultPlan([fault], seed)
     return [n for n in range(responses) if plan.choose(api, 100, True)]
 
@@ -127,7 +127,7 @@ def frame(correlation_id: int, body: bytes) -> bytes:
 
 
 class Wire:
-    """An ResponseStream with requests pending for correlation ids 0..n-1, and all that came out of it."""
+    """A ResponseStream with requests pending for correlation ids 0..n-1, and all pieces that came out of it."""
 
     def __init__(self, *faults: Fault, requests: int = 20, api_key: int = FETCH, api_version: int = 11) -> None:
         self.pending = {n: Request(api_key, api_version, n, True) for n in range(requests)}

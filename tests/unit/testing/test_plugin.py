@@ -1,4 +1,4 @@
-"""The pytest plugin, as a project sees it that only installed tolerant-client."""
+"""The pytest plugin, in a project that has only installed tolerant-client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_without(): pass
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """pytest on TESTS, on a machine without Java and with nothing resolved yet."""
+    """Runs pytest on TESTS, as on a machine without Java and without cached jars."""
     (folder / "test_it.py").write_text(TESTS)
     clean = {name: value for name, value in os.environ.items() if name not in ("CI", "JAVA_HOME")}
     clean |= {"PATH": str(folder), "TOLERANT_KAFKA_CACHE": str(folder / "cache"), **environment}
