@@ -17,9 +17,9 @@ E. An error that would end the partition, or give a record up, is believed when 
    came three times in a row; a base offset that contradicts A is a question
    (law G).  That a batch of several records should be split is believed at once.
 F. A broker that starts again remembers only the last batch of a producer, so it
-   refuses the first one that is not proven as out of order, even where later ones
-   were appended.  After that refusal the other sent batches go alone, from the last
-   to the first: the broker accepts the one that it has as its last, or that follows
+   refuses the first one that is not proven as out of order where later ones were
+   appended as well.  After that refusal the other sent batches go alone, from the
+   last to the first: the broker accepts the one that it has as its last, or that follows
    its last, and that proves all before it (A).  A broker that refuses a sequence
    knows the producer and accepts no other one (B), and the base offset is compared
    as ever (E).  No batch of another transaction can vouch for a batch: each
