@@ -36,12 +36,12 @@ class Chart:
 
 
 def drawn(markdown: str) -> str:
-    """The page with a chart behind each table that asks for one."""
+    """The page with a chart after each table that requests one."""
     return _ASKED.sub(lambda found: f"{found[1]}\n{_svg(chart_of(found[1], found[2]))}\n", markdown)
 
 
 def chart_of(table: str, wish: str) -> Chart:
-    """The chart of a Markdown table; raises ValueError where it has no figures for it."""
+    """The chart of a Markdown table; raises ValueError if the table has no figures for it."""
     head, _, *rows = (
         [cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.strip().splitlines()
     )
@@ -115,7 +115,7 @@ def _svg(chart: Chart) -> str:
             places = [group + (number - (len(chart.series) - 1) / 2) * height for group in range(len(chart.groups))]
             cells = [row[number] for row in chart.values]
             lengths = [cell if isinstance(cell, float) else 0.0 for cell in cells]
-            if chart.is_ratio:  # a bar begins at 1, which is no difference
+            if chart.is_ratio:  # a bar begins at 1, which means no difference
                 axes.barh(
                     places, [length - 1 for length in lengths], height, left=1, label=name, color=_COLOURS[number]
                 )

@@ -1,4 +1,4 @@
-"""Reference pages, written from the code that they describe when the site is built."""
+"""Reference pages, generated from the code that they describe when the site is built."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _options(command: Any) -> Iterable[str]:
 
 
 def _value(param: Any, hints: Mapping[str, Any]) -> str:
-    """What a parameter takes, as the help says it: its own word for it, or one for its type."""
+    """The placeholder for a parameter's value, as in the help: its own, or one for its type."""
     if param.metavar is not None:
         return str(param.metavar)
     (hint,) = {*(typing.get_args(hints[param.name]) or (hints[param.name],))} - {type(None)}
@@ -72,7 +72,7 @@ def metrics() -> str:
         (
             "# Every metric",
             "Prometheus metrics of a mirror, served by `tolerant-kafka mirror --metrics HOST:PORT`.",
-            "What each is good for, and alerts: [Seeing the mirror](../../tolerant_client/ops/monitoring/README.md).",
+            "[Seeing the mirror](../../tolerant_client/ops/monitoring/README.md) says how to use them, and has alerts.",
             _families(link),
             "## Clients, for Prometheus",
             "Register a `RecoveryCollector` of your consumers and producers: [the clients](../clients.md).",

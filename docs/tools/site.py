@@ -1,12 +1,12 @@
-"""MkDocs hooks: the pages of the site are the repository's own, where they stand.
+"""MkDocs hooks: the pages of the site are the repository's own files, at their own paths.
 
 Laws:
 - A page has one copy.  It is mounted under its path in the repository, so that a link between two pages, or to a file,
   leads to the same place on a code host and in the site.
-- What code knows is generated from the code when the site is built (reference.py), and plots are drawn from the tables
-  of the page that they stand in (plots.py).
-- A strict build fails where Python-Markdown reads a page otherwise than a code host does, or a page loads anything from
-  another place.
+- Facts that the code has are generated from it when the site is built (reference.py), and plots are drawn from the
+  tables of their own page (plots.py).
+- A strict build fails if Python-Markdown renders a page differently than a code host does, or if a page loads anything
+  from another host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # the code that is documented is this checkout's
+sys.path.insert(0, str(ROOT))  # the documented code is this checkout's
 
 import plots  # beside this file: MkDocs has its folder on the path while it imports a hook
 import reference
@@ -40,7 +40,7 @@ _LOADED = re.compile(
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Mounts every page of the repository, the files that they link to, and what is generated."""
+    """Mounts every page of the repository, the files to which they link, and the generated pages."""
     pages = sorted({path for pattern in _PAGES for path in ROOT.glob(pattern)})
     for path in (*pages, *sorted(set(_linked(pages)) - set(pages))):
         files.append(_mounted(path, config))
@@ -75,7 +75,7 @@ def _published(file: File, config: Any) -> File:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Draws the plots that a page asks for, and has <details> and code in tables read as code hosts read them."""
+    """Draws the plots that a page requests, and makes <details> and code in tables render as on code hosts."""
     del config, files
     if page.parent is None:
         page.meta["hide"] = ["navigation"]  # it is a tab of its own
@@ -84,14 +84,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> None:
-    """Warns of what Python-Markdown has not read as a code host reads it."""
+    """Warns of Markdown that Python-Markdown renders differently than a code host does."""
     del config, files
     for found in _UNREAD.findall(html):
         _log.warning("%s: a list or a table is read as a paragraph: ...%s", page.file.src_uri, found[-160:])
 
 
 def on_post_page(output: str, page: Any, config: Any) -> None:
-    """Warns of what a reader's browser would load from another place."""
+    """Warns of resources that a reader's browser would load from another host."""
     del config
     for found in _LOADED.findall(output):
         _log.warning("%s loads from the network: %s", page.file.src_uri, found)

@@ -127,8 +127,8 @@ def partition_rows(
         wrong = np.flatnonzero((chosen < 0) | (chosen >= partition_count))
         if len(wrong):
             raise ValueError(
-                f"row {wrong[0]} asks for partition {chosen[wrong[0]]}, but the topic has {partition_count}: 0 to"
-                f" {partition_count - 1}"
+                f"row {wrong[0]} asks for partition {chosen[wrong[0]]}, but the topic has {partition_count} partitions,"
+                f" 0 to {partition_count - 1}"
             )
         partitions[:] = chosen
     if keys is not None and is_open.any():

@@ -97,7 +97,7 @@ def test_columns_that_are_not_there_are_as_null() -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 3, 2**31 - 1])
 def test_a_partition_that_there_is_not_is_refused_by_row_and_value(wrong: int) -> None:
-    with pytest.raises(ValueError, match=f"row 2 asks for partition {wrong}, but the topic has 3: 0 to 2"):
+    with pytest.raises(ValueError, match=f"row 2 asks for partition {wrong}, but the topic has 3 partitions, 0 to 2"):
         partition_rows(None, pa.array([0, None, wrong], pa.int32()), 3, 0)
 
 
