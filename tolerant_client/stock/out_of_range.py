@@ -163,9 +163,9 @@ class Doubts:
         span = f"[{event.earliest}, {event.latest}]"
         where = f"{event.topic}-{event.partition}: position {event.offset} is out of range {span}"
         if event.offset < event.earliest:
-            lost = f"{event.earliest - event.offset} records were deleted before they were read"
+            lost = f"{event.earliest - event.offset} offsets were deleted before they were read"
         else:
-            lost = f"the log lost at least {event.offset - event.latest} records below the position"
+            lost = f"the log lost at least {event.offset - event.latest} offsets below the position"
         if self._subscriptions.has_default_offset_reset_policy():
             return f"{where}: {lost}; auto_offset_reset decides where to resume"
         return f"{where}: {lost}; there is no auto_offset_reset, so poll() raises: seek() to resume"

@@ -663,6 +663,12 @@ def test_response_that_fits_two_is_one_that_has_come() -> None:
     assert not store.is_disproved
 
 
+def test_response_that_also_fits_an_older_request_ends_a_connection_that_is_not_probed_at_once() -> None:
+    store = tracker(question=None)
+    _, later = (send(store, FakeRequest(apis.LIST_OFFSETS)) for _ in "ab")
+    assert kinds(store.response(later.correlation_id, OK, 1.0)) == ["retired"]
+
+
 def test_what_may_not_run_twice_is_settled_by_a_response_under_a_lost_id() -> None:
     store = tracker()
     answered = send(store, FakeRequest(apis.PRODUCE))
