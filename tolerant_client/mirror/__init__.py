@@ -1,1 +1,1 @@
-"""The mirror engine, without Spark: copies record batches so that every offset stays the same."""
+"""The mirror, without Spark: copies the record batches of a link, with identical or translated offsets."""

@@ -1,1 +1,1 @@
-"""What follows the records: groups, configurations, ACLs, heartbeats, checkpoints."""
+"""What a link carries over besides records: groups, configurations, ACLs, heartbeats, checkpoints."""

@@ -1,12 +1,12 @@
-"""Who may read the source's topics may read their copies: ACLs of topics, carried over while the link runs.
+"""Carries over the ACLs of topics while the link runs: whoever may read a topic of the source may read its copy.
 
-As MirrorSourceConnector.syncTopicAcls: ACLs of literal topic names only, those of prefixes are not; ALLOW WRITE is
-dropped, since nobody but the mirror writes a copy, and ALLOW ALL becomes ALLOW READ; DENY stays what it is, DENY WRITE,
-too (shouldReplicateAcl, targetAclBinding).
+As MirrorSourceConnector.syncTopicAcls: only ACLs of literal topic names, not those of prefixes; ALLOW WRITE is
+dropped, since only the mirror writes a copy, and ALLOW ALL becomes ALLOW READ; DENY is not changed, nor is DENY WRITE
+(shouldReplicateAcl, targetAclBinding).
 Laws:
-- ACLs are added, never taken away: an operator may have made them.
-- The wildcard "*" is carried over where topics keep their names; under another name it would name no topic.
-- A cluster without an authorizer is named once, and is no error.
+- ACLs are added, never deleted: an operator may have created them.
+- The wildcard "*" is carried over if topics keep their names; under another name it would match no topic.
+- A cluster without an authorizer is reported once, and is no error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CREATED_AT_ONCE = 500
 
 @dataclass(frozen=True)
 class AclsReport:
-    """A round: ACLs added to the target (or that would be), how many were there already, and what was left.
+    """One round: ACLs added to the target (or that would be), how many were there already, and what was left.
 
     `left` reasons: "write", "prefix", "wildcard", "no-authorizer", "refused".
     """
@@ -43,7 +43,7 @@ class AclsReport:
 def decide_acls(
     acls: Iterable[TopicAcl], present: Iterable[TopicAcl], takes: Callable[[str], bool], to_target: Callable[[str], str]
 ) -> tuple[list[TopicAcl], list[Left], int]:
-    """The ACLs to add to the target, what is left, and how many are there already.  Pure."""
+    """The ACLs to add to the target, those that are left, and how many are there already.  Pure."""
     there = set(present)
     wanted: dict[TopicAcl, None] = {}
     left: list[Left] = []
@@ -54,7 +54,7 @@ def decide_acls(
             left.append(Left(str(acl), "write", "nobody but the mirror writes the target's copy"))
             continue
         if acl.topic == WILDCARD and to_target(WILDCARD) != WILDCARD:
-            left.append(Left(str(acl), "wildcard", "under the names that topics have on the target it would name none"))
+            left.append(Left(str(acl), "wildcard", "it would match no topic under the target's topic names"))
             continue
         operation = "READ" if (acl.permission, acl.operation) == ("ALLOW", "ALL") else acl.operation
         wanted[acl._replace(topic=to_target(acl.topic), operation=operation)] = None
@@ -62,9 +62,9 @@ def decide_acls(
 
 
 async def sync_acls(source: Cluster, target: Cluster, topics: LinkTopics, *, is_dry_run: bool = False) -> AclsReport:
-    """One round.  Needs DESCRIBE on the cluster on both sides, and ALTER on the target's.
+    """One round.  Needs DESCRIBE on both clusters, and ALTER on the target.
 
-    Raises ClusterUnreachableError; where one of these is not granted, or there is no authorizer, the report says so.
+    Raises ClusterUnreachableError; a missing right or authorizer is in the report.
     """
     found: dict[str, list[TopicAcl]] = {}
     left: list[Left] = []
@@ -72,7 +72,7 @@ async def sync_acls(source: Cluster, target: Cluster, topics: LinkTopics, *, is_
         try:
             found[side], prefixes = await cluster.insist("reading ACLs", partial(describe_acls, cluster))
         except Errors.SecurityDisabledError:
-            why = "it has no authorizer: no ACLs are carried over (sync.topic.acls.enabled=false spares the look)"
+            why = "it has no authorizer: no ACLs are carried over (sync.topic.acls.enabled=false avoids this request)"
             return AclsReport((), 0, (Left(cluster.name, "no-authorizer", why),))
         except (Errors.ClusterAuthorizationFailedError, Errors.UnsupportedVersionError) as error:
             is_old = isinstance(error, Errors.UnsupportedVersionError)

@@ -1,12 +1,12 @@
-"""Checkpoints as MirrorMaker 2 emits them: where each group of the source goes on in the target's topics.
+"""Checkpoints as MirrorMaker 2 emits them: where each group of the source resumes in the target's topics.
 
 RemoteClusterUtils.translateOffsets and MirrorClient.remoteConsumerOffsets read them.  MirrorMaker 2 guesses a
-downstream offset from offset syncs, and writes one only where it grows; ours are exact, so every change is written,
-also of a group that was set back on the source.  Its topic of offset syncs (`mm2-offset-syncs.B.internal`) is read by
-nothing but its own MirrorCheckpointTask: it is not written.
+downstream offset from offset syncs, and writes one only if it grows; ours are exact, so every change is written,
+also of a group that was set back on the source.  Its topic of offset syncs (`mm2-offset-syncs.B.internal`) is not
+written: only its own MirrorCheckpointTask reads it.
 Laws:
 - The last checkpoint of a key counts: two processes may write the same ones, and a round may be killed anywhere.
-- Nothing is taken away: a group that is gone from the source keeps its last checkpoint.
+- Nothing is deleted: a group that is gone from the source keeps its last checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Key = tuple[str, TopicPartition]
 
 @dataclass(frozen=True)
 class CheckpointsReport:
-    """A round: checkpoints written, those that stood already, and what was left; reasons of groups.py."""
+    """One round: checkpoints written, how many were unchanged, and what was left; reasons as in groups.py."""
 
     emitted: tuple[Checkpoint, ...]
     unchanged: int
@@ -40,7 +40,7 @@ class CheckpointsReport:
 
 
 class KnownCheckpoints:
-    """The last checkpoint of each group and partition in a topic, read on from where it was read last."""
+    """The last checkpoint of each group and partition in a topic; each refresh reads on from the last position."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -48,10 +48,10 @@ class KnownCheckpoints:
         self._position = -1
 
     async def refresh(self, target: Cluster) -> None:
-        """Reads what was written since; all of it where the topic was made anew.
+        """Reads the new records; all of them if the topic was created again.
 
-        Records that are no checkpoints are passed over, as MirrorMaker 2 does.  Raises OptionError where the topic may
-        not be read, ClusterUnreachableError.
+        Skips records that are no checkpoints, as MirrorMaker 2 does.  Raises OptionError if we may not read the topic,
+        ClusterUnreachableError.
         """
         try:
             await self._read_on(target)
@@ -84,7 +84,7 @@ class KnownCheckpoints:
 
 
 def due_checkpoints(positions: Iterable[GroupPosition], last: Mapping[Key, Checkpoint]) -> tuple[list[Checkpoint], int]:
-    """The checkpoints to write, and how many stand already.  Pure."""
+    """The checkpoints to write, and how many are unchanged.  Pure."""
     due: list[Checkpoint] = []
     unchanged = 0
     for p in positions:
@@ -99,10 +99,10 @@ def due_checkpoints(positions: Iterable[GroupPosition], last: Mapping[Key, Check
 async def emit_checkpoints(
     target: Cluster, groups: GroupPositions, known: KnownCheckpoints, now_ms: int, *, replication_factor: int = 3
 ) -> CheckpointsReport:
-    """One round for groups of the source; `known` is kept from round to round, so that each reads only what is new.
+    """One round for groups of the source; `known` is kept from round to round, so that each reads only new records.
 
-    The topic is made even where there is nothing to write: tools find the upstream cluster by its name.
-    Raises OptionError where the topic may not be made or written, ClusterUnreachableError.
+    Creates the topic even if there is nothing to write: tools find the upstream cluster by its name.
+    Raises OptionError if we may not create or write the topic, ClusterUnreachableError.
     """
     await known.refresh(target)
     due, unchanged = due_checkpoints(groups.positions, known.last)
@@ -113,6 +113,6 @@ async def emit_checkpoints(
             records.append(encode_checkpoint(checkpoint))
         except ValueError as error:
             due.remove(checkpoint)
-            left.append(Left(f"group {checkpoint.group[:40]}", "error", f"no checkpoint can say it: {error}"))
+            left.append(Left(f"group {checkpoint.group[:40]}", "error", f"it does not fit into a checkpoint: {error}"))
     await write_records(target, known.topic, records, now_ms, replication_factor=replication_factor)
     return CheckpointsReport(tuple(due), unchanged, tuple(left))

@@ -1,13 +1,13 @@
-"""Settings of the source's topics, carried over to the target's while the link runs.
+"""Carries over the settings of the source's topics to the target's while the link runs.
 
-As MirrorSourceConnector.syncTopicConfigs: what was set for a topic (or for its brokers, dynamically) is set on the
-target; what is the default on the source is cleared on the target (`use_defaults_from` "target") or set to the
-source's default ("source"); what the brokers' files say is left alone; `exclude` has regular expressions over names (TopicFilter).
+As MirrorSourceConnector.syncTopicConfigs: a value that was set for a topic (or dynamically for its brokers) is set on the
+target; a default of the source is cleared on the target (`use_defaults_from` "target") or set to the source's default
+("source"); values from the brokers' files are left alone; `exclude` has regular expressions for names (TopicFilter).
 Laws:
-- Only differences are written, and all of them are in the report; a value that the target refuses holds up no other.
-- What the mirror needs is kept whatever the source has (`_KEPT`): CreateTime and no limits for timestamps, a
-  max.message.bytes that takes the largest batch there ever was, min.insync.replicas that the replicas can meet.
-- cleanup.policy is the source's in force, wherever it comes from: another one would delete other records.
+- Only differences are written, and all of them are in the report; a value that the target refuses does not stop others.
+- Settings that the mirror needs are kept, whatever the source has: CreateTime and no limits for timestamps (`_KEPT`), a
+  max.message.bytes for the largest batch that there ever was, a min.insync.replicas that the replicas can meet.
+- cleanup.policy is the source's value in force, wherever it comes from: another one would delete other records.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _KEPT = NOT_COPIED | {TIMESTAMP_TYPE, TIMESTAMP_BEFORE, TIMESTAMP_AFTER}
 
 
 class ConfigChange(NamedTuple):
-    """A setting of a topic of the target: `after` is None where it is cleared, back to the brokers' default."""
+    """A changed setting of a topic of the target; `after` is None if it is cleared, back to the brokers' default."""
 
     topic: str
     name: str
@@ -62,7 +62,7 @@ class ConfigChange(NamedTuple):
 
 @dataclass(frozen=True)
 class ConfigsReport:
-    """A round: what was changed (or would be), and what was left.
+    """One round: what was changed (or would be), and what was left.
 
     `left` reasons: "unknown" (to the brokers of one side), "kept" (the mirror needs the target's value), "refused".
     """
@@ -80,7 +80,7 @@ def decide_changes(
     exclude: TopicFilter = TopicFilter(()),
     use_defaults_from: str = "target",
 ) -> tuple[list[ConfigChange], list[Left]]:
-    """What to change of a topic (the target's name) that has `replicas` replicas there.  Pure."""
+    """The settings to change of a topic (the target's name) that has `replicas` replicas there.  Pure."""
     changes: list[ConfigChange] = []
     left: list[Left] = []
     for name, setting in sorted(source.items()):
@@ -137,9 +137,9 @@ async def sync_configs(
     is_dry_run: bool = False,
     leave_out: Collection[str] = (),
 ) -> ConfigsReport:
-    """One round over the topics that both clusters have, but those of the target to `leave_out`.
+    """One round over the topics that both clusters have, without those of the target to `leave_out`.
 
-    With `is_dry_run` the target's brokers only check it.
+    With `is_dry_run` the target's brokers only check the changes.
 
     Raises OptionError for a wrong `exclude` or `use_defaults_from`, ClusterUnreachableError.
     """
@@ -148,7 +148,7 @@ async def sync_configs(
     excluded = TopicFilter(tuple(exclude))
     await source.connect()
     if not tells_configs(source):
-        why = "its brokers tell no settings of topics; Kafka 0.11 or newer do"
+        why = "its brokers do not describe topic settings; Kafka 0.11 or newer do"
         return ConfigsReport((), (Left(source.name, "unknown", why),))
     of_source = {name: source.wire_topic(name) for name in await source.partitions()}
     names = {name: topics.to_target(wire) for name, wire in of_source.items() if topics.takes(wire)}
@@ -178,7 +178,7 @@ async def sync_configs(
 
 
 async def _describe(cluster: Cluster, topics: Iterable[str], left: list[Left]) -> dict[str, dict[str, Setting]]:
-    """The settings of topics; those that are gone are absent, and those that are not ours to see, which go to `left`."""
+    """The settings of topics; absent are deleted topics, and those that we may not describe, which are added to `left`."""
     found: dict[str, dict[str, Setting]] = {}
 
     async def ask(names: Collection[str]) -> None:
@@ -197,7 +197,7 @@ async def _describe(cluster: Cluster, topics: Iterable[str], left: list[Left]) -
 
 
 class _Refusal(NamedTuple):
-    """Why the target refuses changes of a topic; `is_whole`: whatever they are."""
+    """Why the target refuses changes of a topic; `is_whole`: it would refuse any change."""
 
     why: str
     is_whole: bool
@@ -206,9 +206,9 @@ class _Refusal(NamedTuple):
 async def _alter(
     target: Cluster, changes: Iterable[ConfigChange], is_dry_run: bool
 ) -> tuple[list[ConfigChange], list[Left]]:
-    """What was changed, and what the target refuses.
+    """The changes that were made, and those that the target refuses.
 
-    Brokers change a topic as a whole, or not at all: where they refuse that, each change is asked for alone.
+    Brokers make all changes of a topic or none: if they refuse, each change is requested alone.
     """
     by_topic: dict[str, list[ConfigChange]] = {}
     for change in changes:

@@ -1,18 +1,18 @@
-"""Moves consumer groups along on the target: each stands there where it stands on the source.
+"""Moves consumer groups on the target: each gets the position there that it has on the source.
 
 Laws:
-- With identical offsets an offset is the same number; in translated mode it is the offset map's.  Either is kept
-  within what the target has: [log start, log end).  Where it is cut (`is_behind`), the next round moves it on.
-- Where a group stands at records that another mirror has copied, before the link took over, nobody knows where they are
-  on the target: it is left where it is there.
-- What a group has consumed on the target is its own: an offset is moved only while the group has no members there,
-  which the brokers check once more, and forward, unless `may_rewind`.
-- What is written depends on nothing but the two clusters: a round may be killed anywhere, and two processes may each
-  do it.  Of two that race the slower may put an offset of moments ago; the next round puts it right.
+- With identical offsets an offset is the same number; with translated ones the offset map gives it.  Either is limited to
+  the target's log, [log start, log end].  If the log end limits it (`is_behind`), a later round moves it further.
+- If a group's next records were copied by another mirror before the link took over, their position on the target is
+  unknown: the group is left where it is there.
+- An offset is moved only while the group has no members on the target, which the brokers check again, and only
+  forward, unless `may_rewind`: a group's own progress on the target counts.
+- What is written depends only on the two clusters: a round may be killed anywhere, and two processes may each
+  run it.  Of two that race, the slower may write an offset of moments ago; the next round corrects it.
 
-Not known to anybody but themselves are consumers that assign their partitions by hand: to brokers their group is
-empty.  Share and streams groups (KIP-932, KIP-1071) and those of Connect workers are left out, as MirrorMaker 2 does.
-Left out without a word are groups whose offsets are no positions (OWN_GROUPS): a sink's decision, moved or cut, would
+Consumers that assign their partitions by hand are not seen: to brokers their group is empty.  Share and streams groups
+(KIP-932, KIP-1071) and those of Connect workers are left out, as MirrorMaker 2 does.
+Groups whose offsets are no positions (OWN_GROUPS) are left out without a report: a sink's decision, moved or limited, would
 name another micro-batch.
 """
 
@@ -47,19 +47,19 @@ from tolerant_client.mirror.state.map_topic import read_maps, require_map_topic
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS, LinkTopics, TopicFilter
 
-OWN_GROUPS = (OWN_TOPICS, DECISION_GROUPS)  # what these begin with stands nowhere in a log: a link leaves it alone
+OWN_GROUPS = (OWN_TOPICS, DECISION_GROUPS)  # offsets of groups with these prefixes are no positions in a log
 _SHARED_S = 10.0
 _BEFORE_TAKEOVER = (
-    "it stands at {} on the source, where another mirror copied before the link took over: where that is on the target nobody"
-    " knows; it is moved once it stands at what the link has copied"
+    "its offset on the source is {}, which another mirror copied before the link took over, so its offset on the target is"
+    " unknown; it is moved once its offset is one that the link has copied"
 )
 
 
 class GroupPosition(NamedTuple):
-    """Where a group stands: at `upstream` on the source, so at `offset` of `partition` (the target's name).
+    """The position of a group: `upstream` on the source, therefore `offset` of `partition` (the target's name).
 
-    `is_behind`: not all that the group has read is on the target yet, and `offset` is the end of what is.
-    `is_deleted`: the target has deleted what the group would read next, and `offset` is the start of what is left.
+    `is_behind`: the target does not have all that the group has read yet, and `offset` is the end of its copy.
+    `is_deleted`: the target has deleted what the group would read next, and `offset` is its log start.
     """
 
     group: str
@@ -72,15 +72,17 @@ class GroupPosition(NamedTuple):
 
 
 class GroupMove(NamedTuple):
-    """An offset of a group on the target that was written (or would be): `before` is -1 where it had none."""
+    """An offset of a group that was written on the target (or would be); `before` is -1 if it had none."""
 
     position: GroupPosition
     before: int
 
 
 class TargetLog(NamedTuple):
-    """What the target has of a partition, half-open, and where offsets of the source are in it, and whether it lacks
-    records before them; None: the same ones.  Offsets that nobody can translate are absent.
+    """The target's log of a partition, half-open.
+
+    `translate` maps offsets of the source to the target's offset and whether records before it are missing; None: the offsets
+    are the same.  Offsets that cannot be translated are absent.
     """
 
     start: int
@@ -88,13 +90,13 @@ class TargetLog(NamedTuple):
     translate: Mapping[int, tuple[int, bool]] | None = None
 
     def knows(self, offset: int) -> bool:
-        """Whether anybody can say where an offset of the source is."""
+        """Whether the target's offset for an offset of the source is known."""
         return self.translate is None or offset in self.translate
 
 
 @dataclass(frozen=True)
 class GroupPositions:
-    """Where all groups of a link stand, as of `read_at` (monotonic seconds), and of which that cannot be said."""
+    """The positions of all groups of a link, as of `read_at` (monotonic seconds), and groups whose position is unknown."""
 
     positions: tuple[GroupPosition, ...]
     left: tuple[Left, ...]
@@ -108,13 +110,13 @@ class GroupPositions:
 
 @dataclass(frozen=True)
 class GroupsReport:
-    """A round: offsets moved, those that stood right already, and what was left.
+    """One round: offsets moved, how many were right already, and what was left.
 
-    `latency_ms` is the time from reading the source's offsets to having written the target's.
+    `latency_ms` is the time from reading the source's offsets until the target's are written.
     `left` reasons: "none" (no group at all), "leaderless" (a partition of __consumer_offsets, or of the topic), "type",
-    "no-topic", "members" (in use on the target), "ahead" (further on the target), "not-copied" (the map knows nothing
-    of it), "before-takeover" (another mirror has copied what it stands at), "deleted" (moved, but to the start of what the
-    target has), "stopped" (by the mirror), "error".
+    "no-topic", "members" (in use on the target), "ahead" (further on the target), "not-copied" (no row in the map),
+    "before-takeover" (another mirror has copied its next records), "deleted" (moved, but to the target's log start),
+    "stopped" (by the mirror), "error".
     """
 
     moved: tuple[GroupMove, ...]
@@ -125,7 +127,7 @@ class GroupsReport:
 
 
 def position_of(group: str, partition: TopicPartition, committed: CommittedOffset, log: TargetLog) -> GroupPosition:
-    """Where a group that stands at an offset of the source has to stand on the target.  Pure."""
+    """The position on the target for a group's committed offset on the source.  Pure."""
     wanted, is_behind = committed.offset, committed.offset > log.end
     if log.translate is not None:
         wanted, is_behind = log.translate[committed.offset]
@@ -140,7 +142,7 @@ def decide_moves(
     *,
     may_rewind: bool = False,
 ) -> tuple[list[GroupMove], list[Left], int]:
-    """What to write, what to leave, and how many stand right already.  Pure.
+    """The offsets to write, those to leave, and how many are right already.  Pure.
 
     `before` has the groups whose offsets on the target are known, `states` their states there.
     """
@@ -151,21 +153,19 @@ def decide_moves(
     for position in positions:
         group, partition = position.group, position.partition
         if group not in before or group not in states:
-            continue  # said by whoever could not find out
+            continue  # the caller has reported why that is unknown
         at = before[group].get(partition)
         if at is not None and at.offset == position.offset:
             unchanged += 1
         elif states[group] not in EMPTY_STATES:
             in_use[group] = in_use.get(group, 0) + 1
         elif at is not None and at.offset > position.offset and not may_rewind:
-            why = f"it stands at {at.offset} on the target and at {position.offset} by the source: it is not moved back"
+            why = f"its offset on the target is {at.offset}, and by the source {position.offset}: it is not moved back"
             left.append(Left(_place(group, partition), "ahead", why))
         else:
             moves.append(GroupMove(position, -1 if at is None else at.offset))
     for group, count in in_use.items():
-        why = (
-            f"it is in use on the target (state {states[group]}): {count} offsets stay what its consumers make of them"
-        )
+        why = f"it is in use on the target (state {states[group]}): {count} of its offsets were left to its consumers"
         left.append(Left(f"group {group}", "members", why))
     return moves, left, unchanged
 
@@ -179,10 +179,10 @@ async def read_positions(
     link: str | None = None,
     leave_out: Collection[TopicPartition] = (),
 ) -> GroupPositions:
-    """Where the groups stand that have committed offsets of the link's topics; not those of partitions to `leave_out`.
+    """The positions of the groups with committed offsets of the link's topics, without partitions to `leave_out`.
 
-    `link` is given only where its offsets are translated: then its map on the target says where.
-    Raises OptionError where such a link has no map, UnsupportedSourceError for a source before Kafka 0.10.2,
+    `link` is given only if its offsets are translated: then its map on the target translates them.
+    Raises OptionError if such a link has no map, UnsupportedSourceError for a source before Kafka 0.10.2,
     ClusterUnreachableError.
     """
     read_at = time.monotonic()
@@ -198,7 +198,7 @@ async def read_positions(
     for partition in home.dead:
         hidden = [name for name in elsewhere if groups.matches(name) and home.dead_home_of(name) == partition]
         known_as = f" (of those on the {target.name}: {', '.join(hidden)})" if hidden else ""
-        why = f"no broker lists the groups of it{known_as} or tells their offsets; {_remedy(partition)}"
+        why = f"no broker lists its groups{known_as} or their offsets; {_remedy(partition)}"
         left.append(Left(f"groups in {partition} of the {source.name}", "leaderless", why))
     chosen = []
     for group in sorted(listed.values()):
@@ -222,7 +222,7 @@ async def read_positions(
         Left(
             f"{p.topic}-{p.partition}",
             "stopped",
-            "the mirror does not copy it now, and says why of the partition itself",
+            "the mirror does not copy it now, and reports why for the partition itself",
         )
         for p in leave_out
     ]
@@ -239,7 +239,7 @@ async def read_positions(
                 positions.append(position_of(name, place, offset, logs[place]))
     for position in positions:
         if position.is_deleted:
-            why = f"it stands at {position.upstream} on the source, and what the target still has begins at {position.offset}"
+            why = f"its offset on the source is {position.upstream}, and the target's log starts at {position.offset}"
             left.append(Left(_place(position.group, position.partition), "deleted", why))
     for place, names in waiting.items():
         reason, why = missing[place]
@@ -250,7 +250,7 @@ async def read_positions(
 
 
 class SharedPositions:
-    """What one duty has read of a link's groups, for another duty whose round comes right behind its own."""
+    """The group positions that one duty has read, for another duty whose round comes right after."""
 
     def __init__(self, topics: LinkTopics, groups: TopicFilter, link: str | None = None) -> None:
         self._topics = topics
@@ -261,7 +261,7 @@ class SharedPositions:
     async def read(
         self, duty: str, source: Cluster, target: Cluster, leave_out: Collection[TopicPartition]
     ) -> GroupPositions:
-        """Where the groups stand now, or some seconds ago; no `duty` gets what it has had before.
+        """The positions now, or of some seconds ago; a `duty` never gets the same reading twice.
 
         Raises what read_positions does.
         """
@@ -286,9 +286,9 @@ async def sync_groups(
     is_dry_run: bool = False,
     may_write: Callable[[], Awaitable[None]] | None = None,
 ) -> GroupsReport:
-    """One round for groups of the source, whose positions were read just now; `may_write` is commit_offsets'.
+    """One round for groups of the source, whose positions were just read; `may_write` is passed to commit_offsets.
 
-    Raises what that raises, and ClusterUnreachableError.
+    Raises what `may_write` raises, and ClusterUnreachableError.
     """
     names = sorted({p.group for p in known.positions})
     left = list(known.left)
@@ -296,12 +296,12 @@ async def sync_groups(
     for name in list(names):
         if (partition := home.dead_home_of(name)) is not None:
             names.remove(name)
-            why = f"its offsets belong into {partition} of the {target.name}; {_remedy(partition)}"
+            why = f"its offsets belong to {partition} of the {target.name}; {_remedy(partition)}"
             left.append(Left(f"group {name}", "leaderless", why))
     before, failures = await fetch_offsets(target, names) if names else ({}, {})
     states, more = await group_states(target, before) if before else ({}, {})
     for name, error in {**failures, **more}.items():
-        left.append(Left(f"group {name}", "error", f"looking at it on the {target.name} failed: {error}"))
+        left.append(Left(f"group {name}", "error", f"describing it on the {target.name} failed: {error}"))
     moves, stay, unchanged = decide_moves(known.positions, before, states, may_rewind=may_rewind)
     left += stay
     if not is_dry_run:
@@ -314,11 +314,11 @@ async def sync_groups(
 async def _write(
     target: Cluster, moves: Iterable[GroupMove], may_write: Callable[[], Awaitable[None]] | None = None
 ) -> tuple[list[GroupMove], list[Left]]:
-    """What was written, and why the rest was not."""
+    """The moves that were written, and why the others were not."""
     unwritten = {(move.position.group, move.position.partition): move for move in moves}
     written: list[GroupMove] = []
     left: list[Left] = []
-    for has_metadata in (True, False):  # offset.metadata.max.bytes may be less there: the offset is what counts
+    for has_metadata in (True, False):  # if the target's offset.metadata.max.bytes is lower: without metadata
         wanted: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         for (group, partition), move in unwritten.items():
             metadata = move.position.metadata if has_metadata else ""
@@ -346,7 +346,7 @@ async def _write(
 
 def _refusal(group: str, code: int, places: list[str]) -> Left:
     if code in IN_USE:
-        why = f"it is in use on the target: {len(places)} offsets stay what its consumers make of them"
+        why = f"it is in use on the target: {len(places)} of its offsets were left to its consumers"
         return Left(f"group {group}", "members", why)
     kind = Errors.for_code(code)
     remedy = "; grant Read on the group and on its topics" if issubclass(kind, Errors.AuthorizationError) else ""
@@ -358,7 +358,7 @@ def _refusal(group: str, code: int, places: list[str]) -> Left:
 async def _target_logs(
     target: Cluster, offsets: Mapping[str, Mapping[TopicPartition, CommittedOffset]], link: str | None
 ) -> tuple[dict[TopicPartition, TargetLog], dict[TopicPartition, tuple[str, str]]]:
-    """What the target has of the partitions that groups have offsets of, and why of some that cannot be said."""
+    """The target's logs of the partitions with group offsets, and why some of them are unknown."""
     wanted: dict[TopicPartition, set[int]] = {}
     for by_partition in offsets.values():
         for place, committed in by_partition.items():
@@ -366,14 +366,14 @@ async def _target_logs(
     missing: dict[TopicPartition, tuple[str, str]] = {}
     if not wanted:
         return {}, {}
-    there = await target.partitions()  # asked for by name, one that we may not see would fail for all
+    there = await target.partitions()  # a request by name would fail for all topics if we may not describe one
     await target.track({place.topic for place in wanted} & there.keys())
     await target.refresh()
     for place in list(wanted):
         if place.partition not in there.get(place.topic, ()):
             missing[place] = (
                 "no-topic",
-                "the target has no such partition (yet, or any more), or does not let us see it",
+                "the target has no such partition (yet, or any more), or does not let us describe it",
             )
         elif target.known_leader(place) is None:
             missing[place] = ("leaderless", "the partition has no leader on the target")
@@ -385,11 +385,11 @@ async def _target_logs(
     if link is None:
         return {place: TargetLog(starts[place], ends[place]) for place in present}, missing
     await require_map_topic(target, link, await read_control(target, link))
-    maps = await read_maps(target, link, present)  # the engine calls partitions by their names on the target
+    maps = await read_maps(target, link, present)  # maps have the engine's names, which are the target's
     logs = {}
     for place in present:
         if place not in maps:
-            missing[place] = ("not-copied", f"the map of link {link} knows nothing of it: nothing of it is copied yet")
+            missing[place] = ("not-copied", f"the map of link {link} has no row of it: nothing of it is copied yet")
             continue
         logs[place] = TargetLog(starts[place], ends[place], _translated(maps[place], wanted[place]))
     return logs, missing

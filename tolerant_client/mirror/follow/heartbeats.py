@@ -1,7 +1,7 @@
-"""Heartbeats as MirrorMaker 2 emits them, so that what watches those (MirrorClient, replicationHops) sees this mirror.
+"""Emits heartbeats as MirrorMaker 2 does, so that tools which read them (MirrorClient, replicationHops) see this mirror.
 
 For two clusters A and B MirrorMaker 2 writes "A to B" into `heartbeats` of B, and "B to A" into `heartbeats` of A even
-where only A->B is enabled; that flow copies the latter to B as `A.heartbeats`, and from this name MirrorClient on B
+if only A->B is enabled; that flow copies the latter to B as `A.heartbeats`, and from this name MirrorClient on B
 knows that A is upstream (MirrorMakerConfig.clusterPairs, MirrorHeartbeatTask, MirrorClient.upstreamClusters).
 """
 
@@ -23,9 +23,9 @@ async def emit_heartbeat(
     topic: str = HEARTBEATS_TOPIC,
     replication_factor: int = 3,
 ) -> Heartbeat:
-    """Writes one heartbeat into `cluster`, which is called `target_alias` (and has no names of a link), and returns it.
+    """Writes one heartbeat into `cluster`, whose alias is `target_alias` (and which has no names of a link), and returns it.
 
-    Raises OptionError where the topic may not be made or written, ClusterUnreachableError.
+    Raises OptionError if we may not create or write the topic, ClusterUnreachableError.
     """
     heartbeat = Heartbeat(source_alias, target_alias, now_ms)
     await write_records(cluster, topic, [encode_heartbeat(heartbeat)], now_ms, replication_factor=replication_factor)

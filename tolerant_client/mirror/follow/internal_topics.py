@@ -1,6 +1,6 @@
-"""MirrorMaker 2's own topics of one compacted partition: making them and writing to them.
+"""Creates MirrorMaker 2's own topics, of one compacted partition each, and writes to them.
 
-What is written here may be written twice: the last record of a key counts, and a repeat is equal to it.
+A record may be written twice: the last record of a key counts, and a repeat is equal to it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _RECORD_OVERHEAD = 30
 async def write_records(
     cluster: Cluster, topic: str, records: Iterable[tuple[bytes, bytes]], now_ms: int, *, replication_factor: int
 ) -> None:
-    """Appends (key, value) records, and returns once all in-sync replicas have them; makes the topic where it is missing.
+    """Appends (key, value) records, and returns once all in-sync replicas have them; creates a missing topic.
 
-    It gets as many replicas as there are brokers, if these are fewer.  Raises OptionError where this is not
-    allowed, ClusterUnreachableError.
+    The topic gets at most one replica per broker.  Raises OptionError if we may not create or write it,
+    ClusterUnreachableError.
     """
     there = StateTopic(cluster, topic, COMPACTED, topic, replicas=replication_factor, insync_of_two=None)
     try:
@@ -35,7 +35,7 @@ async def write_records(
     except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError) as error:
         raise OptionError(
             f"Topic {topic} of the {cluster.name} cannot be written ({error}); grant Create, Describe and Write on it, or"
-            " switch off what writes it"
+            " disable what writes it"
         ) from error
 
 

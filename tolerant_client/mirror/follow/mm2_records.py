@@ -5,7 +5,7 @@
     checkpoint key   string group, string topic, int32 partition
                value int16 version 0, int64 upstream offset, int64 downstream offset, string metadata
 
-Strings are UTF-8 behind an int16 of their bytes, numbers big-endian (Heartbeat.java and Checkpoint.java of
+Strings are UTF-8 after an int16 with their length in bytes, numbers are big-endian (Heartbeat.java and Checkpoint.java of
 connect/mirror-client; Type.STRING of Kafka's protocol types).
 """
 
@@ -21,7 +21,7 @@ _LONGEST = 32_767  # bytes of a string
 
 
 class Heartbeat(NamedTuple):
-    """That a mirror from one cluster to another was alive at `timestamp` (ms)."""
+    """A mirror from one cluster to another was alive at `timestamp` (ms)."""
 
     source_alias: str
     target_alias: str
@@ -29,7 +29,7 @@ class Heartbeat(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """That a group which stands at `upstream` on the source goes on at `downstream` of `partition`, a topic of the target."""
+    """A group whose offset is `upstream` on the source resumes at `downstream` of `partition` on the target."""
 
     group: str
     partition: TopicPartition
@@ -45,7 +45,7 @@ def encode_heartbeat(heartbeat: Heartbeat) -> tuple[bytes, bytes]:
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
-    """Key and value; raises ValueError for a group or metadata that a string has no room for."""
+    """Key and value; raises ValueError for a group or metadata that is too long for a string."""
     topic, partition = checkpoint.partition
     key = _string(checkpoint.group) + _string(topic) + struct.pack(">i", partition)
     head = struct.pack(">hqq", _VERSION, checkpoint.upstream, checkpoint.downstream)
@@ -53,7 +53,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, bytes]:
 
 
 def decode_checkpoint(key: bytes, value: bytes) -> Checkpoint:
-    """Raises ValueError for what is no checkpoint of this version."""
+    """Raises ValueError for bytes that are no checkpoint of this version."""
     group, at = _read_string(key, 0)
     topic, at = _read_string(key, at)
     (partition,) = _unpack(">i", key, at)

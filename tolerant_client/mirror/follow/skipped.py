@@ -1,4 +1,4 @@
-"""What a duty left undone, and why: the same words for all duties.  Pure."""
+"""What a duty left as it is, and why: one vocabulary for all duties.  Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Left(NamedTuple):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the duty could not do it, and an operator should look; not what it leaves by its rules."""
+        """Whether the duty failed, so that an operator should check; False for what it leaves by its rules."""
         return self.reason in _FAILURES
 
     def __str__(self) -> str:
@@ -28,13 +28,13 @@ class Left(NamedTuple):
 
 
 class LeftSoFar:
-    """What the rounds of each duty have left, so that each is told once, and once more when it comes back."""
+    """What the rounds of each duty have left, so that each is reported once, and again when it comes back."""
 
     def __init__(self) -> None:
         self._known: dict[str, set[tuple[str, str]]] = {}
 
     def news(self, duty: str, left: Iterable[Left]) -> list[Left]:
-        """Of a round of `duty`, what the round before had not left for the same reason."""
+        """What a round of `duty` has left that the round before had not left for the same reason."""
         now = {(each.name, each.reason): each for each in left}
         before = self._known.get(duty, set())
         self._known[duty] = set(now)

@@ -1,7 +1,7 @@
 """Translates offsets of a link with translated offsets, and moves a consumer group to the target without replays.
 
-A consumer that stood at an offset of the source and goes on at its translation reads every copied record once
-(OffsetMap).  What is not on the target yet cannot be translated: the translation then is the end of what is, and says so.
+A consumer that stood at an offset of the source and resumes at its translation reads every copied record once
+(OffsetMap).  An offset that is not on the target yet is translated to the end of the copied records, and marked so.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.map_topic import read_maps, require_map_topic
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place, Translation
 
-_ATTEMPT_MS = 5_000  # of one look for the group's coordinator
+_ATTEMPT_MS = 5_000  # of one attempt to find the group's coordinator
 
 
 class TranslatedOffset(NamedTuple):
-    """An offset of `partition` and where that is in `target`; both None where nothing of the partition is in the map."""
+    """An offset of `partition` and its translation in `target`; both None if the map has no row of the partition."""
 
     partition: TopicPartition
     offset: int
@@ -39,19 +39,17 @@ class TranslatedOffset(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether there is an offset on the target for it."""
+        """Whether the target's offset is known."""
         return self.found is not None and self.found.place is not Place.BEFORE_TAKEOVER
 
     @property
     def is_exact(self) -> bool:
-        """Whether a consumer that goes on there reads each record once."""
+        """Whether a consumer that resumes there reads each record once."""
         return self.found is not None and self.found.place in (Place.RECORD, Place.NEXT, Place.END)
 
 
 class GroupCommit(NamedTuple):
-    """An offset of a group on the target: `before` is what it had, -1 for none; `is_written` whether it has `offset` now
-    (or would have).
-    """
+    """An offset of a group on the target; `before` is its former one, -1 for none; `is_written`: it has `offset` now, or would."""
 
     target: TopicPartition
     offset: int
@@ -62,7 +60,7 @@ class GroupCommit(NamedTuple):
 async def translate(
     target: Cluster, link: str, offsets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, TranslatedOffset]:
-    """Target offsets for offsets of the source.  Raises OptionError where the link has no map."""
+    """Target offsets for offsets of the source.  Raises OptionError if the link has no map."""
     await require_map_topic(target, link, await read_control(target, link))
     maps = await read_maps(target, link, offsets)
     return {partition: _translated(partition, offset, maps.get(partition)) for partition, offset in offsets.items()}
@@ -71,7 +69,7 @@ async def translate(
 async def translate_back(
     target: Cluster, link: str, offsets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, TranslatedOffset]:
-    """Source offsets for offsets of the target, for the way back; `partition` is the target's here, `target` the source's."""
+    """Source offsets for offsets of the target, for a failback; here `partition` is the target's and `target` the source's."""
     await require_map_topic(target, link, await read_control(target, link))
     by_target = {found.target: found for found in (await read_maps(target, link)).values()}
     back: dict[TopicPartition, TranslatedOffset] = {}
@@ -88,9 +86,9 @@ async def translate_back(
 async def translate_group(
     source: Cluster, target: Cluster, link: str, group: str
 ) -> dict[TopicPartition, TranslatedOffset]:
-    """Target offsets for what a group has committed on the source.
+    """Target offsets for the offsets that a group has committed on the source.
 
-    Raises OptionError where the link has no map, or the group has committed nothing.
+    Raises OptionError if the link has no map, or the group has committed none.
     """
     committed = await group_offsets(source, group)
     if not committed:
@@ -105,7 +103,7 @@ def _translated(partition: TopicPartition, offset: int, known: OffsetMap | None)
 
 
 async def group_offsets(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
-    """What a group has committed (KIP-88: brokers since 0.10.2)."""
+    """The committed offsets of a group (KIP-88: brokers since 0.10.2)."""
 
     async def ask() -> dict[TopicPartition, CommittedOffset]:
         found, failures = await fetch_offsets(cluster, [group], _ATTEMPT_MS)
@@ -127,8 +125,8 @@ async def commit_group(
 ) -> list[GroupCommit]:
     """Commits translated offsets for a group that is idle on the target; backwards only if `is_forced`.
 
-    Offsets that nobody can translate are left out.  Raises OptionError, before
-    anything is written, where the group has members; brokers refuse such a commit, too.
+    Offsets that cannot be translated are left out.  Raises OptionError, before
+    anything is written, if the group has members; brokers refuse such a commit, too.
     """
     known = [o for o in offsets if o.is_known]
     wanted = {o.target: o.found.translated for o in known if o.target is not None and o.found is not None}

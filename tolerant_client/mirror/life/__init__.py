@@ -1,1 +1,1 @@
-"""What a running link does beside copying records: one round of each duty, repeatable, and its control."""
+"""The life of a link: status and plan, promotion, failover, failback, take-over and hand-back."""

@@ -97,7 +97,7 @@ class Follower:
         for header, batch in iter_record_sets(part.records, from_offset=self.position):
             if not header.has_log_append_time:
                 raise OptionError(
-                    f"{CLAIMS_TOPIC} has records with their writers' timestamps (CreateTime), so it does not show when a claim was renewed:"
+                    f"{CLAIMS_TOPIC} has records with CreateTime, so it does not show when a claim was renewed:"
                     " delete that topic; the mirror creates it with LogAppendTime"
                 )
             for record in [] if header.is_control else decode_records(batch):

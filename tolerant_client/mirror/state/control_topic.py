@@ -132,7 +132,7 @@ class ControlWatch:
 
 
 async def read_control(target: Cluster, link: str) -> LinkControl:
-    """The control of a link; the default if there is none, or if we may not read it (is_hidden).  Raises OptionError, KafkaError."""
+    """The control of a link; the default if there is none, or if it is_hidden from us.  Raises OptionError and KafkaError."""
     watch = ControlWatch(target, link)
     control = await watch.refresh()
     return replace(control, is_hidden=True) if watch.is_hidden else control

@@ -1,22 +1,22 @@
-"""How a link is: one definition and one vocabulary for `status`, the page, the metrics, /healthz and exit codes.  Pure.
+"""The health of a link: one definition and vocabulary for `status`, the page, the metrics, /healthz and exit codes.  Pure.
 
 | health      | when                                                            | status exits | metric, page | /healthz |
 |-------------|-----------------------------------------------------------------|--------------|--------------|----------|
-| healthy     | a mirror was seen at work, all was seen, nothing below holds    | 0            | 0, ok        | 200      |
-| paused      | an operator has paused all or a part; nothing else is wrong     | 0            | 0, ok        | 200      |
-| promoted    | promoted, and everything is fenced: nothing is to be copied     | 0            | 0, ok        | 200      |
+| healthy     | a mirror was seen at work, all is known, nothing below holds    | 0            | 0, ok        | 200      |
+| paused      | an operator has paused all or some; nothing else is wrong       | 0            | 0, ok        | 200      |
+| promoted    | promoted and fenced: nothing is left to copy                    | 0            | 0, ok        | 200      |
 | handed back | MirrorMaker 2 copies again                                      | 0            | 0, ok        | 200      |
-| waiting     | something does not move, and goes on by itself once it can      | 3            | 1, warning   | 200      |
-| unknown     | something was not seen: a cluster, a broker, a mirror, its tasks| 3            | 1, warning   | 200      |
-| blocked     | something goes on only when a person has done something         | 3            | 2, critical  | 200      |
-| blocked     | the query has ended for good, or nobody watches it any more     | -            | 2, critical  | 503      |
+| waiting     | something does not move, and will resume by itself              | 3            | 1, warning   | 200      |
+| unknown     | nothing is known of a cluster, a broker, a mirror, or its tasks | 3            | 1, warning   | 200      |
+| blocked     | something resumes only after a person has done something        | 3            | 2, critical  | 200      |
+| blocked     | the query has ended for good, or nothing watches it any more    | -            | 2, critical  | 503      |
 
 Laws:
-- Each reason is a sentence that says what is wrong and where, and what to do, which is never cut off; the health of a link is that of its worst reason, in the order
-  of the table.  A link that is promoted or handed back has no other reason: what it does not copy is nobody's lag.
-- What waits is said to wait after WAITS_AFTER_S, with what the broker said, and since when.
-- What was not seen is unknown: it is never shown as good news, neither as zero nor as "none".
-- Rows of the ledger are no reason: an accepted loss is told, counted and kept, and the run that wrote it exits with 3.
+- Each reason is a sentence that says what is wrong, where, and what to do; it is never cut off.  The health of a link is that of
+  its worst reason, in the order of the table.  A link that is promoted or handed back has no other reason: it has no lag.
+- A partition is reported as waiting after WAITS_AFTER_S, with the broker's error and since when.
+- What was not read is unknown: it is never shown as good news, neither as zero nor as "none".
+- Rows of the ledger are no reason: an accepted loss is reported, counted and kept, and the run that wrote it exits with 3.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.state.claims import Waiting
 
 WAITS_AFTER_S = 10.0
-_SHOWN = 5  # reasons of one kind
+_SHOWN = 5  # reasons of one kind that are shown
 DELETED_ON_TARGET = (
     "not on the target any more, though the link had begun to copy it: a mirror that looks for new topics"
-    " (refresh.topics.enabled) makes it again within a minute, and fills it; else start it again"
+    " (refresh.topics.enabled) creates it again within a minute and fills it; else restart the mirror"
 )
 
 
 class Health(str, enum.Enum):
-    """Worse ones come later."""
+    """The health of a link, from the best to the worst."""
 
     HEALTHY = "healthy"
     PAUSED = "paused"
@@ -54,12 +54,12 @@ class Health(str, enum.Enum):
 
     @property
     def code(self) -> int:
-        """What the metric says: 0 nothing to do, 1 look at it, 2 a person has to do something."""
+        """The metric: 0 nothing to do, 1 check it, 2 a person has to do something."""
         return 2 if self is Health.BLOCKED else 1 if self in (Health.WAITING, Health.UNKNOWN) else 0
 
     @property
     def level(self) -> str:
-        """How the page shows it."""
+        """The level that the page shows."""
         return ("ok", "warning", "critical")[self.code]
 
     @property
@@ -71,24 +71,24 @@ _ORDER = tuple(Health)
 
 
 class Reason(NamedTuple):
-    """Why a link is not just healthy."""
+    """Why a link is not healthy."""
 
     health: Health
     text: str
 
 
 def worst(reasons: Iterable[Reason]) -> Health:
-    """The health that reasons make; healthy without one."""
+    """The worst health of the reasons; healthy without one."""
     return max((reason.health for reason in reasons), key=_ORDER.index, default=Health.HEALTHY)
 
 
 def sorted_by_weight(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    """The worst first; those of equal weight in their order."""
+    """The worst first; reasons of equal weight keep their order."""
     return tuple(sorted(reasons, key=lambda reason: -_ORDER.index(reason.health)))
 
 
 def waiting_reasons(waits: Mapping[TopicPartition, Waiting]) -> list[Reason]:
-    """What stands still, what is blocked and what waits; partitions of one reason together, the oldest first."""
+    """Reasons for partitions that are blocked or wait; one for all partitions with the same text, the oldest first."""
     found: dict[tuple[bool, str], list[tuple[int, TopicPartition]]] = {}
     for partition, wait in waits.items():
         found.setdefault((wait.is_blocked, wait.reason), []).append((wait.since_ms, partition))
@@ -102,19 +102,19 @@ def waiting_reasons(waits: Mapping[TopicPartition, Waiting]) -> list[Reason]:
 
 
 def blocked_reasons(blocked: Mapping[TopicPartition, str]) -> list[Reason]:
-    """What needs a person, partitions of one reason together."""
+    """Reasons for partitions that need a person; one for all partitions with the same text."""
     found = by_reason(blocked).items()
     texts = few(reason if names(of) in reason else f"{names(of)}: {reason}" for reason, of in found)
     return [Reason(Health.BLOCKED, text) for text in texts]
 
 
 def bare(which: str, reason: str) -> str:
-    """A reason, which may begin with the name of its partition, for a sentence that has named it."""
+    """A reason without the partition's name at its start, for a sentence that has named the partition."""
     return reason.removeprefix(f"{which}: ")
 
 
 def by_reason(told: Mapping[TopicPartition, str]) -> dict[str, list[TopicPartition]]:
-    """The partitions of which the same is told, sorted."""
+    """Groups partitions by their text, sorted."""
     found: dict[str, list[TopicPartition]] = {}
     for partition, reason in sorted(told.items()):
         found.setdefault(reason, []).append(partition)
@@ -122,7 +122,7 @@ def by_reason(told: Mapping[TopicPartition, str]) -> dict[str, list[TopicPartiti
 
 
 def names(partitions: Iterable[TopicPartition]) -> str:
-    """The first of several partitions, and how many more there are."""
+    """Names the first partition and counts the others."""
     known = list(partitions)
     more = len(known) - 1
     return f"{known[0].topic}-{known[0].partition}" + (
@@ -131,7 +131,7 @@ def names(partitions: Iterable[TopicPartition]) -> str:
 
 
 def few(texts: Iterable[str]) -> list[str]:
-    """The first sentences, and one that says how many more there are."""
+    """The first few texts, and one that counts the others."""
     known = list(texts)
     return known[:_SHOWN] + ([f"and {len(known) - _SHOWN:,} more like this"] if len(known) > _SHOWN else [])
 

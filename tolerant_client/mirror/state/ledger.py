@@ -1,16 +1,16 @@
-"""The ledger of losses: a topic on the target that says what is not there, and why.
+"""The ledger of losses: a topic on the target that says which source offsets it lacks, and why.
 
 Topic `tolerant-mirror-ledger`, one partition, never deleted from
 (cleanup.policy=delete without limits).  A record's key is "link/topic/partition",
-its timestamp the time of the finding, its value JSON:
+its timestamp the time when the loss was found, its value JSON:
 
     {"version": 1, "time_ms": 1763775000000, "link": "default", "topic": "orders", "partition": 3,
-     "from_offset": 100, "until_offset": 140, "reason": "retention", "detail": "..."}
+     "from_offset": 100, "until_offset": 140, "reason": "retention", "detail": "...", "topic_id": "..."}
 
 Offsets are half-open; reasons are those of losses.LossReason.  Laws:
-- A row is acknowledged by all in-sync replicas before the mirror goes on.
-- A record that no mirror can have written is a row all the same, with the reason UNREADABLE: nothing is passed over.
-- Racing writers, and answers that were lost, may write a row twice: equal
+- All in-sync replicas acknowledge a row before the mirror resumes.
+- A record that no mirror can have written counts as a row with the reason UNREADABLE: none is skipped.
+- Racing writers, and lost responses, may write a row twice: equal
   rows are one, whatever their time and detail.
 """
 
@@ -34,11 +34,11 @@ from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.state_json import LAST_MS, Moment, PartitionNumber, Whole, decoded
 
 LEDGER_TOPIC = "tolerant-mirror-ledger"
-UNREADABLE = "unreadable"  # the reason of a row that stands for a record which is none
+UNREADABLE = "unreadable"  # the reason of a row for a record that is no row
 
-_LIMIT_TOLD = re.compile(r"max\.message\.bytes is (\d+)")  # as OversizedRecordError says it
+_LIMIT_TOLD = re.compile(r"max\.message\.bytes is (\d+)")  # in the text of OversizedRecordError
 _VERSION = 1
-_FRESH_PRODUCER = (  # what the broker knew of our producer id is gone: a new one may write the row again
+_FRESH_PRODUCER = (  # the broker has forgotten our producer id: a new one writes the row again
     Errors.OutOfOrderSequenceNumberError,
     Errors.InvalidProducerEpochError,
     Errors.UnknownProducerIdError,
@@ -60,31 +60,31 @@ class _Document(msgspec.Struct):
 
 
 def encode_row(row: LedgerRow) -> Record:
-    """A row as a record of the ledger topic."""
+    """The record of the ledger topic for a row."""
     value = msgspec.json.encode({"version": _VERSION, **row._asdict()})
     return Record(0, row.time_ms, f"{row.link}/{row.topic}/{row.partition}".encode(), value)
 
 
 def decode_row(record: Record) -> LedgerRow:
-    """The row in a record; one with the reason UNREADABLE for a record that is no row."""
+    """The row in a record; a row with the reason UNREADABLE if the record is none."""
     try:
         row = LedgerRow(*msgspec.structs.astuple(decoded(record.value, _Document)))
     except ValueError:
         row = None
     if row is None or row.from_offset > row.until_offset:
-        seen_ms = min(max(0, record.timestamp), LAST_MS)  # its writer says that, too
+        seen_ms = min(max(0, record.timestamp), LAST_MS)  # the timestamp, too, may be invalid
         return LedgerRow(seen_ms, "", "", -1, 0, 0, UNREADABLE, f"record at offset {record.offset} is no ledger row")
     return row
 
 
 def limit_of(row: LedgerRow) -> int | None:
-    """The target's max.message.bytes that a record was too large for; None where the row does not tell it."""
+    """The target's max.message.bytes that a record exceeded; None if the row does not say it."""
     told = _LIMIT_TOLD.search(row.detail)
     return None if told is None else int(told[1])
 
 
 def distinct(rows: Iterable[LedgerRow]) -> list[LedgerRow]:
-    """Rows in their order, each loss once."""
+    """Rows in their order, each loss only once."""
     found: dict[tuple[object, ...], LedgerRow] = {}
     for row in rows:
         found.setdefault((*row[1:7], row.topic_id, row.detail if row.reason == UNREADABLE else None), row)
@@ -92,15 +92,15 @@ def distinct(rows: Iterable[LedgerRow]) -> list[LedgerRow]:
 
 
 def of_present_topics(rows: Iterable[LedgerRow], ids: Mapping[str, object]) -> list[LedgerRow]:
-    """Rows of target topics that are still the same ones; `ids` are those of now."""
+    """Rows whose target topic is still the same one, by its present `ids`."""
     return [row for row in rows if not row.topic_id or row.topic not in ids or row.topic_id == str(ids[row.topic])]
 
 
 def unwritten(row: LedgerRow, rows: Iterable[LedgerRow]) -> LedgerRow | None:
-    """What of a row the ledger lacks: a loss that is found again, and has grown, is written from where it grew."""
+    """The part of a row that the ledger lacks: of a loss that has grown only the new offsets; None if it has all."""
     start = row.from_offset
     same = [r for r in rows if r[1:4] == row[1:4] and r.reason == row.reason and r.topic_id in ("", row.topic_id)]
-    if start == row.until_offset:  # of which no offset is lost
+    if start == row.until_offset:  # a row about no lost offset
         return None if any((r.from_offset, r.until_offset) == row[4:6] for r in same) else row
     for known in sorted(same, key=lambda r: r.from_offset):
         if known.from_offset <= start:
@@ -111,7 +111,7 @@ def unwritten(row: LedgerRow, rows: Iterable[LedgerRow]) -> LedgerRow | None:
 
 
 def lost_offsets(rows: Iterable[LedgerRow]) -> Counter[tuple[str, str]]:
-    """How many offsets are lost by (topic, reason); for metrics."""
+    """The number of lost offsets by (topic, reason), for metrics."""
     lost: Counter[tuple[str, str]] = Counter()
     for row in rows:
         lost[row.topic, str(row.reason)] += row.until_offset - row.from_offset
@@ -119,18 +119,18 @@ def lost_offsets(rows: Iterable[LedgerRow]) -> Counter[tuple[str, str]]:
 
 
 def ledger_topic(cluster: Cluster) -> StateTopic:
-    """The ledger of a target, as durable as that can."""
+    """The ledger of a target, as durable as its brokers allow."""
     config = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
     return StateTopic(cluster, LEDGER_TOPIC, config, "the ledger", insync_of_two=2)
 
 
 async def read_ledger(cluster: Cluster) -> list[LedgerRow]:
-    """Every loss that the ledger of a target cluster tells of, oldest first; empty where there is no ledger."""
+    """Every loss in the ledger of a target cluster, the oldest first; empty if there is no ledger."""
     return distinct(map(decode_row, await ledger_topic(cluster).read_all()))
 
 
 class Ledger:
-    """The ledger of one link; reads the topic when it is first needed, and makes it when something is to be written."""
+    """The ledger of one link; reads the topic when first needed, and creates it with the first row."""
 
     def __init__(self, target: Cluster, link: str) -> None:
         self._target, self._topic = target, ledger_topic(target)
@@ -141,7 +141,7 @@ class Ledger:
         self._writing: Future | None = None
 
     async def rows(self, *, refresh: bool = False) -> Mapping[TopicPartition, list[LedgerRow]]:
-        """The link's rows by partition; `refresh` looks for those that other processes have written since."""
+        """The link's rows by partition; `refresh` reads those that other processes have written since."""
         if self._rows is None or refresh:
             rows = [row for row in await read_ledger(self._target) if row.link == self.link]
             ids = await topic_ids(self._target, {row.topic for row in rows}) if rows else {}
@@ -154,16 +154,16 @@ class Ledger:
     async def write(self, rows: Collection[LedgerRow]) -> None:
         """Appends rows that the ledger lacks, and returns once all in-sync replicas have them.
 
-        Raises ClusterUnreachableError when that takes longer than the target's patience, OptionError when the topic
-        cannot be made.
+        Raises ClusterUnreachableError if that takes longer than the target's patience, OptionError if the topic cannot be
+        created.
         """
         while self._writing is not None:
-            await self._writing  # one at a time: a row's sequence follows from the rows before
+            await self._writing  # one at a time: a batch's sequence continues that of the batch before
         writing = self._writing = Future()
         try:
             await self._write(rows)
         except BaseException:
-            self._producer_id = -1  # nobody knows which sequence comes next
+            self._producer_id = -1  # the next sequence is unknown
             raise
         finally:
             self._writing = None

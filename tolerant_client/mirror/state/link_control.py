@@ -1,6 +1,6 @@
-"""What holds for a link: what an operator has said of it, and what it must remember; pure.
+"""The control of a link: what an operator has ordered, and what the link must remember; pure.
 
-It is kept on the target as records of a topic (control_record.py, control_topic.py).
+It is stored on the target as records of a topic (control_record.py, control_topic.py).
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ class TopicIds(NamedTuple):
     target: str = ""
 
     def is_of_source(self, now: TopicIds) -> bool:
-        """Whether the source's topic is still the same, as far as that is told."""
+        """Whether the source's topic is still the same, as far as the ids are known."""
         return not (self.source and now.source and self.source != now.source)
 
     def is_of_target(self, now: TopicIds) -> bool:
-        """Whether the target's topic is still the same, as far as that is told."""
+        """Whether the target's topic is still the same, as far as the ids are known."""
         return not (self.target and now.target and self.target != now.target)
 
 
 @dataclass(frozen=True)
 class LinkControl:
-    """What holds for a link; the default is that of a link nobody has said anything of.
+    """The control of a link; the default is that of a link without any record.
 
-    `paused` has WHOLE_LINK and topics, `paused_partitions` what is paused of other topics.  `bytes_per_s` is what
-    the operator says of the whole link: a rate, NO_LIMIT, or None, and then the rate that its mirror was started with holds.
-    `unfenced` are what a failover left for later, where it has fenced the others.
-    `is_handed_back`: MirrorMaker 2 copies into the target again.  `generation` counts the lives of a link: each has a
-    producer id of its own.  `adopted` are source offsets before which the target was found to have all, whoever wrote it;
-    `starts` where empty target logs are to begin, though the source's begin before, and `starts_of` of which topics
-    of the source these offsets are (start_of; absent where no broker told).  `begun` has the partitions whose target
-    logs this link has begun, or has found to be the source's, and which topics that were.  `copied` says up to which offset the
-    link had copied them when it last came to rest, or where it began them: an empty log of theirs is believed to be a copy up
-    to that offset alone.  `log_starts` are where logs were to begin that were filled up to there: a log that ends no later is
-    the link's filler, and may have to be deleted still.  `map_id` is the topic id of the offset map that a link with translated
-    offsets has ("" from brokers that tell none), None before it has one.  `is_hidden`: we may not read the control, so nothing of it is known; it is in no record.
+    `paused` has WHOLE_LINK and topics, `paused_partitions` partitions of other topics.  `bytes_per_s` is the operator's rate for
+    the whole link, NO_LIMIT, or None for the rate that its mirror was started with.
+    `unfenced` are the partitions that a failover left for later when it fenced the others.
+    `is_handed_back`: MirrorMaker 2 copies into the target again.  `generation` counts how often the link began again: each time
+    it has a new producer id.  `adopted` are source offsets before which the target has all records, whoever wrote them;
+    `starts` where empty target logs are to begin, though the source's begin earlier, and `starts_of` the source topics whose
+    offsets these are (start_of; absent if no broker gave an id).  `begun` has the partitions whose target logs this link has
+    begun, or has found to be the source's, with the ids of their topics.  `copied` says up to which offset the link had copied
+    them when it last came to rest, or where it began them: an empty log counts as a copy only up to that offset.
+    `log_starts` are the offsets where filled logs were to begin: a log that does not end after that is the link's filler, which
+    may still have to be deleted.  `map_id` is the topic id of the offset map of a link with translated offsets ("" from brokers
+    without ids), None before it has one.  `is_hidden`: we may not read the control, so nothing of it is known; no record has it.
     """
 
     paused: frozenset[str] = frozenset()
@@ -84,14 +84,14 @@ class LinkControl:
         return self.is_promoted or self.is_handed_back
 
     def has_begun(self, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
-        """Whether the link has begun this log of the target, and not another one of that name; `ids` are the topics' now."""
+        """Whether the link has begun this very log of the target, not a former one; `ids` are the topics' present ids."""
         begun = self.begun.get(partition)
         return begun is not None and begun.is_of_target(ids.get(partition.topic, TopicIds()))
 
     def start_of(self, partition: TopicPartition, source_id: str, source_end: int | None = None) -> int | None:
-        """Where an empty log of the target is to begin, of a source topic that has this id now; None where nobody said so of it.
+        """Where an empty log of the target is to begin; None if nothing was set for the source topic with this id.
 
-        One that ends before it, where its end is given, was cut, or made anew where no ids tell.
+        Also None if the source's log, whose end may be given, ends before that: it was truncated or, without ids, created again.
         """
         start, of = self.starts.get(partition), self.starts_of.get(partition, TopicIds())
         if start is None or not of.is_of_source(TopicIds(source_id)):
@@ -99,12 +99,12 @@ class LinkControl:
         return start if source_end is None or start <= source_end else None
 
     def with_starts(self, starts: Positions, source_ids: Mapping[str, str]) -> LinkControl:
-        """With more logs that are to begin at an offset of the source's topics that have these ids."""
+        """With more logs that are to begin at an offset; the source's topics have these ids."""
         of = {p: TopicIds(source_ids[p.topic]) for p in starts if p.topic in source_ids}
         return replace(self, starts={**self.starts, **starts}, starts_of={**self.starts_of, **of})
 
     def without(self, topics: Collection[str], known: LinkControl) -> LinkControl:
-        """Without what it remembers of logs of these topics, as `known` has them; one that was begun since stays, and one without ids."""
+        """Forgets the logs of these topics that `known` has begun; keeps one that was begun since, and one without ids."""
         gone = {p for p, ids in known.begun.items() if p.topic in topics and all(ids) and self.begun.get(p) == ids}
         if not gone:
             return self
@@ -127,14 +127,14 @@ class LinkControl:
 
     @property
     def paused_words(self) -> list[str]:
-        """What is paused, in words: a topic may be called as a partition of another one."""
+        """What is paused, as text that tells topics from partitions, since a topic may be named like a partition."""
         if WHOLE_LINK in self.paused:
             return ["the whole link"]
         topics = [f"topic {topic}" for topic in sorted(self.paused)]
         return topics + [f"partition {topic}-{index}" for topic, index in sorted(self.paused_partitions)]
 
     def resume_command(self, partitions: Iterable[TopicPartition], which: str) -> str:
-        """What an operator types to resume these partitions and no other pause; several commands where it takes them."""
+        """The command that resumes these partitions and no other pause; several commands if needed."""
         resume = f"tolerant-kafka resume {which}"
         if WHOLE_LINK in self.paused:
             return resume
@@ -147,18 +147,18 @@ class LinkControl:
         return "; ".join(commands) or resume
 
     def rate(self, default: int | None) -> int | None:
-        """Bytes a second that the link may copy, None without a limit; `default` is what its mirror was started with."""
+        """Bytes per second that the link may copy, None without a limit; `default` is the rate that its mirror was started with."""
         return default if self.bytes_per_s is None else self.bytes_per_s or None
 
     def producer_name(self, link: str) -> str:
-        """What init_producer_id takes: a later life of a link is not fenced with the former one."""
+        """The name for init_producer_id: the fence of one generation does not fence the next."""
         return f"{link}~{self.generation}" if self.generation else link
 
     def require_not_identical(self, link: str) -> None:
-        """Raises OptionError where a link that is to have translated offsets has copied with identical ones."""
+        """Raises OptionError if a link that is to have translated offsets has copied with identical ones."""
         if self.producer_ids:
             raise OptionError(
-                f"Link {link} has copied into this target with identical offsets: give the one with translated offsets a name"
+                f"Link {link} has copied into this target with identical offsets: give the link with translated offsets a name"
                 " of its own with --link"
             )
 
@@ -166,13 +166,13 @@ class LinkControl:
         """Raises LinkPromotedError for a link that may not write any more."""
         if self.is_handed_back:
             raise LinkPromotedError(
-                f"Link {link} was handed back to MirrorMaker 2, and copies nothing any more. To go on behind what MirrorMaker 2"
+                f"Link {link} was handed back to MirrorMaker 2 and copies nothing any more. To resume after what MirrorMaker 2"
                 " has copied, stop it and run tolerant-kafka take-over"
             )
         given = f"--target TARGET --link {shlex.quote(link)}"
         if found := unfinished(self, given, f"--source SOURCE {given}"):
             raise LinkPromotedError(
-                f"Link {link} is being promoted, and nothing is copied into its target any more; where no promotion runs now:"
+                f"Link {link} is being promoted, and nothing is copied into its target any more; if no promotion runs now:"
                 f" {found[0]}"
             )
         if self.is_promoted or self.is_fenced:
@@ -186,7 +186,7 @@ class LinkControl:
 
 
 def link_options(link: str, target: Cluster, source: Cluster | None = None) -> str:
-    """What an operator types behind a command to name a link: "--target b:9092 --link dr", and its source if that is given."""
+    """The options that name a link in a command: "--target b:9092 --link dr", and its source if that is given."""
     words = []
     for option, cluster in (("source", source), ("target", target)):
         if cluster is not None:
@@ -198,32 +198,32 @@ def link_options(link: str, target: Cluster, source: Cluster | None = None) -> s
 
 
 def unfinished(control: LinkControl, of_target: str, of_both: str) -> list[str]:
-    """A promotion that died before everything was fenced; pure.  The options mean the link (link_options)."""
+    """Sentences about a promotion that stopped before everything was fenced; pure.  The options name the link (link_options)."""
     if not control.is_promoted or control.is_fenced:
         return []
     if control.unfenced:
         what = names_of(sorted(control.unfenced))
         return [
-            f"its failover left what had no leader, and a process of it may still write there: {what}; when it has one, or was"
-            f" deleted, run again tolerant-kafka failover {of_target}"
+            f"its failover left partitions without a leader, and a process of it may still write there: {what}; when they have one,"
+            f" or were deleted, run again: tolerant-kafka failover {of_target}"
         ]
     return [
         "its promotion was begun and not finished, so a process of it may still write to the target: before anybody else writes"
-        f" there, run again tolerant-kafka promote {of_both} or, without the source, tolerant-kafka failover {of_target}"
+        f" there, run again: tolerant-kafka promote {of_both} or, without the source, tolerant-kafka failover {of_target}"
     ]
 
 
 def paused(control: LinkControl, topics: Iterable[str], partitions: Iterable[TopicPartition] = ()) -> LinkControl:
-    """With topics (WHOLE_LINK among them) and partitions paused, too.  Pure."""
+    """With these topics (or WHOLE_LINK) and partitions paused, too.  Pure."""
     return replace(
         control, paused=control.paused | set(topics), paused_partitions=control.paused_partitions | set(partitions)
     )
 
 
 def resumed(control: LinkControl, topics: Collection[str], partitions: Iterable[TopicPartition] = ()) -> LinkControl:
-    """Without pauses of what is named; a topic ends those of its partitions, too, WHOLE_LINK all.  Pure.
+    """Without the pauses of these topics and partitions; a topic also resumes its partitions, WHOLE_LINK all.  Pure.
 
-    Raises OptionError for what stays paused because something larger is.
+    Raises OptionError for a topic or partition that stays paused because the link or its topic is.
     """
     if WHOLE_LINK in topics:
         return replace(control, paused=frozenset(), paused_partitions=frozenset())
@@ -234,6 +234,8 @@ def resumed(control: LinkControl, topics: Collection[str], partitions: Iterable[
     }
     if larger := {**larger, **(dict.fromkeys(topics, whole) if whole else {})}:
         name, what = min(larger.items())
-        raise OptionError(f"{name} cannot be resumed alone: {what} is paused; resume that, and pause the rest again")
+        raise OptionError(
+            f"{name} cannot be resumed alone, since {what} is paused; resume that, then pause the rest again"
+        )
     kept = frozenset(p for p in control.paused_partitions if p not in gone and p.topic not in topics)
     return replace(control, paused=control.paused - set(topics), paused_partitions=kept)

@@ -1,8 +1,8 @@
-"""What belongs to a link: its topics and its partitions.
+"""The topics and partitions that belong to a link.
 
-A link's topics only grow until it is promoted: what an earlier start has copied belongs to it, too.  A control holds for a
-whole link, so promotion takes what the link's mirror has written down that it copies, never a part
-of it: what was left out would be promoted, too, and neither looked at nor fenced.
+A link's topics only grow until it is promoted: topics of an earlier start belong to it, too.  A control holds for the whole link,
+so a promotion takes all topics that the control names, never a part of them: the others would be promoted, too, but neither
+checked nor fenced.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _TOPIC_NAME = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")  # Topic.java
 
 
 def hindrance(record: Unreadable, topic: str, cluster: Cluster) -> str:
-    """Why nothing may start beside a record that may be of a mirror of this topic, and how it is cleared."""
+    """Why nothing may start beside an unreadable record that a mirror of this topic may have written, and how to clear it."""
     clear = f"run tolerant-kafka repair with the {cluster.name} as --target and that key as --link"
-    if not record.key or "\\x" in record.key:  # no option can say it
+    if not record.key or "\\x" in record.key:  # no option can name such a key
         clear = "write a record with that key and no value there"
     return (
         f"{record}, and says that a link copies from cluster {(record.copies_from or '')[:60]!r} to this {cluster.name};"
@@ -41,16 +41,16 @@ def hindrance(record: Unreadable, topic: str, cluster: Cluster) -> str:
 
 
 def require_no_unreadable(controls: Controls, link: str, names: Collection[str], target: Cluster) -> None:
-    """Raises OptionError where a record that cannot be read may be of another link that copies these topics."""
+    """Raises OptionError if an unreadable record may be of another link that copies these topics."""
     if may_copy := [record for record in controls.unreadable if record.key != link and record.copies_from and names]:
         why = hindrance(may_copy[0], min(names), target)
-        raise OptionError(f"Whether another link than {link} copies the same topics cannot be told: {why}")
+        raise OptionError(f"Whether another link than {link} copies the same topics is unknown: {why}")
 
 
 def made_anew(
     controls: Mapping[str, LinkControl], source_cluster_id: str | None, now: Mapping[str, TopicIds]
 ) -> list[str]:
-    """Of topics with these ids, by their names on the target, those that a link began to copy with others, in words.  Pure."""
+    """A sentence for each topic (the target's name) whose present id differs from the one that a link began with.  Pure."""
     found: set[str] = set()
     for link, control in controls.items():
         if control.is_over or control.source_cluster_id != source_cluster_id:
@@ -61,14 +61,14 @@ def made_anew(
             for side, is_same in (("source", ids.is_of_source(other)), ("target", ids.is_of_target(other))):
                 if not is_same:
                     found.add(
-                        f"topic {topic} was deleted and made anew on the {side} since link {link} began to copy it: what is"
-                        " compared is the new one"
+                        f"topic {topic} was deleted and made anew on the {side} since link {link} began to copy it: the new"
+                        " one is compared"
                     )
     return sorted(found)
 
 
 def written_topics(control: LinkControl, link: str, given: LinkTopics | None) -> LinkTopics:
-    """All that a link copies, as it has written down; `given` where it has not.  Raises OptionError without either."""
+    """All topics that the control says a link copies, else those `given`.  Raises OptionError without either."""
     if control.topics is not None:
         return LinkTopics.from_json(control.topics)
     if given is None and control.is_hidden:
@@ -81,7 +81,7 @@ def written_topics(control: LinkControl, link: str, given: LinkTopics | None) ->
 def differing_topics(
     written: LinkTopics, given: LinkTopics, on_source: Iterable[str] = (), on_target: Iterable[str] = ()
 ) -> list[str]:
-    """Topics, by their names there, that only one of two takes, or that both call otherwise on the target.  Pure."""
+    """Topics that only one of two takes, or that both name differently on the target.  Pure."""
 
     def takes(topics: LinkTopics, name: str) -> str | None:
         return topics.to_target(name) if topics.takes(name) else None
@@ -91,10 +91,10 @@ def differing_topics(
 
 
 class BesideFile(NamedTuple):
-    """How the topics of a file differ from those that its link has written down, a sentence each.
+    """How the topics of a file differ from those in its link's control, a sentence each.
 
-    `kept` is what the link has copied and the file has no more: it is the link's until that is promoted.  `not_begun` is what
-    the file has and the link does not copy.
+    `kept`: topics that the link has copied and the file no longer names; they belong to the link until it is promoted.
+    `not_begun`: topics that the file names and the link does not copy.
     """
 
     kept: tuple[str, ...] = ()
@@ -104,9 +104,9 @@ class BesideFile(NamedTuple):
 async def beside_file(
     source: Cluster | None, target: Cluster, control: LinkControl, link: str, of_file: LinkTopics | None
 ) -> BesideFile:
-    """What is to be said of a file that was changed since the mirror was started with it; nothing without one.
+    """What differs if a file was changed since the mirror was started with it; empty without a file.
 
-    Without a source only what the target has is known.
+    Without a source only the target's topics are known.
     """
     if of_file is None or control.topics is None:
         return BesideFile()
@@ -116,7 +116,7 @@ async def beside_file(
     if source is not None:
         on_source = [source.wire_topic(name) for name in await source.partitions()]
         wanted = {of_file.to_target(name) for name in on_source if of_file.takes(name)}
-    begun = {p.topic for p in control.begun}  # where the control remembers it
+    begun = {p.topic for p in control.begun}  # empty for a control that does not have it
 
     def only_of(topics: LinkTopics, other: LinkTopics, names: Iterable[str]) -> str:
         return some(
@@ -129,8 +129,8 @@ async def beside_file(
     not_begun = only_of(of_file, written, wanted)
     return BesideFile(
         (
-            f"link {link} has copied more than the file names (any more): {kept}. That is the link's until the link is promoted,"
-            " and is promoted with it, as far as it was copied; a mirror with this file copies no more of it",
+            f"link {link} has copied more than the file names (any more): {kept}. That is the link's until it is promoted, and"
+            " is promoted with it, as far as it was copied; a mirror with this file copies no more of it",
         )
         if kept
         else (),
@@ -147,9 +147,9 @@ async def require_whole(
     *,
     of_file: bool = False,
 ) -> LinkTopics:
-    """All that a link copies; raises OptionError where `given` takes something else, or another live link the same.
+    """All topics that a link copies; raises OptionError if `given` takes others, or if another live link copies the same.
 
-    What is given `of_file` may differ: a file may have been changed since (beside_file says how).
+    Topics given `of_file` may differ: the file may have been changed since (beside_file says how).
     """
     written = written_topics(control, link, given)
     if given is None or of_file and control.topics is not None:
@@ -161,14 +161,14 @@ async def require_whole(
     on_source = [] if source is None else [source.wire_topic(name) for name in await source.partitions()]
     if found := differing_topics(written, given, on_source, on_target):
         raise OptionError(
-            f"Link {link} copies {written}, as its mirror has written down, and that is not what is asked for: they"
+            f"Link {link} copies {written}, as its mirror has written down, and not what is asked for: they"
             f" differ in {some(found)}. A link is promoted as a whole: leave --topics out"
         )
     return written
 
 
 async def _refuse_another(target: Cluster, link: str, given: LinkTopics, on_target: Iterable[str]) -> None:
-    """A wrong --link would leave the right one alive."""
+    """Raises OptionError if another live link copies these topics: with a wrong --link the right link would stay alive."""
     names = [name for name in on_target if given.writes(name)]
     controls = await read_controls(target)
     require_no_unreadable(controls, link, names, target)
@@ -185,11 +185,11 @@ async def _refuse_another(target: Cluster, link: str, given: LinkTopics, on_targ
 class LinkView(NamedTuple):
     """The topics of a link, by their names on the target, with their partitions on either cluster.
 
-    `gone` are those that the target has and the source does not (any more): it was asked for each by name; of topics that it
-    has, partitions that the link has begun to copy and that are no more (the topic was made anew).  `hidden` says of
-    others, which are in none of these, why that is unknown: a cluster does not let us describe them.  It has their
-    partitions as the other cluster or the link's control knows them, or the first one, which every topic has.
-    `unread` are partitions of the link's map that tell no topics now, and why.
+    `gone` are topics that the target has and the source, asked for each by name, does not have (any more); and, of topics that the
+    source has, partitions that the link has begun to copy and that the source lacks (the topic was created again).
+    `hidden` says of others, which are in none of these, why they are unknown: a cluster does not let us describe them.  Their
+    partitions are those that the other cluster or the link's control knows, else the first one, which every topic has.
+    `unread` are partitions of the link's map that cannot be read now, and why.
     """
 
     on_source: Mapping[str, list[int]]
@@ -200,7 +200,7 @@ class LinkView(NamedTuple):
 
     @property
     def why_gone(self) -> dict[TopicPartition, str]:
-        """What is to be said of each partition that is gone."""
+        """The reason for each partition that is gone."""
         return {
             TopicPartition(name, n): PARTITION_NOT_ON_SOURCE if name in self.on_source else NOT_ON_SOURCE
             for name, numbers in self.gone.items()
@@ -208,18 +208,18 @@ class LinkView(NamedTuple):
         }
 
     def require_seen(self, link: str) -> None:
-        """Raises OptionError where a topic of the link may be there, and we may not describe it, or cannot know of it."""
+        """Raises OptionError if the link may have a topic that we may not describe, or that only an unread map names."""
         if self.hidden:
             raise OptionError(
                 f"{some(dict.fromkeys(self.hidden.values()), '; ')}, then run this again: link {link} copies it, as far as we"
-                " know, and what we may not describe can be neither compared nor fenced"
+                " know, and a topic that we may not describe can be neither compared nor fenced"
             )
         if self.unread:
             raise OptionError(unread_map(self.unread, link))
 
 
 def unread_map(unread: Mapping[TopicPartition, str], link: str) -> str:
-    """What is unknown where partitions of a link's map cannot be read.  Pure."""
+    """A sentence about partitions of a link's map that cannot be read.  Pure."""
     (topic, number), why = next(iter(unread.items()))
     return (
         f"{some(f'{p.topic}-{p.partition}' for p in unread)} cannot be read, so whether link {link} has copied topics that the"
@@ -234,13 +234,13 @@ async def see_topics(
     control: LinkControl = LinkControl(),
     mapped: MappedTopics = NO_MAP,
 ) -> LinkView:
-    """What both clusters have of a link, or the target alone; the link writes down in its control what else it has had.
+    """The topics of a link on both clusters, or on the target alone, also those that only its control knows.
 
-    The control of a link with translated offsets has no topics: what is `mapped` says which it has copied.
+    The control of a link with translated offsets has no partitions: `mapped` says which topics it has copied.
 
-    A Metadata of all topics leaves out what we may not describe: what one of the clusters, the control, the map or the link's
-    own expressions name, and a cluster does not list, that cluster is asked for by name.  The target lists its topics before the
-    source does: what is made meanwhile the source has by then.
+    Metadata for all topics leaves out those that we may not describe.  So each cluster is asked by name for every topic that the
+    other cluster, the control, the map or the link's expressions name and that it does not list.  The target lists its topics
+    before the source: a topic that is created meanwhile is on the source by then.
     """
     on_target = {name: numbers for name, numbers in (await target.partitions()).items() if topics.writes(name)}
     listed = {} if source is None else await source.partitions()
@@ -271,9 +271,9 @@ async def see_topics(
 
 
 def known_topics(topics: LinkTopics, control: LinkControl, seen: Collection[str]) -> set[str]:
-    """Names on the target of topics that a link says it has, whether any cluster shows them or not.  Pure.
+    """Names on the target of the topics that a link names, whether a cluster lists them or not.  Pure.
 
-    An expression that could be a topic's name is one, unless it matches another topic that was `seen`: "a.b" may mean "a-b".
+    An expression that could be a topic's name counts as one, unless it matches a topic that was `seen`: "a.b" may mean "a-b".
     """
     partitions = (*control.begun, *control.copied, *control.unfenced)
     names = {p.topic for p in partitions if topics.writes(p.topic)}
@@ -287,9 +287,9 @@ def known_topics(topics: LinkTopics, control: LinkControl, seen: Collection[str]
 async def partitions_of_link(
     source: Cluster, target: Cluster, topics: LinkTopics, link: str, control: LinkControl, mapped: MappedTopics
 ) -> tuple[list[TopicPartition], list[TopicPartition]]:
-    """Every partition of the link that the source has: those that are on the target, too, and those that are not yet.
+    """Every partition of the link that the source has: those that the target has, too, and those that it lacks.
 
-    Raises OptionError where the source has none, and where a topic may be there that we may not describe.
+    Raises OptionError if the source has none, and if there may be a topic that we may not describe.
     """
     view = await see_topics(source, target, topics, control, mapped)
     view.require_seen(link)
@@ -302,9 +302,9 @@ async def partitions_of_link(
 async def partitions_on_target(
     target: Cluster, topics: LinkTopics, link: str, control: LinkControl, mapped: MappedTopics
 ) -> list[TopicPartition]:
-    """Every partition that the target has of what the link copies, as far as its map could be read.
+    """Every partition of the link that the target has, as far as its map could be read.
 
-    Raises OptionError where a topic may be there that we may not describe.
+    Raises OptionError if there may be a topic that we may not describe.
     """
     view = await see_topics(None, target, topics, control, MappedTopics(mapped.names))
     view.require_seen(link)
@@ -314,9 +314,9 @@ async def partitions_on_target(
 async def only_on_target(
     source: Cluster, target: Cluster, topics: LinkTopics, link: str, control: LinkControl, mapped: MappedTopics
 ) -> list[TopicPartition]:
-    """Partitions of the target whose topics the link writes and the source does not have (any more).
+    """Partitions of the target that the link writes and the source does not have (any more).
 
-    Raises OptionError where a topic may be there that we may not describe.
+    Raises OptionError if there may be a topic that we may not describe.
     """
     view = await see_topics(source, target, topics, control, mapped)
     view.require_seen(link)
@@ -328,11 +328,11 @@ def _partitions(topics: Mapping[str, list[int]]) -> set[TopicPartition]:
 
 
 def is_heartbeats(topics: LinkTopics, name: str) -> bool:
-    """Whether a topic of the target has the heartbeats that MirrorMaker 2's tools read."""
+    """Whether a topic of the target has heartbeats for MirrorMaker 2's tools."""
     return topics.names is not None and topics.names.policy.is_heartbeats(topics.to_source(name))
 
 
 def some(texts: Iterable[str], between: str = ", ") -> str:
-    """The first of several, and how many more there are."""
+    """Joins the first few texts and counts the others."""
     known = list(texts)
     return between.join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else "")

@@ -1,14 +1,14 @@
-"""The compacted topic on the target that holds a link's offset map: reading it, making it, clearing it.
+"""The compacted topic on the target with a link's offset map: reads it, creates it, and deletes old rows.
 
 Laws:
-- A source partition's rows lie in one partition of it, which its name alone decides (`map_partition`), so MAP_PARTITIONS
-  never changes.
+- The rows of a source partition are in one partition of the map, which only its name decides (`map_partition`), so
+  MAP_PARTITIONS never changes.
 - What a writer reads after InitProducerId has fenced all others is final: no older transaction of its transactional.id
   can end any more, and the markers of those that did are below the high watermark.
-- Taking rows away needs no transaction: only final rows are (Law C of offset_map.py).
-- A link has one map, whose topic id its control says (`map_id`): where that topic is gone, or another has its name, nothing tells
-  what was copied.  It is unknown then, never nothing, and no start makes the map anew.  The id is looked at after the rows were
-  read: one that was deleted does not come back.
+- Deleting rows needs no transaction: only final rows are deleted (Law C of offset_map.py).
+- A link has one map, whose topic id is in its control (`map_id`).  If that topic is gone, or another has its name, what was
+  copied is unknown, never nothing, and no start creates the map again.  The id is checked after the rows were read: the id of a
+  deleted topic does not come back.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from tolerant_client.mirror.state.topics import describe_topics
 from tolerant_client.records.record_batch import Record
 
 MAP_PARTITIONS: Final = 8
-_FIRST_LOOK: Final = 2_000  # offsets before the end, where the newest rows are looked for first
-_TOMBSTONES: Final = 1_000  # of one batch
+_FIRST_LOOK: Final = 2_000  # offsets before the end that are read first for the newest rows
+_TOMBSTONES: Final = 1_000  # in one batch
 _LOOK_AGAIN_S: Final = 0.5
 
 
@@ -49,20 +49,20 @@ def map_topic(link: str) -> str:
 
 
 def map_partition(link: str, partition: TopicPartition) -> TopicPartition:
-    """Where the rows of a source partition are."""
+    """The partition of the map with the rows of a source partition."""
     number = crc32c.crc32c(f"{partition.topic}-{partition.partition}".encode()) % MAP_PARTITIONS
     return TopicPartition(map_topic(link), number)
 
 
 def _map_of(target: Cluster, link: str) -> StateTopic:
-    """A link's map topic: its place, as durable as its control."""
+    """A link's map topic, as durable as its control."""
     return StateTopic(target, map_topic(link), COMPACTED, "the offset map", partitions=MAP_PARTITIONS, insync_of_two=1)
 
 
 async def ensure_map_topic(target: Cluster, link: str, control: LinkControl) -> str:
-    """Creates the topic where a link has none yet, and returns its id, "" from brokers before 2.8.
+    """Creates the topic if a link has none yet, and returns its id, "" from brokers before 2.8.
 
-    Raises TargetDivergedError where the link's own is lost, OptionError for one that would lose rows or cannot hold them.
+    Raises TargetDivergedError if the link's map is lost, OptionError for a topic that would lose rows or cannot hold them.
     """
     await require_same_map(target, link, control)
     await _map_of(target, link).ensure()
@@ -71,11 +71,11 @@ async def ensure_map_topic(target: Cluster, link: str, control: LinkControl) -> 
 
 
 async def lost_map(target: Cluster, link: str, control: LinkControl) -> str | None:
-    """Why nothing tells any more what a link has copied with translated offsets; None where its map is there, as far as is known."""
+    """Why the offset map of a link is lost; None if it is there, as far as is known, or the link has none."""
     if control.producer_ids or control.map_id is None:
         return None
     looks = 0
-    while not await _map_of(target, link).exists():  # a broker that has just started may not know it yet
+    while not await _map_of(target, link).exists():  # a broker that has just started may not know the topic yet
         if (looks := looks + 1) == BELIEVED_AFTER:
             return _lost(link, "was deleted")
         await target.net.sleep(_LOOK_AGAIN_S)
@@ -85,14 +85,14 @@ async def lost_map(target: Cluster, link: str, control: LinkControl) -> str | No
 
 def _lost(link: str, what: str) -> str:
     return (
-        f"Topic {map_topic(link)} of the target, the offset map of link {link}, {what}: up to where the link has copied is"
-        " unknown, and it copies nothing twice. Mirror it under another link name to copy it anew; where no record may be"
-        " there twice, delete the topics that it has copied before"
+        f"Topic {map_topic(link)} of the target, the offset map of link {link}, {what}: how far the link has copied is"
+        " unknown, and it copies nothing twice. To copy all again, mirror under another link name; if no record may be"
+        " there twice, first delete the topics that it has copied"
     )
 
 
 async def require_same_map(target: Cluster, link: str, control: LinkControl) -> None:
-    """Raises TargetDivergedError where the link's map is lost (lost_map)."""
+    """Raises TargetDivergedError if the link's map is lost (lost_map)."""
     if (why := await lost_map(target, link, control)) is not None:
         raise TargetDivergedError(why)
 
@@ -102,7 +102,7 @@ async def _map_id(target: Cluster, link: str) -> str:
 
 
 async def require_map_topic(target: Cluster, link: str, control: LinkControl) -> None:
-    """Raises OptionError unless the link has a map on the target that can be trusted; TargetDivergedError where it is lost."""
+    """Raises OptionError unless the link has a map on the target that keeps its rows; TargetDivergedError if it is lost."""
     await require_same_map(target, link, control)
     name = map_topic(link)
     found = (await describe_topics(target, [name])).get(name)
@@ -122,7 +122,7 @@ async def require_map_topic(target: Cluster, link: str, control: LinkControl) ->
 async def read_last_rows(
     target: Cluster, link: str, partitions: Iterable[TopicPartition], control: LinkControl
 ) -> dict[TopicPartition, MapRow]:
-    """The newest committed row of each source partition that has one.  Raises TargetDivergedError where the map is lost."""
+    """The newest committed row of each source partition that has one.  Raises TargetDivergedError if the map is lost."""
     try:
         rows = await _newest_rows(target, link, partitions)
     except Errors.KafkaError:
@@ -135,7 +135,7 @@ async def read_last_rows(
 async def _newest_rows(
     target: Cluster, link: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, MapRow]:
-    """Looks from the end backwards."""
+    """Reads ever larger parts before the end until each partition has a row."""
     topic, found = _map_of(target, link), dict[TopicPartition, MapRow]()
     for there, wanted in _by_map_partition(link, partitions).items():
         start, end = await topic.start(there.partition), await topic.end(there.partition)
@@ -146,7 +146,7 @@ async def _newest_rows(
             newest: dict[TopicPartition, MapRow] = {}
             async for key, row in _rows(topic, there.partition, from_offset, end):
                 if row is not None and key.partition in missing:
-                    newest[key.partition] = row  # rows are written in the order of their numbers
+                    newest[key.partition] = row  # the last one wins: rows are written in the order of their numbers
             found.update(newest)
             missing = missing - newest.keys()
             size *= 8
@@ -156,20 +156,20 @@ async def _newest_rows(
 async def has_map(target: Cluster, link: str, control: LinkControl) -> bool:
     """Whether the link has translated offsets.
 
-    Only a link with identical ones writes producer ids down: beside them a map is what a former link of this name left.
+    Only a link with identical offsets has producer ids in its control: a map beside them is of a former link of this name.
     """
     return not control.producer_ids and (control.map_id is not None or await _map_of(target, link).exists())
 
 
 async def last_rows(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, MapRow]:
-    """As read_last_rows, also of a link that may have no map, or another one: what the topic has that is there."""
+    """As read_last_rows, but without checking whose map the topic is; empty if there is none."""
     return await _newest_rows(target, link, partitions) if await _map_of(target, link).exists() else {}
 
 
 async def copied_until(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The source offset before which all of each partition is on the target: copied, or there when the link took over.
+    """The source offset before which each partition is on the target: copied, or there when the link took over.
 
-    Empty where the map is lost: then nobody knows it.
+    Empty if the map is lost: then it is unknown.
     """
     wanted = list(partitions)
     rows = await last_rows(target, link, wanted)
@@ -183,7 +183,7 @@ async def copied_until(target: Cluster, link: str, partitions: Iterable[TopicPar
 async def read_maps(
     target: Cluster, link: str, partitions: Iterable[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetMap]:
-    """The whole maps of these source partitions, or of all; those of which nothing was copied are absent."""
+    """The whole maps of these source partitions, or of all; partitions without copied records are absent."""
     topic, rows = _map_of(target, link), dict[TopicPartition, dict[int, MapRow]]()
     chosen = None if partitions is None else set(partitions)
     everywhere = [TopicPartition(map_topic(link), number) for number in range(MAP_PARTITIONS)]
@@ -202,7 +202,7 @@ async def read_maps(
 
 
 class MappedTopics(NamedTuple):
-    """Topics, by their names on the target, of which a map has rows; and why partitions of the map tell none."""
+    """The topics (names on the target) of which a map has rows; and why some of its partitions are unread."""
 
     names: frozenset[str] = frozenset()
     unread: Mapping[TopicPartition, str] = MappingProxyType({})
@@ -214,9 +214,9 @@ NO_MAP: Final = MappedTopics()
 async def mapped_topics(
     target: Cluster, link: str, control: LinkControl, *, patience_ms: int = 0, within_s: float | None = None
 ) -> MappedTopics:
-    """What the map of a link names, if it has one; no partition of it waits for the leader of another one.
+    """The topics in the map of a link, if it has one; no partition of the map waits for the leader of another one.
 
-    Leaders that are missing are waited for `patience_ms`, and what is not read `within_s` seconds is left, where that is given.
+    Waits `patience_ms` for missing leaders; partitions that are not read `within_s` seconds, if given, stay unread.
     """
     if not await has_map(target, link, control) or await lost_map(target, link, control) is not None:
         return NO_MAP
@@ -242,7 +242,7 @@ async def _topics_of(topic: StateTopic, number: int, start: int, end: int) -> se
 
 
 async def clear_deleted(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> int:
-    """Takes away rows whose records the target's retention has deleted, never a partition's newest; returns how many."""
+    """Deletes rows whose records the target's retention has deleted, never a partition's newest; returns how many."""
     topic, doomed = _map_of(target, link), dict[TopicPartition, list[RowKey]]()
     for there, wanted in _by_map_partition(link, partitions).items():
         rows: dict[RowKey, MapRow | None] = {}
@@ -279,7 +279,7 @@ def _by_map_partition(link: str, partitions: Iterable[TopicPartition]) -> dict[T
 async def _rows(
     topic: StateTopic, number: int, start: int | None = None, end: int | None = None
 ) -> AsyncIterator[tuple[RowKey, MapRow | None]]:
-    """What the log of a map partition shows to be committed, in its order; all of it, or between two offsets."""
+    """The committed rows of a map partition in the order of its log; all of them, or those between two offsets."""
     committed = CommittedRows(f"{topic.name}-{number}")
     start = await topic.start(number) if start is None else start
     end = await topic.end(number) if end is None else end

@@ -1,12 +1,12 @@
-"""Which offset a source record has on the target, exactly, where other writers share the target topic.
+"""The exact target offset of each source record, for target topics that other writers share.
 
 Laws:
-A. A row is committed in the transaction that copied its records, so what a committed row says is on the target.
-B. Runs ascend on both sides: order is kept, and between two runs lies nothing that was copied.
-C. Only the newest row of a partition is ever written again; one that has RUNS_PER_ROW runs is final.
-D. Where the source's log is another one from an offset on (its topic was made anew, or it was cut), a new row begins there: what
-   the rows before it say of a former topic, and of offsets from there on, is of records that the source no longer has.  Its
-   first run says where, of no records where the first that are copied lie behind that.
+A. A row is committed in the transaction that copied its records, so the records of a committed row are on the target.
+B. Runs ascend on both sides: the order is kept, and no copied record lies between two runs.
+C. Only the newest row of a partition is ever written again; a row with RUNS_PER_ROW runs is final.
+D. If the source's log is a new one from an offset on (the topic was created again, or the log truncated), a new row begins
+   there: the earlier rows' runs of a former topic, and of offsets from there on, are of records that the source no longer has.
+   The first run of the new row begins at that offset; it has no records if the first copied ones come later.
 
 A record of the map topic, in JSON so that any consumer can read it:
 
@@ -14,15 +14,14 @@ A record of the map topic, in JSON so that any consumer can read it:
     value  {"version": 1, "target": "topic", "ids": ["source's topic id", "target's"], "position": 1200,
             "epoch": 3, "runs": [1000, 5000, 100, 0, 1, 90, ...]}
 
-A row with one run of no records says where nothing is copied yet: only that the link has begun there; the target offset of
-that run is behind all that the rows before have.
+A row with one run of no records means that the link has begun there and copied nothing yet; the target offset of that run is
+after all that the rows before have.
 
-`position` is the next source offset to copy when the row was written; `ids` tell a topic that was deleted and created
-again (KIP-516; "" where brokers before 2.8 tell none), `epoch` is the newest leader epoch that was seen in the source's
-log (-1: none), by which a log is known that was cut since (KIP-101).  A run is three numbers: source offset, target
-offset, count; from the second run on the first two are the distances from the end of the run before.  (A transaction
-ends with a marker, which takes one offset of the target: that is the 1.)  A null value takes a row away whose records
-the target no longer has.
+`position` is the next source offset to copy when the row was written; `ids` show whether a topic was deleted and created
+again (KIP-516; "" from brokers before 2.8), `epoch` is the newest leader epoch that was seen in the source's log (-1: none),
+which shows whether the log was truncated since (KIP-101).  A run is three numbers: source offset, target offset, count; from the
+second run on, the first two are the distances from the end of the run before.  (A transaction ends with a marker, which takes
+one offset of the target: that is the 1.)  A null value deletes a row whose records the target no longer has.
 
 Pure: no I/O, no clock.
 """
@@ -60,7 +59,7 @@ class _Value(msgspec.Struct):
 
 
 class Run(NamedTuple):
-    """`length` records that lie at consecutive offsets on both sides."""
+    """`length` records with consecutive offsets on both sides."""
 
     source: int
     target: int
@@ -76,7 +75,7 @@ class Run(NamedTuple):
 
 
 class RowKey(NamedTuple):
-    """A partition of the source, and which of its rows."""
+    """A partition of the source, and the number of a row."""
 
     partition: TopicPartition
     number: int
@@ -86,13 +85,13 @@ class RowKey(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes | None) -> RowKey:
-        """Raises ValueError for what is no key of a row."""
+        """Raises ValueError for bytes that are no key of a row."""
         topic, partition, number = decoded(data, _Key)
         return cls(TopicPartition(topic, partition), number)
 
 
 class MapRow(NamedTuple):
-    """Up to RUNS_PER_ROW runs; `ids` are the topic ids of source and target as text, "" where brokers tell none."""
+    """Up to RUNS_PER_ROW runs; `ids` are the topic ids of source and target as text, "" if unknown."""
 
     key: RowKey
     target_topic: str
@@ -111,7 +110,7 @@ class MapRow(NamedTuple):
 
     @classmethod
     def decode(cls, key: RowKey, data: bytes) -> MapRow:
-        """Raises ValueError for what is no row, or one of a later version."""
+        """Raises ValueError for bytes that are no row, or one of a later version."""
         found = decoded(data, _Value)
         runs: list[Run] = []
         source, target = 0, 0
@@ -124,22 +123,22 @@ class MapRow(NamedTuple):
 
     @property
     def target_until(self) -> int:
-        """The target offset behind all that was ever copied, also of a source's log that is gone; 0 where nothing was."""
+        """The target offset after the last record that was ever copied, also of a former source log; 0 if none was."""
         return self.runs[-1].target_until
 
     @property
     def has_copied(self) -> bool:
-        """Whether the link has copied anything of the partition, and has not only begun."""
+        """Whether the row has copied records, not only the link's beginning."""
         return self.runs[-1].length > 0
 
     @property
     def is_kept(self) -> bool:
-        """Whether its runs say more than its position: what was copied, or where another log begins (Law D)."""
+        """Whether its runs count: they have copied records, or show where a new log begins (Law D)."""
         return self.has_copied or self.key.number > 0
 
 
 def join_runs(runs: Iterable[Run]) -> list[Run]:
-    """The same runs, neighbours on both sides made one."""
+    """The same runs; those that are adjacent on both sides are joined."""
     joined: list[Run] = []
     for run in runs:
         if joined and (joined[-1].source_until, joined[-1].target_until) == (run.source, run.target):
@@ -158,16 +157,16 @@ def extend(
     position: int,
     epoch: int,
 ) -> list[MapRow]:
-    """The rows to write when `runs` were copied: the newest one, filled up, and new ones; that of a beginning if nothing ever was.
+    """The rows to write after `runs` were copied: the newest, filled up, and new ones; one without records if none was copied.
 
-    Raises OffsetMapError where they would not ascend: they are not what was copied, then.
+    Raises OffsetMapError if the runs would not ascend: then they are not what was copied.
     """
     kept = list(last.runs) if last is not None and last.is_kept else []
     number = last.key.number if last is not None else 0
     if kept and runs and (runs[0].source < kept[-1].source_until or runs[0].target < kept[-1].target_until):
         raise OffsetMapError(
             f"{partition.topic}-{partition.partition}: offset {runs[0].source} was appended at {runs[0].target}, but the"
-            f" map ends at {kept[-1].source_until} and {kept[-1].target_until}; the answer or the target's log is wrong"
+            f" map ends at {kept[-1].source_until} and {kept[-1].target_until}; the response or the target's log is wrong"
         )
     kept = join_runs([*kept, *runs]) or [Run(position, last.target_until if last is not None else 0, 0)]
     rows: list[MapRow] = []
@@ -181,7 +180,7 @@ def extend(
 
 
 def begun_anew(last: MapRow, ids: tuple[str, str], position: int) -> MapRow:
-    """The newest row where the source's log is another one from `position` on than the one that `last` speaks of (Law D)."""
+    """The new newest row if the source's log is another one from `position` on than that of `last` (Law D)."""
     began = position if last.has_copied or not last.key.number else min(position, last.runs[0].source)
     key = last.key._replace(number=last.key.number + last.has_copied)
     return last._replace(key=key, ids=ids, position=position, epoch=-1, runs=(Run(began, last.target_until, 0),))
@@ -193,11 +192,11 @@ def is_another(before: str, now: str) -> bool:
 
 
 class CommittedRows:
-    """Gives out the rows of a map partition's log once the log itself shows that they were committed.
+    """Yields the rows of a map partition's log once the log itself shows that they were committed.
 
-    It reads to the high watermark with isolation level 0: the last stable offset
+    The log is read up to the high watermark with isolation level 0: the last stable offset
     would wait for the open transactions of other partitions.  Each transaction
-    is of one producer id, ended by one marker (KIP-98).
+    has one producer id and ends with one marker (KIP-98).
     """
 
     def __init__(self, where: str) -> None:
@@ -205,9 +204,9 @@ class CommittedRows:
         self._open: dict[int, list[tuple[RowKey, MapRow | None]]] = {}
 
     def feed(self, header: BatchHeader, batch: memoryview) -> Iterator[tuple[RowKey, MapRow | None]]:
-        """Takes the next batch; yields what is committed by it.  None takes a row away.
+        """Takes the next batch; yields the rows that it commits, None for a deleted row.
 
-        Raises OffsetMapError for what no mirror has written, RecordBatchError for damage.
+        Raises OffsetMapError for a record that no mirror has written, RecordBatchError for damage.
         """
         if header.is_control:
             ended = self._open.pop(header.producer_id, [])
@@ -230,18 +229,18 @@ class CommittedRows:
 
 
 class Place(str, enum.Enum):
-    """What an offset was translated to."""
+    """What a translated offset stands for."""
 
-    RECORD = "record"  # where this very record is
-    NEXT = "next"  # there is no such record: where the next one is
-    END = "end"  # all before it is copied, nothing behind it: where its next record can be at the earliest
-    NOT_COPIED = "not-copied"  # records before it are not on the target yet: the end of what is
-    DELETED = "deleted"  # the target's retention has deleted it: where the oldest one is that the map knows
-    BEFORE_TAKEOVER = "before-takeover"  # another mirror has copied what is there: nobody knows where
+    RECORD = "record"  # this very record
+    NEXT = "next"  # there is no such record: the next one
+    END = "end"  # all before it is copied, nothing after it: the lowest offset that the next record can get
+    NOT_COPIED = "not-copied"  # records before it are not on the target yet: the end of the copied ones
+    DELETED = "deleted"  # the target's retention has deleted it: the oldest record that the map knows
+    BEFORE_TAKEOVER = "before-takeover"  # another mirror has copied it: its offset is unknown
 
 
 class Translation(NamedTuple):
-    """`offset` on the one side is `translated` on the other (-1: nobody knows); see Place.
+    """`offset` on one side is `translated` on the other (-1: unknown); see Place.
 
     `position`: source offsets before it are copied.
     """
@@ -255,13 +254,12 @@ class Translation(NamedTuple):
 class OffsetMap:
     """The map of one source partition, made of all its rows.
 
-    A consumer that stood at a source offset and goes on at its translation reads
-    each record once: no copied record that it has read lies behind it there,
-    and none that it has not read before it.  `runs` are empty where nothing of the source's log as it is now is copied: then
-    nothing can be translated.
+    A consumer that stood at a source offset and resumes at its translation reads each record once: no copied record that it has
+    read comes after the translation, and none that it has not read before it.  `runs` are empty if no record of the source's
+    present log is copied: then nothing can be translated.
 
-    What lies before source offset `taken_over` another mirror may have copied, where the map has no run: such an offset
-    has no translation, for the run next to it may be far behind its record.
+    Another mirror may have copied source offsets before `taken_over` for which the map has no run: such an offset has no
+    translation, for the next run may be far after its record.
     """
 
     def __init__(self, rows: Iterable[MapRow], taken_over: int = 0) -> None:
@@ -276,14 +274,14 @@ class OffsetMap:
         self._target_until = newest.target_until
         ordered = [row for row in known if row.is_kept and not is_another(row.ids[0], newest.ids[0])]
         self.runs = self._joined(ordered, newest.position)
-        # Older rows have been taken away, unless the one before is of a former topic.
+        # Older rows were deleted, unless the row before is of a former topic.
         first = ordered[0].key.number if ordered else 0
         self._is_cut = first > 0 and first - 1 not in (row.key.number for row in known)
         self._sources = [run.source for run in self.runs]
         self._targets = [run.target for run in self.runs]
 
     def _joined(self, rows: Iterable[MapRow], position: int) -> list[Run]:
-        """The runs of the log as it is now, up to `position`; raises OffsetMapError where they do not ascend."""
+        """The runs of the present log, up to `position`; raises OffsetMapError if they do not ascend."""
         runs: list[Run] = []
         target = 0
         for row in rows:
@@ -301,7 +299,7 @@ class OffsetMap:
         return runs
 
     def translate(self, offset: int) -> Translation:
-        """The target offset for a source offset, that is: of its record or of the next one behind it."""
+        """The target offset for a source offset: that of its record or of the next one after it."""
         at = bisect.bisect_right(self._sources, offset) - 1
         if at >= 0 and offset < self.runs[at].source_until:
             return Translation(
@@ -316,7 +314,7 @@ class OffsetMap:
         return Translation(offset, self._target_until, place, self.position)
 
     def source_of(self, offset: int) -> Translation:
-        """The source offset for a target offset: of the copied record there, or of the next one behind it."""
+        """The source offset for a target offset: that of the copied record there or of the next one after it."""
         at = bisect.bisect_right(self._targets, offset) - 1
         if at >= 0 and offset < self.runs[at].target_until:
             return Translation(
@@ -331,7 +329,7 @@ class OffsetMap:
 
 
 def _cut(runs: list[Run], source: int) -> None:
-    """Takes away what lies at this source offset or behind it."""
+    """Removes the runs at this source offset and after it."""
     while runs and runs[-1].source >= source:
         runs.pop()
     if runs and runs[-1].source_until > source:

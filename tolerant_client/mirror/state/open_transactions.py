@@ -1,10 +1,10 @@
-"""Open transactions that hold back a partition's last stable offset: which they are, since when, and what ends them (KIP-664).
+"""Finds open transactions that hold back a partition's last stable offset, since when, and what ends them (KIP-664).
 
-A mirror copies up to the last stable offset, and so does whoever reads committed: an open transaction holds up everything
-after its first record, committed or not.  A coordinator aborts it after its timeout; one that *hangs*, because its
-coordinator does not know that it has this partition, nobody ends but an operator.
+A mirror copies up to the last stable offset, as consumers with read_committed do: an open transaction delays all records after
+its first one, committed or not.  A coordinator aborts it after its timeout; only an operator ends one that *hangs* because its
+coordinator does not know that it has this partition.
 
-What is not told (brokers before 2.8, rights that we lack) is said to be unknown; nothing is raised for it.
+What brokers do not tell (before 2.8, or because we lack a right) is reported as unknown and raises no error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import text_of
 from tolerant_client.mirror.state.health import WAITS_AFTER_S, utc
 
-_PATIENCE_MS = 5_000  # with each broker that is asked who has a transaction open: the answer only names it
+_PATIENCE_MS = 5_000  # with each broker that we ask for open transactions: the response only adds their names
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class OpenTransaction:
 class Held(NamedTuple):
     """Offsets of a partition, from its last stable offset to its high watermark, that wait for an open transaction.
 
-    `transaction` and `view` are None where they are not told, and `unknown` says why.  `command` aborts the transaction.
+    `transaction` and `view` are None if they are unknown, and `unknown` says why.  `command` aborts the transaction.
     """
 
     partition: TopicPartition
@@ -59,7 +59,7 @@ class Held(NamedTuple):
 
     @property
     def since_ms(self) -> int | None:
-        """When it was begun; where its coordinator does not tell, the time of its last record."""
+        """When it was begun; if its coordinator does not tell, the time of its last record."""
         if self.view is not None and self.view.started_ms >= 0:
             return self.view.started_ms
         if self.transaction is not None and self.transaction.last_timestamp >= 0:
@@ -70,7 +70,7 @@ class Held(NamedTuple):
         topic, index = self.partition
         waiting = f"{topic}-{index}: {self.offsets:,} offsets from {self.from_offset:,} on wait for"
         if self.transaction is None:
-            return f"{waiting} an open transaction; whose it is is unknown: {self.unknown}; end its producer"
+            return f"{waiting} an open transaction of an unknown producer: {self.unknown}; end its producer"
         who = f"producer id {self.transaction.producer_id}"
         who += (
             f", transactional.id {self.view.transactional_id}"
@@ -86,7 +86,7 @@ class Held(NamedTuple):
         return f"{waiting} an open transaction ({who}; {age}); let its producer end it, or abort it: {self.command}"
 
     def to_json(self) -> dict[str, Any]:
-        """Names and numbers; null is what is not known."""
+        """Names and numbers; null is unknown."""
         one, view = self.transaction, self.view
         return {
             **self.partition._asdict(),
@@ -101,15 +101,15 @@ class Held(NamedTuple):
 
 
 def is_held_long(one: Held, now_ms: int) -> bool:
-    """Whether it is more than a transaction under way; one whose age is not known is."""
+    """Whether a transaction has been open for long; also True if its age is unknown."""
     return one.since_ms is None or now_ms - one.since_ms >= 1000 * WAITS_AFTER_S
 
 
 async def find_held(cluster: Cluster, spans: Mapping[TopicPartition, tuple[int, int]]) -> list[Held]:
-    """Whose transactions hold back these partitions, by their last stable offset and their high watermark.
+    """The transactions that hold back these partitions, given their last stable offsets and high watermarks.
 
-    Several producers may hold one partition back, then it is there once for each, the first one first; spans without offsets
-    are left out.  Read the high watermark *before* the last stable offset, else what was appended between seems to be held.
+    A partition that several producers hold back is listed once for each, the earliest first; spans without offsets are left out.
+    Read the high watermark *before* the last stable offset, else records appended in between seem to be held back.
     """
     held = {p: (stable, end) for p, (stable, end) in spans.items() if end > stable}
     if not held:
@@ -125,12 +125,12 @@ async def find_held(cluster: Cluster, spans: Mapping[TopicPartition, tuple[int, 
         for one in sorted(found.get(partition, ()), key=lambda one: one.start_offset):
             told.append(Held(*span, one, views.get(one.producer_id), abort_command(cluster, one)))
         if not found.get(partition):
-            told.append(Held(*span, unknown=unknown or "its leader knows of none any more, it may have ended just now"))
+            told.append(Held(*span, unknown=unknown or "its leader knows of none any more; it may have just ended"))
     return told
 
 
 def abort_command(cluster: Cluster, one: OpenTransaction) -> str:
-    """What ends the transaction in its partition, whatever its coordinator says."""
+    """The command that ends the transaction in its partition, whatever its coordinator knows."""
     servers = cluster.bootstrap_servers
     at = servers if isinstance(servers, str) else ",".join(servers)
     properties = "" if cluster.manager.config["security_protocol"] == "PLAINTEXT" else " --command-config FILE"
@@ -142,7 +142,7 @@ def abort_command(cluster: Cluster, one: OpenTransaction) -> str:
 
 
 async def open_transactions(cluster: Cluster, partitions: Collection[TopicPartition]) -> list[OpenTransaction]:
-    """Of partitions whose last stable offset lies before their end; none where brokers do not tell.  Needs Read on the topics."""
+    """The open transactions of partitions; none if the brokers do not tell.  Needs Read on the topics."""
     await cluster.connect()
     if not partitions or not can_describe_producers(cluster):
         return []
@@ -155,7 +155,7 @@ async def open_transactions(cluster: Cluster, partitions: Collection[TopicPartit
 async def _described(
     cluster: Cluster, held: Mapping[TopicPartition, tuple[int, int]]
 ) -> tuple[dict[TopicPartition, list[OpenTransaction]], str]:
-    """By partition who has a transaction open there, and why that is not known."""
+    """The open transactions of each partition, and why they are unknown."""
     await cluster.connect()
     if not can_describe_producers(cluster):
         return {}, f"the brokers of the {cluster.name} are older than 2.8 and do not tell"
@@ -178,7 +178,7 @@ async def _described(
 
 
 async def views_of(cluster: Cluster, producer_ids: Collection[int]) -> dict[int, CoordinatorView]:
-    """What all coordinators that answer say of these producer ids (Kafka 3.0); of others nothing is known."""
+    """The coordinators' views of these producer ids (Kafka 3.0); absent if no coordinator responds with one."""
     found: dict[int, CoordinatorView] = {}
     if not producer_ids or not can_list_transactions(cluster):
         return found
@@ -193,7 +193,7 @@ async def views_of(cluster: Cluster, producer_ids: Collection[int]) -> dict[int,
 async def coordinator_views(
     cluster: Cluster, nodes: Iterable[int], producer_ids: Collection[int], patience_ms: int | None = None
 ) -> dict[int, CoordinatorView]:
-    """What coordinators say of these producer ids; those of transactional ids that we may not describe are absent."""
+    """The views of these coordinators of producer ids; transactional ids that we may not describe are absent."""
     found: dict[int, CoordinatorView] = {}
     for node in nodes:
 

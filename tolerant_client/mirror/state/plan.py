@@ -1,4 +1,4 @@
-"""What a link will do, decided before anything is written.  Pure: no I/O."""
+"""Plans the topics of a link before anything is written.  Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONG_MAX = 2**63 - 1
 # A KRaft controller refuses an operation of more than 10,000 (QuorumController.java, MAX_RECORDS_PER_USER_OP).
 _CONTROLLER_RECORDS = 2_500
 
-# What belongs to the brokers of one cluster, not to the topic.
+# Settings of the brokers of one cluster, not of the topic.
 NOT_COPIED = frozenset(
     {
         "leader.replication.throttled.replicas",
@@ -49,8 +49,8 @@ _TOO_SMALL = re.compile(r"Invalid value (\S+) for configuration ([\w.\-]+): Valu
 class TopicSpec:
     """A topic as an administrator describes it.
 
-    `config` holds only what was set for this topic; `effective` every value that
-    is in force wherever it comes from, and nothing where the brokers cannot say.
+    `config` has only what was set for this topic; `effective` every value in force,
+    wherever it comes from, and is empty if the brokers cannot tell.
     """
 
     name: str
@@ -76,8 +76,8 @@ class TopicSpec:
 class TopicsPlan:
     """Topics to create on the target, those to give more partitions, and those that can stay as they are.
 
-    `grow` and `existing` have the source's partition counts.  `refused` says by topic why it cannot be copied, or not
-    all of it; one that is refused altogether is in none of the others.
+    `grow` and `existing` have the source's partition counts.  `refused` says by topic why it cannot be copied, or only in part;
+    a topic that is refused altogether is in none of the others.
     """
 
     create: tuple[TopicSpec, ...]
@@ -93,9 +93,9 @@ class TopicsPlan:
 
 
 def select_topics(topics: LinkTopics | str, available: Mapping[str, object]) -> list[str]:
-    """The topics that the link takes (or a regular expression matches), sorted; all as the target calls them.
+    """The topics that the link takes (or a regular expression matches), sorted, by their names on the target.
 
-    Raises OptionError for a bad expression, and when nothing is taken by a link that does not wait for topics.
+    Raises OptionError for a bad expression, and if a link that does not wait for topics takes none.
     """
     topics = LinkTopics.of(topics)
     offered = {name: topics.to_source(name) for name in available}
@@ -117,9 +117,9 @@ def plan_topics(
     """Compares the chosen source topics with those of the same name on the target.
 
     A missing topic is created with the source's partition count and
-    configuration as `creation` says; its replication factor is at most the
+    configuration, as `creation` says; its replication factor is at most the
     number of target brokers.  A target topic with fewer partitions
-    gets more.  One that cannot hold the copy is refused.
+    gets more.  A target topic that cannot hold the copy is refused.
     """
     excluded = TopicFilter(creation.config_exclude)
     create: list[TopicSpec] = []
@@ -150,7 +150,7 @@ def plan_topics(
 
 
 def fit_config(topic: TopicSpec, refusal: str) -> tuple[TopicSpec, str]:
-    """The topic without what the target's brokers refused in these words, and a warning that says so.
+    """The topic without the setting that the target's brokers refused with this message, and a warning about it.
 
     Raises OptionError for a refusal that only the user can settle.
     """
@@ -169,7 +169,7 @@ def fit_config(topic: TopicSpec, refusal: str) -> tuple[TopicSpec, str]:
 
 
 def in_operations(topics: Iterable[TopicSpec]) -> Iterator[list[TopicSpec]]:
-    """Topics in pieces that a controller takes in one operation: it keeps a record for each topic, partition and setting.
+    """Groups topics by what a controller takes in one operation: a record for each topic, partition and setting.
 
     Pure.  A topic is not divided.
     """
@@ -188,7 +188,7 @@ def in_operations(topics: Iterable[TopicSpec]) -> Iterator[list[TopicSpec]]:
 
 def _as_created(wanted: TopicSpec, target_brokers: int, creation: TopicCreation, excluded: TopicFilter) -> TopicSpec:
     factor = wanted.replication_factor if creation.replication_factor is None else creation.replication_factor
-    replicas = min(factor, target_brokers)  # -1: as many as the target's brokers think right (KIP-464)
+    replicas = min(factor, target_brokers)  # -1: the target brokers' default (KIP-464)
     defaults = dict(wanted.effective) if creation.use_defaults_from == "source" else {}
     # The target's brokers may have other defaults.
     if CLEANUP_POLICY in wanted.effective:
@@ -202,9 +202,9 @@ def _as_created(wanted: TopicSpec, target_brokers: int, creation: TopicCreation,
     }
     most = target_brokers if replicas < 0 else replicas
     if int(config.get("min.insync.replicas", "1")) > most:
-        config["min.insync.replicas"] = str(most)  # brokers before 3.7 refuse all where it is more than there are
+        config["min.insync.replicas"] = str(most)  # brokers before 3.7 refuse all writes if it is more than there are
     config[TIMESTAMP_TYPE] = "CreateTime"  # the source's append times are copied as such
-    # The source has taken the records already, long ago perhaps.  A 4.x broker refuses what is an hour ahead (KIP-1030).
+    # The source has taken the records already, maybe long ago.  A 4.x broker refuses timestamps an hour ahead (KIP-1030).
     config[TIMESTAMP_BEFORE] = config[TIMESTAMP_AFTER] = str(_LONG_MAX)
     return TopicSpec(wanted.name, wanted.partitions, replicas, config)
 
@@ -213,7 +213,7 @@ def _creation_warnings(wanted: TopicSpec) -> Iterator[str]:
     if not wanted.effective:
         yield (
             f"the source's brokers cannot tell the configuration of topic {wanted.name}: it is created with the target's"
-            f" defaults; create it yourself first if it is compacted or has a retention of its own"
+            f" defaults; create it yourself first if it is compacted or has its own retention"
         )
     if wanted.config.get("remote.storage.enable") == "true":
         yield f"topic {wanted.name} is created without tiered storage: the target keeps all of its retention on local disks"
@@ -224,7 +224,7 @@ def _existing_warnings(wanted: TopicSpec, present: TopicSpec) -> Iterator[str]:
     if present.partitions < wanted.partitions:
         yield (
             f"topic {name} has {counted(present.partitions, 'partition')} on the target and {wanted.partitions} on the source: the"
-            f" target's gets the missing ones"
+            f" missing ones are added on the target"
         )
     if wanted.effective and present.is_compacted and not wanted.is_compacted:
         yield (
@@ -233,8 +233,8 @@ def _existing_warnings(wanted: TopicSpec, present: TopicSpec) -> Iterator[str]:
         )
     if wanted.is_compacted and not present.is_compacted:
         yield (
-            f"topic {name} is compacted on the source only: the target deletes by age and size what the source keeps for"
-            f" ever; set {CLEANUP_POLICY}={wanted.value(CLEANUP_POLICY, 'compact')} on the target"
+            f"topic {name} is compacted on the source only: the target deletes by age and size records that the source keeps"
+            f" for ever; set {CLEANUP_POLICY}={wanted.value(CLEANUP_POLICY, 'compact')} on the target"
         )
     if present.max_message_bytes < wanted.max_message_bytes:
         yield (
@@ -242,7 +242,7 @@ def _existing_warnings(wanted: TopicSpec, present: TopicSpec) -> Iterator[str]:
             f" the source: larger ones are split, a larger record stops the copy; raise {MAX_MESSAGE_BYTES} on the target"
         )
     limits = {limit: _milliseconds(present, limit) for limit in (TIMESTAMP_BEFORE, TIMESTAMP_AFTER)}
-    # A record gets older on its way: only a limit for the future may be as low as the source's.
+    # A record ages until it is copied: only a limit for the future may be as low as the source's.
     if limits[TIMESTAMP_BEFORE] < _LONG_MAX:
         yield _timestamp_warning(name, TIMESTAMP_BEFORE, limits[TIMESTAMP_BEFORE], "older")
     if limits[TIMESTAMP_AFTER] < _milliseconds(wanted, TIMESTAMP_AFTER):

@@ -1,7 +1,7 @@
-"""What a topic is called on the target of a link, and what its name there tells of where it comes from.
+"""Names topics on the target of a link, and finds from such a name where the topic was copied from.
 
 The policies of MirrorMaker 2 (KIP-382; ReplicationPolicy.java, DefaultReplicationPolicy.java and
-IdentityReplicationPolicy.java of connect/mirror-client, as Kafka 4.2 has them), so that a target keeps the names it has.  Pure.
+IdentityReplicationPolicy.java of connect/mirror-client, as of Kafka 4.2), so that a target keeps its topics' names.  Pure.
 """
 
 from __future__ import annotations
@@ -18,52 +18,52 @@ _HEARTBEATS = "heartbeats"
 
 
 class DefaultReplicationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """The source's alias before each name: `A.orders`; `source_alias` is that of the cluster that a topic is copied from.
+    """Puts the source's alias before each name: `A.orders`; `source_alias` is the alias of the cluster copied from.
 
-    Without `internal_separator_enabled` the internal topics keep "." whatever the separator is (KIP-690).
+    Without `internal_separator_enabled` the internal topics keep ".", whatever the separator is (KIP-690).
     """
 
     separator: str = "."
     internal_separator_enabled: bool = True
 
     def remote_topic(self, source_alias: str, topic: str) -> str:
-        """What `topic` of the source is called on the target."""
+        """The name on the target of `topic` of the source."""
         return f"{source_alias}{self.separator}{topic}"
 
     def source_topic(self, source_alias: str, topic: str) -> str | None:
-        """What is called `topic` on the target, in the source's words; None if it cannot be a copy from there.
+        """The name on the source of `topic` of the target; None if it cannot be a copy from there.
 
-        Unlike upstream_topic right for an alias with separators in it, too.
+        Unlike upstream_topic, this also holds for an alias that contains separators.
         """
         prefix = f"{source_alias}{self.separator}"
         return topic.removeprefix(prefix) if topic.startswith(prefix) else None
 
     def topic_source(self, topic: str) -> str | None:
-        """The alias of the cluster that a topic was copied from; None if its name says that it was not copied."""
-        # As String.split of Java has it: every letter is a part without a separator, empty parts at the end are none.
+        """The alias of the cluster that a topic was copied from; None if its name shows no copy."""
+        # As Java's String.split: without a separator every letter is a part, and empty parts at the end are dropped.
         parts = topic.split(self.separator) if self.separator else list(topic)
         while parts and not parts[-1]:
             parts.pop()
         return parts[0] if len(parts) > 1 else None
 
     def upstream_topic(self, topic: str) -> str | None:
-        """What a copied topic is called on the cluster that it was copied from; None if it was not copied."""
+        """The name of a copied topic on the cluster that it was copied from; None if it was not copied."""
         source = self.topic_source(topic)
         return None if source is None else topic[len(source) + len(self.separator) :]
 
     def original_topic(self, topic: str) -> str:
-        """What a topic is called where it was first written."""
+        """The name of a topic on the cluster where it was first written."""
         upstream = self.upstream_topic(topic)
         while upstream is not None and upstream != topic:
             topic, upstream = upstream, self.upstream_topic(upstream)
         return topic
 
     def is_internal(self, topic: str) -> bool:
-        """True for what MirrorMaker 2 never copies: hidden topics, Kafka's own and MirrorMaker 2's own."""
+        """True for topics that MirrorMaker 2 never copies: hidden ones, Kafka's own and MirrorMaker 2's own."""
         return self.is_mm2_internal(topic) or topic.startswith(("__", "."))
 
     def is_mm2_internal(self, topic: str) -> bool:
-        # Since KAFKA-17200; before, whatever ended in "internal" was taken for MirrorMaker 2's or Connect's.
+        # Since KAFKA-17200; before, every name ending in "internal" counted as MirrorMaker 2's or Connect's.
         is_named = topic.startswith("mm2") and topic.endswith(f"{self._internal_separator}internal")
         return is_named or self.is_checkpoints(topic)
 
@@ -79,7 +79,7 @@ class DefaultReplicationPolicy(msgspec.Struct, frozen=True, forbid_unknown_field
         return _HEARTBEATS
 
     def checkpoints_topic(self, alias: str) -> str:
-        """Where the target keeps the checkpoints of the source `alias`."""
+        """The target's topic for checkpoints of the source `alias`."""
         separator = self._internal_separator
         return f"{alias}{separator}checkpoints{separator}internal"
 
@@ -89,9 +89,9 @@ class DefaultReplicationPolicy(msgspec.Struct, frozen=True, forbid_unknown_field
 
 
 class IdentityReplicationPolicy(DefaultReplicationPolicy, frozen=True, tag=True):
-    """Every topic keeps its name, except heartbeats, which are named as by the default policy.
+    """Every topic keeps its name, except heartbeats, which the default policy names.
 
-    Names tell nothing of a topic's source then: it is `source_alias` for all of them, if that is given.
+    Names then do not show a topic's source: it is `source_alias` for all of them, if that is given.
     """
 
     source_alias: str | None = None
@@ -133,18 +133,18 @@ class TopicNames(msgspec.Struct, frozen=True):
         return isinstance(self.policy, IdentityReplicationPolicy)
 
     def to_target(self, topic: str) -> str:
-        """What a topic of the source is called on the target."""
+        """The name on the target of a topic of the source."""
         return self.policy.remote_topic(self.source_alias, topic)
 
     def to_source(self, topic: str) -> str:
-        """What a topic of the target is called on the source.
+        """The name on the source of a topic of the target.
 
         Raises OptionError for a name that no topic of this link can have on the target.
         """
         name = self.policy.source_topic(self.source_alias, topic)
         if name is None:
             raise OptionError(
-                f"Topic {topic} of the target is no copy from cluster {self.source_alias}: its topics are called"
+                f"Topic {topic} of the target is no copy from cluster {self.source_alias}, whose topics are named"
                 f" {self.to_target('TOPIC')} there"
             )
         return name
@@ -155,7 +155,7 @@ class TopicNames(msgspec.Struct, frozen=True):
 
     @staticmethod
     def from_json(written: str) -> TopicNames:
-        """Raises OptionError for what to_json did not write."""
+        """Raises OptionError for text that to_json did not write."""
         try:
             found = decoded(written, _WrittenNames)
             policy = {**found.policy, "type": found.name}
@@ -166,13 +166,13 @@ class TopicNames(msgspec.Struct, frozen=True):
             ) from error
 
 
-_SHOWN = 200  # of what cannot be read
+_SHOWN = 200  # characters of text that cannot be read
 
 
 def is_cycle(policy: DefaultReplicationPolicy, topic: str, target_alias: str) -> bool:
-    """Whether a topic of the source was once copied from the target: it would go round for ever.
+    """Whether a topic of the source was once copied from the target: it would be copied in a circle for ever.
 
-    As MirrorSourceConnector.isCycle; where names say nothing (IdentityReplicationPolicy) nothing is found.
+    As MirrorSourceConnector.isCycle; names without a source (IdentityReplicationPolicy) show no cycle.
     """
     upstream: str | None = topic
     while upstream is not None:

@@ -1,7 +1,7 @@
-"""Topics that keep what a link knows: as durable as their cluster can, appended to rarely, read on from an offset.
+"""Topics that keep the state of a link: as durable as their cluster allows, written rarely, read on from an offset.
 
-On it stand control, claims, ledger, offset maps, and MirrorMaker 2's own topics; each says itself what its records mean.
-It stands here and not in `cluster`, since it is made as other topics are: fitted to what the brokers take.
+Control, claims, ledger, offset maps and MirrorMaker 2's own topics are StateTopics; each module defines its records.
+This is not in `cluster`, since such a topic is created like other topics: fitted to what the brokers accept.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _LONG_MAX: Final = str(2**63 - 1)
 class StateTopic:
     """One topic on `cluster`, on whose event loop it is used; `what` names it in errors.
 
-    It is made with `config` besides its times, and with `replicas`, or as many as there are brokers; -1: the brokers' default.
-    `insync_of_two` is how many replicas must have a record where there are two, None what the brokers say.
+    It is created with `config`, CreateTime, and `replicas`, or as many as there are brokers; -1: the brokers' default.
+    `insync_of_two` is min.insync.replicas if there are two replicas, None the brokers' default.
     """
 
     cluster: Cluster
@@ -54,7 +54,7 @@ class StateTopic:
     codec: int = codecs.NONE
 
     async def exists(self) -> bool:
-        """Asked each time, since of a topic that was deleted nobody knows the end."""
+        """Whether the topic exists; asks the cluster each time, since it may have been deleted."""
         return self.name in await self.cluster.partitions([self.name])
 
     @property
@@ -63,7 +63,7 @@ class StateTopic:
         return self.cluster.topic_ids.get(self.name, "")
 
     async def ensure(self) -> None:
-        """Makes it where it is not there; one that is stays as it is.  Raises OptionError."""
+        """Creates the topic if it does not exist; an existing one is not changed.  Raises OptionError."""
         if await self.exists():
             return
         await self.cluster.refresh()
@@ -77,39 +77,39 @@ class StateTopic:
         await create_topics(self.cluster, topics)
 
     async def put(self, key: bytes, value: bytes | None) -> int:
-        """Appends one record of now, and returns its offset; as `append`."""
+        """Appends one record with the present time and returns its offset; as `append`."""
         return await self.append([Record(0, int(time.time() * 1000), key, value)])
 
     async def append(self, records: Iterable[Record], partition: int = 0) -> int:
-        """Appends records, and returns the first one's offset once all in-sync replicas have them; tried once.
+        """Appends records, in one attempt, and returns the first one's offset once all in-sync replicas have them.
 
-        They may be there although an error is raised, or twice, so they must say the same then.
+        They may be in the log although an error is raised, or be there twice, which must not change their meaning.
         """
         return await self.send(encode_batch(list(records), codec=self.codec), partition)
 
     async def send(self, batch: bytes, partition: int = 0) -> int:
-        """As `append`, of records that are encoded already."""
+        """As `append`, for records that are encoded already."""
         return await self.cluster.append(TopicPartition(self.name, partition), memoryview(batch))
 
     async def start(self, partition: int = 0) -> int:
-        """Where the log starts."""
+        """The log start offset."""
         return await self._offset(partition, EARLIEST)
 
     async def end(self, partition: int = 0) -> int:
-        """Where the log ends: the high watermark."""
+        """The high watermark."""
         return await self._offset(partition, LATEST)
 
     async def fetch(self, position: int, partition: int = 0, *, max_wait_ms: int = 0) -> FetchedPartition:
-        """What one fetch brings; raises its error."""
+        """The response to one Fetch; raises its error."""
         there = TopicPartition(self.name, partition)
         return await fetch_alone(self.cluster, there, position, max_wait_ms=max_wait_ms)
 
     async def batches(
         self, position: int, end: int, partition: int = 0
     ) -> AsyncIterator[tuple[BatchHeader, memoryview]]:
-        """The batches from `position` on to `end`, committed or not; fewer where the brokers say three times that these are all.
+        """The batches from `position` to `end`, committed or not; fewer if the brokers return no more in BELIEVED_AFTER fetches.
 
-        Also the one behind `end` where the cleaner took what lay before it: it shows that nothing is missing.
+        Includes the batch after `end` if the cleaner removed those before it: it shows that none is missing.
         """
 
         async def ask() -> list[tuple[BatchHeader, memoryview]]:
@@ -126,7 +126,7 @@ class StateTopic:
                 position = header.next_offset
 
     async def records(self, position: int, end: int) -> list[Record]:
-        """The records from `position` on that are still there, all up to `end`, committed or not."""
+        """The records from `position` to `end` that are still there, committed or not."""
 
         async def read() -> list[Record]:
             first = until = max(position, await self.start())
@@ -135,14 +135,14 @@ class StateTopic:
                 if not header.is_control:
                     found += (r for r in tail_records(header, batch, first) if first <= r.offset < end)
                 until = header.next_offset
-            if until < end:  # a response that said so falsely, or a log that was made anew
+            if until < end:  # a wrong response, or a log that was created again
                 raise Errors.OffsetNotAvailableError(f"{self.name} could be read up to {until} of {end} only")
             return found
 
         return await self.cluster.insist(f"reading {self.what}", read)
 
     async def read_all(self) -> list[Record]:
-        """All records that are there now; none without the topic."""
+        """All present records; none without the topic."""
         return await self.records(0, await self.end()) if await self.exists() else []
 
     async def _offset(self, partition: int, timestamp: int) -> int:

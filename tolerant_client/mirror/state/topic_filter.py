@@ -1,4 +1,4 @@
-"""Which topics, groups and settings a link takes: lists of regular expressions, as MirrorMaker 2 has them.
+"""Which topics, groups and settings a link takes: lists of regular expressions, as in MirrorMaker 2.
 
 Facts: DefaultTopicFilter.java, DefaultGroupFilter.java, DefaultConfigPropertyFilter.java and
 MirrorSourceConnector.shouldReplicateTopic of connect/mirror.  Pure.
@@ -18,7 +18,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.replication_policy import TopicNames, is_cycle
 from tolerant_client.state_json import MOST, decoded
 
-# Ledgers, offset maps and controls say what is on their own cluster: two links in opposite directions do not mix them.
+# Ledgers, offset maps and controls describe their own cluster: two links in opposite directions must not mix them.
 OWN_TOPICS = "tolerant-mirror-"
 
 ALL = (".*",)
@@ -34,33 +34,33 @@ CONFIG_PROPERTIES_EXCLUDE = (
 )
 
 _COMMA = re.compile(r"\s*,\s*")
-_COMMA_BETWEEN = re.compile(r"\s*,\s*(?![^{\[]*[}\]])")  # no bracket closes behind it that was opened before it
-# What java.util.regex reads otherwise than re, or re not at all.
+_COMMA_BETWEEN = re.compile(r"\s*,\s*(?![^{\[]*[}\]])")  # not within brackets
+# Syntax that java.util.regex reads differently from re, or that re does not know.
 _JAVA_ONLY = re.compile(r"\\[pPRhHvVXGzkN]|(?<!\\)\[(?:[^\]\[\\]|\\.)*?(?:&&|\[)|(?<!^)\(\?[a-zA-Z]*(?:-[a-zA-Z]+)?\)")
 _QUOTED = re.compile(r"\\Q(.*?)(?:\\E|$)", re.DOTALL)
 
 
 def _compiled(expressions: tuple[str, ...]) -> re.Pattern[str] | None:
     if not expressions:
-        return None  # the empty expression would match an empty name
-    expression = "|".join(expressions)  # as MirrorUtils.compilePatternList: (?i) before the first one counts for all
+        return None  # an empty expression would match an empty name
+    expression = "|".join(expressions)  # as MirrorUtils.compilePatternList: (?i) before the first one holds for all
     plain = _QUOTED.sub(lambda quoted: re.escape(quoted[1]), expression)
     if java := _JAVA_ONLY.search(plain):
         raise OptionError(
-            f"{expression!r} uses {java[0]!r}, which only Java's regular expressions know here; write it without"
+            f"{expression!r} uses {java[0]!r}, which only Java's regular expressions know; write it without"
         )
     try:
         return re.compile(re.sub(r"\(\?<(?=[a-zA-Z])", "(?P<", plain), re.ASCII)
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         raise OptionError(
-            f"{expression!r} is not a regular expression ({error}); quote it and escape special signs"
+            f"{expression!r} is not a regular expression ({error}); quote it and escape special characters"
         ) from error
 
 
 class TopicFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """Names that one of `include` matches as a whole, and none of `exclude`; an empty list matches nothing.
 
-    Each is a regular expression of Java that Python reads alike.  Raises OptionError for others.
+    Each is a Java regular expression that Python reads the same way.  Raises OptionError for others.
     """
 
     include: tuple[str, ...] = ALL
@@ -75,10 +75,8 @@ class TopicFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=
             try:
                 expression.encode()
             except UnicodeEncodeError as error:
-                raise OptionError(
-                    f"{expression!r} is not UTF-8, as the names of Kafka are; write it in UTF-8"
-                ) from error
-        self.matches("")  # a wrong expression is told where it is given
+                raise OptionError(f"{expression!r} is not UTF-8, as Kafka's names are; write it in UTF-8") from error
+        self.matches("")  # raises for a wrong expression at once
 
     def matches(self, name: str) -> bool:
         include, exclude = self._patterns
@@ -97,21 +95,21 @@ def group_filter(include: str = ".*", exclude: Iterable[str] = GROUPS_EXCLUDE) -
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """A list as Kafka's ConfigDef reads one: split at commas, blanks around them dropped."""
+    """A list as Kafka's ConfigDef reads it: split at commas, without the blanks around them."""
     return tuple(_COMMA.split(text.strip())) if text.strip() else ()
 
 
 def expressions_of(text: str) -> tuple[str, ...]:
-    """Regular expressions with commas between them; those of "a{1,2}" and "[,]" are within one."""
+    """Regular expressions separated by commas, except commas within one, as in "a{1,2}" and "[,]"."""
     return tuple(_COMMA_BETWEEN.split(text.strip()))
 
 
 class TopicCreation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How missing topics are created on the target.
 
-    `replication_factor` is the source topic's without one, and the target's default where it is -1.  Properties that an
-    expression of `config_exclude` matches are the target's own affair; from "source" the defaults of the source's brokers
-    are set, too (`use.defaults.from` of MirrorMaker 2).
+    `replication_factor` None means the source topic's, -1 the target's default.  Properties that an expression of
+    `config_exclude` matches are not copied.  If `use_defaults_from` is "source", the defaults of the source's brokers are set,
+    too (`use.defaults.from` of MirrorMaker 2).
     """
 
     replication_factor: Annotated[int, msgspec.Meta(ge=-1, le=MOST)] | None = None
@@ -120,11 +118,12 @@ class TopicCreation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LinkTopics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which topics of the source a link copies, what they are called on the target, and how they are created there.
+    """Which topics of the source a link copies, their names on the target, and how they are created there.
 
     Without `names` they keep their names, and only Kafka's and the mirror's own are never copied.  With
     them the rules of MirrorMaker 2 hold: no internal topic, none that came from `target_alias`, and
-    heartbeats even where the filter leaves them out.  `also` is what the link took at former starts.  A link that `waits_for_topics` may start with none.
+    heartbeats even if the filter leaves them out.  `also` has the filters of former starts.  A link that `waits_for_topics` may
+    start with none.
     """
 
     filter: TopicFilter = TopicFilter()
@@ -139,9 +138,9 @@ class LinkTopics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return " and ".join(map(str, (self.filter, *self.also)))
 
     def joined(self, former: LinkTopics) -> LinkTopics:
-        """These topics and all that the link took before; raises OptionError where they followed other rules for names.
+        """These topics and all that the link took before; raises OptionError if those were named by other rules.
 
-        A file whose topics keep their names goes on with a link that was begun without one.
+        A file whose topics keep their names may continue a link that was begun without a file.
         """
         goes_on = former.names is None and self.names is not None and self.names.keeps
         if (self.names, self.target_alias) != (former.names, former.target_alias) and not goes_on:
@@ -151,7 +150,7 @@ class LinkTopics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 else "with --config and the file that began it"
             )
             raise OptionError(
-                f"The link was begun by other rules for what its topics are called ({former}): start it {begun}, as before, or"
+                f"The link was begun with other rules for the names of its topics ({former}): start it {begun}, as before, or"
                 " give another --link for other topics"
             )
         kept = [f for f in (*self.also, former.filter, *former.also) if f != self.filter]
@@ -163,7 +162,7 @@ class LinkTopics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def of(topics: LinkTopics | str) -> LinkTopics:
-        """Of regular expressions, with commas between them: the topics of which one matches the whole name."""
+        """From regular expressions separated by commas: the topics whose whole name one of them matches."""
         return topics if isinstance(topics, LinkTopics) else LinkTopics(TopicFilter(expressions_of(topics)))
 
     def takes(self, topic: str) -> bool:
@@ -189,7 +188,7 @@ class LinkTopics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.has_source(name) and self.takes(self.to_source(name))
 
     def has_source(self, name: str) -> bool:
-        """Whether a topic of the target is called as one of this link can be, whether the link takes that or not."""
+        """Whether a topic of the target has a name that a topic of this link can have, even if the link does not take it."""
         try:
             self.to_source(name)
         except OptionError:
@@ -201,7 +200,7 @@ class LinkTopics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def from_json(written: str) -> LinkTopics:
-        """Raises OptionError for what to_json did not write."""
+        """Raises OptionError for text that to_json did not write."""
         try:
             found = decoded(written, dict[str, Any])
             names = msgspec.convert(found.get("names"), str | None)
@@ -211,4 +210,4 @@ class LinkTopics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise OptionError(f"Not the topics of a link ({str(error)[:_SHOWN]}): {written[:_SHOWN]!r}") from error
 
 
-_SHOWN = 200  # of what cannot be read
+_SHOWN = 200  # characters of text that cannot be read

@@ -1,7 +1,7 @@
-"""Topics of a cluster: what they are like, and making them so.
+"""Describes the topics of a cluster, and creates them.
 
-Brokers before 0.11 tell no configuration, before 2.8 no topic id; what they
-cannot tell is left out here, never guessed.
+Brokers before 0.11 return no configuration, before 2.8 no topic ids; what they
+cannot tell is absent here, never guessed.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ _REFUSALS = frozenset(
 
 
 class TopicFacts(NamedTuple):
-    """What a copier must know of a target topic; the values in force, wherever they come from."""
+    """The facts that a copier needs of a target topic; the values in force, wherever they come from."""
 
     is_compacted: bool
     max_message_bytes: int
     topic_id: uuid.UUID | None  # None from brokers before 2.8 (KIP-516)
-    can_delete_records: bool = True  # a broker refuses DeleteRecords where cleanup.policy is compact alone
-    rewrites_times: bool = False  # LogAppendTime: the brokers would give every record a time of their own
+    can_delete_records: bool = True  # a broker refuses DeleteRecords if cleanup.policy is only compact
+    rewrites_times: bool = False  # LogAppendTime: the brokers would replace every record's timestamp
 
 
 def require_names(source: Cluster, topics: LinkTopics) -> None:
-    """Raises IllegalStateError where the source would call the link's topics otherwise than the link does."""
+    """Raises IllegalStateError if the source would name the link's topics differently from the link."""
     if source.names != topics.names:
         raise Errors.IllegalStateError(
             f"The source cluster has the names {source.names}, the link {topics.names}; give it the link's"
@@ -68,14 +68,14 @@ def require_names(source: Cluster, topics: LinkTopics) -> None:
 
 
 class DescribedTopics(NamedTuple):
-    """Topics that exist, by name, and why the brokers do not tell us of others."""
+    """Topics that exist, by name, and why the brokers do not describe others."""
 
     topics: dict[str, TopicSpec]
     refused: dict[str, Exception]
 
 
 class FittedTopics(NamedTuple):
-    """Topics as the brokers would create them, warnings about what had to go, and why they refuse others."""
+    """Topics as the brokers would create them, warnings about removed settings, and why they refuse other topics."""
 
     topics: tuple[TopicSpec, ...]
     warnings: tuple[str, ...]
@@ -85,7 +85,7 @@ class FittedTopics(NamedTuple):
 async def describe_topics(cluster: Cluster, topics: Iterable[str]) -> dict[str, TopicSpec]:
     """Partition count, replication factor and configuration of the topics that exist.
 
-    Raises TopicAuthorizationFailedError for one that may not be described.
+    Raises TopicAuthorizationFailedError for a topic that we may not describe.
     """
     found = await describe_each_topic(cluster, topics)
     _raise_first(found.refused)
@@ -93,7 +93,7 @@ async def describe_topics(cluster: Cluster, topics: Iterable[str]) -> dict[str, 
 
 
 async def describe_each_topic(cluster: Cluster, topics: Iterable[str]) -> DescribedTopics:
-    """As describe_topics, but a topic that may not be described hides no other."""
+    """As describe_topics, but a topic that we may not describe does not hide the others."""
     present, refused = await visible_topics(cluster, list(topics))
     replicas: dict[str, int] = {}
     own: dict[str, dict[str, str]] = {}
@@ -112,7 +112,7 @@ async def describe_each_topic(cluster: Cluster, topics: Iterable[str]) -> Descri
             if isinstance(told, Exception):
                 raise told
             effective[name] = {key: setting.value for key, setting in told.items()}
-            # LogAppendTime matters even as a default.
+            # LogAppendTime counts even as a default.
             own[name] = {
                 key: setting.value
                 for key, setting in told.items()
@@ -134,7 +134,7 @@ async def describe_each_topic(cluster: Cluster, topics: Iterable[str]) -> Descri
 
 
 async def topic_facts(target: Cluster, topics: Iterable[str]) -> dict[str, TopicFacts]:
-    """What copying into these topics depends on; topics that are not there are absent."""
+    """The facts of these topics that a copier needs; topics that do not exist are absent."""
     present = await target.partitions(list(topics))
     if not present:
         return {}
@@ -162,9 +162,9 @@ async def topic_facts(target: Cluster, topics: Iterable[str]) -> dict[str, Topic
 
 
 async def fit_topics(target: Cluster, topics: Iterable[TopicSpec]) -> tuple[tuple[TopicSpec, ...], tuple[str, ...]]:
-    """The topics as the target's brokers would create them, and warnings about what had to go; creates nothing.
+    """The topics as the target's brokers would create them, and warnings about removed settings; creates nothing.
 
-    Raises OptionError with the brokers' words for what they refuse altogether, TopicAuthorizationFailedError.
+    Raises OptionError with the brokers' message for a topic that they refuse altogether, TopicAuthorizationFailedError.
     """
     fitted = await fit_each_topic(target, topics)
     _raise_first(fitted.refused)
@@ -172,7 +172,7 @@ async def fit_topics(target: Cluster, topics: Iterable[TopicSpec]) -> tuple[tupl
 
 
 async def fit_each_topic(target: Cluster, topics: Iterable[TopicSpec]) -> FittedTopics:
-    """As fit_topics, but a topic that is refused is in the way of no other."""
+    """As fit_topics, but a topic that is refused does not stop the others."""
     wanted = {topic.name: topic for topic in topics}
     warnings: list[str] = []
     refused: dict[str, Exception] = {}
@@ -196,7 +196,7 @@ async def fit_each_topic(target: Cluster, topics: Iterable[TopicSpec]) -> Fitted
                     changed[name] = wanted[name]
                 else:
                     doubts.take(outcome, "creating")
-            unsettled = changed  # the brokers name one fault at a time
+            unsettled = changed  # the brokers name one error at a time
         doubts.settle()
 
     if wanted:
@@ -205,15 +205,15 @@ async def fit_each_topic(target: Cluster, topics: Iterable[TopicSpec]) -> Fitted
 
 
 async def create_topics(target: Cluster, topics: Iterable[TopicSpec]) -> None:
-    """Creates topics and waits until every partition has a leader; existing ones are left alone.
+    """Creates topics and waits until every partition has a leader; does not change existing ones.
 
-    Raises OptionError with the brokers' words for what they refuse, TopicAuthorizationFailedError.
+    Raises OptionError with the brokers' message for a topic that they refuse, TopicAuthorizationFailedError.
     """
     _raise_first(await create_each_topic(target, topics))
 
 
 async def create_each_topic(target: Cluster, topics: Iterable[TopicSpec]) -> dict[str, Exception]:
-    """As create_topics, but a topic that is refused is in the way of no other: why, by topic."""
+    """As create_topics, but a topic that is refused does not stop the others; returns why, by topic."""
     refused: dict[str, Exception] = {}
     for some in in_operations(topics):
         refused |= await _create_some(target, {topic.name: topic for topic in some})
@@ -241,7 +241,7 @@ async def _create_some(target: Cluster, missing: dict[str, TopicSpec]) -> dict[s
 
 
 async def add_partitions(target: Cluster, topics: Iterable[TopicSpec]) -> dict[str, Exception]:
-    """Gives topics as many partitions as they have here, and waits for their leaders; why others are refused, by topic."""
+    """Gives each topic as many partitions as its spec has, and waits for their leaders; returns why others are refused."""
     refused: dict[str, Exception] = {}
     for some in in_operations(topics):
         refused |= await _add_some(target, {topic.name: topic for topic in some})
@@ -274,15 +274,15 @@ async def _add_some(target: Cluster, narrow: dict[str, TopicSpec]) -> dict[str, 
 
 
 class _Doubts:
-    """Errors of single topics: what no repeat cures is believed when it was answered often enough, and `refused` then."""
+    """Errors of single topics: one that is not retriable counts as `refused` after BELIEVED_AFTER responses."""
 
     def __init__(self, refused: dict[str, Exception]) -> None:
         self._refused = refused
-        self._answers: Counter[str] = Counter()
+        self._responses: Counter[str] = Counter()
         self._unsure: Exception | None = None
 
     def take(self, outcome: Outcome, doing: str) -> None:
-        """Raises what may heal."""
+        """Raises the error if it is retriable."""
         name, code, words = outcome
         if code in (0, Errors.TopicAlreadyExistsError.errno):
             return
@@ -292,14 +292,14 @@ class _Doubts:
         self.refuse(name, error)
 
     def refuse(self, name: str, error: Exception) -> None:
-        self._answers[name] += 1
-        if self._answers[name] < BELIEVED_AFTER:
+        self._responses[name] += 1
+        if self._responses[name] < BELIEVED_AFTER:
             self._unsure = error
         else:
             self._refused[name] = error
 
     def settle(self) -> None:
-        """Raises, at the end of an attempt, what has to be asked again."""
+        """Raises, at the end of an attempt, an error that is not believed yet, so that the request is repeated."""
         error, self._unsure = self._unsure, None
         if error is not None:
             raise error
@@ -311,7 +311,7 @@ def _raise_first(refused: dict[str, Exception]) -> None:
 
 
 async def _ask_of(cluster: Cluster, present: dict[str, Any], what: str, ask: Callable[[], Awaitable[None]]) -> None:
-    """Has `ask` look at the topics of `present` until it succeeds; what is deleted meanwhile is taken out of them."""
+    """Repeats `ask` about the topics of `present` until it succeeds; removes topics that are deleted meanwhile."""
 
     async def attempt() -> None:
         try:

@@ -1,10 +1,10 @@
-"""What a fetch holds, for a comparison of two logs: whole batches, and their records as columns.
+"""The batches of a fetch, and their records as columns, for a comparison of two logs.
 
 Laws:
-- Only what was checked is handed on: checksums, headers that add up, offsets that ascend.
-- Control batches and the batches of aborted transactions are left out: they hold no committed record.
-- No Python object is made per record, except where numpy leaves a record to decode_section.
-- Headers are compared as the bytes that they are; only where these differ are they taken apart.
+- Only checked batches are passed on: their checksums, header fields and ascending offsets are right.
+- Control batches and the batches of aborted transactions are left out: they have no committed record.
+- No Python object is made per record, except for records that numpy leaves to decode_section.
+- Record headers are compared as bytes, and decoded only if these differ.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from tolerant_client.records.stretches import survey
 from tolerant_client.records.varint_columns import Doubt, Int64s
 
 _FILLER_KEY: Final = FILLER.encode()
-_FILLER_HEADER: Final = encode_headers([(FILLER, None)])[:-1]  # up to the length of its value
+_FILLER_HEADER: Final = encode_headers([(FILLER, None)])[:-1]  # without the length of its value
 
 Mask = npt.NDArray[np.bool_]
 
 
 class Batches(NamedTuple):
-    """Batches of one log in order; views[n] are the bytes of headers[n], whose magic may be 0, 1 or 2."""
+    """Batches of one log in order; views[n] has the bytes of headers[n], whose magic is 0, 1 or 2."""
 
     headers: Headers
     views: list[memoryview]
@@ -79,11 +79,11 @@ NO_BATCHES: Final = Batches(np.empty(0, HEADER), [])
 
 
 def read_batches(records: memoryview, position: int, aborted: Iterable[tuple[int, int]] = ()) -> tuple[Batches, int]:
-    """The batches from `position` on that may hold committed records, and the offset behind all whole ones.
+    """The batches from `position` on that may have committed records, and the offset after the last whole batch.
 
-    `aborted` is what the same answer says: (producer id, first offset) pairs.
-    What follows the first batch that cannot be trusted is left for the next fetch.
-    Raises RecordBatchError when that leaves nothing.
+    `aborted` are the (producer id, first offset) pairs of the same response.
+    The first damaged batch and those after it are left for the next fetch.
+    Raises RecordBatchError if no batch is left.
     """
     found, distrust = _whole_batches(records, position)
     following = found.next_offsets
@@ -114,7 +114,7 @@ def _whole_batches(records: memoryview, position: int) -> tuple[Batches, RecordB
                 return found.followed_by(_legacy(sets)), error
             found = found.followed_by(_legacy(sets))
             continue
-        run, distrust = read_run(cast("bytes", records), stretch.starts, stretch.end)  # any buffer will do
+        run, distrust = read_run(cast("bytes", records), stretch.starts, stretch.end)  # it takes any buffer
         bounds = zip(run.starts.tolist(), run.ends.tolist())
         found = found.followed_by(Batches(run.headers, [records[a:b] for (a, b), _ in zip(bounds, run.headers)]))
         if distrust is not None:
@@ -124,20 +124,20 @@ def _whole_batches(records: memoryview, position: int) -> tuple[Batches, RecordB
 
 def _legacy(sets: Sequence[tuple[BatchHeader, memoryview]]) -> Batches:
     rows = [(h.base_offset, h.size - LOG_OVERHEAD, *h[2:]) for h, _ in sets]
-    # iter_record_sets says -1 for what v0 and v1 have not; the columns of crc are unsigned.
+    # iter_record_sets gives -1 for fields that v0 and v1 lack; the crc column is unsigned.
     return Batches(np.array(rows, HEADER) if rows else np.empty(0, HEADER), [view for _, view in sets])
 
 
 def unfold_batch(row: np.void, view: memoryview) -> memoryview:
-    """The records of one batch, decompressed; raises RecordBatchError when that cannot be."""
+    """The records of one batch, decompressed; raises RecordBatchError if that fails."""
     header = batch_header(row)
     return unfold(header, view) if header.magic < 2 else records_section(header, view)
 
 
 def iter_rows(batches: Batches, sections: Sequence[memoryview]) -> Iterator[BatchColumns]:
-    """The records of batches that are all v2, or all of one older magic, in slices; their headers are not read.
+    """The records, in slices, of batches that are all v2 or all of one older magic; record headers are not read.
 
-    sections[n] is what views[n] unfolds to.  Raises RecordBatchError.
+    sections[n] has the unfolded records of views[n].  Raises RecordBatchError.
     """
     if batches.headers["magic"][0] < 2:
         return message_rows([batch_header(row) for row in batches.headers], batches.views, sections)
@@ -145,12 +145,12 @@ def iter_rows(batches: Batches, sections: Sequence[memoryview]) -> Iterator[Batc
 
 
 def key_column(columns: BatchColumns, rows: Int64s) -> pa.Array:
-    """The keys of `rows`, null where there is none."""
+    """The keys of `rows`, null for a record without one."""
     return gather(pa.py_buffer(columns.joined), columns.fields.key_start, columns.fields.key_length, rows)
 
 
 def is_filler(columns: BatchColumns, rows: Int64s) -> Mask:
-    """Which of `rows` are filler records of the mirror, as gaps.is_filler says of one."""
+    """Which of `rows` are filler records of the mirror, as gaps.is_filler decides for one."""
     fields, size = columns.fields, len(_FILLER_HEADER)
     found: Mask = (fields.header_count[rows] == 1) & (fields.value_length[rows] < 0)
     found &= np.isin(fields.key_length[rows], (-1, len(_FILLER_KEY)))
@@ -167,7 +167,7 @@ def is_filler(columns: BatchColumns, rows: Int64s) -> Mask:
 
 
 def differing(source: BatchColumns, target: BatchColumns, rows: tuple[Int64s, Int64s]) -> dict[str, Mask]:
-    """Where row n of rows[0] on the source is not row n of rows[1] on the target, by field; fields that agree are absent."""
+    """By field, where row n of rows[0] on the source differs from row n of rows[1] on the target; equal fields are absent."""
     sides = (source, target)
     buffers = [pa.py_buffer(side.joined) for side in sides]
     found: dict[str, Mask] = {}
@@ -207,7 +207,7 @@ def _unequal_headers(
     others = _unequal(*raw)
     if others is None:
         return None
-    # The same headers with longer varints are the same, and so are none in a format that has none.
+    # Equal headers may have longer varints, and a format without headers equals one with none.
     doubtful = np.flatnonzero(others & ~mask & (counts[0] > 0))
     for first, stop in spans(counts[0][doubtful], SLICE_HEADERS, SLICE_ROWS) if len(doubtful) else ():
         some = doubtful[first:stop]
@@ -220,17 +220,17 @@ def _unequal_headers(
 
 
 def _header_columns(columns: BatchColumns, buffer: pa.Buffer, rows: Int64s) -> tuple[pa.Array, pa.Array]:
-    """The keys and the values of all headers of `rows`.  Raises RecordBatchError where one has too many."""
+    """The keys and the values of all headers of `rows`.  Raises RecordBatchError for a record with too many."""
     fields = columns.fields.rows(rows)
     try:
         found = read_headers(np.frombuffer(columns.joined, np.uint8), fields, True)
     except Doubt:
         offset = int(columns.offsets[rows[int(fields.header_count.argmax())]])
         raise RecordBatchError(
-            f"the headers of the record at offset {offset} differ as they were written, and are more than are read",
+            f"the headers of the record at offset {offset} differ in their bytes, and are too many to decode",
             offset,
         ) from None
-    assert found is not None  # they were asked for
+    assert found is not None  # read_headers was asked for headers
     everything = np.arange(len(found.record))
     return (
         gather(buffer, found.key_start, found.key_length, everything),

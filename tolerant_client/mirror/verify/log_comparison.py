@@ -1,15 +1,15 @@
-"""Compares two logs of one partition offset by offset, however each is cut into batches.  Pure: no I/O.
+"""Compares two logs of one partition offset by offset, whatever their batches are.  Pure: no I/O.
 
 Laws:
-- Only committed records count, at their offsets: attributes, codecs, producers and the cuts between
-  batches may differ; timestamps (milliseconds), keys, values and headers in their order may not.
-- A batch that lies at the same offsets on both sides with the same bytes is never opened.
-- A record of one side counts as missing on the other once that one is known beyond its offset.
-- Filler of the mirror on the target is no record, and may stand only where the source has none, or a record that the
+- Only committed records count, at their offsets: attributes, codecs, producers and batch
+  boundaries may differ; timestamps (milliseconds), keys, values and headers in their order may not.
+- A batch with the same offsets and the same bytes on both sides is never decoded.
+- A record of one side counts as missing on the other once that side is known beyond its offset.
+- Filler of the mirror on the target is no record, and is allowed only where the source has none, or has a record that the
   target cannot take.
-- Where the ledger tells of a loss the comparison does not stop at a difference, but a difference it is.
-- Unfolded at once are at most DECODED_BYTES or one batch of each side, and made columns of is a slice (iter_columns) of
-  it: what a window costs has a bound, however small its records are.
+- If the ledger has a loss there, the comparison does not stop at a difference, but it still counts as one.
+- At most DECODED_BYTES or one batch of each side are unfolded at once, and a slice (iter_columns) of that becomes columns:
+  the memory of a window is bounded, however small its records are.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tolerant_client.records.record_batch import CODEC_MASK, HEADER_SIZE, TRANSA
 from tolerant_client.records.varint_columns import Int64s
 
 DECODED_BYTES: Final = 2 << 20
-MAX_UNPROVED_BYTES: Final = 64 << 20  # of keys, for one partition of a compacted topic
+MAX_UNPROVED_BYTES: Final = 64 << 20  # of keys kept for one partition of a compacted topic
 
 _SIDES: Final = ("source", "target")
 _SHAPE: Final = ("length", "last_offset_delta", "base_timestamp", "max_timestamp", "record_count")
@@ -63,15 +63,15 @@ _NOTHING: Final = _Rows(None, _NO_ROWS, _NO_ROWS)
 
 
 class LogComparison:
-    """Compares offsets [from_offset, until_offset) of one partition as they come from both sides.
+    """Compares offsets [from_offset, until_offset) of one partition as both sides are fetched.
 
-    `add` takes what a fetch of SOURCE or TARGET held, `compare` consumes what both have.
-    `is_compacted` says it of each side's topic.  `left_out` are offsets, ascending, of records that the target cannot
-    take, as was proved: it may lack them, or have filler there.  `told` are ranges in which the ledger tells of a loss:
-    `go_behind` takes a difference there for one, and compares on.
-    `records` were the same on both sides, `filler` records stood in the target's gaps, `compacted` ones were missing on
-    a compacted side (and proved to be superseded, or will be), `left_out_records` were left out, and `told_records`
-    differed where the ledger tells of a loss, from `told_difference` on.
+    `add` takes the batches of a fetch of SOURCE or TARGET, `compare` compares as far as both sides are known.
+    `is_compacted` is about each side's topic.  `left_out` are the ascending offsets of records that, as was proved, the target
+    cannot take: it may lack them, or have filler there.  `told` are ranges with a loss in the ledger: `go_behind` accepts a
+    difference there as this loss, and the comparison resumes.
+    Counted are equal `records`, `filler` records in the target's gaps, `compacted` records that are missing on a compacted side
+    (and are proved to be superseded, or will be), `left_out_records`, and `told_records` that differ in the ledger's ranges,
+    from `told_difference` on.
     """
 
     SOURCE, TARGET = 0, 1
@@ -96,16 +96,16 @@ class LogComparison:
         self.unproved = Unproved()
         self._compared_until = from_offset
         self._batches: list[Batches] = [NO_BATCHES, NO_BATCHES]
-        self._ends = [from_offset, from_offset]  # both sides are known up to here
+        self._ends = [from_offset, from_offset]  # how far each side is known
 
     @property
     def compared_until(self) -> int:
-        """All before it was compared; records of a compacted topic may still lack their proof."""
+        """All offsets before it were compared; records of a compacted topic may still lack their proof."""
         return self._compared_until
 
     @property
     def identical_until(self) -> int:
-        """The offset before which all is the same, and proved to be."""
+        """The offset before which all records are the same, with proof."""
         without_proof = self.unproved.first
         return self._compared_until if without_proof is None else min(self._compared_until, without_proof[0])
 
@@ -122,25 +122,25 @@ class LogComparison:
         return self._ends[side]
 
     def held_bytes(self, side: int) -> int:
-        """Bytes of the batches that wait for the other side, as they were fetched."""
+        """Fetched bytes of the batches that wait for the other side."""
         return int(self._batches[side].headers["length"].sum())
 
     def add(self, side: int, batches: Batches, next_offset: int) -> None:
-        """Takes the batches of one fetch, after which `side` is known up to `next_offset`; what came already is ignored."""
+        """Takes the batches of one fetch, after which `side` is known up to `next_offset`; ignores those that it has."""
         fresh = batches.chosen(batches.next_offsets > self._ends[side])
         if fresh.views:
             self._batches[side] = self._batches[side].followed_by(fresh)
         self._ends[side] = max(self._ends[side], next_offset)
 
     def start_over(self, offset: int | None = None) -> None:
-        """Forgets what came and goes on at `offset`, by default where the comparison stands: both sides are fetched anew."""
+        """Forgets the fetched batches and resumes at `offset`, by default the present position: both sides are fetched again."""
         self._compared_until = max(self._compared_until, offset or 0)
         self.difference = None
         self._batches = [NO_BATCHES, NO_BATCHES]
         self._ends = [self._compared_until, self._compared_until]
 
     def go_behind(self) -> bool:
-        """Takes a difference for one that the ledger tells of, and compares on; False where it tells of none."""
+        """Accepts the difference as a loss of the ledger, and resumes after it; False if the ledger has none there."""
         found = self.difference
         ranges = () if found is None else tuple(span for span in self._told if span[0] <= found.offset < span[1])
         if not ranges:
@@ -153,14 +153,14 @@ class LogComparison:
     def compare(self) -> None:
         """Compares as far as both sides are known.
 
-        Raises RecordBatchError, and TolerantClientError when too many records of a compacted topic lack their proof.
+        Raises RecordBatchError, and TolerantClientError if too many records of a compacted topic lack their proof.
         """
         known = min(*self._ends, self.until_offset)
         if not self.is_compared and known > self._compared_until:
             equal = self._drop_equal_batches(known)
             try:
                 self._compare_windows(known)
-            finally:  # what lies behind is fetched again, and counted then
+            finally:  # batches after that are fetched again, and counted then
                 passed = equal.headers[equal.headers["base_offset"] < self._compared_until]
                 self.records += int(passed["record_count"].sum())
             self._meet(equal)
@@ -171,13 +171,13 @@ class LogComparison:
                     " both cleaners have run"
                 )
         if self.difference is None and self.is_compared:
-            # What lies behind the compared range may supersede what is missing in it.
+            # Records after the compared range may supersede those that are missing in it.
             for side in (self.SOURCE, self.TARGET):
                 waiting, self._batches[side] = self._batches[side], NO_BATCHES
                 self._meet(waiting)
 
     def fail_without_proof(self) -> None:
-        """Called when both logs were read to their ends: what has no proof now is a difference."""
+        """Call it once both logs were read to their ends: a record without proof is then a difference."""
         if (found := self.unproved.first) is not None:
             offset, side = found
             self.difference = Difference(offset, f"missing on the {_SIDES[side]}, and no later record has its key")
@@ -186,7 +186,7 @@ class LogComparison:
     # -- whole batches --------------------------------------------------------
 
     def _drop_equal_batches(self, known: int) -> Batches:
-        """Takes away the batches that both sides have alike: neither has another record at their offsets."""
+        """Removes the batches that are equal on both sides: neither has another record at their offsets."""
         source, target = self._batches
         _, mine, theirs = np.intersect1d(
             source.headers["base_offset"], target.headers["base_offset"], assume_unique=True, return_indices=True
@@ -239,7 +239,7 @@ class LogComparison:
         return _Rows(columns, numbers, offsets[numbers])
 
     def _compare_rows(self, source: _Rows, target: _Rows) -> Difference | None:
-        """The first difference that counts; what lies behind it is not counted."""
+        """The first difference that counts; records after it are not counted."""
         lacking = extra = _NOTHING
         filler = _NO_ROWS
         if not np.array_equal(source.offsets, target.offsets):
@@ -263,7 +263,7 @@ class LogComparison:
         return first
 
     def _different(self, source: _Rows, target: _Rows) -> tuple[Mask, list[Difference]]:
-        """Which rows at the same offsets differ, and the first one that counts."""
+        """Which rows at the same offsets differ, and the first difference that counts."""
         is_wrong: Mask = np.zeros(len(source.offsets), np.bool_)
         if source.columns is None or target.columns is None or not len(source.offsets):
             return is_wrong, []
@@ -283,16 +283,16 @@ class LogComparison:
         return is_wrong, [Difference(offset, f"{next(name for name, mask in fields.items() if mask[place])} differs")]
 
     def _missing(self, rows: _Rows, side: int) -> list[Difference]:
-        """The first of these rows of the other side that `side` may not lack."""
+        """The first of the other side's rows that `side` must not lack."""
         if self.is_compacted[side]:
-            return []  # that is to be proved
+            return []  # they need a proof instead
         counted = ~self._within_ranges(rows.offsets, self._admitted)
         if side == self.TARGET:
             counted &= ~np.isin(rows.offsets, self._left_out)
         return [Difference(int(offset), f"missing on the {_SIDES[side]}") for offset in rows.offsets[counted][:1]]
 
     def _count(self, rows: _Rows, lacking_side: int | None) -> None:
-        """Counts rows that differ, or that `lacking_side` lacks, where neither stops the comparison."""
+        """Counts rows that differ, or that `lacking_side` lacks, if that does not stop the comparison."""
         if rows.columns is None or not len(rows.numbers):
             return
         if lacking_side != self.SOURCE:
@@ -320,7 +320,7 @@ class LogComparison:
     # -- proof ----------------------------------------------------------------
 
     def _meet(self, batches: Batches) -> None:
-        """Shows the keys of whole batches to what lacks its proof."""
+        """Passes the keys of whole batches to the records that lack their proof."""
         for columns, _ in iter_windows(batches, _ENDLESS) if len(self.unproved) else ():
             if columns is not None:
                 self._met(_Rows(columns, np.arange(len(columns.offsets)), columns.offsets))
@@ -331,14 +331,14 @@ class LogComparison:
 
 
 class _Window(NamedTuple):
-    """Records, and the offset up to which they are all there are."""
+    """All records of a log up to an offset."""
 
     columns: BatchColumns | None
     until_offset: int
 
 
 def iter_windows(batches: Batches, known: int) -> Iterator[_Window]:
-    """The records of batches of a log that is known up to `known`: each window goes on where the one before ends."""
+    """The records of a log's batches, which is known up to `known`; each window begins where the one before ends."""
     headers = batches.headers
     kinds = list(zip(headers["magic"].tolist(), (headers["attributes"] & CODEC_MASK).tolist()))
     first, last = 0, int(headers["base_offset"].searchsorted(known))

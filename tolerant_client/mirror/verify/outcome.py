@@ -1,10 +1,10 @@
-"""What a comparison says in one word, for the command, its JSON and the Spark job alike.  Pure.
+"""The outcome of a comparison in one word, for the command, its JSON and the Spark job.  Pure.
 
 Laws:
 - *identical* is a promise: every committed record that the source had was found equal on the target at its offset,
-  the target has nothing more, and something was compared.
-- What the ledger explains is never plain identical.
-- A difference that was found is one, whatever else could not be compared.
+  the target has no more records, and something was compared.
+- A log with a difference that the ledger explains is not *identical*.
+- A difference that was found counts, whatever else could not be compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 
 class Difference(NamedTuple):
-    """The first offset that is not the same on both sides, and in which way."""
+    """The first offset at which the sides differ, and how."""
 
     offset: int
     reason: str
@@ -24,8 +24,8 @@ class Difference(NamedTuple):
 class NotCompared(NamedTuple):
     """Offsets of the source that were not compared, and why.
 
-    `matters` is False where the reason hides nothing: what the source itself no longer has, and what the target does
-    not have yet while the mirror runs.
+    `matters` is False if the reason can hide no difference: the source no longer has them, or the target does not have them yet
+    while the mirror runs.
     """
 
     from_offset: int
@@ -39,7 +39,7 @@ class Outcome(str, enum.Enum):
 
     IDENTICAL = "identical"
     EXPLAINED = "explained"  # identical, except for offsets that the ledger explains
-    NOT_COMPARED = "not compared"  # nothing, or not to the end; no difference in what was
+    NOT_COMPARED = "not compared"  # nothing, or not to the end; what was compared is equal
     DIFFERENT = "different"
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def covered(parts: Iterable[NotCompared], from_offset: int, until_offset: int) -> int:
-    """How many offsets of [from_offset, until_offset) the parts name, each once."""
+    """How many offsets of [from_offset, until_offset) the parts cover, each counted once."""
     count, reached = 0, from_offset
     for part in sorted(parts):
         start, until = max(part.from_offset, reached), min(part.until_offset, until_offset)

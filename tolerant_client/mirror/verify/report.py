@@ -1,10 +1,10 @@
-"""What verify found, as JSON, and as the state from which a later run goes on.  Pure.
+"""The report of verify, as JSON, and as the state from which a later run resumes.  Pure.
 
-The JSON of a report is what `--resume` reads.  Going on from it trusts that the offsets below
-`identical_until` still hold what was compared: so it is believed only between the same two clusters
-(cluster ids), for the same topics (topic ids, Kafka 2.8 and newer), and for logs that still reach up to
-there.  What else could change compared records in place is not seen: a disk, or an unclean election whose
-log has grown beyond that offset again.
+`--resume` reads the JSON of a report.  A run that resumes trusts that the offsets below `identical_until`
+still have the records that were compared.  So a report counts only between the same two clusters
+(cluster ids), for the same topics (topic ids, Kafka 2.8 and newer), and for logs that still reach that
+offset.  Other changes of compared records in place are not seen: a faulty disk, or an unclean election
+after which the log has grown beyond that offset again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION: Final = 3
 
 
 class LogBounds(NamedTuple):
-    """First offset, last stable offset and end (half-open) of both logs; None where a side has no such partition."""
+    """Log start, last stable offset and end (half-open) of both logs; None if a side has no such partition."""
 
     source_start: int | None
     source_stable: int | None
@@ -34,7 +34,7 @@ class LogBounds(NamedTuple):
 
     @property
     def common(self) -> tuple[int, int]:
-        """The offsets to compare: those that both logs have, up to what is committed on both."""
+        """The offsets to compare: those that both logs have, up to the lower last stable offset."""
         if self.source_start is None or self.target_start is None:
             return self.source_start or 0, self.source_start or 0
         start = max(self.source_start, self.target_start)
@@ -42,10 +42,10 @@ class LogBounds(NamedTuple):
 
 
 class LedgerRange(NamedTuple):
-    """A row of the ledger of losses: what it tells of offsets [from_offset, until_offset).
+    """A row of the ledger of losses about offsets [from_offset, until_offset).
 
-    `is_proved` says that the source shows the reason: its record there is larger than the limit in the row, or its log
-    starts behind them now.
+    `is_proved`: the source proves the reason, since its record there is larger than the limit in the row, or its log now
+    starts after them.
     """
 
     from_offset: int
@@ -55,7 +55,7 @@ class LedgerRange(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Why a log's committed offsets end before its end: the transaction that is open."""
+    """Why the last stable offset is before the log's end: an open transaction."""
 
     reason: str
     matters: bool = True
@@ -63,15 +63,15 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """One partition; offsets are half-open, and None where a side has no such partition.
+    """One partition; offsets are half-open, and None if a side has no such partition.
 
-    The source has `held` offsets, of which `compared` were compared, and all but those `not_compared`.  Compared were
-    the offsets [from_offset, until_offset) that both logs have, those up to `resumed_at` by an earlier run; all before
-    `identical_until` are the same; `untold_difference` is the first difference where the ledger tells of no loss.
-    `records` of this run were equal, `lag` is how many offsets the target is behind,
-    `filler` how many filler records stand in its gaps, `compacted` how many records a cleaner has removed on one side
-    only.  `ledger` are the losses that the ledger tells of: it explains that the target lacks `explained` offsets;
-    `told_records` are others in its ranges that differ.  `error` says why the comparison did not come to its end.
+    The source has `held` offsets; `compared` of them were compared, all except those in `not_compared`.  The comparison covers
+    the offsets [from_offset, until_offset) that both logs have, those up to `resumed_at` by an earlier run.  All before
+    `identical_until` are the same; `untold_difference` is the first difference where the ledger has no loss.
+    `records` counts equal records of this run, `lag` the offsets that the target is behind, `filler` the filler records in its
+    gaps, `compacted` the records that a cleaner has removed on one side only.  `ledger` has the losses in the ledger, which
+    explain that the target lacks `explained` offsets; `told_records` counts other records in its ranges that differ.
+    `error` says why the comparison did not finish.
     """
 
     topic: str
@@ -120,7 +120,7 @@ class PartitionReport:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """`records` are the same on both sides, `seconds` were spent; `ids` are those of clusters and topics."""
+    """The whole report: equal `records`, the `seconds` it took, and the `ids` of clusters and topics."""
 
     partitions: tuple[PartitionReport, ...]
     records: int
@@ -129,7 +129,7 @@ class VerifyReport:
 
     @property
     def outcome(self) -> Outcome:
-        """That of the worst partition; nothing compared is not identical."""
+        """The worst partition's outcome; NOT_COMPARED if nothing was compared and there is no difference."""
         found = worst(p.outcome for p in self.partitions)
         return found if self.compared else worst((found, Outcome.NOT_COMPARED))
 
@@ -171,12 +171,12 @@ class VerifyReport:
 
 
 def share(compared: int, held: int) -> float | None:
-    """How much of what the source has was compared, never rounded up to 1; None where it has nothing."""
+    """The compared share of the source's offsets, never rounded up to 1; None if it has none."""
     return compared * 10_000 // held / 10_000 if held else None
 
 
 class Resumed(NamedTuple):
-    """What an earlier run found of a partition."""
+    """The result of an earlier run for a partition."""
 
     from_offset: int
     identical_until: int
@@ -184,13 +184,15 @@ class Resumed(NamedTuple):
 
 
 def read_state(report: Mapping[str, Any], ids: Mapping[str, Any]) -> tuple[dict[TopicPartition, Resumed], list[str]]:
-    """What an earlier report proves between the clusters and topics of `ids`, and why some of it counts no more.
+    """The results of an earlier report that still count between the clusters and topics of `ids`, and why others do not.
 
-    Raises OptionError for a report that is none, or of another pair of clusters.
+    Raises OptionError for a document that is no report, or a report of other clusters.
     """
     try:
         if report["version"] != VERSION:
-            raise OptionError(f"the report to resume from has version {report['version']}, not {VERSION}: start anew")
+            raise OptionError(
+                f"the report to resume from has version {report['version']}, not {VERSION}: start without it"
+            )
         before = report["ids"]
         for side in ("source", "target"):
             if before[side]["cluster"] != ids[side]["cluster"]:
@@ -218,7 +220,9 @@ def read_state(report: Mapping[str, Any], ids: Mapping[str, Any]) -> tuple[dict[
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, OptionError):
             raise
-        raise OptionError(f"the report to resume from is none of verify's ({type(error).__name__}: {error})") from error
+        raise OptionError(
+            f"the file to resume from is no report of verify ({type(error).__name__}: {error})"
+        ) from error
 
 
 def partition_report(
@@ -232,10 +236,10 @@ def partition_report(
     resumed: Resumed | None = None,
     begun_at: int = 0,
 ) -> PartitionReport:
-    """Puts the slices of one partition together; they are in the order of their offsets and leave nothing out.
+    """Joins the slices of one partition, which are ordered by offset and without gaps.
 
-    `waiting` says what holds back the last stable offsets of source and target.  What lies before `begun_at` was never to be
-    copied: its link began there.
+    `waiting` says what holds back the last stable offsets of source and target.  Offsets before `begun_at` were not to be copied:
+    the link began there.
     """
     start, until = bounds.common
     resumed_at = None if resumed is None else max(start, min(resumed.identical_until, until))
@@ -282,7 +286,7 @@ def partition_report(
 def _at_the_ends(
     bounds: LogBounds, allow_behind: bool, waiting: tuple[Waiting, Waiting], begun_at: int
 ) -> tuple[Difference | None, list[NotCompared]]:
-    """What is different before and behind the offsets that both logs have, and what is not compared there."""
+    """The difference before or after the offsets that both logs have, and the offsets that are not compared there."""
     start, stable, end, target_start, target_stable, target_end = (offset or 0 for offset in bounds)
     if bounds.source_start is None:
         return (Difference(target_start, "the source has no such partition") if target_end else None), []
@@ -325,7 +329,7 @@ def _highest(bounds: LogBounds) -> int:
 
 
 def _explained_elsewhere(rows: Sequence[LedgerRange], bounds: LogBounds, resumed_at: int | None) -> int:
-    """Offsets that proved rows explain before the source's log start, and where an earlier run has compared."""
+    """How many offsets proved rows explain before the source's log start, and where an earlier run has compared."""
     if bounds.target_start is None:
         return 0
     proved = [NotCompared(*row[:3]) for row in rows if row.is_proved]

@@ -1,4 +1,4 @@
-"""Slices of partitions to compare, what came of them, and how the comparison of one stands."""
+"""Slices of partitions to compare, their results, and the state of a slice that is being compared."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class SliceResult:
-    """What came of a slice; `error` says why it could not be compared to its end.
+    """The result of a slice; `error` says why it could not be compared to its end.
 
-    The counts are those of LogComparison.  All before `compared_until` was compared, but for `not_compared`;
-    `told_difference` is the first difference where the ledger tells of a loss, behind which the comparison went on,
-    `difference` the one that ended it.
+    The counts are those of LogComparison.  All offsets before `compared_until` were compared, except `not_compared`;
+    `told_difference` is the first difference in a range of the ledger, after which the comparison resumed, `difference` the one
+    that ended it.
     """
 
     slice: Slice
@@ -54,26 +54,26 @@ class SliceResult:
 
     @property
     def identical_until(self) -> int:
-        """The offset before which all is the same."""
+        """The offset before which all records are the same."""
         found = self.first_difference
         return self.compared_until if found is None else min(self.compared_until, found.offset)
 
     @property
     def gaps(self) -> tuple[NotCompared, ...]:
-        """All that was not compared, what lies behind the end of the comparison too."""
+        """All offsets that were not compared, also those after the end of the comparison."""
         until = self.slice.until_offset
         if self.compared_until >= until:
             return self.not_compared
         if self.difference is None:
-            rest = NotCompared(self.compared_until, until, self.error or "the comparison has not come so far")
+            rest = NotCompared(self.compared_until, until, self.error or "the comparison has not reached them yet")
         else:
             offset = self.difference.offset
-            rest = NotCompared(offset + 1, until, f"behind the difference at offset {offset}")
+            rest = NotCompared(offset + 1, until, f"they are after the difference at offset {offset}")
         return (*self.not_compared, rest) if rest.until_offset > rest.from_offset else self.not_compared
 
 
 class Side:
-    """How the reading of one side of a slice goes."""
+    """The state of reading one side of a slice."""
 
     __slots__ = ("_belief", "is_asked", "is_hungry", "limit", "not_before", "trouble_since", "wanting_since")
 
@@ -92,7 +92,7 @@ class Side:
         self.not_before, self.wanting_since, self.trouble_since = 0.0, _UNTOUCHED, _UNTOUCHED
 
     def doubted(self, why: str, now: float) -> int:
-        """Waits a little longer each time; how often the same was found in a row."""
+        """Waits a little longer each time; returns how often the same was found in a row."""
         self._belief.hear(why)
         self.trouble_since = min(self.trouble_since, now)
         self.not_before = now + _BACKOFF.pause_s(self._belief.times)
@@ -100,7 +100,7 @@ class Side:
 
 
 class Running:
-    """One slice under way."""
+    """One slice that is being compared."""
 
     def __init__(self, wanted: Slice, limit: int) -> None:
         self.slice = wanted
@@ -116,7 +116,7 @@ class Running:
         self.goals = [wanted.until_offset, wanted.until_offset]
         self.not_compared: list[NotCompared] = []
         self.suspect: Difference | None = None
-        self.failure = Belief()  # what could not be compared, and how far all was compared then
+        self.failure = Belief()  # the error of the comparison, and the offset it had reached
         self.is_checking = False
         self.has_goals_behind = False  # the logs are read on to their ends, for proofs
 

@@ -3,11 +3,11 @@
 Laws:
 - Each side is read once, as far ahead of the other as its share of the memory allows: at most
   `max_bytes` are held, whatever the number of slices (and one batch, if it is larger than its share).
-- A slice in trouble costs no other one its time: it gives its place up to those that wait, and ends
-  with an error of its own when `patience_ms` have passed without progress.
-- A difference is believed when it is found again in what both brokers are asked anew.  Where a log
-  starts later meanwhile (retention), the range that is gone is reported as not compared.
-- OFFSET_OUT_OF_RANGE and "no records" are believed only when ListOffsets, or repetition, agrees.
+- A slice in trouble delays no other one: it leaves its place to those that wait, and ends
+  with its own error after `patience_ms` without progress.
+- A difference counts only if it is found again after both brokers were asked again.  If a log
+  starts later meanwhile (retention), the deleted range is reported as not compared.
+- OFFSET_OUT_OF_RANGE and "no records" are believed only if ListOffsets, or repetition, agrees.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tolerant_client.mirror.verify.slices import Running, Slice, SliceResult
 SOURCE, TARGET = LogComparison.SOURCE, LogComparison.TARGET
 MAX_BYTES: Final = 128 << 20
 
-_SHARES: Final = 4  # of a slice: what waits for the other side and what is on its way, for both sides
+_SHARES: Final = 4  # of a slice: waiting batches and a fetch in flight, for each side
 _LEAST_BYTES: Final = 1 << 20  # of a fetch of one partition
 _MOST_BYTES: Final = 8 << 20
 _LARGEST_BATCH: Final = 120 << 20
@@ -47,9 +47,9 @@ _OUT_OF_RANGE: Final = 1
 
 
 class SlicesComparison:
-    """Compares slices of one pair of clusters, which must share one event loop.  `run` is called once, on that loop.
+    """Compares slices of one pair of clusters, which must share one event loop.  Call `run` once, on that loop.
 
-    `progress` is called about once a second with the results so far, those of slices under way too.
+    `progress` is called about once a second with the results so far, also of unfinished slices.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class SlicesComparison:
         self._waiting = deque(Running(wanted, self._limit) for wanted in slices)
         self._open: dict[TopicPartition, Running] = {}
         self._done: dict[Slice, SliceResult] = {}
-        self._asked: set[tuple[int, Any]] = set()  # (side, node) with a fetch on its way
-        self._answers: deque[tuple[int, Mapping[TopicPartition, int], list[FetchedPartition] | Exception]] = deque()
+        self._asked: set[tuple[int, Any]] = set()  # (side, node) with a fetch in flight
+        self._responses: deque[tuple[int, Mapping[TopicPartition, int], list[FetchedPartition] | Exception]] = deque()
         self._tasks = Tasks(source)
 
     async def run(self) -> list[SliceResult]:
         """The results in the order of the slices.
 
-        Raises ClusterUnreachableError when a cluster cannot be reached at all.
+        Raises ClusterUnreachableError if a cluster cannot be reached at all.
         """
         for cluster in self._clusters:
             await cluster.connect()
@@ -92,8 +92,8 @@ class SlicesComparison:
             await self._tasks.wait(self._pause())
             if self._tasks.failure is not None:
                 raise self._tasks.failure
-            while self._answers:
-                self._take(*self._answers.popleft())
+            while self._responses:
+                self._take(*self._responses.popleft())
             if self._clock() - reported_at > _REPORT_EVERY:
                 self._progress([*self._done.values(), *(running.result() for running in self._open.values())])
                 reported_at = self._clock()
@@ -103,7 +103,7 @@ class SlicesComparison:
 
     def _fill_places(self) -> None:
         for running in [r for r in self._open.values() if self._waiting and self._is_stuck(r)]:
-            running.log.start_over()  # what waits for the other side is fetched again later
+            running.log.start_over()  # batches that wait for the other side are fetched again later
             del self._open[running.partition]
             self._waiting.append(running)
         for _ in range(len(self._waiting)):
@@ -123,7 +123,7 @@ class SlicesComparison:
         return not is_busy and self._clock() - since > _PARKED_AFTER
 
     def _ask(self) -> None:
-        """Sends a fetch to every node that has none on its way and leads what is wanted."""
+        """Sends a fetch to every node that has none in flight and leads wanted partitions."""
         now = self._clock()
         for number, cluster in enumerate(self._clusters):
             by_node: dict[Any, list[Running]] = {}
@@ -153,7 +153,7 @@ class SlicesComparison:
         )
 
     def _send(self, number: int, node: Any, members: list[Running]) -> None:
-        # Whoever waits longest comes first: only the first batch of an answer may be larger than the limit.
+        # The one that waits longest comes first: only the first batch of a response may be larger than the limit.
         members.sort(key=lambda running: running.sides[number].wanting_since)
         if alone := next((running for running in members if running.sides[number].is_hungry), None):
             members = [alone]
@@ -177,13 +177,13 @@ class SlicesComparison:
             except (Errors.KafkaError, ValueError) as error:
                 found = error
             self._asked.discard((number, node))
-            self._answers.append((number, positions, found))
+            self._responses.append((number, positions, found))
             self._tasks.notify()
 
         self._tasks.spawn(fetch)
 
     def _pause(self) -> float:
-        """Seconds until something is to be done without an answer."""
+        """Seconds until something is due without a response."""
         now = self._clock()
         due = [
             running.sides[n].not_before - now
@@ -193,7 +193,7 @@ class SlicesComparison:
         ]
         return max(0.001, min([_REPORT_EVERY, *due]))
 
-    # -- what came ------------------------------------------------------------
+    # -- responses ------------------------------------------------------------
 
     def _take(
         self, number: int, positions: Mapping[TopicPartition, int], found: list[FetchedPartition] | Exception
@@ -211,7 +211,7 @@ class SlicesComparison:
                 self._doubt(running, number, f"{type(found).__name__}: {found}", found)
             elif part is not None:
                 self._take_part(running, number, position, part, is_alone=len(positions) == 1)
-            # Not in the answer: a broker under a quota leaves partitions out.
+            # Else it is not in the response: a broker under a quota leaves partitions out.
 
     def _take_part(
         self, running: Running, number: int, position: int, part: FetchedPartition, *, is_alone: bool
@@ -227,19 +227,21 @@ class SlicesComparison:
                 if side.doubted("no records", self._clock()) >= BELIEVED_AFTER:
                     if is_alone:
                         self._check(running, self._nothing, number, min(part.last_stable_offset, running.goals[number]))
-                    side.is_hungry = True  # others may have taken the room: only an answer of its own is believed
+                    side.is_hungry = (
+                        True  # other partitions may have used the limit: believe only a response for it alone
+                    )
             else:
                 stable = part.last_stable_offset
                 self._doubt(running, number, f"no records at offset {position}: its last stable offset is {stable}")
         elif first_size(part.records) > len(part.records):  # the limit was too small
-            # Others took the room: it comes alone next time, with more room if it was alone.
+            # Other partitions used the limit: fetch it alone next time, or with a higher limit if it was alone.
             side.is_hungry = True
             if is_alone and side.limit < _LARGEST_BATCH:
                 side.limit = min(2 * side.limit, _LARGEST_BATCH)
             elif is_alone:
                 self._doubt(running, number, f"its batch at offset {position} has more than {_LARGEST_BATCH} bytes")
         else:
-            # With others in the same answer: copied, so that what waits holds its own bytes only, not its neighbours'.
+            # Copied if other partitions are in the response, so that waiting batches do not keep the others' bytes.
             records = part.records if is_alone else memoryview(bytes(part.records))
             try:
                 batches = read_batches(records, position, part.aborted)
@@ -251,7 +253,7 @@ class SlicesComparison:
                 self._compare(running)
 
     def _compare(self, running: Running) -> None:
-        """Records that cannot be read although their checksum is right are fetched anew, and believed in the end."""
+        """Compares; records that cannot be read though their checksum is right are fetched again, and in the end fail the slice."""
         log = running.log
         try:
             log.compare()
@@ -270,13 +272,13 @@ class SlicesComparison:
         elif log.is_done:
             self._finish(running)
         elif log.is_compared and not (running.has_goals_behind and self._is_reading(running)):
-            self._check(running, self._read_behind)
+            self._check(running, self._read_to_ends)
 
     def _is_reading(self, running: Running) -> bool:
         return any(running.log.position(number) < running.goals[number] for number in (SOURCE, TARGET))
 
     def _doubt(self, running: Running, number: int, why: str, error: Exception | None = None) -> None:
-        """Tries again later, or ends the slice: an error that is not retriable is believed when it comes again and again."""
+        """Tries again later, or ends the slice: after BELIEVED_AFTER errors that are not retriable, or when patience is over."""
         side, now = running.sides[number], self._clock()
         times = side.doubted(why, now)
         is_lasting = times >= BELIEVED_AFTER and error is not None and not getattr(error, "retriable", False)
@@ -291,10 +293,10 @@ class SlicesComparison:
         self._open.pop(running.partition, None)
         self._done[running.slice] = running.result(error)
 
-    # -- what needs another question ------------------------------------------
+    # -- checks with more requests ------------------------------------------
 
     def _check(self, running: Running, question: Callable[..., Any], *args: Any) -> None:
-        """Asks for a slice alone while the others go on."""
+        """Runs a check of one slice while the others continue."""
         if running.is_checking:
             return
         running.is_checking = True
@@ -320,28 +322,28 @@ class SlicesComparison:
         end = await self._bounds(running, number, LATEST)
         name, log = self._clusters[number].name, running.log
         if start <= position <= end or position != log.position(number):
-            self._doubt(running, number, f"it says that offset {position} is out of range, and that it is not")
+            self._doubt(running, number, f"offset {position} is out of range by Fetch, but not by ListOffsets")
         elif log.compared_until < position:
-            # What came of this side is compared first; the other side is still to be read up to here.
+            # First compare what this side has; the other side must still be read up to here.
             running.sides[number].not_before = self._clock() + _BACKOFF
         elif position < start:
             self._skip(running, number, start)
         elif running.sides[number].doubted(f"ends at {end}", self._clock()) >= BELIEVED_AFTER:
-            log.difference = Difference(end, f"the {name} log was cut back to {end}")
+            log.difference = Difference(end, f"the {name} log was truncated to {end}")
             self._finish(running)
 
     async def _nothing(self, running: Running, number: int, until: int) -> None:
-        """The broker knows later offsets but gave no records: there are none, if they are on its own disks (KIP-405)."""
+        """The broker knows later offsets but returned no records: there are none, unless they are in remote storage (KIP-405)."""
         log = running.log
         if not await is_local(self._clusters[number], running.partition, log.position(number)):
-            self._doubt(running, number, f"offset {log.position(number)} is in remote storage, and does not come")
+            self._doubt(running, number, f"offset {log.position(number)} is in remote storage and cannot be fetched")
             return
         log.add(number, NO_BATCHES, until)
         running.sides[number].moved()
         self._compare(running)
 
     async def _confirm(self, running: Running) -> None:
-        """A difference counts when both brokers, asked anew, show it again."""
+        """A difference counts if both brokers, asked again, show it again."""
         log = running.log
         found = log.difference
         starts = [await self._bounds(running, number, EARLIEST) for number in (SOURCE, TARGET)]
@@ -360,12 +362,12 @@ class SlicesComparison:
             side.moved()
 
     def _gone(self, number: int, from_offset: int, start: int, why: str = "") -> NotCompared:
-        """What the log of one side has lost meanwhile; what the source itself no longer has nobody misses."""
+        """Offsets that the log of one side has lost meanwhile; those that the source has lost do not matter."""
         reason = f"{why}the {self._clusters[number].name} log starts at {start} now"
         return NotCompared(from_offset, start, reason, matters=number == TARGET)
 
     def _skip(self, running: Running, number: int, start: int) -> None:
-        """Goes on at `start`; what lies before is gone on one side."""
+        """Resumes at `start`; one side no longer has the offsets before."""
         log = running.log
         log.unproved.forget(start)
         until = min(start, running.slice.until_offset)
@@ -377,8 +379,8 @@ class SlicesComparison:
         if log.is_done:
             self._finish(running)
 
-    async def _read_behind(self, running: Running) -> None:
-        """All is compared, but records that a cleaner removed may be superseded by some behind the range."""
+    async def _read_to_ends(self, running: Running) -> None:
+        """After the comparison reads on to the logs' ends: records after the range may supersede those that a cleaner removed."""
         log = running.log
         if not running.has_goals_behind:
             running.has_goals_behind = True
@@ -388,7 +390,7 @@ class SlicesComparison:
         starts = [await self._bounds(running, number, EARLIEST) for number in (SOURCE, TARGET)]
         late = SOURCE if starts[SOURCE] >= starts[TARGET] else TARGET
         if count := log.unproved.forget(starts[late]):
-            why = f"{count} records that one side has no more had no proof, and "
+            why = f"{count} records that one side no longer has lacked a proof, and "
             running.not_compared.append(self._gone(late, running.slice.from_offset, starts[late], why))
         log.fail_without_proof()
         self._finish(running)

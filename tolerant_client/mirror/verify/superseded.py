@@ -1,4 +1,4 @@
-"""Proves that a record which one side of a compacted topic lacks is one that its cleaner may have removed.  Pure.
+"""Proves that the cleaner of a compacted topic may have removed a record which one side lacks.  Pure.
 
 A cleaner removes a record when a later one has its key, and a tombstone (null value) some time after
 that (org.apache.kafka.storage.internals.log.Cleaner).  So a record may be missing if it is a tombstone,
@@ -18,9 +18,9 @@ _NO_KEYS = pa.array([], pa.binary())
 
 
 class Unproved:
-    """Records missing on one side for which no later record of the same key has been met yet.
+    """Records missing on one side for which no later record with the same key was seen yet.
 
-    Of each key the last one is kept: it stands for those before it.
+    Only the last one of each key is kept: it stands for those before it.
     """
 
     def __init__(self) -> None:
@@ -56,14 +56,14 @@ class Unproved:
         codes = pa.concat_arrays([self._keys, keys]).dictionary_encode().indices
         numbers = codes.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
         own, others = numbers[: len(self._offsets)], numbers[len(self._offsets) :]
-        # By the number of the key; the last entry is that of null keys.
+        # Indexed by the number of the key; the last entry is for null keys.
         last = np.full(int(numbers.max()) + 2, -1, np.int64)
         np.maximum.at(last, others, offsets)
         np.maximum.at(last, own, self._offsets)  # a missing record exists on the other side
         self._keep(self._offsets >= last[own])
 
     def forget(self, before: int) -> int:
-        """Gives up proving what lies below an offset, which a log has lost meanwhile; how many records that were."""
+        """Drops the records below an offset, which a log has lost meanwhile; returns how many these were."""
         count = len(self._offsets)
         self._keep(self._offsets >= before)
         return count - len(self._offsets)

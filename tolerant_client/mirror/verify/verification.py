@@ -1,23 +1,23 @@
 """Compares two clusters offset by offset: "identical from A up to B" (M9).
 
 Laws:
-- Both logs' bounds are taken once, the target's before the source's: while a mirror runs the target is
-  never ahead of what the source said.  What the source gets later is not looked at.
-- Compared is what a read_committed consumer sees, in the offsets that both logs have.  What the source has and the
-  target's log no longer has (it starts later) is not compared, and never called identical.
-- A topic that the target has of the link, and the source has not (any more), is not compared, and said to be so.
-- Nothing is left out silently: of the offsets that the source has, the report says how many were compared, and why the
-  others were not; behind its last stable offset they wait for an open transaction, which is named.
-- A row of the ledger excuses only what the source proves now: that its log starts behind the offsets (retention),
-  that its record there is larger than the limit in the row (oversized).  All else that the ledger tells of is compared
-  with what the source has there now, and a difference is one.
-- A topic that is made anew while it is compared was not compared; one that was made anew since its link began to copy it,
-  as the control remembers, is told in a warning, and compared as it is now.
-- The copy of a promoted link ends before its fence: where the target has a marker of the link at the source's end, what lies
-  from there on is the target's own, is not compared, and is told in a warning.
+- Both logs' bounds are read once, the target's before the source's: while a mirror runs, the target is
+  never ahead of the source's bounds.  Records that the source gets later are not compared.
+- The comparison covers what a read_committed consumer sees, in the offsets that both logs have.  Offsets that the source has
+  and the target's log no longer has (it starts later) are not compared, and never called identical.
+- A topic of the link that the target has and the source has not (any more) is reported as not compared.
+- Nothing is left out silently: the report says how many of the source's offsets were compared, and why the others were not;
+  those after its last stable offset wait for an open transaction, which is named.
+- A row of the ledger excuses only what the source proves now: its log starts after the offsets (retention), or its record
+  there is larger than the limit in the row (oversized).  All other offsets in the ledger are compared with what the source
+  has there now, and a difference counts.
+- A topic that is created again while it is compared counts as not compared.  One that was created again since its link began
+  to copy it, according to the control, is compared as it is now, with a warning.
+- The copy of a promoted link ends before its fence: if the target has a marker of the link at the source's end, all from that
+  offset on is the target's own, and is not compared; a warning says so.
 
-A Verification decides what to compare and puts the results together; who compares (this process, or the
-tasks of a Spark job) is the caller's.
+A Verification decides what to compare and joins the results; the caller decides who compares: this process,
+or the tasks of a Spark job.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ from tolerant_client.mirror.verify.slices_comparison import MAX_BYTES, SlicesCom
 from tolerant_client.records.record_batch import encode_batch
 
 _LOOK_AGAIN_S: Final = 0.5
-_LIVE_MS: Final = 60_000  # of a transaction: the default of transaction.timeout.ms
+_LIVE_MS: Final = 60_000  # younger transactions count as live: the default of transaction.timeout.ms
 _NOWHERE: Final = LogBounds(None, None, None, None, None, None)
 
 
 class Verification:
     """One comparison of a link's topics, or those that match a regular expression; both clusters share one event loop.
 
-    The source must be a Cluster with the names of `topics`: everything here is called as on the target.
+    The source must be a Cluster with the names of `topics`: all names here are the target's.
 
-    `prepare` comes first; `next_slices` until it returns none, each time with the results given to `take`;
-    `report` at any time.  With `allow_behind` a target that ends earlier lags, and differs not.
-    `resume` is the JSON of an earlier report.
+    Call `prepare` first, then `next_slices` until it returns none, and pass the results of each to `take`; `report` at any
+    time.  With `allow_behind` a target that ends earlier lags, which is no difference.  `resume` is the JSON of an earlier
+    report.
     """
 
     def __init__(
@@ -100,19 +100,19 @@ class Verification:
         self._waiting: dict[TopicPartition, tuple[Waiting, Waiting]] = {}
         self._compacted: dict[str, tuple[bool, bool]] = {}
         self._fenced_ids: set[int] = set()  # producer ids of promoted links between these clusters
-        self._starts: dict[TopicPartition, int] = {}  # of links that began at a time
+        self._starts: dict[TopicPartition, int] = {}  # of links that began at a time (--from)
         self._ids: dict[str, Any] = {}
         self._resumed: dict[TopicPartition, Resumed] = {}
         self._bounds: dict[TopicPartition, LogBounds] = {}
         self._errors: dict[TopicPartition, str] = {}
         self._remade: dict[str, str] = {}
-        self._results: dict[TopicPartition, dict[Range, SliceResult | None]] = {}  # by the bounds of slices
+        self._results: dict[TopicPartition, dict[Range, SliceResult | None]] = {}  # by the offset range of the slice
         self._waited_since: float | None = None
 
     async def prepare(self) -> None:
-        """Looks at topics, ledger and the earlier report.
+        """Reads the topics, the ledger and the earlier report.
 
-        Raises OptionError when nothing matches or the report is no good, and ClusterUnreachableError.
+        Raises OptionError if no topic matches or the report cannot be used, and ClusterUnreachableError.
         """
         source, target = self.source, self.target
         require_names(source, self._topics)
@@ -120,7 +120,7 @@ class Verification:
         chosen = view.on_source
         present = {name: numbers for name, numbers in view.on_target.items() if name in chosen or name in view.gone}
         if not (chosen or present or view.hidden):
-            select_topics(self._topics, await source.partitions())  # says what is wrong with them
+            select_topics(self._topics, await source.partitions())  # raises the reason why no topic matches
         self._held_by = (
             {TopicPartition(name, index) for name, indexes in chosen.items() for index in indexes},
             {TopicPartition(name, index) for name, indexes in present.items() for index in indexes},
@@ -136,7 +136,7 @@ class Verification:
         configs = [await describe_topics(cluster, chosen) for cluster in (source, target)]
         for name in chosen:
             first, second = (config[name].is_compacted if name in config else False for config in configs)
-            # Brokers before 0.11 do not say whether a topic is compacted: then it is what its copy is.
+            # Brokers before 0.11 do not say whether a topic is compacted: then we assume what its copy is.
             is_told = bool(name in configs[0] and (configs[0][name].config or configs[0][name].effective))
             self._compacted[name] = (first if is_told else second, second)
         for side, cluster, names in (("source", source, list(chosen)), ("target", target, list(present))):
@@ -157,7 +157,7 @@ class Verification:
             links = {link: await read_control(self.target, link) for link in controls.links if link not in unread}
         except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError):
             return [
-                f"whether topics were made anew since their link began cannot be seen: we may not read {CONTROL_TOPIC} of the"
+                f"whether topics were made anew since their link began is unknown: we may not read {CONTROL_TOPIC} of the"
                 " target; grant Read and Describe on it"
             ]
         origin = self._ids["source"]["cluster"]
@@ -183,7 +183,7 @@ class Verification:
         self._pending -= self._errors.keys()
 
     async def _before_fences(self, found: Mapping[TopicPartition, LogBounds]) -> dict[TopicPartition, LogBounds]:
-        """The same, but the target's log ends before the fence of a promoted link that lies at the source's end."""
+        """These bounds, but a target's log with a promoted link's fence at the source's end ends before that fence."""
         longer = {
             p: b.source_end for p, b in found.items() if b.source_end is not None and b.source_end < (b.target_end or 0)
         }
@@ -196,7 +196,7 @@ class Verification:
         if fences:
             names = some(f"{topic}-{index}: {offset:,}" for (topic, index), offset in sorted(fences.items()))
             self.warnings.append(
-                "the link was promoted; what the target has from the fence on is its own, and is left out; the fence lies at"
+                "the link was promoted; from the fence on, the target's log is its own and is left out; the fence is at"
                 f" offset ({names})"
             )
         return {
@@ -207,9 +207,9 @@ class Verification:
         }
 
     async def next_slices(self) -> list[Slice]:
-        """Ranges to compare, a partition each; those without a leader come later, when they have one.
+        """The next ranges to compare, one per partition; partitions without a leader come later, when they have one.
 
-        Empty at the end.  A partition that has no leader for the cluster's patience is given up, and reported.
+        Empty at the end.  A partition without a leader for as long as the cluster's patience is reported as not compared.
         """
         while self._pending:
             ready = await self._with_leaders()
@@ -239,23 +239,23 @@ class Verification:
         return []
 
     def split(self, slices: Mapping[Slice, Sequence[Slice]]) -> None:
-        """Slices of `next_slices` are compared in these parts."""
+        """Replaces slices of `next_slices` by parts that are compared separately."""
         for wanted, parts in slices.items():
             self._results[TopicPartition(wanted.topic, wanted.partition)] = {part[2:4]: None for part in parts}
 
     def take(self, results: Iterable[SliceResult]) -> None:
-        """The result of a slice, or what is known of it so far; the last one counts."""
+        """Takes results of slices, finished or not; the last one of a slice counts."""
         for result in results:
             partition = TopicPartition(result.slice.topic, result.slice.partition)
             if result.slice[2:4] in self._results.get(partition, {}):
                 self._results[partition][result.slice[2:4]] = result
 
     def report(self) -> VerifyReport:
-        """What is known now; what has not been compared yet is said to be not compared."""
+        """The report so far; offsets that have not been compared yet are in it as not compared."""
         reports = tuple(self._report(p) for p in self._partitions)
         return VerifyReport(reports, sum(r.records for r in reports), time.monotonic() - self._started, self._ids)
 
-    # -- how it is decided ----------------------------------------------------
+    # -- decisions ----------------------------------------------------
 
     async def _with_leaders(self) -> list[TopicPartition]:
         found = self._pending
@@ -266,9 +266,9 @@ class Verification:
         return [p for p in self._partitions if p in found]
 
     async def _list_bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LogBounds]:
-        """Of the target first; partitions whose brokers do not answer are left out, for another time.
+        """Reads the target's bounds first; partitions whose brokers do not respond are left out, to be tried again.
 
-        An end is asked for before the last stable offset, else what is appended between seems to wait.
+        Reads an end before the last stable offset, else records appended in between seem to wait for a transaction.
         """
         sides = []
         for cluster, there in ((self.target, self._held_by[1]), (self.source, self._held_by[0])):
@@ -288,7 +288,7 @@ class Verification:
         return {p: LogBounds(*source[p], *target[p]) for p in partitions if p in source and p in target}
 
     async def _proved(self, row: LedgerRow, bounds: LogBounds) -> list[LedgerRange]:
-        """A row of the ledger, as far as the source proves its reason and as far as it does not."""
+        """The parts of a ledger row: the one whose reason the source proves, and the rest."""
         start, until, reason = row.from_offset, row.until_offset, str(row.reason)
         if reason == LossReason.RETENTION.value and bounds.source_start is not None:
             gone = max(start, min(until, bounds.source_start))
@@ -299,7 +299,7 @@ class Verification:
         return [LedgerRange(start, until, reason, is_larger)]
 
     async def _is_larger(self, row: LedgerRow) -> bool:
-        """True when the source's record takes a larger batch of its own than the row says the target takes."""
+        """Whether the source's record alone makes a batch larger than the limit in the row."""
         partition, offset, limit = TopicPartition(row.topic, row.partition), row.from_offset, limit_of(row)
         if limit is None:
             return False
@@ -310,7 +310,7 @@ class Verification:
         return record is not None and len(encode_batch([record], codec=codec)) > limit
 
     async def _name_transactions(self, found: Mapping[TopicPartition, LogBounds]) -> None:
-        """Who holds back last stable offsets.  While the mirror runs a transaction that lives is as good as lag."""
+        """Finds what holds back the last stable offsets.  While the mirror runs, a live transaction counts as lag."""
         sides = (
             (self.source, {p: (b.source_stable, b.source_end) for p, b in found.items()}),
             (self.target, {p: (b.target_stable, b.target_end) for p, b in found.items()}),
@@ -338,13 +338,13 @@ class Verification:
                     self._remade[name] = f"its topic was {what} on the {side} while it was compared; compare again"
 
     def _slice(self, partition: TopicPartition) -> Slice | None:
-        """What is to compare of a partition; None when nothing is."""
+        """The slice of a partition to compare; None if there is nothing to compare."""
         start, until = self._bounds[partition].common
         if (state := self._resumed.get(partition)) is not None:
             if not state.from_offset <= start <= until >= state.identical_until:
                 self.warnings.append(
                     f"{partition.topic}-{partition.partition} was compared from {state.from_offset} to"
-                    f" {state.identical_until}, and both logs have {start} to {until} now; it is compared from its start"
+                    f" {state.identical_until}, and both logs now have {start} to {until}; it is compared from its start"
                 )
                 del self._resumed[partition]
             else:
@@ -360,7 +360,7 @@ class Verification:
     def _report(self, partition: TopicPartition) -> PartitionReport:
         if partition not in self._bounds:
             resumed = self._resumed.get(partition, Resumed(0, 0))
-            error = self._errors.get(partition, "it has not been looked at yet")
+            error = self._errors.get(partition, "it has not been checked yet")
             found = replace(self._combined(partition), from_offset=resumed.from_offset, error=error)
             return replace(found, identical_until=resumed.identical_until)
         topic, number = partition
@@ -389,9 +389,9 @@ async def compare_here(
     *,
     max_bytes: int = MAX_BYTES,
 ) -> VerifyReport:
-    """Compares in this process; `progress` is called about once a second with what is known so far.
+    """Compares in this process; `progress` is called about once a second with the report so far.
 
-    `max_bytes` bounds the fetched data in memory.  Raises what Verification.prepare does.
+    `max_bytes` limits the fetched data in memory.  Raises what Verification.prepare does.
     """
     source, target = verification.source, verification.target
     await verification.prepare()
@@ -411,13 +411,13 @@ async def compare_here(
 async def verify(source: Cluster, target: Cluster, topics: LinkTopics | str, **options: Any) -> VerifyReport:
     """Compares every topic of the source whose name matches; `options` are those of Verification.
 
-    Raises OptionError when nothing matches and ClusterUnreachableError.
+    Raises OptionError if no topic matches, and ClusterUnreachableError.
     """
     return await compare_here(Verification(source, target, topics, **options))
 
 
 def _begun(links: Iterable[LinkControl], now: Mapping[str, TopicIds]) -> set[TopicPartition]:
-    """The logs that a link with identical offsets has begun, of the topics of now."""
+    """The logs that links with identical offsets have begun, of the present topics."""
     return {
         p
         for control in links

@@ -84,16 +84,16 @@ class Broker:
         return await attempt()
 
     async def send(self, request: Any) -> Any:
-        answers = []
+        responses = []
         for resource in request.resources:
             names = [config.name for config in resource.configs]
             self.asked.append(names)
             code = next((self.refused[name] for name in names if name in self.refused), 0)
             message = f"it takes no {names[-1]}" if code else None
-            answers.append(
+            responses.append(
                 SimpleNamespace(resource_name=resource.resource_name, error_code=code, error_message=message)
             )
-        return SimpleNamespace(responses=answers)
+        return SimpleNamespace(responses=responses)
 
 
 def altered(broker: Broker, changes: list[ConfigChange]) -> Any:

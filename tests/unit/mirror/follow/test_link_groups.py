@@ -195,7 +195,7 @@ def test_a_group_of_which_the_target_says_nothing_is_not_moved() -> None:
 
 
 def test_a_round_passes_on_what_asks_whether_it_may_still_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(name: str, value: Any) -> None:
+    def respond(name: str, value: Any) -> None:
         async def tell(*_: Any) -> Any:
             return value
 
@@ -204,9 +204,9 @@ def test_a_round_passes_on_what_asks_whether_it_may_still_commit(monkeypatch: py
     async def may_write() -> None:
         raise LinkPromotedError("promoted")
 
-    answer("groups_home", GroupsHome(()))
-    answer("fetch_offsets", ({"g": {}}, {}))
-    answer("group_states", ({"g": "Empty"}, {}))
+    respond("groups_home", GroupsHome(()))
+    respond("fetch_offsets", ({"g": {}}, {}))
+    respond("group_states", ({"g": "Empty"}, {}))
     cluster = Brokers(NEW)
     positions = groups.GroupPositions((GroupPosition("g", PLACE, 5, 5, "", False),), (), 0.0)
 

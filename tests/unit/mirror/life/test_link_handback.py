@@ -114,7 +114,7 @@ def test_what_goes_wrong_behind_the_control_is_a_failure_that_the_same_command_m
 ) -> None:
     controls = [RAN]
 
-    def answer(name: str, value: Any) -> None:
+    def respond(name: str, value: Any) -> None:
         async def tell(*_: Any) -> Any:
             return value
 
@@ -123,11 +123,11 @@ def test_what_goes_wrong_behind_the_control_is_a_failure_that_the_same_command_m
     async def update(_: Any, __: str, change: Any) -> None:
         controls.append(change(controls[-1]))
 
-    answer("read_control", RAN)
-    answer("shared_partitions", [PLACE])
-    answer("read_positions_of_mm2", known(100))
-    answer("whether_mm2_runs", ())
-    answer("_identical_until", ({PLACE: 150}, []))
+    respond("read_control", RAN)
+    respond("shared_partitions", [PLACE])
+    respond("read_positions_of_mm2", known(100))
+    respond("whether_mm2_runs", ())
+    respond("_identical_until", ({PLACE: 150}, []))
     monkeypatch.setattr(handback, "update_control", update)
     both = cast(Cluster, FakeCluster()), cast(Cluster, FakeCluster(again))
     with pytest.raises(TolerantClientError, match=words) as caught:

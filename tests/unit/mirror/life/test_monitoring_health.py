@@ -101,13 +101,13 @@ def test_every_row_of_the_table_is_told_alike(health: Health, change: dict[str, 
     registry = CollectorRegistry()
     registry.register(LinkCollector(board, lambda: NOW_MS))
     assert registry.get_sample_value("tolerant_mirror_health", {"link": "A-B"}) == code
-    status, answer = liveness(board, NOW_MS)
+    status, response = liveness(board, NOW_MS)
     is_dead = sample.phase is Phase.FAILED or NOW_MS - sample.time_ms > 120_000
-    assert (status, answer["dead"]) == ((HTTPStatus.SERVICE_UNAVAILABLE, ["A-B"]) if is_dead else (HTTPStatus.OK, []))
-    assert answer["links"]["A-B"]["health"] == health.value and answer["status"] == (
+    assert (status, response["dead"]) == ((HTTPStatus.SERVICE_UNAVAILABLE, ["A-B"]) if is_dead else (HTTPStatus.OK, []))
+    assert response["links"]["A-B"]["health"] == health.value and response["status"] == (
         "dead" if is_dead else health.value
     )
-    assert answer["links"]["A-B"]["reasons"] == [reason.text for reason in reasons[:5]]
+    assert response["links"]["A-B"]["reasons"] == [reason.text for reason in reasons[:5]]
     is_rest = {"is_promoted": health is Health.PROMOTED, "is_handed_back": health is Health.HANDED_BACK}
     seen = LinkStatus(
         "A-B", NOW_MS, False, is_rest["is_promoted"], None, 0.0, (), reasons, (), (), is_rest["is_handed_back"]

@@ -185,11 +185,13 @@ def test_a_promoted_link_may_not_write() -> None:
 
 
 def test_a_promotion_that_was_not_finished_is_told_as_one_and_not_as_done() -> None:
-    again = "begun and not finished.* run again tolerant-kafka promote --source SOURCE --target TARGET --link dr or, .*failover"
+    again = "begun and not finished.* run again: tolerant-kafka promote --source SOURCE --target TARGET --link dr or, .*failover"
     with pytest.raises(LinkPromotedError, match=again) as caught:
         LinkControl(is_promoted=True).require_not_promoted("dr")
     assert "failback" not in str(caught.value) and exit_code(caught.value) == 2
-    with pytest.raises(LinkPromotedError, match="may still write there: orders-3; .*run again tolerant-kafka failover"):
+    with pytest.raises(
+        LinkPromotedError, match="may still write there: orders-3; .*run again: tolerant-kafka failover"
+    ):
         LinkControl(is_promoted=True, unfenced=frozenset({P})).require_not_promoted("dr")
 
 
@@ -440,7 +442,7 @@ def test_what_is_resumed_is_no_longer_paused(before: set[Any], names: list[Any],
 
 @pytest.mark.parametrize(("before", "name"), [({WHOLE_LINK}, "a"), ({"a"}, A1), ({WHOLE_LINK}, A1)])
 def test_a_part_of_what_is_paused_cannot_be_resumed_alone(before: set[str], name: Any) -> None:
-    with pytest.raises(OptionError, match="cannot be resumed alone: (topic a|the whole link) is paused"):
+    with pytest.raises(OptionError, match="cannot be resumed alone, since (topic a|the whole link) is paused"):
         resumed(of(before), *parted([name]))
 
 

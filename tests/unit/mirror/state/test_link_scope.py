@@ -279,15 +279,15 @@ def test_a_start_is_refused_what_the_source_hides_of_its_link_and_is_told_what_i
         async def cluster_id(self) -> None:
             pass
 
-    def answer(name: str, value: object) -> None:
+    def respond(name: str, value: object) -> None:
         async def tell(*_: object) -> object:
             return value
 
         monkeypatch.setattr(prepare, name, tell)
 
-    answer("describe_each_topic", DescribedTopics({}, {}))
-    answer("fit_each_topic", FittedTopics((), (), {}))
-    answer("stable_ends", LedOffsets({}, {}))
+    respond("describe_each_topic", DescribedTopics({}, {}))
+    respond("fit_each_topic", FittedTopics((), (), {}))
+    respond("stable_ends", LedOffsets({}, {}))
     source, target = Reached("clicks", hidden=["clicks"]), Reached("clicks", "deleted", "another", name="target")
     remembered = dict.fromkeys([CLICKS[0], TopicPartition("deleted", 0)], TopicIds("s", "t"))
     clusters = [cast(Cluster, source), cast(Cluster, target)]
@@ -479,7 +479,7 @@ def test_a_file_whose_topics_keep_their_names_goes_on_with_a_link_that_was_begun
     plain = written("orders|audit")
     both = grown(plain, identity)
     assert both.names == identity.names and both.takes("audit") and both.to_target("audit") == "audit"
-    with pytest.raises(OptionError, match="other rules for what its topics are called"):
+    with pytest.raises(OptionError, match="other rules for the names of its topics"):
         grown(plain, renamed)
     with pytest.raises(OptionError, match="with --config and the file that began it"):
         grown(written(identity), LinkTopics.of("orders"))

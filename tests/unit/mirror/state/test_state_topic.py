@@ -23,14 +23,14 @@ def batch(*offsets: int) -> bytes:
 
 
 class Log:
-    """A cluster whose topic's log starts at `first`; each fetch brings what stands next in `answers`, or an error."""
+    """A cluster whose topic's log starts at `first`; each fetch brings what stands next in `responses`, or an error."""
 
-    def __init__(self, answers: list[bytes | int], first: int = 0, brokers: int = 3) -> None:
-        self.answers, self.first, self.asked = answers, first, list[int]()
+    def __init__(self, responses: list[bytes | int], first: int = 0, brokers: int = 3) -> None:
+        self.responses, self.first, self.asked = responses, first, list[int]()
         self.manager = SimpleNamespace(cluster=SimpleNamespace(brokers=lambda: range(brokers)))
 
     async def partitions(self, names: list[str]) -> dict[str, list[int]]:
-        return {name: [0] for name in names if self.answers}
+        return {name: [0] for name in names if self.responses}
 
     async def leader(self, _: object) -> int:
         return 1
@@ -44,8 +44,8 @@ class Log:
     async def fetch(self, _: int, positions: dict[Any, int], **limits: int) -> list[FetchedPartition]:
         ((partition, position),) = positions.items()
         self.asked.append(position)
-        answer = self.answers.pop(0) if self.answers else b""
-        code, data = (answer, b"") if isinstance(answer, int) else (0, answer)
+        response = self.responses.pop(0) if self.responses else b""
+        code, data = (response, b"") if isinstance(response, int) else (0, response)
         return [FetchedPartition(partition, code, 9, 9, 0, (), memoryview(data))]
 
     async def insist(self, what: str, attempt: Callable[[], Awaitable[Any]]) -> Any:

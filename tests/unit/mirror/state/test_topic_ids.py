@@ -22,7 +22,7 @@ OLD, NEW = uuid.UUID(int=7), uuid.UUID(int=8)
 
 
 class Cluster:
-    """Topics with their ids, `version` of Metadata; what is asked of `unknown` is answered so once."""
+    """Topics with their ids, `version` of Metadata; requests for `unknown` get that response once."""
 
     def __init__(self, topics: dict[str, uuid.UUID], *, version: int = 12, unknown: Iterable[str] = ()) -> None:
         self._topics, self._unknown = topics, set(unknown)

@@ -1,7 +1,7 @@
 """Every kind of damage, planted in otherwise identical logs, is found at its first offset; undamaged logs are identical.
 
 A log is made twice: as a model (what each offset holds, and what a read_committed consumer sees of it) and as the bytes
-that a broker would answer with.  What verify must say is derived from the models, what it says comes from the bytes.
+that a broker would respond with.  What verify must say is derived from the models, what it says comes from the bytes.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def compared(chance: random.Random, source: Log, target: Log, ledger: tuple[Ledg
             if first == behind:
                 log.add(number, NO_BATCHES, (source, target)[number].end)
                 continue
-            # A broker tells of every aborted transaction that reaches into what it answers with.
+            # A broker tells of every aborted transaction that reaches into its response.
             pairs = [(ABORTED, start) for start, end in aborted[number] if start < ends[behind - 1] and end >= position]
             log.add(number, *read_batches(memoryview(b"".join(batches[first:behind])), position, pairs))
         log.compare()

@@ -76,7 +76,7 @@ def test_slices_are_put_together_up_to_the_first_that_differs() -> None:
     found = report((0, 40, 0, 40), done(0, 20), done(20, 30, compared_until=25, difference=WRONG), done(30, 40))
     assert (found.identical_until, found.first_difference, found.records) == (25, WRONG, 40)
     assert (found.held, found.compared) == (40, 36)  # the rest of the second slice was not
-    assert found.not_compared == (NotCompared(26, 30, "behind the difference at offset 25"),)
+    assert found.not_compared == (NotCompared(26, 30, "they are after the difference at offset 25"),)
 
 
 def test_slice_that_could_not_be_compared_ends_what_is_identical_but_hides_no_difference() -> None:
