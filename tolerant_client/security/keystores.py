@@ -56,6 +56,11 @@ class Store:
     password: str | None = field(default=None, repr=False)
     key_password: str | None = field(default=None, repr=False)
 
+    @property
+    def key_option(self) -> str:
+        """The option of the key's password, for a keystore."""
+        return f"{self.option.removesuffix('keystore')}key.password"
+
 
 @dataclass(frozen=True)
 class TlsSettings:
@@ -281,11 +286,11 @@ def _read_pem(data: bytes, store: Store, with_key: bool) -> tuple[Any, list[Cert
                 raise KeystoreError("its private key uses an old form of encryption; convert it: openssl pkcs8 -topk8")
             password = store.key_password if kind.startswith("ENCRYPTED") else None
             if kind.startswith("ENCRYPTED") and not password:
-                raise KeystoreError("its private key is encrypted and needs kafka.ssl.key.password")
+                raise KeystoreError(f"its private key is encrypted and needs {store.key_option}")
             try:
                 key = load_pem_private_key(_rewrapped(kind, body), None if password is None else password.encode())
             except ValueError:
-                hint = "" if password is None else "; is kafka.ssl.key.password right?"
+                hint = "" if password is None else f"; is {store.key_option} right?"
                 raise KeystoreError(f"its private key cannot be opened{hint}") from None
     return key, certificates
 

@@ -168,9 +168,8 @@ class TokenLogin:
                 reason = self._reason(error)
             is_passing = error.code >= 500 or error.code in (408, 429)
             kind = ClusterUnreachableError if is_passing else OptionError
-            raise kind(
-                f"{self._named()} answered {error.code} {reason}; check the client's id, secret and scope"
-            ) from None
+            remedy = "this passes, or is for its operator" if is_passing else "check the client's id, secret and scope"
+            raise kind(f"{self._named()} responded with {error.code} {reason}; {remedy}") from None
         except OSError as error:  # includes URLError and timeouts
             raise ClusterUnreachableError(f"{self._named()} gave no token: {getattr(error, 'reason', error)}") from None
         except (http.client.HTTPException, ValueError) as error:  # their messages may contain received data

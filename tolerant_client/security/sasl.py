@@ -48,6 +48,7 @@ _JAAS: Final = re.compile(
 _JAAS_OPTION: Final = re.compile(
     r"""\s*([\w.$-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s"';]+))\s*""", re.DOTALL
 )
+_LOGIN_TIMEOUT_MS: Final = 10_000  # where none is given; Java then waits without a limit
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
@@ -165,13 +166,16 @@ def _check_address(url: str) -> None:
 
 
 def _timeout_s(java: Mapping[str, str]) -> float:
-    given = [10_000]
+    """The larger of both timeouts: urllib has one for connecting and reading."""
+    given = []
     for name in ("sasl.login.connect.timeout.ms", "sasl.login.read.timeout.ms"):
-        text = java.get(name, "10000").strip()
+        if name not in java:
+            continue
+        text = java[name].strip()
         if not text.isdecimal():
             raise OptionError(f"kafka.{name} is {text!r}; it must be a whole number")
         given.append(int(text))
-    return max(given) / 1000
+    return max(given, default=_LOGIN_TIMEOUT_MS) / 1000
 
 
 def _jaas(java: Mapping[str, str], mechanism: str) -> dict[str, str]:

@@ -407,12 +407,21 @@ def test_newer_names_and_extensions_are_taken(tokens: TokenServer) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "seconds"),
+    [({}, 10.0), ({"connect": "2000"}, 2.0), ({"connect": "2000", "read": "3000"}, 3.0), ({"read": "20000"}, 20.0)],
+)
+def test_the_login_timeouts_count_as_given(given: dict[str, str], seconds: float) -> None:
+    config = oauth("https://here/token", **{f"sasl__login__{name}__timeout__ms": ms for name, ms in given.items()})
+    assert config["credentials"][0].connect_timeout_s == seconds
+
+
+@pytest.mark.parametrize(
     ("status", "answer", "kind", "reason"),
     [
-        (401, '{"error": "invalid_client"}', OptionError, "answered 401 invalid_client; check the client's id"),
-        (400, f"<html>{CANARY}</html>", OptionError, "answered 400 without a reason"),
-        (503, "", ClusterUnreachableError, "answered 503"),
-        (302, "", OptionError, "answered 302"),
+        (401, '{"error": "invalid_client"}', OptionError, "responded with 401 invalid_client; check the client's id"),
+        (400, f"<html>{CANARY}</html>", OptionError, "responded with 400 without a reason"),
+        (503, "", ClusterUnreachableError, "responded with 503 .*operator"),
+        (302, "", OptionError, "responded with 302"),
         (200, f'{{"token": "{CANARY}"}}', OptionError, "without an access_token"),
         (200, CANARY, OptionError, "without an access_token"),
         (200, f'{{"access_token": "{CANARY}\\u0001auth"}}', OptionError, "gave a token that is not a bearer token"),
@@ -591,7 +600,7 @@ def test_an_error_of_an_oauth_server_that_comes_in_drops_is_not_waited_for(monke
         thread.start()
         login = TokenLogin(f"http://127.0.0.1:{listening.getsockname()[1]}/token", "me", CANARY, connect_timeout_s=0.5)
         began = time.monotonic()
-        with pytest.raises(OptionError, match="answered 401 without a reason"):
+        with pytest.raises(OptionError, match="responded with 401 without a reason"):
             login.ask()
         assert time.monotonic() - began < 8
 
@@ -599,7 +608,7 @@ def test_an_error_of_an_oauth_server_that_comes_in_drops_is_not_waited_for(monke
 @pytest.mark.parametrize("answer", ["[" * 100_000, '{"error": "x\\nforged\\u001b[2K"}', "[]"])
 def test_what_is_no_error_code_of_an_oauth_server_is_not_shown(tokens: TokenServer, answer: str) -> None:
     tokens.status, tokens.answer = 401, answer
-    with pytest.raises(OptionError, match="answered 401 without a reason"):
+    with pytest.raises(OptionError, match="responded with 401 without a reason"):
         TokenLogin(tokens.url, "me", CANARY).ask()
 
 
