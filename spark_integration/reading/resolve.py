@@ -4,7 +4,7 @@ Laws:
 - Every offset that a user gave is compared with the log before a task starts.
 - A missing offset raises DataLossError, or is left out if failOnDataLoss is false.
 - All partitions of a leader are asked for in one request.
-- A range carries the id that its topic had before its offsets were asked for; whoever reads the range compares the two.
+- A range carries the id that its topic had before its offsets were asked for; the reader of the range compares the two.
 
 Error conditions in brackets are those of Spark's kafka-error-conditions.json.
 """

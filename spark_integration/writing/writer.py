@@ -135,7 +135,7 @@ def write_task(
     def make() -> BatchProducer:
         return BatchProducer(Cluster(options.kafka, name="sink"), options.producer)
 
-    # Each transaction has its own producer id; a producer without one is reused from task to task.
+    # Each transaction has its own producer id; a plain producer keeps its id from task to task.
     what = ("producer", options.is_exactly_once, sorted(options.kafka.items()), options.producer)
     with borrowed(what, make) as producer:
         if options.is_exactly_once:

@@ -96,7 +96,7 @@ def test_health_is_told_in_words_to_everybody(served: StatusServer, browser: Bro
     board.tell(replace(state(NOW_MS + 4_000), unreachable={"source": "connection refused"}))
     browser.until("return document.getElementById('level').textContent === 'unknown'")
     assert browser.text("#worst") == ": The source cluster does not respond: connection refused"
-    assert browser.text("#ledger tbody td") == "empty when it was read last"
+    assert browser.text("#ledger tbody td") == "empty when last read"
     board.tell(state(NOW_MS + 8_000))
     browser.until("return document.getElementById('level').textContent === 'healthy'")
     assert not browser.run("return document.getElementById('standing-section').checkVisibility()")

@@ -1,4 +1,4 @@
-"""What others have chosen never speaks for the product: not as markup, not as a line of its own, not as an escape sequence."""
+"""Foreign text never passes for the product's own: not as markup, not as an extra line, not as an escape sequence."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_the_doctor_prints_no_escape_sequence_of_others() -> None:
 
 
 def test_commands_print_only_through_printing() -> None:
-    """JSON alone goes out as it is: it is escaped already."""
+    """Only JSON is printed unchanged: it is already escaped."""
     wrong = []
     for path in COMMANDS.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

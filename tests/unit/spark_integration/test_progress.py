@@ -10,7 +10,7 @@ from spark_integration.progress import offsets_behind_latest
 
 
 class SourceProgress:
-    """As pyspark's, whose offsets are JSON texts."""
+    """Like pyspark's, whose offsets are JSON strings."""
 
     endOffset = '{"t": {"0": 5, "1": 20}}'
     latestOffset = '{"t": {"0": 9, "1": 20}, "u": {"0": 2}}'

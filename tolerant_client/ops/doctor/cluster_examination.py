@@ -226,7 +226,7 @@ def _optional(raw: Cluster, function: Any, *args: Any) -> Any:
     """The response to a request that only adds names; None after an error."""
     try:
         return raw.run(function, *args)
-    except Exception:  # without it the check says less, and tells that
+    except Exception:  # without it the check reports less, and says so
         return None
 
 

@@ -231,7 +231,7 @@ async def uncreatable(cluster: Cluster, topics: Iterable[str]) -> set[str]:
         except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError):
             found.add(name)
         except OptionError:
-            continue  # a policy of the brokers refuses it; whoever creates the topic will see that error
+            continue  # a policy of the brokers refuses it; the creator of the topic will see that error
     return found
 
 

@@ -16,7 +16,7 @@ INTERNAL_TOPICS = (OFFSETS_TOPIC, TRANSACTIONS_TOPIC)
 
 MIN_ISR = "min.insync.replicas"
 UNCLEAN = "unclean.leader.election.enable"
-_ASKS_FOR_NO_MORE_THAN_THERE_ARE = (3, 7)
+_EFFECTIVE_MIN_ISR = (3, 7)
 ADMIN_PROPERTIES = "admin.properties"  # of an authorized principal; only the operator knows the file
 _ADMIN_CONFIG = frozenset({"kafka-leader-election.sh"})  # its option has another name than that of all other tools
 
@@ -149,7 +149,7 @@ class ClusterFacts:
         Brokers since 3.7 require no more than the partition has (Partition.scala, effectiveMinIsr; KAFKA-15583).
         """
         least = self.min_isr(topic)
-        return least if least is None or self.version < _ASKS_FOR_NO_MORE_THAN_THERE_ARE else min(least, replicas)
+        return least if least is None or self.version < _EFFECTIVE_MIN_ISR else min(least, replicas)
 
     def is_below_min_isr(self, partition: Partition) -> bool:
         """Whether the leader refuses writes with acks=all."""

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 _LEFT_AT_ONCE = 20  # lines of one round
 _LONGEST = 500  # characters shown on the page
-_AS_IT_SHOULD_BE = {"ahead", "members", "write", "kept", "type"}  # reasons that are a duty's rule, not a failure
+_BY_RULE = {"ahead", "members", "write", "kept", "type"}  # reasons that are a duty's rule, not a failure
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,7 @@ def tell_duty(link: str, tell: Tell) -> Callable[[str, object, Exception | None]
 
     def done(name: str, report: object, error: Exception | None) -> None:
         if error is None:
-            news = [
-                each for each in so_far.news(name, getattr(report, "left", ())) if each.reason not in _AS_IT_SHOULD_BE
-            ]
+            news = [each for each in so_far.news(name, getattr(report, "left", ())) if each.reason not in _BY_RULE]
             for each in news[:_LEFT_AT_ONCE]:
                 tell(LinkEvent(link, "left", f"{name} left {each}", each))
             if len(news) > _LEFT_AT_ONCE:
@@ -89,7 +87,7 @@ def undone(left: Iterable[Left]) -> str:
         return ""
     more = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
     first = str(failures[0])  # can name thousands of groups
-    return f"did not do all: {first if len(first) <= _LONGEST else f'{first[:_LONGEST]}...'}{more}"
+    return f"incomplete: {first if len(first) <= _LONGEST else f'{first[:_LONGEST]}...'}{more}"
 
 
 class EventPrinter:

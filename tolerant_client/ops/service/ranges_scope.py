@@ -16,10 +16,12 @@ from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.mirror.engine.prepare import PlannedLink
 
 _GONE = (
-    "the source has no such topic any more, or does not show it to us (is Describe on it still granted?); only if it was"
-    " deleted there, and its copy is not needed, delete the copy on the target"
+    "the source no longer has this topic, or does not show it to us (is Describe on it still granted?); delete the copy"
+    " on the target only if the topic was deleted on the source and you do not need the copy"
 )
-_PARTITION_GONE = "the source has no such partition of this topic any more: it was made anew there with fewer; what the target has of it stays"
+_PARTITION_GONE = (
+    "the source no longer has this partition: its topic was created again there with fewer; the target keeps its copy"
+)
 
 
 @dataclass(frozen=True)

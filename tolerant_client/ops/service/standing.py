@@ -53,7 +53,7 @@ class Standing:
         made = [topic for topic, at in sorted(report.made_again.items()) if self._made_again.get(topic) != at]
         told = [
             *(
-                f"made again: topic {topic}, which somebody had deleted on the target, is filled from the start"
+                f"created again: topic {topic} was deleted on the target, and is filled from the start"
                 for topic in made
             ),
             *_lines("paused", self._paused, report.paused),

@@ -1,4 +1,4 @@
-"""What the doctor decides of one cluster, out of facts: a table for each check."""
+"""The doctor's findings about one cluster, decided from facts: a table for each check."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_partition_is_judged_by_leader_and_in_sync_replicas(
 def test_brokers_since_3_7_ask_for_no_more_in_sync_replicas_than_a_partition_has(
     version: tuple[int, ...], is_refused: bool, name: str
 ) -> None:
-    """Partition.scala, effectiveMinIsr (KAFKA-15583): acks=all is taken by all replicas that there are."""
+    """Partition.scala, effectiveMinIsr (KAFKA-15583): acks=all needs no more replicas than the partition has."""
     alone = cluster(topic(name, (1, (1,), (1,))), configs={name: {"min.insync.replicas": "2"}}, version=version)
     found = [
         *partition_findings(alone),
@@ -274,7 +274,7 @@ def test_cluster_of_one_broker_is_told_once_and_not_topic_by_topic() -> None:
 
 
 def snapshots(*epochs: list[int], brokers: list[set[int]] | None = None) -> list[Snapshot]:
-    """Partitions of one topic with these leader epochs, a second apart."""
+    """Snapshots, one second apart, of one topic's partitions with these leader epochs."""
     there = brokers or [set(ALL)] * len(epochs)
     return [
         Snapshot(
@@ -332,7 +332,7 @@ def test_replicas_that_leave_and_join_are_unsteady() -> None:
 
 
 def quorum(leader: int = 1, skew: float = 0, **voters: int) -> Quorum:
-    """`voters` by "v2" -> ms behind."""
+    """A quorum; `voters` maps "v2" to the voter's lag in ms."""
     now = NOW + int(skew)
     followers = {int(name[1:]): (90, now - behind) for name, behind in voters.items()}
     return Quorum(leader, 100, {1: (100, now), **followers}, now, NOW - 20, NOW + 20)
@@ -489,7 +489,7 @@ def test_rights_to_the_cluster_are_told_only_to_who_may_describe_it() -> None:
 
 
 def test_the_guides_table_and_commands_are_the_rights_of_the_code() -> None:
-    """A command for each resource, with all operations but those of markers, old brokers and MirrorMaker 2's offsets."""
+    """One command for each resource, with all operations except those for markers, old brokers and MirrorMaker 2's offsets."""
     text = GUIDE.read_text()
     section = text[text.index("## Least rights") : text.index("## What others may do")]
     rows = [f"| {r.role} | {r.thing} | {', '.join(r.operations)} | {r.purpose} | {r.severity.value} |" for r in RIGHTS]
@@ -636,7 +636,7 @@ def test_open_transactions(
 
 
 def test_transaction_that_ended_while_the_coordinators_were_asked_hangs_no_more() -> None:
-    """A copy of old records has old times: its age proves nothing."""
+    """A copy of old records has old timestamps: its age proves nothing."""
     one, other = opened(99 * MINUTE), replace(opened(99 * MINUTE), start_offset=130)
     assert still_open([one], []) == [] and still_open([one], [other]) == []
     assert still_open([one], [other, replace(one, held_back=60)]) == [replace(one, held_back=60)]

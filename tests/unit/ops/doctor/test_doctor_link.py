@@ -1,4 +1,4 @@
-"""What the doctor decides of a link, of addresses, and of checks that could not be made; and what it prints."""
+"""The doctor's findings about a link, about addresses, and about checks that could not be made; and its output."""
 
 from __future__ import annotations
 
@@ -414,7 +414,7 @@ def test_one_bootstrap_address_of_several_is_a_warning_an_advertised_one_is_an_e
     ],
 )
 def test_advertised_loopback_is_wrong_for_who_comes_from_afar(bootstrap: str, advertised: str, is_wrong: bool) -> None:
-    # Something else may well listen on our own port 9092: that it can be connected to proves nothing.
+    # Something else may listen on our own port 9092: that it accepts connections proves nothing.
     probes = [
         probe(Stage.SPOKEN, address=bootstrap),
         probe(Stage.SPOKEN, address=advertised, is_bootstrap=False, node_id=1),
@@ -447,7 +447,7 @@ def test_versions_and_identities() -> None:
 
 @contextmanager
 def listening(context: ssl.SSLContext | None = None, is_silent: bool = False) -> Iterator[str]:
-    """A server that is no broker: it is silent, or ends each connection after the first bytes."""
+    """A server that is not a broker: it sends nothing, or closes each connection after the first bytes."""
     server = socket.create_server(("127.0.0.1", 0))
     held: list[socket.socket] = []
 
@@ -567,7 +567,7 @@ def test_fault_of_the_doctor_is_a_finding_and_no_health(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("names", [["heartbeats", "orders"], ["heartbeats"], []])
 def test_a_source_that_is_away_is_no_error_of_the_target(names: list[str]) -> None:
-    """Whose topics, on a way back or of others, may have names that no copy of this link has."""
+    """The target's topics may belong to a reverse link or to others, with names that no copy of this link has."""
     policy = IdentityReplicationPolicy(source_alias="A")
     topics = LinkTopics(TopicFilter(("orders",)), names=TopicNames(policy, "A"), target_alias="B")
     subject = link_examination.Subject(
@@ -589,7 +589,7 @@ def test_wrong_properties_are_refused_before_anything_is_looked_at() -> None:
         )
 
 
-# -- what is printed ----------------------------------------------------------
+# -- output -------------------------------------------------------------------
 
 
 def finding(severity: Severity, check: str = "durability") -> Finding:

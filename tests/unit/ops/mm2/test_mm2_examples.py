@@ -1,4 +1,4 @@
-"""MirrorMaker 2's own samples, and configurations that people have published: each runs as it is, or is told why not."""
+"""MirrorMaker 2's own samples, and published configurations: each runs unchanged, or the error says why not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REFUSED = {
     "bimoqi_draft_keys": "readahead.queue.capacity (line 7) is no key of MirrorMaker 2",
     "iskuskov_json": "key.converter (line 11) can only be org.apache.kafka.connect.converters.ByteArrayConverter",
     "jctarla_max_tasks": "max.tasks (line 17) is no key of MirrorMaker 2; did you mean tasks.max?",
-    # Kafka's own documentation has comments behind values, a flow us-west->us.east, emit.heartbeats, and Us-east.
+    # Kafka's own documentation has comments after values, a flow us-west->us.east, emit.heartbeats, and Us-east.
     "kafka_docs_overview": "clusters (line 2) has a # in its value",
     "kafka_docs_flows": "us-west->us-east.emit.heartbeats (line 10) is no key of MirrorMaker 2; did you mean us-west->us-east"
     ".emit.heartbeats.enabled?",
@@ -119,7 +119,7 @@ def test_files_made_at_random_mean_what_kafka_takes_them_for(tmp_path: Path) -> 
                     connection = {name: value for name, value in properties.items() if is_connection(name)}
                     assert connection == answer[side], (number, str(flow))
                 compared += 1
-        # Kafka starts these as well, to do nothing.
+        # Kafka starts these as well, although they do nothing.
         assert {pair["flow"]["heartbeats"] for pair in file["pairs"].values()} <= {"-1"}
     assert compared > 50
 

@@ -1,4 +1,4 @@
-"""The table of MirrorMaker 2's keys: none of Kafka's is missing, and the page says what the code does."""
+"""The table of MirrorMaker 2's keys: none of Kafka's is missing, and the page agrees with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Circles and shared topics among flows, decided by what names begin with."""
+"""Loops and shared topics among flows, decided by the prefixes of names."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_same_names_go_in_circles() -> None:
 def test_a_policy_of_the_way_back_that_tells_nothing_lets_names_grow_for_ever() -> None:
     assert loop(prefixed("A->B"), same("B->A")) == ["A->B", "B->A"]
     assert loop(prefixed("A->B"), same("B->A", without="A\\..*")) == []
-    # With different separators neither sees what the other has copied.
+    # With different separators neither recognises what the other has copied.
     assert loop(prefixed("A->B"), prefixed("B->A", separator="_")) == ["A->B", "B->A"]
-    # Without a separator one letter is taken for the alias.
+    # Without a separator a single letter counts as the alias.
     assert loop(prefixed("AA->BB", separator=""), prefixed("BB->AA", separator="")) != []
 
 
@@ -113,7 +113,7 @@ def test_many_clusters_that_all_copy_from_each_other_are_soon_judged() -> None:
     assert loop(*mesh) == []
     assert len(loop(*(same(str(flow)) for flow in mesh))) == 2
     assert loop(*mesh[:-1], same(str(mesh[-1]))) != []
-    # Nothing goes round here, but with two separators that takes long to see: it is not ruled out.
+    # There is no loop here, but with two separators proving that takes too long: it is not ruled out.
     assert loop(*mesh, prefixed("c0->x", "only-this", separator="_")) != []
 
 
@@ -148,7 +148,7 @@ def test_what_matches_begin_with() -> None:
 
 
 def test_what_is_ruled_out_does_not_happen() -> None:
-    """Flows made at random, and what becomes of some topics on their way through them."""
+    """Random flows, and what becomes of some topics on their way through them."""
     random = Random(7)
     expressions = [
         "a",

@@ -18,7 +18,7 @@ T0 = 1_700_000_000_000
 
 
 class Broker:
-    """A cluster whose requests are answered by hand, at a time that stands still in between."""
+    """A cluster whose responses the test gives, under a clock that stands still in between."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.now_s = T0 / 1000

@@ -1,4 +1,4 @@
-"""prometheus.py, mbean_names.py, grafana.json and the package's README: they all speak of the same metrics."""
+"""prometheus.py, mbean_names.py, grafana.json and the package's README all have the same metrics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def registry(*states: Any) -> CollectorRegistry:
 
 
 def everything() -> Any:
-    """A state with all that a metric can tell."""
+    """A state with a value for every metric."""
     clicks = TopicPartition("clicks", 0)
     one = OpenTransaction(clicks, 7, 0, 100, NOW_MS - 60_000, 50)
     paused = replace(troubled(), control=LinkControl(paused=frozenset(("orders",)), bytes_per_s=1_000_000))
@@ -51,7 +51,7 @@ def emitted(*states: Any) -> set[str]:
 
 
 def whole(name: str) -> str:
-    """The name that the README has for a sample's."""
+    """The README's name for the metric of a sample."""
     return re.sub(r"(latency_seconds)_(bucket|sum|count)$", r"\1", name)
 
 
@@ -72,7 +72,7 @@ def expressions() -> list[str]:
 
 
 def labels_of(*states: Any) -> dict[str, set[str]]:
-    """The labels that samples of each name have, as Prometheus would store them."""
+    """The labels of the samples of each name, as Prometheus would store them."""
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(generate_latest(registry(*states)).decode()):
         for sample in family.samples:
@@ -81,7 +81,7 @@ def labels_of(*states: Any) -> dict[str, set[str]]:
 
 
 def metrics_of(expression: str) -> dict[str, set[str]]:
-    """Every metric that a PromQL expression names, whosever it is, and the labels that it is chosen or summed by."""
+    """Every metric in a PromQL expression, ours or not, and the labels by which it is selected or summed."""
     bare = re.sub(r'"[^"]*"|\[[^]]*\]|\$\w+', "", expression)
     sums = {
         label

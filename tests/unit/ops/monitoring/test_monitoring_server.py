@@ -1,4 +1,4 @@
-"""board.py, status.py and server.py: an hour of samples, what the page gets, and who may ask."""
+"""board.py, status.py and server.py: an hour of samples, the page's data, and who may request them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tolerant_client.ops.monitoring.status import MOST_ROWS, state_json
 from tolerant_client.ops.service.link_state import DutyState, LinkState, Phase
 from tolerant_client.records.record_batch import Record
 
-# -- the past -----------------------------------------------------------------
+# -- history ------------------------------------------------------------------
 
 
 def trace(seconds: int, step_s: float = 1.0) -> Trace:
-    """A trace of so many seconds, whose lag is its time in seconds."""
+    """A trace of this many seconds, whose lag is its time in seconds."""
     made = Trace()
     for number in range(int(seconds / step_s)):
         at_s = number * step_s
@@ -75,7 +75,7 @@ def test_topics_that_are_gone_are_forgotten_and_no_more_are_kept_than_the_limit(
     assert board.past("A-B", "payments") == [] and len(board.past("A-B", "orders")) == 2
 
 
-# -- what the page gets -------------------------------------------------------
+# -- the page's data ----------------------------------------------------------
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_health_is_for_whoever_restarts_the_process() -> None:
     assert (status, report["dead"]) == (503, ["A-B"])
 
 
-# -- who may ask --------------------------------------------------------------
+# -- who may request it -------------------------------------------------------
 
 
 @pytest.fixture
@@ -337,11 +337,11 @@ def test_ipv6_is_spoken_where_the_machine_has_it(board: Board) -> None:
     served.close()
 
 
-# -- who takes more than a share ------------------------------------------------
+# -- clients that take more than their share ----------------------------------
 
 
 def idle(served: StatusServer, count: int) -> list[socket.socket]:
-    """Connections that have begun a request and go on with nothing."""
+    """Connections that begin a request and never finish it."""
     found = []
     for _ in range(count):
         connection = socket.create_connection(("127.0.0.1", served.port), timeout=10)

@@ -1,4 +1,4 @@
-"""watch.py: what a watch makes of what clusters and tasks tell; no broker."""
+"""watch.py: the samples that a watch makes from what clusters and tasks report; no broker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Ends = Mapping[TopicPartition, int]
 
 
 class Clusters:
-    """Clusters that say what the test wants; None for sizes: the question fails."""
+    """Clusters that return what the test sets; None for sizes: the question fails."""
 
     def __init__(self) -> None:
         self.ends: dict[str, Ends | Exception] = {"source": {FIRST: 10, SECOND: 10}, "target": {FIRST: 4, SECOND: 10}}
@@ -102,7 +102,7 @@ def link(**options: Any) -> MirrorSettings:
 
 
 class Watch(LinkWatch):
-    """A watch without a thread: the test looks itself."""
+    """A watch without a thread: the test takes the samples."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, settings: MirrorSettings | None = None, **options: Any) -> None:
         self.board = Board()
@@ -113,7 +113,7 @@ class Watch(LinkWatch):
         monkeypatch.setattr(module.time, "monotonic", lambda: self.seconds)
 
     def after(self, seconds: float, **ends: Ends | Exception) -> Any:
-        """Looks so much later."""
+        """Takes a sample that much later."""
         self.seconds += seconds
         self.clusters.ends.update(ends)
         self.look(self.clusters)  # type: ignore[arg-type]
@@ -420,11 +420,11 @@ def test_a_loss_that_a_killed_mirror_has_written_down_is_told_by_the_one_that_go
     assert watch.losses == [new], "its own rows are all that is told of a partition that has some"
 
 
-# -- its life -----------------------------------------------------------------
+# -- life cycle ---------------------------------------------------------------
 
 
 class Hanging(Clusters):
-    """Clusters that answer nothing before the test says so."""
+    """Clusters that do not respond until the test allows it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -586,7 +586,7 @@ def test_terminal_shows_many_topics_as_one(monkeypatch: pytest.MonkeyPatch) -> N
     assert "20/230" in text.getvalue() and "210 behind" in text.getvalue()
 
 
-# -- what stands still --------------------------------------------------------
+# -- what does not move -------------------------------------------------------
 
 
 def test_what_stands_still_is_told_on_the_terminal_though_nothing_is_shown(
@@ -658,7 +658,7 @@ def test_groups_that_were_moved_before_stay_with_where_they_were_left(watch: Wat
 def test_a_cluster_that_is_away_is_told_once_and_once_when_it_responds_again_whoever_looks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, is_once: bool
 ) -> None:
-    """Nobody looks at a page or at bars."""
+    """Neither a page nor bars are shown."""
     watch = Watch(monkeypatch, link(once=is_once), board=None)
     now_ms = watch.state.started_ms
     monkeypatch.setattr(module, "_now_ms", lambda: now_ms)
@@ -682,7 +682,7 @@ def test_a_cluster_that_is_away_is_told_once_and_once_when_it_responds_again_who
 def test_partitions_that_nobody_can_look_at_are_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_once: bool
 ) -> None:
-    """A task that waits in its Fetch of a frozen broker says nothing."""
+    """A task whose Fetch waits for a frozen broker reports nothing."""
     watch = Watch(monkeypatch, link(once=is_once), board=None)
     now_ms = watch.state.started_ms
     monkeypatch.setattr(module, "_now_ms", lambda: now_ms)

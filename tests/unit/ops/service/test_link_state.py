@@ -1,4 +1,4 @@
-"""link_state.py: reports of tasks added up, and what a sample says of topics and of the link's health."""
+"""link_state.py: the sums of task reports, and what a sample says about topics and the link's health."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the command mirror ends: exit codes, and what it says of a copy that did not come to its end; no Spark, no broker."""
+"""How the command mirror ends: its exit codes, and its output for a copy that did not finish; no Spark, no broker."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ class Watch:
 
 @pytest.fixture
 def prepared() -> list[str]:
-    """Each time that a mirror has made topics and written its link down."""
+    """Counts how often a mirror has created topics and recorded its link."""
     return []
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, prepared: list[str]) -> Callable[..., Any]:
-    """Runs the command with a mirror that ends as it is told, and a target that has got as far as `copied`."""
+    """Runs the command with a mirror that ends as the test says, and a target copied up to `copied`."""
 
     def run(
         outcome: Any,

@@ -1,4 +1,4 @@
-"""What tasks of the mirror tell the driver, and what the driver tells the operator; no broker, no Spark running."""
+"""What the mirror's tasks report to the driver, and the driver to the operator; no broker, no Spark running."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def progress(paused: TolerantClientError | None = None, stopped: TolerantClientE
 
 
 def write(monkeypatch: pytest.MonkeyPatch, outcome: Any, settings: MirrorSettings = ONCE) -> CopiedRanges:
-    """The message of a task, as it comes to the driver, whose copier returns or raises `outcome`."""
+    """The message that the driver gets from a task whose copier returns or raises `outcome`."""
 
     def copy_ranges(*_: object, **__: object) -> Any:
         if isinstance(outcome, Exception):
@@ -214,14 +214,12 @@ def test_a_target_topic_that_was_made_again_is_told_each_time(tmp_path: Path) ->
         found = report.read()
         assert found.made_again == found.plus([], 1).made_again == made
         told = standing.news(found, {}, 10)
-        assert len(told) == lines and all(
-            "made again: topic orders, which somebody had deleted" in text for text in told
-        )
+        assert len(told) == lines and all("created again: topic orders was deleted" in text for text in told)
     assert standing.news(TaskReport(), {}, 11) == []
 
 
 def test_a_cluster_that_gets_worse_is_told_anew_and_nothing_is_over_while_nobody_looks() -> None:
-    """1. One partition is dark, which is told.  2. The broker of many freezes.  3. The cluster does.  4. It is well."""
+    """1. One partition has no usable leader: reported.  2. The broker of many freezes.  3. The cluster does.  4. All is well."""
     away, one, many = Away(), {"source": LeftOut(1, "a-0: no leader")}, {"source": LeftOut(300, "a-0: no leader")}
     assert away.news({}, one, 0) == []
     assert away.news({}, one, 6_000) == [
@@ -292,7 +290,7 @@ def test_task_of_nothing_but_paused_partitions_lasts_as_long_as_its_hold(monkeyp
 
 
 class Target:
-    """The clusters of a watch whose source nobody asks; `ends` says how far the target has come."""
+    """The clusters of a watch that does not ask the source; `ends` are the target's log ends."""
 
     def __init__(self, ends: Mapping[TopicPartition, int], failure: Exception | None) -> None:
         self._ends = ends
@@ -323,7 +321,7 @@ class Target:
 
 
 class Watch(LinkWatch):
-    """A watch of two partitions with ends 10 and 10; `target` says how far the target has come."""
+    """A watch of two partitions with ends 10 and 10; `target` are the target's log ends."""
 
     def __init__(
         self, target: Mapping[TopicPartition, int], *, board: Board | None = None, failure: Exception | None = None

@@ -1,4 +1,4 @@
-"""payload=ranges without Spark running: how rows are dealt, and what wrong options say."""
+"""payload=ranges without Spark running: how rows are dealt to tasks, and the errors of wrong options."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_partition_keeps_its_task(
 def reader(
     settings: MirrorSettings = ONCE, ends: dict[TopicPartition, int] | None = None, folder: str | None = None
 ) -> RangesStreamReader:
-    """A reader whose last look has found `ends`, and that looks no more."""
+    """A reader whose last plan found `ends`, and that plans no more."""
     made = RangesStreamReader(MirrorJob(settings, folder=folder).options)
     made._scope = Scope(ends or {FIRST: 10, SECOND: 0, NEW: 3})
     made._refreshed_at = made._looked_at = float("inf")
@@ -100,7 +100,7 @@ def planned(made: RangesStreamReader) -> list[list[Range]]:
 
 
 def test_once_plans_every_log_and_then_nothing_more() -> None:
-    """An empty one is begun, too: what its source loses later was not copied."""
+    """An empty partition is begun, too: what its source loses later was not copied."""
     made = reader()
     (rows,) = planned(made)
     assert sorted(rows) == [("new", 0, 3), ("orders", 0, 10), ("orders", 1, 0)]
@@ -178,7 +178,7 @@ REFUSED = Scope({FIRST: 10}, refused={NEW: "Link X copies into topic new of this
 def test_what_is_refused_is_planned_again_once_what_that_hangs_on_has_changed(
     refresh_s: float | None, plans: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first look has nothing to compare with: what changed while it was planned is not missed.  In the last one nobody responds."""
+    """The first check has nothing to compare with, but a change during the plan is not missed.  The last check gets no response."""
     made = reader(replace(TAIL, refresh_s=refresh_s))
     made._scope, made._refreshed_at, made._looked_at = REFUSED, time.monotonic(), time.monotonic()
     facts: list[RefusalFacts | Exception] = [*(RefusalFacts(end, {}) for end in (5, 5, 6)), KafkaTimeoutError()]
@@ -216,7 +216,7 @@ def raised(answer: Any) -> Any:
 
 
 class Asked:
-    """A cluster on whose loop everything has one answer."""
+    """A cluster whose loop gives the same result for everything."""
 
     def __init__(self, answer: Callable[[], Any]) -> None:
         self._answer = answer
@@ -266,7 +266,7 @@ def test_identical_offsets_without_the_producer_id_of_the_link_are_refused_where
 
 
 def test_spark_shows_no_option_that_holds_passwords() -> None:
-    """Spark's default of spark.redaction.regex, by names and values of options."""
+    """Spark's default of spark.redaction.regex, applied to names and values of options."""
     (name,) = MirrorJob(ONCE).options.keys() - {"payload"}
     assert re.search("(?i)secret|password|token|access[.]?key", name)
 

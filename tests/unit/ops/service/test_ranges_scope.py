@@ -1,4 +1,4 @@
-"""Which partitions a running mirror copies, and which wait: leaders that go and come back, topics that are refused or gone."""
+"""Which partitions a running mirror copies, and which wait: leaders that leave and return, topics that are refused or gone."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_topic_that_the_source_has_deleted_is_told_until_its_copy_is_deleted_t
     assert scope.lacking(left) == {"orders"}
     scope = scope.after_plan(left, {"orders": [0, 1]}, {})
     assert (list(scope.ends), list(scope.blocked)) == ([OTHER], [FIRST, SECOND])
-    assert "the source has no such topic any more" in scope.blocked[FIRST]
+    assert "the source no longer has this topic" in scope.blocked[FIRST]
     assert scope.lacking(left) == {"orders"}
     assert scope.after_plan(left, {}, {}).blocked == {}
 
@@ -92,7 +92,7 @@ def test_a_topic_that_the_source_deleted_before_this_start_is_told_as_well() -> 
     left = replace(plan(["payments"], {OTHER: 30}), gone={"orders": [0, 1]})
     assert Scope().lacking(left) == {"orders"}
     scope = Scope().after_plan(left, {"orders": [0, 1]}, {})
-    assert "the source has no such topic any more" in scope.blocked[FIRST] and list(scope.ends) == [OTHER]
+    assert "the source no longer has this topic" in scope.blocked[FIRST] and list(scope.ends) == [OTHER]
 
 
 def test_a_topic_that_comes_back_is_copied_again() -> None:
@@ -111,5 +111,5 @@ def test_a_topic_that_is_created_anew_after_it_was_copied_was_deleted_on_the_tar
 def test_partitions_that_a_topic_of_the_source_has_no_more_are_told_and_the_others_go_on() -> None:
     fewer = replace(plan(["orders", "payments"], {FIRST: 10, OTHER: 30}), gone={"orders": [SECOND.partition]})
     scope = Scope().after_plan(fewer, {}, {})
-    assert scope.blocked.keys() == {SECOND} and "no such partition" in scope.blocked[SECOND]
+    assert scope.blocked.keys() == {SECOND} and "no longer has this partition" in scope.blocked[SECOND]
     assert scope.ends.keys() == {FIRST, OTHER} and not scope.lacking(fewer)

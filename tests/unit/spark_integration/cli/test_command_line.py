@@ -1,4 +1,4 @@
-"""What all commands do with their command line, before a cluster is asked anything."""
+"""What all commands do with their command line before they ask a cluster."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_logs_are_silent_unless_asked_for(words: tuple[str, ...], levels: set[st
 
 
 def test_what_the_command_line_leaves_out_the_environment_may_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cluster is asked, and is not there: before that an option would be missed."""
+    """The command reaches the point of asking the cluster, which does not exist: a missing option would be noticed before."""
     monkeypatch.setenv("TOLERANT_KAFKA_TARGET", "127.0.0.1:1,127.0.0.1")
     monkeypatch.setenv("TOLERANT_KAFKA_SOURCE", "127.0.0.1:1")
     done = CliRunner().invoke(app, ["status", "--link", "dr"])
@@ -241,7 +241,7 @@ def has_a_terminal() -> None:
 
 
 def told_on_a_terminal(typed: bytes, *words: str) -> tuple[int, str]:
-    """The exit code of a command whose question is answered with these keys, and all that the terminal has seen."""
+    """The exit code of a command whose question gets these keys as its response, and the terminal's whole output."""
     ours, theirs = os.openpty()
     flags = termios.tcgetattr(theirs)
     flags[3] &= ~termios.ECHO  # so that whatever comes is what the command says
@@ -326,7 +326,7 @@ cli.main()
 
 
 def test_closed_standard_streams_are_nobodys_also_for_what_is_started() -> None:
-    """A file or a socket that takes the place of a closed one would be written to as if it were standard error."""
+    """Otherwise a file or a socket in the place of a closed stream would receive what is meant for standard error."""
     command = ["sh", "-c", 'exec "$0" "$@" <&- 2>&-', sys.executable, "-c", STREAMS, "say"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, " [True, True]\n")
@@ -381,7 +381,7 @@ def test_a_command_that_is_refused_prints_its_one_document_too(
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    """Why a command is refused that asks no cluster."""
+    """Why a command that asks no cluster is refused."""
     monkeypatch.setattr(Cluster, "__init__", lambda *_, **__: pytest.fail("a cluster was asked"))
     done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, OptionError), (done.exception, done.output)

@@ -1,4 +1,4 @@
-"""The environment says what the command line does not: a typed option always takes its place."""
+"""The environment sets options that are not typed: a typed option always takes precedence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HERE, THERE = "127.0.0.1:1", "127.0.0.1:2"
 
 
 class Asked(Exception):
-    """A cluster is asked: the command line was taken as it is."""
+    """The command goes on to ask a cluster: the command line was accepted."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def file(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is to be asked first is the error's text."""
+    """The error's text is the cluster that would be asked first."""
 
     def ask(config: Any, *_: Any, **__: Any) -> None:
         raise Asked(",".join(map(str, config["bootstrap_servers"])))
@@ -129,7 +129,7 @@ def test_properties_of_the_environment_are_those_of_a_cluster_that_is_meant(
 def test_properties_of_the_environment_are_sent_to_no_cluster_but_the_one_that_it_names(
     monkeypatch: pytest.MonkeyPatch, typed: str
 ) -> None:
-    """They have its password."""
+    """They contain its password."""
     read = run(monkeypatch, ["plan", "--source", typed, "--topics", "a"], **PAIR, SOURCE_PROPERTIES="/there/is/none")
     assert isinstance(read, Asked) == (typed != HERE), read
 

@@ -16,7 +16,7 @@ from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl, p
 
 
 class Guarded:
-    """A target of which we may see `visible` alone: of all others brokers say so, there or not."""
+    """A target that shows us only `visible`: for all other names brokers refuse, whether or not they exist."""
 
     def __init__(self, **visible: int) -> None:
         self.visible = {name.replace("_", "-"): list(range(count)) for name, count in visible.items()}

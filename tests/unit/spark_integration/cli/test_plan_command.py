@@ -1,4 +1,4 @@
-"""What `plan` says that a mirror does is what it does: a flow's switches and exclusions, and nothing for a plain mirror."""
+"""`plan` lists exactly what a mirror does: a flow's switches and exclusions, and nothing besides copying for a plain mirror."""
 
 from __future__ import annotations
 

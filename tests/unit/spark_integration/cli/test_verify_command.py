@@ -1,4 +1,4 @@
-"""Which link the command verify asks for; no broker."""
+"""Which link the command verify reads; no broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLUSTERS = ["verify", "--source", "a:1", "--target", "b:1"]
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[LinkTopics]:
-    """What is compared, between clusters whose target has two links."""
+    """The topics that are compared, between clusters whose target has two links."""
     found: list[LinkTopics] = []
 
     def two(*_: object, **__: object) -> str:

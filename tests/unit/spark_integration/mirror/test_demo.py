@@ -1,4 +1,4 @@
-"""spark_integration/mirror/demo.py: the faults that its proxies do."""
+"""spark_integration/mirror/demo.py: the faults of its proxies."""
 
 from __future__ import annotations
 

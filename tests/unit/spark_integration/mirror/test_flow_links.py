@@ -1,4 +1,4 @@
-"""Flows of a MirrorMaker 2 file as links of a service: settings, duties, and what the status page is told."""
+"""Flows of a MirrorMaker 2 file as links of a service: settings, duties, and the status page's data."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_limit_of_the_file_is_what_the_link_is_started_with(tmp_path: Path) ->
     limited = flow(tmp_path, "tolerant.throttle = 1000000")
     assert link_of(limited).settings.bytes_per_s == 1_000_000
     assert link_of(flow(tmp_path)).settings.bytes_per_s is None
-    # What a duty wrote down as the link's would outlive the file, and overrule the operator's "off".
+    # A rate that a duty recorded as the link's would outlive the file, and overrule the operator's "off".
     assert not [duty.name for duty in duties_of(limited) if "throttle" in duty.name]
 
 
@@ -117,7 +117,7 @@ def test_how_long_a_groups_offset_took_is_on_the_board() -> None:
 
 
 class FakeWatch:
-    """What a LinkWatch is told."""
+    """Records what a LinkWatch is told."""
 
     made: list[FakeWatch] = []
 
@@ -242,7 +242,7 @@ def test_a_round_that_could_not_do_all_is_a_problem_of_its_duty(watched: tuple[F
             return watch.sample.state.duties["groups"].problem
 
         assert problem((kept,)) == ""
-        assert problem((kept, refused)) == "did not do all: group g: grant Read on it"
+        assert problem((kept, refused)) == "incomplete: group g: grant Read on it"
         assert problem(None) == "failed, and is tried again: away"
         assert problem(()) == ""
 

@@ -1,4 +1,4 @@
-"""What is copied while Spark starts: when it needs no Spark, what it tells, and what ends it; no broker."""
+"""The copy during Spark's start: when it needs no Spark, what it reports, and what ends it; no broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a mirror ends whose Spark does not start, or goes away under it; no Spark, no broker."""
+"""How a mirror ends whose Spark does not start, or dies under it; no Spark, no broker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GONE = [
 
 
 class Spark:
-    """A session, and its query, of a JVM that ends at one of its steps; `steps` are those that were come to."""
+    """A session, and its query, whose JVM ends at one of its steps; `steps` are those that were reached."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ends_at: str, error: Exception) -> None:
         self.steps: list[str] = []

@@ -1,4 +1,4 @@
-"""No password goes into a Spark whose ports answer everybody, and nobody is asked for what we can do ourselves."""
+"""No password goes into a Spark whose ports are open to everybody, and nobody must set what we can set ourselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service's links: started again after any failure, each by itself; time, chance, Spark and clusters are given."""
+"""A service's links, started again after any failure, each by itself; time, chance, Spark and clusters are arguments."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_promoted_link_is_asked_about_later_and_counts_as_healthy() -> None:
 
 
 class FakeJob:
-    """A link whose starts and looks do what the test has put into `starts` and `looks`."""
+    """A link whose starts and checks do what the test has put into `starts` and `looks`."""
 
     def __init__(self, starts: list[Any] = [], looks: list[Any] = []) -> None:
         self.starts, self.looks = list(starts), list(looks)
@@ -326,8 +326,8 @@ def test_what_a_duty_leaves_by_its_rules_is_no_failure_and_what_it_could_not_do_
     rules = [Left("group g", "members", "in use"), Left("group h", "ahead", "further on")]
     failures = [Left("group i", reason, f"why {reason}") for reason in ("error", "refused", "leaderless")]
     assert undone(rules) == ""
-    assert undone([*rules, failures[1]]) == "did not do all: group i: why refused"
-    assert undone([*rules, *failures]) == "did not do all: group i: why error, and 2 more"
+    assert undone([*rules, failures[1]]) == "incomplete: group i: why refused"
+    assert undone([*rules, *failures]) == "incomplete: group i: why error, and 2 more"
     assert len(undone([Left("t-0", "leaderless", "groups: " + "billing, " * 5_000)])) < 600
 
 
@@ -554,7 +554,7 @@ def test_the_first_signal_asks_and_the_second_one_ends(number: signal.Signals) -
         assert child.wait(10) == 130
 
 
-# -- a partition that cannot go on --------------------------------------------
+# -- a partition that cannot be copied ----------------------------------------
 
 
 STOPPED = TopicPartition("a-1", 11)
@@ -600,7 +600,7 @@ def test_the_query_ends_in_a_command_and_where_the_link_is_promoted(
 
 
 def test_duties_leave_partitions_alone_whose_place_nobody_has_read_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first micro-batch of a link that goes on ends after its hold, whatever is still being read by then."""
+    """With goes_on the first micro-batch of a link ends after its hold, whatever is still being read."""
     placed, blocked, unread = (TopicPartition("orders", number) for number in range(3))
     report = TaskReport(blocked={blocked: "why"}, paused={placed: "by an operator"}, acked={placed: 4, blocked: 2})
     begun: list[frozenset[TopicPartition]] = []

@@ -1,4 +1,4 @@
-"""What goes into a micro-batch: the figures are those that Spark's own source gives for the same offsets."""
+"""What goes into a micro-batch: the figures are those of Spark's own source for the same offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of Spark: which batch counts, and what its file says, in both versions."""
+"""Checkpoints of Spark: which batch counts, and how its file is parsed, in both versions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_taken_is_named(text: str, source: str | None, reason: st
 
 @pytest.mark.parametrize("prefix", ["", "file:", "file://"])
 def test_the_last_committed_batch_counts(tmp_path: Path, prefix: str) -> None:
-    """Batch 10 comes after batch 9, and batch 11 was planned only."""
+    """Batch 10 follows batch 9, and batch 11 was only planned."""
     folder = write(tmp_path / "a b", {9: KAFKA, 10: KAFKA.replace("5", "6"), 11: KAFKA.replace("5", "7")}, [9, 10])
     found = read_checkpoint(f"{prefix}{folder}/")
     assert (found.planned, found.committed, found.choose(None)) == ((9, 10, 11), (9, 10), 10)

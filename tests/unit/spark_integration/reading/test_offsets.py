@@ -93,7 +93,7 @@ def test_missing_and_extra_partitions_are_named() -> None:
 
 
 def test_topic_ids_are_names_without_partitions() -> None:
-    """Spark's own source reads a map of maps of numbers, and passes over a topic that has none."""
+    """Spark's own source reads a map of maps of numbers, and ignores a topic without numbers."""
     nested = nested_offsets({B0: 3, A0: 1}, {"a": "mZ0x-_", "elsewhere": "x"})
     assert nested == {"a": {"0": 1}, "b": {"0": 3}, "a:mZ0x-_": {}}
     assert flat_offsets(nested) == {A0: 1, B0: 3}

@@ -1,4 +1,4 @@
-"""Options of a read: what is taken, what is refused, and that no secret shows."""
+"""Options of a read: which are accepted, which are refused, and that no secret is shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T0 = TopicPartition("t", 0)
 
 
 def parse(**options: str) -> ReadOptions:
-    """Options by name, with `__` for dots; a topic is subscribed unless another choice is made."""
+    """Options by name, with `__` for dots; a topic is subscribed unless the test selects otherwise."""
     named = {name.replace("__", "."): value for name, value in options.items()}
     if not {"assign", "subscribe", "subscribePattern"} & named.keys():
         named["subscribe"] = "t"
@@ -143,7 +143,7 @@ def test_other_options_are_passed_over() -> None:
 
 
 def test_create_table_is_refused_with_what_works() -> None:
-    """Spark hands over its options twice, and none of them when the table is read."""
+    """Spark passes a table's options twice, and none of them when the table is read."""
     with pytest.raises(OptionError, match="Use CREATE TEMPORARY VIEW"):
         parse(option__kafka__bootstrap__servers="one:9092", option__subscribe="t")
 

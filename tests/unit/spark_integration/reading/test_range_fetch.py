@@ -1,4 +1,4 @@
-"""Fetching one range from a scripted cluster: positions move over proof only (INCIDENTS.md 2)."""
+"""Fetching one range from a scripted cluster: positions move only on proof (INCIDENTS.md 2)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ THROTTLED = answer()
 
 
 class ScriptedCluster:
-    """Gives the answers of a script, the last one for ever; keeps what it was asked."""
+    """Gives the responses of a script, repeating the last one; records the requests."""
 
     bootstrap_servers = ("nowhere:1",)
 
@@ -62,7 +62,7 @@ class ScriptedCluster:
     async def sleep(self, seconds: float) -> None: ...
 
     def call_soon_with_future(self, function: Any, *args: Any) -> Future:
-        """Runs what never waits here at once."""
+        """Runs coroutines that never wait here, at once."""
         future = Future()
         try:
             function(*args).send(None)
@@ -117,7 +117,7 @@ def written_id(text: str) -> uuid.UUID:
 def read(
     cluster: ScriptedCluster, start: int = 0, until: int = 20, topic_id: str | None = None, **options: str
 ) -> list[int]:
-    """The base offsets of what a range yields."""
+    """The base offsets that a range yields."""
     parsed = parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", **options})
     fetch = RangeFetch(cluster, OffsetRange("t", 0, start, until, topic_id), parsed)  # type: ignore[arg-type]
     found: list[int] = []
@@ -228,7 +228,7 @@ def test_no_progress_ends_with_an_error() -> None:
 
 
 def test_nothing_from_remote_storage_is_not_believed() -> None:
-    """DelayedRemoteFetch of Kafka answers without records when the remote read is late."""
+    """Kafka's DelayedRemoteFetch responds without records if the remote read is late."""
     nothing = answer()
     cluster = ScriptedCluster([answer(batch(0)), *[nothing] * 5, answer(batch(10))])
     cluster.first_local = 50
@@ -292,7 +292,7 @@ def test_an_answer_that_was_asked_for_ahead_may_fail() -> None:
 
 
 def test_nothing_is_asked_ahead_for_a_slow_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer would be overdue before it is read."""
+    """The response would be overdue before it is read."""
     monkeypatch.setattr(range_fetch, "SLOW", -1.0)
     cluster = ScriptedCluster([answer(batch(0)), answer(batch(10))])
     options = parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t"})

@@ -1,4 +1,4 @@
-"""From options to ranges, on a scripted cluster: what is lost is named as Spark's own source names it."""
+"""From options to ranges, on a scripted cluster: losses have the error conditions of Spark's own source."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_an_open_transaction_holds_up_is_told_once_for_each_place(caplog: p
 
 
 def test_a_partition_that_one_answer_lacks_is_looked_for_again() -> None:
-    """A broker that has just started may not know it yet; taken for deleted it would be read again from its beginning."""
+    """A broker that has just started may not know a topic yet; counted as deleted, it would be read again from its beginning."""
 
     class Forgetful(Logs):
         async def partitions(self, topics: Iterable[str] | None = None) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""The prefix of a schema registry: split off where it is, nothing touched where it is not."""
+"""The prefix of a schema registry: split off where it exists; other values stay unchanged."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ EARLIEST = {"startingOffsets": "earliest"}
 
 
 class Run:
-    """One run of a query; a new one knows what the checkpoint says and no more."""
+    """One run of a query; a new one knows only what the checkpoint says."""
 
     def __init__(self, cluster: Logs, **given: str) -> None:
         if "subscribePattern" not in given:
@@ -50,7 +50,7 @@ def written(offset: Any) -> NestedOffsets:
 
 
 def planned(cluster: Logs, **given: str) -> NestedOffsets:
-    """The end of a first micro-batch that came to nothing."""
+    """The end of a first micro-batch that was planned and not committed."""
     run = Run(cluster, **given)
     return run.end(run.initial())
 
@@ -103,7 +103,7 @@ def test_a_first_batch_is_repeated_as_it_was_after_a_topic_was_added() -> None:
 
 
 def test_what_was_deleted_of_a_first_batch_before_its_repeat_is_not_left_out_without_a_word() -> None:
-    """Its task finds that the log begins later, as in any micro-batch."""
+    """Its task finds that the log starts later, as in any micro-batch."""
     cluster = Logs({A0: (0, 10)})
     end = planned(cluster, **EARLIEST)
     cluster.logs[A0] = (7, 10)
@@ -134,6 +134,6 @@ def test_a_pattern_that_matched_nothing_begins_with_what_comes() -> None:
 
 
 def test_a_first_batch_that_names_no_start_begins_where_the_options_say_now() -> None:
-    """As earlier versions and Spark's own source write it."""
+    """As written by earlier versions and by Spark's own source."""
     cluster = Logs({A0: (3, 10)})
     assert Run(cluster, **EARLIEST).again({"a": {"0": 8}}) == [OffsetRange("a", 0, 3, 8)]

@@ -1,4 +1,4 @@
-"""What a decision holds, what follows from the one that is found, and the digest that repeats are compared by."""
+"""The contents of a decision, the consequences of one that is found, and the digest that compares repeats."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_pieces_of_different_decisions_are_refused() -> None:
 
 
 def strange(**other: Any) -> str:
-    """A decision of which one field is another."""
+    """A decision with another value in one field."""
     known = {"query": "", "run": "0a", "rows": 1, "digest": "0", "transactions": [], "superseded": []}
     return "1:" + json.dumps({**known, **other})
 
@@ -114,7 +114,7 @@ def test_more_tasks_than_a_decision_can_name_are_refused_before_it_is_committed(
         PLACE.pieces(replace(DECISION, transactions=many))
 
 
-# -- what follows from the one that is found ---------------------------------------
+# -- consequences of a found decision ----------------------------------------------
 
 
 def test_a_micro_batch_is_repeated_only_where_it_was_decided() -> None:
@@ -202,7 +202,7 @@ def test_a_minute_is_kept_for_committing_and_less_only_of_short_timeouts(timeout
 
 
 def test_a_transactional_id_names_one_transaction_of_a_micro_batch() -> None:
-    """Law D; those of former micro-batches are taken again, so that brokers do not keep ever more."""
+    """Law D; ids of earlier micro-batches are reused, so that brokers do not keep ever more of them."""
     names, others = TransactionNames(), TransactionNames()
     first = [names.take(PLACE) for _ in range(3)]
     assert len({*first, others.take(PLACE)}) == 4
@@ -267,7 +267,7 @@ def test_a_topic_and_a_key_that_change_places_change_the_digest() -> None:
 
 
 def test_the_digest_is_the_same_in_every_process_and_version() -> None:
-    """It is kept by brokers: a new way to compute it would take every repeat for another one."""
+    """Brokers store it: with another way to compute it, every repeat would look different."""
     assert digest(rows([b"value", None], ["key", None])) == Written(2, DIGEST)
 
 

@@ -1,4 +1,4 @@
-"""The columns of a frame that is written: chosen and refused as Spark's own sink does."""
+"""The columns of a written frame: chosen and refused as in Spark's own sink."""
 
 from __future__ import annotations
 

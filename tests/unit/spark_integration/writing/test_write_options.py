@@ -1,4 +1,4 @@
-"""Options of a write: what is taken, what is refused, as Spark's own sink and Java's producer have it."""
+"""Options of a write: accepted and refused as in Spark's own sink and Java's producer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task does with rows that cannot be written, on a producer that takes everything and answers nothing."""
+"""What a task does with rows that cannot be written, on a producer that accepts everything and gets no responses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEAD = "dead"
 
 
 class Producer:
-    """Knows the dead letter topic alone; is its own cluster and runs what it is given at once."""
+    """Knows only the dead letter topic; is its own cluster and runs coroutines at once."""
 
     def __init__(self, topics: Sequence[str] = (DEAD,)) -> None:
         self.cluster = self
@@ -60,7 +60,7 @@ def task(producer: Any, topic: str) -> WriteTask:
 
 
 def test_dead_letters_leave_with_every_piece() -> None:
-    """A task of which no row can be written would keep all of them otherwise."""
+    """Otherwise a task whose rows are all refused would keep all of them."""
     producer = Producer()
     seen: list[int] = []
 
@@ -88,7 +88,7 @@ def test_the_topics_of_a_column_are_looked_for_together() -> None:
 
 
 def test_a_row_for_the_dead_letter_topic_is_a_row_and_its_letter_is_none() -> None:
-    """Refused as a row it becomes a letter, refused as a letter it loses its value."""
+    """Refused as a row it becomes a letter; refused as a letter it loses its value."""
     producer = Producer()
     written = task(producer, DEAD)
     refusals = iter(range(2))
