@@ -118,7 +118,7 @@ def blockers(partitions: Collection[SharedLog], *, discards: bool) -> tuple[str,
             f"in {counted(len(bare), 'partition')} the target's log ends with offsets without a record, such as the marker of a"
             f" fence, and the source may have records at these offsets: {first.topic}-{first.partition} from offset"
             f" {first.shared_until} to {first.target_end}. With --discard-diverged these topics are deleted on the target and"
-            " copied again; that loses no record which was not copied"
+            " copied again; no record is lost that was never copied"
         )
     if diverged := [p for p in partitions if p.is_diverged and p not in bare]:
         first = diverged[0]
