@@ -66,7 +66,7 @@ def run(
     """Compares with Spark; returns the report, and warnings about parts of `resume` that are no longer valid.
 
     Without a session it creates one, and stops it.  `progress` is called after each wave of tasks.  Raises the errors of
-    tolerant_client.mirror.verify.verify.
+    tolerant_client.mirror.verify.verification.verify.
     """
     own: SparkSession | None = None
     with both(settings.source, settings.target, settings.names) as (source, target):

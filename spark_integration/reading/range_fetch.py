@@ -3,7 +3,7 @@
 Laws:
 - While the caller works on one response the next one is on its way, and no other.
 - The position only moves over what was received and checked, or over what two
-  responses of the broker agree is gone (INCIDENTS.md 2).
+  responses of the broker agree is gone (docs/incidents.md 2).
 - OFFSET_OUT_OF_RANGE is never believed by itself: ListOffsets decides.
 - Records of another topic with the same name are never taken: a fetch is for the topic with the range's id, if it has one.
 - Without progress for `poll_timeout_ms` it ends with an error, never silently.

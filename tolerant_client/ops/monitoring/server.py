@@ -64,7 +64,7 @@ class StatusServer:
             self._server = _Server(host, int(port), board, registry)
         except OSError as error:
             raise OptionError(
-                f"--metrics cannot listen at {address} ({error.strerror}); choose another port"
+                f"--metrics cannot listen at {address} ({error.strerror}); choose another address or port"
             ) from error
         self.port: int = self._server.server_address[1]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"

@@ -5,8 +5,9 @@ Laws:
   old worker hands the partition over to the new one (mirror/state/claims.py).
 - An error of one topic or partition is reported for it alone; the others continue, and it is checked again.
 - A task does not raise an error that no retry cures, because Spark would retry the task.  It is raised when the
-  micro-batch is settled, after the other tasks have finished their partitions.  With goesOn it is not raised at all but
-  reported as the partition's reason to wait, and the next micro-batch tries again.
+  micro-batch is settled, after the other tasks have finished their partitions.  With `goes_on` only
+  LinkPromotedError is raised; any other is reported as the reason why the partition is blocked, and the next micro-batch
+  tries again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fetching one range from a scripted cluster: positions move only on proof (INCIDENTS.md 2)."""
+"""Fetching one range from a scripted cluster: positions move only on proof (docs/incidents.md 2)."""
 
 from __future__ import annotations
 
