@@ -316,7 +316,7 @@ def test_wrong_address_is_named(address: str) -> None:
 
 def test_port_that_is_taken_is_named(served: StatusServer) -> None:
     with pytest.raises(
-        OptionError, match=f"--metrics cannot listen at 127.0.0.1:{served.port} .*; choose another port"
+        OptionError, match=f"--metrics cannot listen at 127.0.0.1:{served.port} .*; choose another address or port"
     ):
         StatusServer(Board(), f"127.0.0.1:{served.port}")
 
