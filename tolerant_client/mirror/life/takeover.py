@@ -239,8 +239,9 @@ def blockers(partitions: Sequence[TakenPartition], offsets: str) -> tuple[str, .
     if unknown:
         first = unknown[0]
         return (
-            f"the last records of {first.topic}-{first.partition} ({len(unknown)} partitions) were not found on the"
-            " source: somebody else has written to the target, or one side has deleted them; leave these topics out, or delete"
+            f"the last records of {first.topic}-{first.partition} ({len(unknown)} partitions) were not found among"
+            f" {_MOST:,} offsets of the source from their time on: somebody else has written to the target, or one side has"
+            " deleted them; leave these topics out, or delete"
             " them on the target to have them copied again",
         )
     return ()

@@ -20,6 +20,8 @@ from tolerant_client.state_json import MOST, decoded
 
 # Ledgers, offset maps and controls describe their own cluster: two links in opposite directions must not mix them.
 OWN_TOPICS = "tolerant-mirror-"
+# What brokers write there is of their own cluster (Topic.java, INTERNAL_TOPICS and the metadata log).
+KAFKA_TOPICS = ("__cluster_metadata", "__consumer_offsets", "__share_group_state", "__transaction_state")
 
 ALL = (".*",)
 TOPICS_EXCLUDE = (r"mm2.*\.internal", r".*\.replica", "__.*")  # Kafka 4.2; older ones have .*[\-\.]internal
@@ -162,12 +164,23 @@ class LinkTopics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def of(topics: LinkTopics | str) -> LinkTopics:
-        """From regular expressions separated by commas: the topics whose whole name one of them matches."""
-        return topics if isinstance(topics, LinkTopics) else LinkTopics(TopicFilter(expressions_of(topics)))
+        """From regular expressions separated by commas: the topics whose whole name one of them matches.
+
+        Raises OptionError if one of them is the name of a topic of Kafka's own, which is never copied.
+        """
+        if isinstance(topics, LinkTopics):
+            return topics
+        expressions = expressions_of(topics)
+        if own := sorted(set(KAFKA_TOPICS).intersection(expressions)):
+            raise OptionError(
+                f"{own[0]} is Kafka's own topic: what it holds is of its cluster, and it is not copied; take it out of the"
+                " topics (--groups has group offsets follow)"
+            )
+        return LinkTopics(TopicFilter(expressions))
 
     def takes(self, topic: str) -> bool:
         """Whether the link copies this topic of the source (its name there)."""
-        if topic.startswith(OWN_TOPICS):
+        if topic.startswith(OWN_TOPICS) or topic in KAFKA_TOPICS:
             return False
         is_named = any(f.matches(topic) for f in (self.filter, *self.also))
         if self.names is None:

@@ -136,6 +136,13 @@ def test_link_without_names_takes_what_the_filter_says_except_our_own_topics() -
     assert (link.to_target("orders"), link.to_source("orders")) == ("orders", "orders")
 
 
+@pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state", "__share_group_state"])
+def test_no_topic_of_kafkas_own_is_copied_and_its_name_is_refused(topic: str) -> None:
+    assert not LinkTopics.of(".*").takes(topic)
+    with pytest.raises(OptionError, match=f"{topic} is Kafka's own topic"):
+        LinkTopics.of(f"orders,{topic}")
+
+
 @pytest.mark.parametrize(
     "link",
     [
