@@ -24,7 +24,7 @@ def main(listen_port: str, broker_port: str) -> None:
     with FaultProxy({int(listen_port): ("127.0.0.1", int(broker_port))}) as proxy:
         for line in sys.stdin:
             proxy.faults = [getattr(faults, name)(**arguments) for name, arguments in json.loads(line)]
-            now = (proxy.answers, proxy.injected)
+            now = (proxy.responses, proxy.injected)
             answers, injected = (after - before for after, before in zip(now, seen))
             seen = now
             port = int(proxy.bootstrap_servers.rpartition(":")[2])

@@ -59,7 +59,7 @@ def test_partitions_of_a_topic_that_was_made_anew_are_named_each(source: str, ta
     report = failed_over(target, topic)
     assert report.exit_code == 3 and shown(report) == [(0, 0, False)]
     anew, gone = report.damaged
-    assert "made anew on the target" in anew and f"{topic}-0, up to offset 200" in anew
+    assert "created again on the target" in anew and f"{topic}-0, up to offset 200" in anew
     assert f"{topic}-1 is not on the target any more" in gone
 
 

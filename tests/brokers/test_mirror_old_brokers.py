@@ -298,7 +298,7 @@ def test_compacted_logs_keep_their_offsets(
     assert [row[0] for row in found] == sorted({row[0] for row in found})
 
 
-# -- a topic that is made anew: these brokers are asked for it by its name ----
+# -- a topic that is created again: these brokers are asked for it by its name ----
 
 
 def make_anew(broker: ZooKeeperKafka, topic: str) -> None:

@@ -922,7 +922,7 @@ def test_map_topic_of_translated_offsets_is_as_durable_as_the_control(three_node
 def test_translated_copy_whose_records_an_election_took_back_is_named_though_others_wrote_since(
     source: str, target: str
 ) -> None:
-    """The election is played by a topic id that the map does not know: the log is made anew, and longer than it was."""
+    """The election is played by a topic id that the map does not know: the log is created again, and longer than it was."""
     topic, link = "proved-translated", "proved-translated"
     create_topic(source, topic)
     append_records(source, topic, 100)

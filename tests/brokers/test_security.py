@@ -194,7 +194,7 @@ def test_wrong_password_is_said_at_once_and_nowhere_repeated(
     options = {"security_protocol": "SASL_PLAINTEXT", **login(mechanism, WRONG)}
     with pytest.raises(Errors.SaslAuthenticationFailedError) as raised:
         client(bootstrap_servers=proxy.bootstrap_servers, **options)
-    assert proxy.answers["SaslAuthenticate"] == answers  # one attempt
+    assert proxy.responses["SaslAuthenticate"] == answers  # one attempt
     options = {"security_protocol": "SASL_SSL", "ssl_cafile": str(certificate.pem), **login(mechanism, WRONG)}
     with pytest.raises(Errors.SaslAuthenticationFailedError):
         client(bootstrap_servers=cluster.servers_of("SASL_TLS"), **options)
@@ -237,12 +237,12 @@ def test_sessions_are_renewed_under_faults_without_loss(
     ]
     proxy = fault_proxy(faults=faults, cluster=cluster)
     with Traffic("renewed", bootstrap_servers=proxy.bootstrap_servers, **PLAIN) as traffic:
-        before = proxy.answers["SaslAuthenticate"]
+        before = proxy.responses["SaslAuthenticate"]
         end = time.monotonic() + 3 * REAUTH_MS / 1000
         while time.monotonic() < end:
             traffic.send(5)
             traffic.receive(timeout_ms=20)
-        renewed = proxy.answers["SaslAuthenticate"] - before
+        renewed = proxy.responses["SaslAuthenticate"] - before
         traffic.settle()
     assert renewed >= 4  # two clients, twice at least: by renewal, or by connecting after a reset
     assert len({name.partition("/")[2] for name in proxy.injected}) >= 3

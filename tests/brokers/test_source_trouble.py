@@ -1,4 +1,4 @@
-"""What a mirror makes of a source that loses records, is cut, made anew, or grows (M7, incidents 2, 4 and 5)."""
+"""What a mirror makes of a source that loses records, is cut, created again, or grows (M7, incidents 2, 4 and 5)."""
 
 from __future__ import annotations
 

@@ -342,7 +342,7 @@ def test_topic_that_is_made_anew_between_two_appends_is_named_under_every_policy
 
 
 def made_anew_by_others(servers: str, topic: str, count: int) -> None:
-    """The topic is deleted and made anew, and an application writes into it; blocks the caller, as a freeze does."""
+    """The topic is deleted and created again, and an application writes into it; blocks the caller, as a freeze does."""
     delete_topic(servers, topic)
     create_again(servers, topic)
     append_records(servers, topic, count, first=7_000_000)
@@ -415,7 +415,7 @@ def test_a_broker_refuses_a_batch_for_a_topic_that_was_made_anew(target: str, tr
 def copy_across_a_freeze(
     source: str, target: str, topic: str, is_time: Callable[[int], bool], frozen_s: float = 0.0
 ) -> None:
-    """Copies a topic; once its log is as far as `is_time` wants the process stands still while the topic is made anew."""
+    """Copies a topic; once its log is as far as `is_time` wants the process stands still while the topic is created again."""
     with both(source, target) as (origin, copy):
 
         async def run() -> None:

@@ -612,7 +612,7 @@ def test_topic_that_is_made_anew_while_it_is_compared_was_not_compared(
         report = source.run(compare)
     assert report.outcome is Outcome.NOT_COMPARED
     told = report.partitions[0].error
-    assert told is not None and "made anew on the " + ("source", "target")[side] in told
+    assert told is not None and "created again on the " + ("source", "target")[side] in told
 
 
 def test_a_topic_that_was_made_anew_since_its_link_began_is_told(
@@ -637,7 +637,8 @@ def test_a_topic_that_was_made_anew_since_its_link_began_is_told(
         same, other = source.run(compare)
     assert same == []
     assert [
-        f"topic {name} was deleted and made anew on the source since link verify-{name} began" in text for text in other
+        f"topic {name} was deleted and created again on the source since link verify-{name} began" in text
+        for text in other
     ] == [True]
 
 

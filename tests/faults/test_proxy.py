@@ -117,7 +117,7 @@ def test_without_faults_everything_passes(server: EchoServer) -> None:
     with through(server) as proxy, client_of(proxy) as client:
         ask(client, *range(50))
         assert [answer(client) for _ in range(50)] == [(n, BODY) for n in range(50)]
-        assert proxy.answers == {"Fetch": 50}
+        assert proxy.responses == {"Fetch": 50}
         assert proxy.injected_total == 0
 
 
@@ -148,7 +148,7 @@ def test_fault_at_the_wire(server: EchoServer, fault: Fault, expected: list[int]
         else:
             assert spoiled == []
         assert proxy.injected == {f"Fetch/{fault.name}": 1}
-        assert proxy.answers == {"Fetch": 4}
+        assert proxy.responses == {"Fetch": 4}
         assert server.requests == 4
 
 
@@ -309,7 +309,7 @@ def test_client_of_a_real_broker_stays_on_the_proxy(fault_proxy: ProxyFactory, t
     proxy = fault_proxy()
     with consumer_of(proxy, topic) as consumer:
         assert values_within(consumer, 10) == ALL
-    assert {"ApiVersions", "Metadata", "ListOffsets", "Fetch"} <= set(proxy.answers)
+    assert {"ApiVersions", "Metadata", "ListOffsets", "Fetch"} <= set(proxy.responses)
 
 
 @pytest.mark.parametrize(
@@ -376,4 +376,4 @@ def test_produce_without_acks_is_not_waited_for(fault_proxy: ProxyFactory, topic
     for _ in range(10):
         producer.send(topic, b"no answer").get(10)
     producer.close()
-    assert "Produce" not in proxy.answers and proxy.injected_total == 0
+    assert "Produce" not in proxy.responses and proxy.injected_total == 0

@@ -52,7 +52,7 @@ TABLE = (
         "option .*endingTimestamp is not valid in a streaming query",
     ),
     Difference(
-        "a topic made anew without failing",
+        "a topic created again without failing",
         "ours keeps topic ids: the new topic is read from its beginning, not on at the old one's offsets",
         "15 rows None -> .*; 2 rows", "15 rows None -> .*; 14 rows",
     ),

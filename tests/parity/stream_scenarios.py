@@ -171,10 +171,10 @@ LOSSES = (
         ( Append("@d1", 0, 0, 5), Append("@d2", 0, 0, 5), Go(), Delete("@d2"), Append("@d1", 0, 5, 9), Go(), ),
         {"@d1": 1, "@d2": 1},
     ),
-    StreamScenario("a topic made anew", OWN, (
+    StreamScenario("a topic created again", OWN, (
         *FIRST, Go(), Delete("@a"), Make("@a", 2), Append("@a", 0, 0, 4), Go(),
     ), TWO, fails="KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED"),
-    StreamScenario("a topic made anew without failing", {**OWN, "failOnDataLoss": "false"}, (
+    StreamScenario("a topic created again without failing", {**OWN, "failOnDataLoss": "false"}, (
         *FIRST, Go(), Delete("@a"), Make("@a", 2), Append("@a", 0, 0, 12), Append("@a", 1, 0, 2), Go(),
         Append("@a", 0, 12, 14), Append("@a", 1, 2, 4), Go(),
     ), TWO),

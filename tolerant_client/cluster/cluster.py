@@ -20,8 +20,8 @@ from tolerant_client.cluster.fetch import (
     FIRST_BATCH_FETCH_VERSION,
     MAX_FETCH_VERSION,
     MIN_FETCH_VERSION,
-    FetchAnswer,
     FetchedPartition,
+    FetchResult,
     RawFetch,
 )
 from tolerant_client.cluster.fetch_session import FetchSession
@@ -158,7 +158,7 @@ class Cluster(Leaders):
         has_ids = self.fetches_by_id and node_id not in self.nodes_without_ids
         return FetchSession(self._fetch_version(), isolation_level, self.names, self.topic_id if has_ids else None)
 
-    async def send_fetch(self, node_id: int, request: RawFetch) -> FetchAnswer:
+    async def send_fetch(self, node_id: int, request: RawFetch) -> FetchResult:
         """Sends a fetch on the node's own fetch connection.
 
         Raises UnsupportedVersionError, and sends nothing, where the node is older than the first one that was asked.
@@ -171,7 +171,7 @@ class Cluster(Leaders):
             raise Errors.UnsupportedVersionError(
                 f"node {node_id} of the {self.name} does not know Fetch version {request.API_VERSION}"
             )
-        response: FetchAnswer = await self.send(request, lane)
+        response: FetchResult = await self.send(request, lane)
         return response
 
     async def fetch(
@@ -229,7 +229,7 @@ class Cluster(Leaders):
         transactional_id: str | None = None,
         topic_ids: Mapping[TopicPartition, uuid.UUID] = _NO_IDS,
     ) -> Any:
-        """Sends one batch per partition; returns a kafka Future of ProduceAnswer (None with acks=0), for pipelining.
+        """Sends one batch per partition; returns a kafka Future of ProduceResult (None with acks=0), for pipelining.
 
         With `topic_ids`, given for all partitions, only topics that still have these ids take the batches, whatever has
         their names by now, where the node knows ids (Kafka 4.1); other nodes take them by name.

@@ -65,7 +65,7 @@ class FetchedPartition(NamedTuple):
     records: memoryview
 
 
-class FetchAnswer(NamedTuple):
+class FetchResult(NamedTuple):
     """A decoded Fetch response; `session_id` 0 means that there is no session."""
 
     error_code: int
@@ -166,7 +166,7 @@ class RawFetch(Request):
             return self.topic_ids[topic].bytes
         return encode_string(topic if self.names is None else self.names.to_source(topic))
 
-    def decode_response(self, body: memoryview) -> FetchAnswer:
+    def decode_response(self, body: memoryview) -> FetchResult:
         """Decodes a response to this request's version.
 
         Raises ValueError or struct.error when the body is cut, has bytes left over, names a
@@ -218,9 +218,9 @@ class RawFetch(Request):
                     FetchedPartition(TopicPartition(topic, index), error, high, stable, log_start, aborted, records)
                 )
         _require_whole(body, at, fetched)
-        return FetchAnswer(error_code, session_id, throttle_time_ms, fetched)
+        return FetchResult(error_code, session_id, throttle_time_ms, fetched)
 
-    def _decoded_by_id(self, body: memoryview) -> FetchAnswer:
+    def _decoded_by_id(self, body: memoryview) -> FetchResult:
         topics = {topic_id.bytes: topic for topic, topic_id in self.topic_ids.items()}
         at = skip_tags(body, 0)
         throttle_time_ms, error_code, session_id = _HEAD_BY_ID.unpack_from(body, at)
@@ -250,7 +250,7 @@ class RawFetch(Request):
             at = skip_tags(body, at)
         at = skip_tags(body, at)
         _require_whole(body, at, fetched)
-        return FetchAnswer(error_code, session_id, throttle_time_ms, fetched)
+        return FetchResult(error_code, session_id, throttle_time_ms, fetched)
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:

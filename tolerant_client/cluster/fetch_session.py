@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.fetch import FINAL_EPOCH, FetchAnswer, RawFetch, TopicNames
+from tolerant_client.cluster.fetch import FINAL_EPOCH, FetchResult, RawFetch, TopicNames
 
 
 class FetchSession:
@@ -89,7 +89,7 @@ class FetchSession:
         """Whether the last request named topics by name: then nothing reveals a recreated topic."""
         return not self._ids
 
-    def made_anew(self) -> list[TopicPartition]:
+    def created_again(self) -> list[TopicPartition]:
         """Partitions of topics that have another id by now: their positions are in a log that is gone.
 
         They are forgotten, and a new session begins without them: the present topic must not be read from there.
@@ -136,7 +136,7 @@ class FetchSession:
             ids[topic] = known
         return ids
 
-    def answered(self, response: FetchAnswer) -> bool:
+    def answered(self, response: FetchResult) -> bool:
         """Takes the session's id and epoch from a response; False when the session is gone.
 
         A partition whose records have come must be moved with `seek`, or the

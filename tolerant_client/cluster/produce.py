@@ -48,7 +48,7 @@ class ProducedPartition(NamedTuple):
     log_append_time: int = NO_APPEND_TIME
 
 
-class ProduceAnswer(list[ProducedPartition]):
+class ProduceResult(list[ProducedPartition]):
     """The partitions of one response; `throttle_time_ms` is how long the broker throttles us (KIP-219)."""
 
     __slots__ = ("throttle_time_ms",)
@@ -142,7 +142,7 @@ class RawProduce(Request):
             return self._count(encoded) + encoded
         return encode_string(self.transactional_id)
 
-    def decode_response(self, body: memoryview) -> ProduceAnswer:
+    def decode_response(self, body: memoryview) -> ProduceResult:
         """Decodes a response to this request's version.
 
         Raises ValueError or struct.error when the body is cut, has bytes left
@@ -164,7 +164,7 @@ class RawProduce(Request):
         at += 4
         return self._whole(body, at, produced, throttle_time_ms)
 
-    def _decoded_by_id(self, body: memoryview) -> ProduceAnswer:
+    def _decoded_by_id(self, body: memoryview) -> ProduceResult:
         known = {(topic_id.bytes, p.partition): p for p, topic_id in self.topic_ids.items()}
         at = skip_tags(body, 0)
         topics, at = read_uvarint(body, at)
@@ -187,12 +187,12 @@ class RawProduce(Request):
 
     def _whole(
         self, body: memoryview, at: int, produced: list[ProducedPartition], throttle_time_ms: int
-    ) -> ProduceAnswer:
+    ) -> ProduceResult:
         if at != len(body):
             raise ValueError(f"Produce response has {len(body)} bytes, its fields {at}")
         if {p.partition for p in produced} != self.batches.keys():
             raise ValueError("Produce response names other partitions than its request")
-        return ProduceAnswer(produced, throttle_time_ms)
+        return ProduceResult(produced, throttle_time_ms)
 
 
 def _skip_string(body: memoryview, at: int) -> int:

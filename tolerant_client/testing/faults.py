@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tolerant_client.testing.answers import API_NAMES
+from tolerant_client.testing.responses import API_NAMES
 
 # A fault for every API spares these: without them there is no connection to test.
 SPARED_APIS = frozenset({"ApiVersions", "SaslHandshake", "SaslAuthenticate"})

@@ -20,9 +20,9 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from tolerant_client.testing.answers import Request
 from tolerant_client.testing.artifacts import ClusterStartError
 from tolerant_client.testing.faults import Fault, FaultPlan
+from tolerant_client.testing.responses import Request
 from tolerant_client.testing.streams import Abort, FaultState, Piece, RequestStream, ResponseStream, Wait
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class FaultProxy:
         self._state.plan = FaultPlan(faults, self._seed)
 
     @property
-    def answers(self) -> Counter[str]:
+    def responses(self) -> Counter[str]:
         """The number of responses of each API that the brokers have sent since the start; a copy."""
         return self._state.responses.copy()
 

@@ -14,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tolerant_client.testing.answers import NotEnough, Request, api_name, read_request, with_error
 from tolerant_client.testing.faults import (
     BadLength,
     Corrupt,
@@ -31,6 +30,7 @@ from tolerant_client.testing.faults import (
     Truncate,
     Turn,
 )
+from tolerant_client.testing.responses import NotEnough, Request, api_name, read_request, with_error
 
 REORDER_WAIT_S = 0.05
 _HISTORY_BYTES = 64 << 10

@@ -95,7 +95,7 @@ class StormDetector:
         if known is None:
             return leader
         (node, epoch), (known_node, known_epoch) = leader, known
-        if epoch < 0 <= known_epoch:  # the topic was made anew: kafka-python resets its epochs
+        if epoch < 0 <= known_epoch:  # the topic was created again: kafka-python resets its epochs
             return leader
         if epoch < known_epoch:
             return known

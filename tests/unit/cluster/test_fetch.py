@@ -16,7 +16,7 @@ from tolerant_client.cluster.fetch import (
     FETCH_BY_ID_VERSION,
     MAX_FETCH_VERSION,
     MIN_FETCH_VERSION,
-    FetchAnswer,
+    FetchResult,
     RawFetch,
 )
 from tolerant_client.cluster.fetch_session import FetchSession
@@ -168,7 +168,7 @@ def test_broker_is_asked_by_its_own_names_and_answers_by_the_targets(version: in
     assert [part.partition for part in asked.decode_response(body).partitions] == [
         partition._replace(topic=f"west.{partition.topic}") for partition in SOME
     ]
-    plain.answered(FetchAnswer(0, 5 if version >= 7 else 0, 0, []))
+    plain.answered(FetchResult(0, 5 if version >= 7 else 0, 0, []))
     plain.forget(A0)
     assert frame(session.request(**sizes)) == frame(plain.request(**sizes)), "what is forgotten has its own name, too"
 
@@ -232,7 +232,7 @@ class Session:
         return self.session.request(max_wait_ms=1, max_bytes=2, partition_max_bytes=3)
 
     def answered(self, session_id: int = 9, error_code: int = 0) -> bool:
-        return self.session.answered(FetchAnswer(error_code, session_id, 0, []))
+        return self.session.answered(FetchResult(error_code, session_id, 0, []))
 
 
 @pytest.fixture
@@ -395,11 +395,11 @@ def test_position_in_a_topic_that_was_made_anew_is_not_taken_for_one_in_the_new_
         opened.session.seek(B0, 2)
         opened.request()
         opened.answered()
-        assert opened.session.made_anew() == []
+        assert opened.session.created_again() == []
         opened.ids["a"] = IDS["c"]
         if loses_connection:
             opened.session.failed()
-        assert opened.session.made_anew() == [A0]
+        assert opened.session.created_again() == [A0]
         request = opened.request()
         assert request.topic_ids
         assert (request.session_epoch, request.positions, request.topic_ids) == (
@@ -407,7 +407,7 @@ def test_position_in_a_topic_that_was_made_anew_is_not_taken_for_one_in_the_new_
             {B0: 2},
             {"b-\u00fc": IDS["b-\u00fc"]},
         )
-        assert opened.session.made_anew() == []
+        assert opened.session.created_again() == []
 
 
 def test_partition_that_leaves_before_the_broker_was_told_of_its_topic() -> None:

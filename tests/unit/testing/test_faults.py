@@ -26,8 +26,8 @@ from tolerant_client.testing import (
     Stall,
     Truncate,
 )
-from tolerant_client.testing.answers import NotEnough, Request, read_request, with_error
 from tolerant_client.testing.faults import FaultPlan
+from tolerant_client.testing.responses import NotEnough, Request, read_request, with_error
 from tolerant_client.testing.streams import Abort, FaultState, Piece, RequestStream, ResponseStream, Wait
 
 FETCH, PRODUCE, METADATA, API_VERSIONS = 1, 0, 3, 18

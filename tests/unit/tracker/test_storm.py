@@ -143,7 +143,7 @@ def test_metadata_of_a_broker_that_lags_behind_is_no_news() -> None:
         ({p: (2, 5) for p in spread(60)}, {p: (1, -1) for p in spread(60)}),
         (spread(60), {("other", n): (2, 9) for n in range(60)}),
     ],
-    ids=["topic is new", "first leaders", "topic was made anew", "another topic"],
+    ids=["topic is new", "first leaders", "topic was created again", "another topic"],
 )
 def test_leaders_that_are_only_new_to_us_are_no_storm(before: Leaders, after: Leaders) -> None:
     detector = StormDetector()

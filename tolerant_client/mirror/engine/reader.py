@@ -24,7 +24,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import READ_COMMITTED
 from tolerant_client.cluster.event_loop import WakeupNotifier
-from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition, RawFetch
+from tolerant_client.cluster.fetch import FetchedPartition, FetchResult, RawFetch
 from tolerant_client.cluster.fetch_session import FetchSession
 from tolerant_client.errors import RecoveryExhaustedError
 from tolerant_client.mirror.batches.appendable import Appendable
@@ -145,7 +145,7 @@ class Reader(Generic[C]):
     # -- one node -------------------------------------------------------------
 
     async def _loop(self, fetcher: _Fetcher) -> None:
-        response: FetchAnswer | None = None
+        response: FetchResult | None = None
         try:
             while fetcher.session.positions or fetcher.full:
                 taken = self._take(fetcher, response) if response is not None else []
@@ -163,14 +163,14 @@ class Reader(Generic[C]):
             if self._fetchers.get(fetcher.node_id) is fetcher:
                 del self._fetchers[fetcher.node_id]
 
-    async def _ask(self, fetcher: _Fetcher) -> FetchAnswer | None:
+    async def _ask(self, fetcher: _Fetcher) -> FetchResult | None:
         """The node's next response, once there is room for it; None after a failure."""
         limits = self._limits
         await self._memory.room(limits.fetch_max_bytes)
         while (wait_s := self._bucket.wait_s(self._clock())) > 0:
             await self._source.net.sleep(min(wait_s, 1.0))  # the rate may change
         session = fetcher.session
-        for partition in session.made_anew():
+        for partition in session.created_again():
             if (copy := self._partitions.get(partition)) is not None:
                 self._trouble(copy, "its topic was created again on the source")
         fetcher.round += 1
@@ -219,7 +219,7 @@ class Reader(Generic[C]):
         if self._witnesses is not None:
             self._witnesses.suspect((*fetcher.session.positions, *fetcher.full))
 
-    async def _look_again(self, fetcher: _Fetcher, response: FetchAnswer, witnesses: Witnesses) -> None:
+    async def _look_again(self, fetcher: _Fetcher, response: FetchResult, witnesses: Witnesses) -> None:
         """After a pause or a failure, believes records only if the source still has what was copied (witnesses.py)."""
         unseen_s, doubted = self._clock() - fetcher.seen_at, {}
         for part in response.partitions:
@@ -268,7 +268,7 @@ class Reader(Generic[C]):
 
     # -- one response ---------------------------------------------------------
 
-    def _take(self, fetcher: _Fetcher, response: FetchAnswer) -> list[tuple[C, Appendable]]:
+    def _take(self, fetcher: _Fetcher, response: FetchResult) -> list[tuple[C, Appendable]]:
         """What each partition takes of a response; moves the session past it."""
         taken: list[tuple[C, Appendable]] = []
         session, now = fetcher.session, self._clock()

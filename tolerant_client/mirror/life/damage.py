@@ -70,7 +70,7 @@ def damage_of(link: str, control: LinkControl, partition: TopicPartition, now: T
     name = f"{partition.topic}-{partition.partition}"
     begun, copied = control.begun.get(partition), control.copied.get(partition)
     if begun is not None and not begun.is_of_target(now):
-        text = f"topic {partition.topic} was deleted and made anew on the target: nothing is left there of what link {link} had"
+        text = f"topic {partition.topic} was deleted and created again on the target: nothing is left there of what link {link} had"
         return Damage(f"{text} copied of {name}{_up_to(copied)}", 0)
     start = control.log_starts.get(partition, 0)
     if 0 < log.end < start or log.end == start > log.start and log.is_filler:

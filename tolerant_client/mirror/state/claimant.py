@@ -163,7 +163,7 @@ class Claimant:
         if granted != record.names:
             self._said = None  # send a record without the denied names soon
 
-    def start_anew(self) -> None:
+    def start_again(self) -> None:
         """Forgets the log, which was created again or truncated; it holds nothing until the log was read again."""
         self.log = ClaimsLog()
         self._held = NO_NAMES

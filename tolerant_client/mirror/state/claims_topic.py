@@ -307,7 +307,7 @@ class Claims:
         return self._reader
 
     def _start_anew(self) -> None:
-        self.claimant.start_anew()
+        self.claimant.start_again()
         self._follower.position, self._is_current, self._own_offset = -1, False, -1
 
     def _may_send(self) -> bool:

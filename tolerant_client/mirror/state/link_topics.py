@@ -47,7 +47,7 @@ def require_no_unreadable(controls: Controls, link: str, names: Collection[str],
         raise OptionError(f"Whether another link than {link} copies the same topics is unknown: {why}")
 
 
-def made_anew(
+def created_again(
     controls: Mapping[str, LinkControl], source_cluster_id: str | None, now: Mapping[str, TopicIds]
 ) -> list[str]:
     """A sentence for each topic (the target's name) whose present id differs from the one that a link began with.  Pure."""
@@ -61,7 +61,7 @@ def made_anew(
             for side, is_same in (("source", ids.is_of_source(other)), ("target", ids.is_of_target(other))):
                 if not is_same:
                     found.add(
-                        f"topic {topic} was deleted and made anew on the {side} since link {link} began to copy it: the new"
+                        f"topic {topic} was deleted and created again on the {side} since link {link} began to copy it: the new"
                         " one is compared"
                     )
     return sorted(found)

@@ -80,7 +80,7 @@ async def lost_map(target: Cluster, link: str, control: LinkControl) -> str | No
             return _lost(link, "was deleted")
         await target.net.sleep(_LOOK_AGAIN_S)
     now = TopicIds(target=await _map_id(target, link))
-    return None if TopicIds(target=control.map_id).is_of_target(now) else _lost(link, "was deleted and made anew")
+    return None if TopicIds(target=control.map_id).is_of_target(now) else _lost(link, "was deleted and created again")
 
 
 def _lost(link: str, what: str) -> str:

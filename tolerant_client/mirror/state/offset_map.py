@@ -179,7 +179,7 @@ def extend(
     return rows[1:] if is_untouched else rows
 
 
-def begun_anew(last: MapRow, ids: tuple[str, str], position: int) -> MapRow:
+def begun_again(last: MapRow, ids: tuple[str, str], position: int) -> MapRow:
     """The new newest row if the source's log is another one from `position` on than that of `last` (Law D)."""
     began = position if last.has_copied or not last.key.number else min(position, last.runs[0].source)
     key = last.key._replace(number=last.key.number + last.has_copied)

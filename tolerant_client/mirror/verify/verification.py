@@ -40,7 +40,7 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control, read_controls
 from tolerant_client.mirror.state.ledger import limit_of, of_present_topics, read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE, made_anew, see_topics, some, written_topics
+from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE, created_again, see_topics, some, written_topics
 from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.plan import select_topics
@@ -157,7 +157,7 @@ class Verification:
             links = {link: await read_control(self.target, link) for link in controls.links if link not in unread}
         except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError):
             return [
-                f"whether topics were made anew since their link began is unknown: we may not read {CONTROL_TOPIC} of the"
+                f"whether topics were created again since their link began is unknown: we may not read {CONTROL_TOPIC} of the"
                 " target; grant Read and Describe on it"
             ]
         origin = self._ids["source"]["cluster"]
@@ -175,7 +175,7 @@ class Verification:
             if (start := control.start_of(p, source.get(p.topic, ""))) is not None
         }
         self._fenced_ids = {number for control in promoted for number in control.producer_ids}
-        return made_anew(links, origin, now)
+        return created_again(links, origin, now)
 
     def _leave_out_translated(self, link: str, topics: LinkTopics, identical: Collection[TopicPartition]) -> None:
         why = f"link {link} copies it with translated offsets: there is nothing to compare offset by offset"
@@ -334,7 +334,7 @@ class Verification:
             now = {name: str(topic_id) for name, topic_id in (await topic_ids(cluster, before)).items()}
             for name, topic_id in before.items():
                 if now.get(name) != topic_id:
-                    what = "made anew" if name in now else "deleted"
+                    what = "created again" if name in now else "deleted"
                     self._remade[name] = f"its topic was {what} on the {side} while it was compared; compare again"
 
     def _slice(self, partition: TopicPartition) -> Slice | None:

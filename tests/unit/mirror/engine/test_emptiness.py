@@ -10,7 +10,7 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition
+from tolerant_client.cluster.fetch import FetchedPartition, FetchResult
 from tolerant_client.mirror.engine.emptiness import EmptinessChecks
 from tolerant_client.mirror.engine.throttle import BURST_S, TokenBucket
 
@@ -51,7 +51,7 @@ class Source:
 
         return SimpleNamespace(seek=positions.__setitem__, request=request)
 
-    async def send_fetch(self, node: int, request: Any) -> FetchAnswer:
+    async def send_fetch(self, node: int, request: Any) -> FetchResult:
         self.asked.append((self.now, request.max_bytes))
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -61,7 +61,7 @@ class Source:
         if self.error is not None:
             raise self.error
         records = memoryview(bytes(self.size))
-        return FetchAnswer(0, 0, 0, [FetchedPartition(p, 0, 50, 50, 0, (), records) for p in request.positions])
+        return FetchResult(0, 0, 0, [FetchedPartition(p, 0, 50, 50, 0, (), records) for p in request.positions])
 
     def check(self, *partitions: TopicPartition) -> list[bool]:
         async def each() -> list[bool]:

@@ -13,7 +13,7 @@ from kafka.future import Future
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.fetch import FetchAnswer, FetchedPartition, RawFetch
+from tolerant_client.cluster.fetch import FetchedPartition, FetchResult, RawFetch
 from tolerant_client.cluster.fetch_session import FetchSession
 from tolerant_client.cluster.tasks import Tasks
 from tolerant_client.errors import ClusterUnreachableError, RecoveryExhaustedError, TolerantClientError
@@ -94,12 +94,12 @@ class Source:
     async def session(self, node_id: int, *, isolation_level: int) -> FetchSession:
         return FetchSession(11, isolation_level, None, lambda topic: self.topic_id)
 
-    async def send_fetch(self, node_id: int, request: RawFetch) -> FetchAnswer:
+    async def send_fetch(self, node_id: int, request: RawFetch) -> FetchResult:
         self.asked.append(request)
         await self.net.sleep(0.001)
         while (parts := self.respond(request)) is None:
             await self.net.sleep(0.005)
-        return FetchAnswer(0, 7, 0, parts)
+        return FetchResult(0, 7, 0, parts)
 
 
 class Emptiness:

@@ -325,7 +325,7 @@ MEANT_FOR_280 = batch(0, producer_id=LINK_ID, producer_epoch=0, base_sequence=28
 def test_a_batch_of_the_link_that_was_meant_for_a_later_offset_is_no_copy_whatever_the_source_has(
     source: Any, end: tuple[bytes, ...]
 ) -> None:
-    """The target's topic is made anew between two appends: its broker knows no producer, and takes any sequence."""
+    """The target's topic is created again between two appends: its broker knows no producer, and takes any sequence."""
     target: Any = Log(MEANT_FOR_280, *end, end=10 + len(end))
     found = asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=CONTROL))
     assert isinstance(found[P], TargetDivergedError) and "meant for a later offset" in str(found[P])

@@ -27,7 +27,7 @@ STARTS = LinkControl(producer_ids=(7,), begun=CONTROL.begun, log_starts={P: 500}
 @pytest.mark.parametrize(
     ("control", "now", "log", "text", "copied_until"),
     [
-        (CONTROL, TopicIds("", "another"), SeenLog(0, 0, 0), "made anew on the target", 0),
+        (CONTROL, TopicIds("", "another"), SeenLog(0, 0, 0), "created again on the target", 0),
         (CONTROL, TopicIds("", "another"), SeenLog(0, 300, 0, foreign=-1), "up to offset 200", 0),
         (CONTROL, IDS, SeenLog(0, 150, 150), "ends at offset 150, and link dr had copied it up to 200", 150),
         (CONTROL, IDS, SeenLog(0, 230, 200, foreign=-1), "others have written to orders-0", 200),

@@ -18,7 +18,7 @@ from tolerant_client.mirror.life.handback import HandedPartition, decide_positio
 from tolerant_client.mirror.life.mm2_positions import Mm2Position
 from tolerant_client.mirror.state.control_record import decode_control, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.offset_map import MapRow, Run, begun_anew, extend
+from tolerant_client.mirror.state.offset_map import MapRow, Run, begun_again, extend
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 PLACE = TopicPartition("orders", 0)
@@ -48,7 +48,7 @@ def test_a_log_that_was_cut_and_of_which_nothing_is_copied_since_is_the_links_ow
 ) -> None:
     """Where MirrorMaker 2 has a position of its own, or none, it would leave something out, or copy it again."""
     (former,) = extend(None, PLACE, "A.orders", ("one", "two"), [Run(0, 400, 100)], 100, 7)
-    anew = begun_anew(former, ("one", "two"), 60)
+    anew = begun_again(former, ("one", "two"), 60)
     (begun_only,) = extend(None, PLACE, "A.orders", ("one", "two"), [], 60, 7)
     rows = {PLACE: anew}
 

@@ -102,7 +102,7 @@ def test_a_translated_link_that_has_copied_itself_takes_over_nothing() -> None:
 
 
 def test_of_an_empty_log_nothing_is_adopted() -> None:
-    """Found empty by the mirror, it would be taken for one that was made anew."""
+    """Found empty by the mirror, it would be taken for one that was created again."""
     full = partition("full", is_identical=False, position=90)
     empty = TakenPartition("empty", 0, False, -1, 100, 0)  # the source's first offset
     assert to_adopt([full, empty]) == {TopicPartition("full", 0): 90}

@@ -615,7 +615,7 @@ def test_what_a_link_has_begun_is_kept_with_the_ids_of_both_topics_in_few_bytes(
 
 def test_how_far_a_log_was_copied_is_kept_until_another_log_is_begun() -> None:
     first, second = TopicPartition("orders", 0), TopicPartition("orders", 1)
-    ids, anew = TopicIds("s", "t"), TopicIds("s", "made anew")
+    ids, anew = TopicIds("s", "t"), TopicIds("s", "created again")
     control = LinkControl(begun={first: ids, second: ids}, copied={first: 100, second: 50})
     control = replace(control, log_starts={first: 70, second: 20})
     assert decode_control(encode_control(control, 0)) == control

@@ -31,8 +31,8 @@ from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import (
     PARTITION_NOT_ON_SOURCE,
     LinkView,
+    created_again,
     known_topics,
-    made_anew,
     only_on_target,
     partitions_of_link,
     partitions_on_target,
@@ -81,7 +81,7 @@ def test_a_topic_with_another_id_than_it_was_begun_with_was_made_anew(now: Topic
         "promoted": written("t", begun=begun, is_promoted=True),
         "of another source": written("t", "B-id", begun=begun),
     }
-    found = made_anew(controls, "A-id", {"t": now, "u": TopicIds("", "x")})
+    found = created_again(controls, "A-id", {"t": now, "u": TopicIds("", "x")})
     assert len(found) == len(told)
     assert all(f"on the {side} since link live" in text for side, text in zip(told, found))
 
@@ -145,7 +145,7 @@ def test_a_topic_of_the_link_that_the_source_has_deleted_is_still_one_of_the_lin
 
 
 def test_partitions_that_the_link_has_copied_and_its_source_has_no_more_are_gone() -> None:
-    """A topic was made anew there with fewer; what else the target has more of is no affair of the link."""
+    """A topic was created again there with fewer; what else the target has more of is no affair of the link."""
 
     class Wider(FakeCluster):
         async def partitions(self, topics: Collection[str] | None = None) -> dict[str, list[int]]:

@@ -52,7 +52,7 @@ def target_with(monkeypatch: pytest.MonkeyPatch, topic_id: uuid.UUID | None, exi
     ("control", "topic_id", "exists", "said"),
     [
         (KNOWN, OURS, True, None),
-        (KNOWN, OTHER, True, "was deleted and made anew"),
+        (KNOWN, OTHER, True, "was deleted and created again"),
         (KNOWN, None, False, "was deleted:"),
         (KNOWN, None, True, None),  # told by no broker: as far as is known
         (LinkControl(map_id=""), OTHER, True, None),

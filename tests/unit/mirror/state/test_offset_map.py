@@ -32,7 +32,7 @@ from tolerant_client.mirror.state.offset_map import (
     Place,
     RowKey,
     Run,
-    begun_anew,
+    begun_again,
     extend,
     join_runs,
 )
@@ -183,13 +183,13 @@ def lives(*rows: MapRow) -> OffsetMap:
 def test_what_was_copied_of_a_former_topic_translates_nothing_of_the_one_that_was_made_anew() -> None:
     (former,) = extend(None, PARTITION, "copy", IDS, [Run(0, 400, 100)], 100, 7)
     ids = ("another", IDS[1])
-    anew = begun_anew(former, ids, 0)
+    anew = begun_again(former, ids, 0)
     assert MapRow.decode(anew.key, anew.encode()) == anew and not anew.has_copied
     assert not lives(former, anew).runs and lives(former, anew).position == 0, "nothing of the new one is copied"
     with pytest.raises(TargetDivergedError, match="ends at offset 499"):
         check_target(anew, "dr", TopicPartition("copy", 3), ids, 499)
     (written,) = extend(anew, PARTITION, "copy", ids, [], 0, -1)
-    assert written == anew and begun_anew(anew, ("third", IDS[1]), 5).key == anew.key
+    assert written == anew and begun_again(anew, ("third", IDS[1]), 5).key == anew.key
     (row,) = extend(written, PARTITION, "copy", ids, [Run(2, 501, 30)], 32, 0)
     known = lives(former, written, row)
     assert known.translate(10)[1:3] == (509, Place.RECORD)
@@ -200,7 +200,7 @@ def test_what_was_copied_of_a_former_topic_translates_nothing_of_the_one_that_wa
 
 def test_a_log_that_was_cut_has_its_new_records_from_the_cut_on() -> None:
     (former,) = extend(None, PARTITION, "copy", IDS, [Run(0, 400, 100)], 100, 7)
-    cut = begun_anew(former, IDS, 60)
+    cut = begun_again(former, IDS, 60)
     known = lives(former, cut)
     assert (known.position, known.runs) == (60, [Run(0, 400, 60)])
     assert known.translate(60)[1:3] == (500, Place.END), "not into what the source no longer has"
@@ -215,7 +215,7 @@ def test_a_log_that_was_cut_has_its_new_records_from_the_cut_on() -> None:
 def test_what_holds_no_records_behind_a_cut_is_translated_to_what_comes_after_it() -> None:
     """An aborted transaction, or what the cleaner took, lies at the cut: the row that begins there still says so."""
     (former,) = extend(None, PARTITION, "copy", IDS, [Run(0, 400, 100)], 100, 7)
-    cut = begun_anew(former, IDS, 60)
+    cut = begun_again(former, IDS, 60)
     (looked,) = extend(cut, PARTITION, "copy", IDS, [], 70, 9)
     known = lives(former, cut, looked)
     assert looked.position == 70 and not looked.has_copied and known.runs == [Run(0, 400, 60)]
@@ -226,14 +226,14 @@ def test_what_holds_no_records_behind_a_cut_is_translated_to_what_comes_after_it
     known = lives(former, cut, looked, row)
     assert known.runs == [Run(0, 400, 60), Run(70, 501, 50), Run(121, 560, 5)]
     assert known.translate(65)[1:3] == (501, Place.NEXT) and known.translate(59)[1:3] == (459, Place.RECORD)
-    again = begun_anew(row, IDS, 65)
+    again = begun_again(row, IDS, 65)
     assert lives(former, row, again).runs == [Run(0, 400, 60)] and lives(former, row, again).position == 65
 
 
 def test_of_two_cuts_with_nothing_copied_between_the_first_one_stays() -> None:
     (former,) = extend(None, PARTITION, "copy", IDS, [Run(0, 400, 100)], 100, 7)
-    (looked,) = extend(begun_anew(former, IDS, 50), PARTITION, "copy", IDS, [], 60, 9)
-    again = begun_anew(looked, IDS, 55)
+    (looked,) = extend(begun_again(former, IDS, 50), PARTITION, "copy", IDS, [], 60, 9)
+    again = begun_again(looked, IDS, 55)
     (row,) = extend(again, PARTITION, "copy", IDS, [Run(56, 501, 40)], 96, 9)
     assert again.position == 55 and lives(former, again).translate(52)[1:3] == (500, Place.END)
     assert lives(former, row).translate(52)[1:3] == (501, Place.NEXT)

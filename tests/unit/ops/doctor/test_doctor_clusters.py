@@ -295,7 +295,7 @@ def snapshots(*epochs: list[int], brokers: list[set[int]] | None = None) -> list
         ([[5] * 40, [6] + [5] * 39, [7] + [5] * 39], WARNING, "leader of t-0"),
         ([[5] * 40, [6] * 10 + [5] * 30], ERROR, "election storm"),  # storm_threshold: a fifth, at least 10
         ([[5] * 40, [6] * 9 + [5] * 31], INFO, "leader of t-0, t-1, t-2 and 6 more"),
-        ([[5] * 40, [3] + [5] * 39], None, ""),  # of a broker that lags behind, or a topic made anew
+        ([[5] * 40, [3] + [5] * 39], None, ""),  # of a broker that lags behind, or a topic created again
     ],
 )
 def test_elections_between_looks_are_counted(epochs: list[list[int]], severity: Severity | None, thing: str) -> None:

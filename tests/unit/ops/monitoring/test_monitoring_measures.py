@@ -9,7 +9,7 @@ from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.produce import ProduceAnswer, ProducedPartition
+from tolerant_client.cluster.produce import ProducedPartition, ProduceResult
 from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, MeasuredCluster, Span
 from tolerant_client.records.record_batch import Record, encode_batch
 
@@ -38,7 +38,7 @@ class Broker:
 
     def answer(self, error_code: int = 0) -> None:
         future, partitions = self.sent.pop(0)
-        future.success(ProduceAnswer([ProducedPartition(p, error_code, 0) for p in partitions], 0))
+        future.success(ProduceResult([ProducedPartition(p, error_code, 0) for p in partitions], 0))
 
 
 @pytest.fixture

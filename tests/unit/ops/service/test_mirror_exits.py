@@ -190,7 +190,7 @@ def test_a_mirror_that_follows_is_stopped_by_a_signal_as_it_should_be(
     assert run(False, "--tasks", "0").stdout.startswith("0 records of 1 topic copied")
 
 
-@pytest.mark.parametrize("outcome", [True, False, SourceTruncatedError("made anew")])
+@pytest.mark.parametrize("outcome", [True, False, SourceTruncatedError("created again")])
 def test_losses_that_were_accepted_are_told_however_the_run_ends(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, outcome: Any
 ) -> None:

@@ -98,7 +98,7 @@ def test_what_no_repeat_cures_ends_the_run_though_spark_has_not_met_it(
 ) -> None:
     """Before Spark is started none is; a stop hides it nowhere."""
     spark = Spark(monkeypatch, "never", GONE[0])
-    met = SourceTruncatedError("made anew")
+    met = SourceTruncatedError("created again")
     heads: list[Any] = []
 
     def begin(head: Any) -> None:
@@ -113,7 +113,7 @@ def test_what_no_repeat_cures_ends_the_run_though_spark_has_not_met_it(
 
     monkeypatch.setattr(mirror_job.HeadStart, "start", begin)
 
-    with pytest.raises(SourceTruncatedError, match="made anew"):
+    with pytest.raises(SourceTruncatedError, match="created again"):
         run(is_stopping, [])
     assert steps is None or spark.steps == steps
 
@@ -139,7 +139,7 @@ def test_what_ends_a_run_does_not_wait_for_spark_and_leaves_no_jvm(
         if jvms and ends_by == "a lost claim":
             raise TolerantClientError("claimed")
         if jvms and ends_by == "an error":
-            heads[0].error = SourceTruncatedError("made anew")
+            heads[0].error = SourceTruncatedError("created again")
 
     def end() -> None:
         assert heads[0].stopped.is_set(), "it takes nothing more"
@@ -156,7 +156,7 @@ def test_what_ends_a_run_does_not_wait_for_spark_and_leaves_no_jvm(
     if ends_by == "a stop":
         assert go() is False
     else:
-        with pytest.raises(TolerantClientError, match="claimed" if ends_by == "a lost claim" else "made anew"):
+        with pytest.raises(TolerantClientError, match="claimed" if ends_by == "a lost claim" else "created again"):
             go()
     assert claims == ["ended"]
     assert jvms[0].communicate(timeout=30)[0] == b"", "nobody has its standard output any more"

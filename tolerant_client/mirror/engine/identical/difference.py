@@ -331,7 +331,7 @@ def misplaced(case: Case) -> TargetDivergedError:
     )
 
 
-async def made_anew(target: Cluster, case: Case, link: str) -> TargetDivergedError:
+async def created_again(target: Cluster, case: Case, link: str) -> TargetDivergedError:
     """For a log with content, of another topic than the one that the link has begun: a name is not a topic (M4)."""
     is_own = await ended_gap(target, link, case.partition, case.last)
     last = ", the end of a gap transaction that the mirror had left open in the former topic" if is_own else ""

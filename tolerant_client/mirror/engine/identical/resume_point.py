@@ -56,10 +56,10 @@ from tolerant_client.mirror.engine.identical.difference import (
     Logs,
     Meaning,
     OpenTransaction,
+    created_again,
     explain,
     has_times_rewritten,
     is_all_filler,
-    made_anew,
     misplaced,
     nothing_proves,
     overtaken,
@@ -191,7 +191,7 @@ async def read_append_states(
         first = max(log.source_start, given)
         is_told = not at_high_watermark or p in last and is_data_of(last[p], own)  # brokers may remember later batches
         if log.target_end and p in control.begun and begun is None:
-            found[p] = await made_anew(target, case, link)
+            found[p] = await created_again(target, case, link)
             continue
         is_unproved = begun is not None and not log.adopted and known.get(p, 0) < control.log_starts.get(p, 0)
         try:

@@ -38,7 +38,7 @@ from tolerant_client.mirror.engine.translated.target_checks import (
     overwritten,
     taken_over,
 )
-from tolerant_client.mirror.state.offset_map import MapRow, begun_anew, is_another
+from tolerant_client.mirror.state.offset_map import MapRow, begun_again, is_another
 from tolerant_client.records.record_batch import Record
 
 _RECORD_BYTES = 16 << 10  # a larger batch is sent whole
@@ -166,7 +166,7 @@ class Place:
         last = await read_headers(source, {self.partition: position - 1} if position > start else {})
         self.leader_epoch = last[self.partition].partition_leader_epoch if last else -1
         if row is not None:
-            self.row = begun_anew(row, self.ids, position)
+            self.row = begun_again(row, self.ids, position)
         self._adopted_until = 0 if is_anew else position
         return position
 

@@ -88,7 +88,7 @@ def find_losses(
     name, position = f"{row.key.partition.topic}-{row.key.partition.partition}", row.position
     if is_another(row.ids[0], ids[0]):
         what = f"after it was copied up to {position}, and what it had beyond"
-        return [made_anew(row.key.partition, position, what)]
+        return [created_again(row.key.partition, position, what)]
     if position <= end and cut_at is None:
         return overtaken(row.key.partition, position, start)
     cut = end if cut_at is None else cut_at
@@ -99,7 +99,7 @@ def find_losses(
     return [(LostOffsets(LossReason.TRUNCATION, cut, position), error), *overtaken(row.key.partition, cut, start)]
 
 
-def made_anew(partition: TopicPartition, position: int, what: str) -> tuple[LostOffsets, TolerantClientError]:
+def created_again(partition: TopicPartition, position: int, what: str) -> tuple[LostOffsets, TolerantClientError]:
     """The loss of a source topic that was created again: no offset of the new one is lost; `what` the former had is unknown."""
     error = DataLossError(
         f"The source topic of {partition.topic}-{partition.partition} was deleted and created again {what} is not known;"
@@ -110,7 +110,7 @@ def made_anew(partition: TopicPartition, position: int, what: str) -> tuple[Lost
 
 def never_copied(partition: TopicPartition) -> tuple[LostOffsets, TolerantClientError]:
     """The loss of a topic that was created again before the link had copied anything of it."""
-    return made_anew(partition, 0, "before anything of it was copied, and what it had")
+    return created_again(partition, 0, "before anything of it was copied, and what it had")
 
 
 def find_adopted_losses(

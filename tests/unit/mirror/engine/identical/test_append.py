@@ -15,7 +15,7 @@ from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin import topics
-from tolerant_client.cluster.produce import ProduceAnswer, ProducedPartition
+from tolerant_client.cluster.produce import ProducedPartition, ProduceResult
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical import append
@@ -64,7 +64,7 @@ class Target:
     ) -> None:
         batches, future = self.sent.pop(0)
         future.success(
-            ProduceAnswer([ProducedPartition(p, error_code, base_offsets[p]) for p in batches], throttle_time_ms)
+            ProduceResult([ProducedPartition(p, error_code, base_offsets[p]) for p in batches], throttle_time_ms)
         )
 
 

@@ -75,7 +75,7 @@ def test_a_log_start_that_another_process_has_written_since_stays(watch: Any) ->
     assert write(watch, {FIRST: FORMER}, log_starts={FIRST: 80}, known=KNOWN) == newer and set(watch.refused) == {FIRST}
 
 
-@pytest.mark.parametrize("ids", [ANEW, FORMER], ids=["made anew", "the same, or brokers before 2.8"])
+@pytest.mark.parametrize("ids", [ANEW, FORMER], ids=["created again", "the same, or brokers before 2.8"])
 def test_where_the_control_says_nothing_any_more_nobody_has_begun_another_log(watch: Any, ids: TopicIds) -> None:
     """The control topic was deleted under the mirror, with all it had; nothing is recorded of a log that is not begun."""
     watch.value = LinkControl()

@@ -337,7 +337,7 @@ def test_another_record_where_the_source_lost_what_was_copied_is_no_election_of_
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.read_slices", other_records)
     with pytest.raises(TargetDivergedError, match="offset 1399"):
         world.goes_on_at()
-    world.losses[P] = [LedgerRow(0, "dr", P.topic, 0, 0, 1_400, LossReason.RECREATION, "made anew")]
+    world.losses[P] = [LedgerRow(0, "dr", P.topic, 0, 0, 1_400, LossReason.RECREATION, "created again")]
     assert world.goes_on_at() == 1_400
 
 
