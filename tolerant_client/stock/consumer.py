@@ -66,5 +66,4 @@ def poll_arrow(
     schema = SCHEMA_WITH_HEADERS if include_headers else SCHEMA
     with consumer._fetcher.arrow(schema):
         found = _stock_poll(consumer, timeout_ms, sys.maxsize if max_records is None else max_records)
-    batches = [batch for batches in found.values() for batch in batches]
-    return pa.Table.from_batches(batches, schema)
+        return pa.Table.from_batches([batch for batches in found.values() for batch in batches], schema)

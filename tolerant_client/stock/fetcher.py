@@ -11,6 +11,8 @@ Laws:
   records of a node are buffered, the node is asked only if it responds at once, as far as is known.  A read_committed
   consumer gets no record from the last stable offset on, and nobody knows whether the rest of a log reaches
   `fetch_min_bytes`.
+- What a call took and did not return it did not take: if poll(), poll_arrow() or the fill of an iterator ends by an
+  exception, of whatever kind, the positions that it moved are put back, unless somebody else has set them meanwhile.
 - A fill gives an iterator records of as many partitions as poll() would; a fetch
   that follows what this fill has handed out waits for the next fill.
 - An OffsetOutOfRange is believed only when `out_of_range` has checked it (incident 2),
@@ -59,7 +61,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         self._is_fetch_due = False  # scheduled on the event loop, not begun yet
         self._handed_out: set[TopicPartition] = set()  # to an iterator, which moves the position record by record
         self._too_early: list[Any] = []  # fetches that follow what this fill has handed out: the next one may use them
-        self._arrow = threading.local()  # its `budget` belongs to the thread in poll_arrow
+        self._call = _Call()
 
     # -- giving out -----------------------------------------------------------
 
@@ -75,7 +77,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
                 "KafkaConsumer is not safe for multi-threaded access: two threads poll this one;"
                 " give each thread its own consumer, or use a lock"
             )
-        with self._taking:
+        with self._taking, self.giving_out():
             return self._fetch_records(max_records, update_offsets, timeout_ms)
 
     def _fetch_records(
@@ -130,14 +132,35 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
     @contextmanager
     def arrow(self, schema: pa.Schema) -> Iterator[None]:
         """Within it, records are given out as Arrow batches, whose total size fetch_max_bytes bounds."""
-        self._arrow.budget = _ArrowBudget(schema, self.config["fetch_max_bytes"])
+        self._call.budget = _ArrowBudget(schema, self.config["fetch_max_bytes"])
+        try:
+            with self.giving_out():
+                yield
+        finally:
+            self._call.budget = None
+
+    @contextmanager
+    def giving_out(self) -> Iterator[None]:
+        """Puts the positions back that the last fetch_records() has moved, if what it encloses ends by an exception.
+
+        It encloses fetch_records(), and for poll_arrow() also the building of the table.  As after a seek, what is
+        buffered for other positions is fetched again.
+        """
+        moved = self._call.moved
+        moved.clear()
         try:
             yield
-        finally:
-            self._arrow.budget = None
+        except BaseException:
+            while moved:
+                state, before, after = moved.pop()
+                if state.position is after:  # else a seek, a reset or a validation has set it
+                    state.seek(before)
+            raise
 
     def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
         tp = part.topic_partition
+        state = self._subscriptions.assignment.get(tp)
+        before = None if state is None else state.position
         try:
             return self._give_out(drained, part, max_records, update_offsets)
         except Errors.CorruptRecordError:
@@ -145,6 +168,9 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
             if self._is_corruption_believed(tp):
                 raise
             return 0
+        finally:
+            if state is not None and tp in drained and state.position is not before:
+                self._call.moved.append((state, before, state.position))
 
     def _is_corruption_believed(self, tp: TopicPartition) -> bool:
         offset = self._subscriptions.position(tp).offset
@@ -156,7 +182,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         return is_believed
 
     def _give_out(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
-        budget: _ArrowBudget | None = getattr(self._arrow, "budget", None)
+        budget = self._call.budget
         tp = part.topic_partition
         if budget is None or not part or not self._is_next(part):
             count: int = super()._append(drained, part, max_records, update_offsets)
@@ -336,3 +362,15 @@ class _ArrowBudget:
 
     schema: pa.Schema
     left: int
+
+
+class _Call(threading.local):
+    """What belongs to the call of one thread.
+
+    `budget` is set within poll_arrow().  `moved` has (state, position before, position after) of each partition whose
+    records the call has taken, in that order.
+    """
+
+    def __init__(self) -> None:
+        self.budget: _ArrowBudget | None = None
+        self.moved: list[tuple[Any, Any, Any]] = []

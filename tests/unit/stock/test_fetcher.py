@@ -19,6 +19,8 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from tolerant_client.records.arrow import SCHEMA
 from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.stock import consumer as consumer_module
+from tolerant_client.stock.consumer_records import PartitionRecords
 from tolerant_client.stock.fetcher import TolerantFetcher
 from tolerant_client.stock.out_of_range import Doubts
 from tolerant_client.tracker.events import Event, OffsetOutOfRange, RecoveryCounters
@@ -381,6 +383,79 @@ def test_an_interrupt_within_a_poll_leaves_the_next_one_alone(
             fetcher.fetch_records()
     fetcher._completed_fetches.append(answer(A, 0, batch(0)))
     assert fetcher.fetch_records()[0]
+
+
+def stop_in_the_second(fetcher: TolerantFetcher, then: Callable[[], None] = lambda: None) -> None:
+    """Has the decoding of the second partition end by an interrupt, as Ctrl-C does, after `then`."""
+
+    class Interrupted(PartitionRecords):
+        def interrupt(self, *args: Any) -> Any:
+            then()
+            raise KeyboardInterrupt
+
+        take = take_arrow = interrupt
+
+    def records(fetch_offset: int, tp: TopicPartition, *args: Any, **options: Any) -> Any:
+        return (Interrupted if tp == B else PartitionRecords)(fetch_offset, tp, *args, **options)
+
+    fetcher.PartitionRecords = records  # type: ignore[method-assign,assignment]
+
+
+def by_poll(fetcher: TolerantFetcher) -> list[int]:
+    return [record.offset for records in fetcher.fetch_records()[0].values() for record in records]
+
+
+def by_poll_arrow(fetcher: TolerantFetcher) -> list[int]:
+    consumer = SimpleNamespace(_fetcher=fetcher, fetch_records=fetcher.fetch_records)
+    with pytest.MonkeyPatch.context() as within:
+        within.setattr(consumer_module, "_stock_poll", lambda consumer, *_: consumer.fetch_records()[0])
+        return consumer_module.poll_arrow(consumer)["offset"].to_pylist()
+
+
+@pytest.mark.parametrize("poll", [by_poll, by_poll_arrow])
+def test_what_a_call_took_and_did_not_return_is_taken_by_the_next_one(
+    fetcher: TolerantFetcher, poll: Callable[[TolerantFetcher], list[int]]
+) -> None:
+    fetcher._completed_fetches.append(answer(A, 0, batch(0, 10)))
+    assert poll(fetcher) == list(range(10))
+    stop_in_the_second(fetcher)
+    fetcher._completed_fetches.extend([answer(A, 10, batch(10)), answer(A, 40, batch(40)), answer(B, 0, batch(0))])
+    with pytest.raises(KeyboardInterrupt):
+        poll(fetcher)
+    assert fetcher._subscriptions.position(A) == OffsetAndMetadata(10, "", 5), "close() would commit it"
+    fetcher.PartitionRecords = PartitionRecords  # type: ignore[method-assign]
+    fetcher._next_partition_records = None
+    fetcher._completed_fetches.extend([answer(A, 10, batch(10)), answer(B, 0, batch(0))])
+    assert poll(fetcher) == [*range(10, 40), *range(30)]
+
+
+def test_what_did_not_become_a_table_is_taken_by_the_next_call(
+    fetcher: TolerantFetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(B, 0, batch(0))])
+    with monkeypatch.context() as within:
+        within.setattr(consumer_module.pa, "Table", SimpleNamespace(from_batches=interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            by_poll_arrow(fetcher)
+    assert [fetcher._subscriptions.position(tp).offset for tp in (A, B)] == [0, 0]
+    fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(B, 0, batch(0))])
+    assert by_poll_arrow(fetcher) == [*range(30), *range(30)]
+    fetcher._manager.cluster.leader_for_partition = lambda tp: None
+    with pytest.raises(ValueError, match="max_records"), fetcher.arrow(SCHEMA):
+        fetcher.fetched_records(max_records=0)
+    assert [fetcher._subscriptions.position(tp).offset for tp in (A, B)] == [30, 30], "returned by the call before"
+
+
+@pytest.mark.parametrize("offset", [30, 77])
+def test_a_seek_meanwhile_is_not_undone(fetcher: TolerantFetcher, offset: int) -> None:
+    stop_in_the_second(fetcher, lambda: fetcher._subscriptions.seek(A, offset))
+    fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(B, 0, batch(0))])
+    with pytest.raises(KeyboardInterrupt):
+        fetcher.fetch_records()
+    assert fetcher._subscriptions.position(A).offset == offset
 
 
 def test_a_caller_touches_no_fetch_in_flight_itself(fetcher: TolerantFetcher) -> None:
