@@ -24,6 +24,7 @@ from tolerant_client.stock.any_broker import AnyBroker, is_for_any_broker
 from tolerant_client.stock.client_metrics import register
 from tolerant_client.stock.connection import TolerantConnection
 from tolerant_client.stock.leaders import LeaderWatch
+from tolerant_client.stock.metadata import TolerantMetadata
 from tolerant_client.stock.stock_names import (
     KafkaConnectionManager,
     KafkaNetClient,
@@ -68,6 +69,8 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         "max_block_ms": 60_000,  # a producer's; transactions.py bounds its calls by it
     }
 
+    cluster: Any
+
     def __init__(
         self,
         net: Any,
@@ -90,6 +93,8 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         self._disproved: set[Any] = set()  # nodes that do not respond in order, so that probes prove nothing
         masking.attach()  # again: modules imported since then may log
         super().__init__(net, **configs)
+        self.cluster = TolerantMetadata(**self.cluster.config)
+        self.cluster.attach(self)
         if self.config["metrics"]:
             register(self.config["metrics"], self.recovery_counters)
         forking.watch(self)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
-from kafka.cluster import ClusterMetadata
+from kafka.cluster import ClusterMetadata as ClusterMetadata
 from kafka.consumer import group
 from kafka.consumer.fetcher import CompletedFetch
 from kafka.consumer.fetcher import ConsumerRecord as ConsumerRecord
@@ -120,7 +120,7 @@ USES: Final = (
         ("close", "closed", "cluster", "config", "wait_for"), _ALL, "sends and awaits everything"),
     Use(KafkaConnectionManager, ("broker_version_data", "call_soon"), ("tolerant_client",), "API versions; calls from threads"),
     Use(AbstractTokenProvider, ("extensions", "token"), ("tolerant_client.security.logins",), "overridden: our logins"),
-    Use(KafkaConnectionManager, ("bootstrapped",), _CONNECTIONS, "whether the brokers have been found"),
+    Use(KafkaConnectionManager, ("bootstrapped",), (*_CONNECTIONS, "tolerant_client.stock.metadata"), "whether the brokers have been found"),
     Use(KafkaConnectionManager, ("connection_delay",), (*_FETCHER, *_MANAGER), "how long a node backs off"),
     Use(KafkaNetClient, ("_manager",), ("tolerant_client.metrics",), "where a stock client's recovery counters are"),
     Use(KafkaNetClient, ("throttle_delay",), _FETCHER, "a throttled node is not asked"),
@@ -129,6 +129,9 @@ USES: Final = (
     Use(ClusterMetadata, ("_topics",), ("tolerant_client.cluster.admin.topics", "tolerant_client.cluster.leaders"), "topics that are tracked"),
     Use(ClusterMetadata, ("_partitions",), ("tolerant_client.stock.leaders",), "all leaders at once"),
     Use(ClusterMetadata, ("_do_refresh_metadata",), _MANAGER, "metadata from one node, even while others ask"),
+    Use(ClusterMetadata, ("_manager", "_refresh_loop", "_refresh_loop_future", "closed", "start_refresh_loop"),
+        ("tolerant_client.stock.metadata",), "overridden: the refresh loop outlives a refresh that failed"),
+    Use(ClusterMetadata, ("attach", "config", "start_refresh_loop"), _MANAGER, "our metadata takes the place of its own"),
     # -- the connection and its transport
     Use(KafkaConnection,
         ("_init_complete", "_maybe_throttle", "_send_request", "connection_lost", "connection_made", "data_received",

@@ -29,6 +29,7 @@ from tolerant_client.records.record_batch import BatchHeader
 
 MOST_AGES = 64
 _AGES_MAX_BYTES = 1 << 20
+_LOOKS = 2  # Metadata is refreshed in between, so a former leader does not hide that its topic is gone
 MAP_LOST = "the offset map of the link is lost"
 
 
@@ -164,7 +165,7 @@ async def positions(
     return await target.list_offsets(dict.fromkeys(partitions, LATEST))
 
 
-async def source_ends(source: Cluster, partitions: Collection[TopicPartition], *, looks: int = 1) -> SourceEnds:
+async def source_ends(source: Cluster, partitions: Collection[TopicPartition], *, looks: int = _LOOKS) -> SourceEnds:
     """The source's high watermarks and last stable offsets."""
     high = await log_ends(source, partitions, looks=looks)
     stable = await list_led_offsets(
@@ -174,8 +175,8 @@ async def source_ends(source: Cluster, partitions: Collection[TopicPartition], *
     return SourceEnds(ends, stable.offsets, {**high.left_out, **stable.left_out})
 
 
-async def log_ends(cluster: Cluster, partitions: Collection[TopicPartition], *, looks: int = 1) -> LedOffsets:
-    """The high watermarks, and why others are unknown.
+async def log_ends(cluster: Cluster, partitions: Collection[TopicPartition], *, looks: int = _LOOKS) -> LedOffsets:
+    """The high watermarks, and why others are unknown, according to Metadata that is newer than the first refusal.
 
     Raises ClusterUnreachableError if no leader and no other broker responds.
     """
@@ -183,8 +184,6 @@ async def log_ends(cluster: Cluster, partitions: Collection[TopicPartition], *, 
     found = await list_led_offsets(cluster, dict.fromkeys(partitions, LATEST), looks=looks)
     if not found.offsets:
         await cluster.require_broker()
-    elif found.left_out:
-        cluster.manager.cluster.request_update()  # for the next look
     return found
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
+import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin import leaders
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.errors import ClusterUnreachableError
 from tolerant_client.mirror.life import lens
@@ -83,13 +87,39 @@ def test_a_cluster_is_away_where_no_leader_has_told_anything_and_no_other_broker
 
     cluster = FakeCluster({}, {})
     cluster.require_broker = require_broker  # type: ignore[attr-defined]
-    cluster.manager = SimpleNamespace(cluster=SimpleNamespace(request_update=lambda: None))
     monkeypatch.setattr(lens, "list_led_offsets", led)
     if told or has_broker:
         assert done(lens.log_ends(cluster, [FIRST, SECOND])) == LedOffsets(told, left_out)  # type: ignore[arg-type]
     else:
         with pytest.raises(ClusterUnreachableError):
             lens.log_ends(cluster, [FIRST, SECOND]).send(None)  # type: ignore[arg-type]
+
+
+def test_what_a_former_leader_denies_is_told_as_the_new_metadata_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that was deleted a moment ago: its leader says UnknownTopicOrPartition, and the Metadata that we have is older."""
+
+    class Deleted(FakeCluster):
+        name, net = "target", SimpleNamespace(sleep=AsyncMock())
+
+        async def connect(self, timeout_ms: int = 0) -> None: ...
+        async def refresh(self) -> None:
+            self.led = {FIRST: 1}
+
+        def why_leaderless(self, partition: TopicPartition) -> str:
+            return "the target has no such topic (any more)"
+
+        async def offsets_at(
+            self, node_id: int, members: Any, timestamps: Any, level: int
+        ) -> dict[TopicPartition, Any]:
+            gone = Errors.UnknownTopicOrPartitionError("new-0")
+            return {p: gone if p == NEW else 7 for p in members}
+
+    async def ask_nodes(cluster: Any, by_node: Any, ask: Any, within_s: float) -> dict[TopicPartition, Any]:
+        return {p: told for node, members in by_node.items() for p, told in (await ask(node, members)).items()}
+
+    monkeypatch.setattr(leaders, "ask_nodes", ask_nodes)
+    found = asyncio.run(lens.log_ends(Deleted({FIRST: 1, NEW: 1}, {}), [FIRST, NEW]))  # type: ignore[arg-type]
+    assert found == LedOffsets({FIRST: 7}, {NEW: "the target has no such topic (any more)"})
 
 
 def test_no_more_than_the_limit_is_fetched() -> None:
