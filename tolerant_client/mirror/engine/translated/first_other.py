@@ -35,19 +35,25 @@ async def first_other(
     counts = list(accumulate((run.length for run in runs), initial=0))  # number of copied records before each run
 
     async def compare(first: int, last: int) -> list[tuple[int, bool]]:
-        """Whether each copied record with a number in [first, last), within one run, agrees; only of those on both sides."""
+        """Whether each copied record with a number in [first, last), within one run, agrees; only of those on both sides.
+
+        The source may have a marker at the offset of one: then it does not.
+        """
         at = bisect.bisect_right(counts, first) - 1
         run, skipped = runs[at], first - counts[at]
         count = min(last - first, run.length - skipped, COMPARED_OFFSETS)
         here, there = run.source + skipped, run.target + skipped
         span = {partition: (here, here + count)}
-        original = (await read_slices(source, span, is_committed=False))[partition].records
+        original = (await read_slices(source, span, is_committed=False))[partition]
         span = {partition: (there, there + count)}
         copied = (await read_slices(target, span, is_committed=False))[partition].records
         return [
-            (first + n, is_same_record(original[here + n], copied[there + n]))
+            (
+                first + n,
+                not original.is_vacant(here + n) and is_same_record(original.records[here + n], copied[there + n]),
+            )
             for n in range(count)
-            if here + n in original and there + n in copied
+            if (here + n in original.records or original.is_vacant(here + n)) and there + n in copied
         ]
 
     def narrow(low: int, high: int, at: int, seen: list[tuple[int, bool]]) -> tuple[int, int]:

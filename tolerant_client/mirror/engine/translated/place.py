@@ -10,7 +10,8 @@ Laws:
 - A copy that needs no equal offsets leaves nothing out: it resumes where the source's log becomes a different one, at the start
   of a topic that was created again, or where a log was cut.
 - The end of a log proves nothing, and a leader epoch may recur (a restored source): the last copied record is compared each
-  time.
+  time.  From there to the position the source had no record that the link copies, only markers, aborted records and holes, so a
+  record there shows another log, too; nothing was copied there, and the link resumes after the last copied record.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import time
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.batches.divergence import read_headers, read_slices, source_truncations
+from tolerant_client.mirror.batches.divergence import LogSlice, read_headers, read_slices, source_truncations
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.translated.adopted import Adopted
@@ -39,9 +40,10 @@ from tolerant_client.mirror.engine.translated.target_checks import (
     taken_over,
 )
 from tolerant_client.mirror.state.offset_map import MapRow, begun_again, is_another
-from tolerant_client.records.record_batch import Record
 
 _RECORD_BYTES = 16 << 10  # a larger batch is sent whole
+_PIECE = 1_000  # offsets whose records are in memory at once
+_LEFT_OUT = (LossReason.OVERSIZED, LossReason.RETENTION)  # losses of offsets before the position, in the same log
 
 
 class Place:
@@ -104,10 +106,11 @@ class Place:
         if header is None:
             return False  # the cleaner or retention removed it
         sides = zip((self._link.source, self._link.target), offsets)
-        original, copied = [await self._record(cluster, offset) for cluster, offset in sides]
+        slices = [await self._slice(cluster, offset) for cluster, offset in sides]
+        original, copied = [found.records.get(offset) for found, offset in zip(slices, offsets)]
         if original is not None and copied is not None and header.has_log_append_time:
             copied = copied._replace(timestamp=original.timestamp)  # the target's brokers overwrote it
-        if is_same_record(original, copied):
+        if is_same_record(original, copied) and not slices[0].is_vacant(offsets[0]):
             return False
         if header.producer_id == producer_id:
             return True  # even if the ledger has a loss there: only the map, which has none, says what was accepted
@@ -116,11 +119,33 @@ class Place:
             raise overwritten(row, self._link.name, offsets)
         return False
 
-    async def _record(self, cluster: Cluster, offset: int) -> Record | None:
-        """The record at an offset of either log; None if it is no longer there."""
+    async def _slice(self, cluster: Cluster, offset: int) -> LogSlice:
+        """What either log has at an offset."""
         span = {self.partition: (offset, offset + 1)}
-        slices = await read_slices(cluster, span, is_committed=False, first_bytes=_RECORD_BYTES)
-        return slices[self.partition].records.get(offset)
+        return (await read_slices(cluster, span, is_committed=False, first_bytes=_RECORD_BYTES))[self.partition]
+
+    async def _has_more(self, start: int, position: int) -> bool:
+        """Whether the source has a committed record in [start, position), except those that the ledger says were left out.
+
+        Raises OffsetNotAvailableError while transactions are open there, which no log has that was copied up to `position`.
+        """
+        source, wanted = self._link.source, {self.partition: LATEST}
+        stable = (await source.list_offsets(wanted, isolation_level=READ_COMMITTED))[self.partition]
+        if stable < position:
+            raise Errors.OffsetNotAvailableError(
+                f"the source of {self} was copied up to {position}, and its last stable offset is {stable}: its log may have"
+                " been cut, or restored, and open transactions do not let it be compared yet"
+            )
+        for at in range(start, position, _PIECE):
+            span, size = (at, min(at + _PIECE, position)), min(position - at, 64) * _RECORD_BYTES
+            read = await read_slices(source, {self.partition: span}, is_committed=True, first_bytes=size)
+            if not (records := read[self.partition].records):
+                continue
+            rows = (await self._link.ledger.rows(refresh=True)).get(self.partition, ())
+            left_out = [range(row.from_offset, row.until_offset) for row in rows if row.reason in _LEFT_OUT]
+            if not all(any(offset in span for span in left_out) for offset in records):
+                return True
+        return False
 
     async def _read_source(self, adopted: int) -> int:
         source, row = self._link.source, self.row
@@ -151,7 +176,9 @@ class Place:
             )
         else:
             self.leader_epoch = max(self.leader_epoch, row.epoch)
-            losses = find_losses(row, self.ids, start, end, min(cuts) if cuts else await self._cut_at(row, start, end))
+            losses = find_losses(
+                row, self.ids, start, end, min(cuts) if cuts else await self._cut_at(row, adopted, start, end)
+            )
         for loss, error in losses:
             if not any(loss.is_part_of(accepted) for accepted in self._accepted):
                 self.loss = loss
@@ -170,15 +197,21 @@ class Place:
         self._adopted_until = 0 if is_anew else position
         return position
 
-    async def _cut_at(self, row: MapRow, start: int, end: int) -> int | None:
+    async def _cut_at(self, row: MapRow, adopted: int, start: int, end: int) -> int | None:
         """The offset from which on the source's log, [start, end), differs from what was copied, by its leader or its records."""
         told = (await source_truncations(self._link.source, {self.partition: (row.epoch, row.position)})).get(
             self.partition
         )
-        if told is None and row.position <= end and not self._is_other:
+        copied_until = max(row.runs[-1].source_until, adopted)  # no record that follows was copied
+        is_cut = told is not None or row.position > end
+        if not is_cut and row.has_copied and max(start, copied_until) < row.position:
+            is_cut = await self._has_more(max(start, copied_until), row.position)
+        if not is_cut and not self._is_other:
             return None
         until = min(row.position, end) if told is None else min(told, end)
         found = await first_other(self._link.source, self._link.target, self._link.name, self.partition, start, until)
+        if found is None and is_cut and row.has_copied:
+            return min(until, copied_until)
         return told if found is None else found
 
     async def limit_adopted(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
+from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.engine.translated import first_other as module
 from tolerant_client.mirror.engine.translated.first_other import first_other
 from tolerant_client.mirror.state.offset_map import Run
@@ -61,8 +62,12 @@ def test_what_retention_took_of_the_source_cannot_be_copied_again(
     assert found_by(monkeypatch, cut, 1_000, "source", range(start), start) == found
 
 
+def test_a_marker_where_a_record_was_copied_from_is_of_another_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found_by(monkeypatch, 1_000, 1_000, "source", range(0), marker=999) == 999
+
+
 def found_by(
-    monkeypatch: pytest.MonkeyPatch, cut: int, until: int, side: str, cleaned: range, start: int = 0
+    monkeypatch: pytest.MonkeyPatch, cut: int, until: int, side: str, cleaned: range, start: int = 0, marker: int = -1
 ) -> int | None:
     reads = []
 
@@ -76,7 +81,10 @@ def found_by(
             for at, o in places.items()
             if start <= at < end and not (cluster == side and o in cleaned)
         }
-        return {P: SimpleNamespace(records=records)}
+        vacant = [range(marker, marker + 1)] if cluster == "source" and start <= marker < end else []
+        for at in vacant[:1]:
+            records.pop(at.start)
+        return {P: LogSlice(end, records, vacant)}
 
     async def read_maps(*_: Any) -> Any:
         return {P: SimpleNamespace(runs=RUNS)}

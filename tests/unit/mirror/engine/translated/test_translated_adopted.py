@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import kafka.errors as Errors
 import pytest
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
@@ -14,6 +15,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import EARLIEST
 from tolerant_client.errors import DataLossError, TargetDivergedError
+from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.translated import adopted as module
 from tolerant_client.mirror.engine.translated.adopted import Adopted
@@ -39,6 +41,7 @@ class World:
         self.writes = 0
         self.source_start = 0
         self.source_end = 2_000
+        self.stable_end: int | None = None
         self.target_ends: dict[TopicPartition, int] = {}
         self.row: MapRow | None = None
         self.losses: dict[TopicPartition, list[LedgerRow]] = {}
@@ -71,8 +74,9 @@ class World:
     def place(self) -> Place:
         """As in a process that has just started."""
 
-        async def source_offsets(wanted: Any) -> Any:
-            return {p: self.source_start if at == EARLIEST else self.source_end for p, at in wanted.items()}
+        async def source_offsets(wanted: Any, isolation_level: int = 0) -> Any:
+            end = self.source_end if self.stable_end is None or not isolation_level else self.stable_end
+            return {p: self.source_start if at == EARLIEST else end for p, at in wanted.items()}
 
         async def target_offsets(wanted: Any) -> Any:
             return {p: self.target_ends.get(p, 0) for p in wanted}
@@ -376,6 +380,121 @@ def test_another_record_where_our_last_one_was_copied_from_is_a_cut_of_the_sourc
     assert world.goes_on_at(place) == found
 
 
+TAIL = [1_450, 1_480]  # records that a source has between the last copied one, 1,399, and the position, 1,501
+TRUNCATED = LossReason.TRUNCATION
+
+
+class Tail:
+    """A link that copied up to 1,400, and read 101 offsets more without a record; `records` are there now."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, records: list[int], told: int | None = None):
+        self.world, self.records, self.markers = world, records, list[range]()
+        (world.row,) = extend(None, P, "orders", IDS, [Run(1_100, 1_100, 300)], 1_501, 5)
+        world.target_ends[P] = 1_400
+
+        async def headers(_: Any, offsets: Any) -> Any:
+            header = SimpleNamespace(partition_leader_epoch=5, producer_id=7, has_log_append_time=False)
+            return {p: header for p in offsets}
+
+        async def cuts(*_: Any) -> dict[TopicPartition, int]:
+            return {} if told is None else {P: told}
+
+        async def slices(cluster: Any, spans: Any, *, is_committed: bool, first_bytes: int) -> Any:
+            ((start, until),) = spans.values()
+            if not is_committed:
+                return {P: LogSlice(until, {start: Record(start, 0, None, b"v")}, self.markers)}
+            assert world.source_start <= start, "what retention took cannot be read"
+            return {P: LogSlice(until, {o: Record(o, 0, None, b"w") for o in self.records if start <= o < until})}
+
+        monkeypatch.setattr(f"{PLACE}.read_headers", headers)
+        monkeypatch.setattr(f"{PLACE}.source_truncations", cuts)
+        monkeypatch.setattr(f"{PLACE}.read_slices", slices)
+        monkeypatch.setattr(f"{PLACE}.first_other", none)
+
+    def resumes_at(self) -> int:
+        """Once policy has accepted the loss, if there is one."""
+        place = self.world.place()
+        with pytest.raises(DataLossError):
+            self.world.goes_on_at(place)
+        assert place.loss is not None and place.loss.reason is LossReason.TRUNCATION and place.loss[2] == 1_501
+        place._accepted.add(place.loss)
+        position = self.world.goes_on_at(place)
+        assert position == place.loss.from_offset and not place.is_begun
+        return position
+
+
+def test_a_record_between_the_last_copied_one_and_the_position_shows_a_restored_source(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that was copied agrees; an aborted transaction followed, and the restored source has other records there."""
+    world.written = world.value = LinkControl()
+    tail = Tail(world, monkeypatch, TAIL)
+    assert tail.resumes_at() == 1_400, "nothing that follows was copied, so nothing is left out, or doubled"
+    world.losses[P] = [LedgerRow(0, "dr", P.topic, 0, 1_300, 1_501, TRUNCATED, "of another cut")]
+    assert tail.resumes_at() == 1_400
+    tail.records = []
+    assert world.goes_on_at() == 1_501
+
+
+@pytest.mark.parametrize(("told", "end"), [(1_480, 2_000), (None, 1_470), (1_460, 1_470)])
+def test_a_cut_behind_the_last_copied_record_begins_right_behind_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, told: int | None, end: int
+) -> None:
+    world.written = world.value = LinkControl()
+    world.source_end = end
+    assert Tail(world, monkeypatch, TAIL, told).resumes_at() == 1_400
+
+
+@pytest.mark.parametrize("reason", [LossReason.OVERSIZED, LossReason.RETENTION])
+def test_what_policy_left_out_before_the_position_shows_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, reason: LossReason
+) -> None:
+    world.written = world.value = LinkControl()
+    tail = Tail(world, monkeypatch, TAIL)
+    world.losses[P] = [LedgerRow(0, "dr", P.topic, 0, o, o + 1, reason, "left out") for o in TAIL]
+    assert world.goes_on_at() == 1_501
+    del world.losses[P][0]
+    assert tail.resumes_at() == 1_400
+
+
+def test_what_another_mirror_had_copied_or_retention_took_shows_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tail = Tail(world, monkeypatch, TAIL)
+    world.written = world.value = LinkControl(adopted={P: 1_470})
+    assert tail.resumes_at() == 1_470
+    tail.records = TAIL[:1]
+    assert world.goes_on_at() == 1_501
+    world.written = world.value = LinkControl()
+    world.source_start = 1_460
+    assert world.goes_on_at() == 1_501
+    world.source_start = 1_501
+    assert world.goes_on_at() == 1_501
+
+
+def test_a_source_with_open_transactions_before_the_position_is_not_resumed_before_it_shows_what_they_are(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.written = world.value = LinkControl()
+    Tail(world, monkeypatch, [])
+    world.stable_end = 1_420
+    with pytest.raises(Errors.OffsetNotAvailableError, match="last stable offset is 1420"):
+        world.goes_on_at()
+
+
+def test_a_marker_at_the_offset_of_the_last_copied_record_is_of_another_log(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def found(*_: Any) -> int:
+        return 1_250
+
+    world.written = world.value = LinkControl()
+    tail = Tail(world, monkeypatch, [])
+    monkeypatch.setattr(f"{PLACE}.first_other", found)
+    tail.markers = [range(1_399, 1_400)]
+    assert tail.resumes_at() == 1_250
+
+
 async def none(*_: Any) -> Any:
     """No cuts, and nothing that differs."""
     return {} if len(_) == 2 else None
@@ -389,11 +508,11 @@ async def of_another(_: Any, offsets: Any) -> Any:
 async def other_records(cluster: Any, spans: Any, *, is_committed: bool, first_bytes: int) -> Any:
     """One record at each offset, a different one on each cluster."""
     value = str(id(cluster)).encode()
-    return {p: SimpleNamespace(records={at: Record(at, 0, None, value)}) for p, (at, _) in spans.items()}
+    return {p: LogSlice(at + 1, {at: Record(at, 0, None, value)}) for p, (at, _) in spans.items()}
 
 
 async def same_records(cluster: Any, spans: Any, *, is_committed: bool, first_bytes: int) -> Any:
-    return {p: SimpleNamespace(records={at: Record(at, 0, None, b"v")}) for p, (at, _) in spans.items()}
+    return {p: LogSlice(at + 1, {at: Record(at, 0, None, b"v")}) for p, (at, _) in spans.items()}
 
 
 def test_what_retention_takes_later_is_another_loss() -> None:
