@@ -12,6 +12,8 @@ Laws:
   nothing is adopted: an end that is wrong by one record loses a record, and nobody would ever notice.
 - A topic is deleted only if a forward link copied it from this very target, or if it is this link's own former copy with no
   record of others at its end: an equal name is no proof.
+- Whether a forward link copied a topic is decided as for its promotion (owners.py), by its control and by the source's logs.  If
+  the target has records of a topic that no forward link copied, it is another one: it is named, and neither deleted nor adopted.
 - Heartbeats are no data: the link's own former copy of them, which ends with the fence of its promotion, is copied again, and
   blocks nothing.
 - The only write is one record of the control.  If killed before it, failback has done nothing but delete topics, which are copied
@@ -38,14 +40,17 @@ from tolerant_client.mirror.batches.divergence import (
 from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.engine.preflight import refuse_circle, refuse_one_cluster
+from tolerant_client.mirror.life.owners import find_evidence, find_owners
 from tolerant_client.mirror.state.control_topic import half_done, read_control, read_controls, update_control
 from tolerant_client.mirror.state.health import counted
-from tolerant_client.mirror.state.link_control import LinkControl, Positions
-from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics
+from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
+from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
 from tolerant_client.mirror.state.map_topic import map_topic
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
+_NEVER_BEGUN = "nothing shows that the link has copied it"
+_CREATED_AGAIN = "it was deleted and created again there after the link had copied it"
 _LISTED = 1_000  # runs of offsets of lost records that are listed
 _COUNTED = 1_000_000  # offsets that are searched for records
 _PIECE = 10_000  # offsets whose records are in memory at once
@@ -151,16 +156,28 @@ def lost_records(partitions: Iterable[SharedLog]) -> str:
     return f"{'' if all(p.is_counted for p in every) else 'at least '}{sum(p.lost_records for p in every):,}"
 
 
-def strangers(doomed: Mapping[str, str], forward: Iterable[LinkControl]) -> tuple[str, ...]:
-    """Why topics must not be deleted: no forward link has copied them.  `doomed` maps to their names on the source.  Pure."""
-    taken = [LinkTopics.from_json(control.topics) for control in forward if control.topics]
-    foreign = [name for name, there in doomed.items() if not any(topics.writes(there) for topics in taken)]
+def strangers(doomed: Iterable[str], taken: Collection[str]) -> tuple[str, ...]:
+    """Why topics must not be deleted: no forward link has copied them, as it has those `taken`.  Pure."""
+    foreign = sorted(set(doomed).difference(taken))
     if not foreign:
         return ()
     return (
         f"topic {foreign[0]} would be deleted on the target ({len(foreign)} topics), but no control on the source"
         " says that a link copied it from there: it may be another topic of the same name. Leave it out of --topics, or delete"
         " it yourself",
+    )
+
+
+def left_alone(others: Mapping[str, str]) -> tuple[str, ...]:
+    """Why topics of the target, by name, are no originals of the source's: a sentence for each reason.  Pure."""
+    named: dict[str, list[str]] = {}
+    for name, why in sorted(others.items()):
+        named.setdefault(why, []).append(name)
+    return tuple(
+        f"the target has records of {some(names)} that no link has copied from there: {why}. It may be another topic of the"
+        " same name, so nothing of it is compared, deleted or copied: leave it out of --topics (topics.exclude of a file), here and for the mirror; if"
+        " nobody needs its records on the target, delete it there yourself"
+        for why, names in named.items()
     )
 
 
@@ -234,15 +251,16 @@ async def failback(
     data = [name for name in names if not is_heartbeats(chosen, name)]
     for partition in await shared_partitions(source, target, data):
         logs.append(await compare_logs(source, target, partition, copied_by))
+    taken, others = await taken_topics(source, target, logs, forward)
+    others = {name: why for name, why in others.items() if name not in own}
     logs += await unshared_logs(source, target, data)
-    logs = [await _with_losses(target, log) for log in logs]
-    found = blockers(logs, discards=discards)
+    logs = [await _with_losses(target, log) for log in logs if log.topic not in others]
+    found = (*left_alone(others), *blockers(logs, discards=discards))
     doomed = {name for name in own if is_heartbeats(chosen, name)}
     if discards:
         given_up = {p.topic for p in logs if p.is_diverged or not p.is_proved}
         keeps = {p.topic for p in logs if p.lost_records or not (p.is_counted and p.is_proved)}
-        asked = {name: source.wire_topic(name) for name in sorted(given_up) if name in keeps or name not in own}
-        found = (*found, *strangers(asked, forward.values()))
+        found = (*found, *strangers((name for name in given_up if name in keeps or name not in own), taken))
         doomed |= given_up
     if found or is_dry_run:
         return FailbackReport(link, is_dry_run, False, tuple(logs), () if found else tuple(sorted(doomed)), found)
@@ -277,7 +295,42 @@ async def _forward_links(source: Cluster, target: Cluster) -> dict[str, LinkCont
     if there is None:
         return {}
     found = (await read_controls(source)).links
-    return {name: control for name, control in found.items() if control.source_cluster_id == there and control.topics}
+    names = [name for name, control in found.items() if control.source_cluster_id == there and control.topics]
+    return {name: await read_control(source, name) for name in names}  # with all that they have begun
+
+
+async def taken_topics(
+    source: Cluster, target: Cluster, logs: Collection[SharedLog], forward: Mapping[str, LinkControl]
+) -> tuple[set[str], dict[str, str]]:
+    """The topics that forward links have copied; and those with records on the target that none has copied, and why we think so.
+
+    The control names the source's topic, too: one that was created again since then was never copied.  Without a forward link
+    nothing is known of any topic.
+    """
+    written = {TopicPartition(log.topic, log.partition) for log in logs if log.target_end}
+    filled = {TopicPartition(log.topic, log.partition) for log in logs if log.source_end}  # an empty log shows nothing
+    ids = await read_ids(target, source, {p.topic for p in written}) if forward else {}
+    taken: set[str] = set()
+    others: dict[str, str] = {}
+    for name, control in forward.items():
+        assert control.topics is not None
+        topics = LinkTopics.from_json(control.topics)
+        taken |= {p.topic for p in written if is_heartbeats(topics, source.wire_topic(p.topic))}
+        again = {p for p, of in control.begun.items() if not of.is_of_source(ids.get(p.topic, TopicIds()))}
+        known = {*control.begun, *control.adopted, *control.copied, *control.log_starts} - again
+        taken |= {p.topic for p in known}
+        if not control.begun:  # of version 0.1, which does not say what it has copied; equal records do
+            taken |= {log.topic for log in logs if log.is_proved and not log.is_diverged and log.shared_until}
+        rest = {p for p in written if p.topic not in taken}
+        if not (rest and control.producer_ids):
+            continue
+        asked = (filled & rest) - again
+        evidence = await find_evidence(source, name, control, asked, (), is_translated=False)
+        owners, unknown = find_owners(control, asked, evidence, is_translated=False), evidence.logs.unknown
+        taken |= {p.topic for p in owners.own if p not in unknown}
+        reasons = {**dict.fromkeys(rest, _NEVER_BEGUN), **dict.fromkeys(again & rest, _CREATED_AGAIN), **owners.left}
+        others |= {p.topic: unknown.get(p, why) for p, why in sorted(reasons.items())}
+    return taken, {name: why for name, why in others.items() if name not in taken}
 
 
 async def _refuse_translated(source: Cluster, names: Iterable[str], forward: Mapping[str, LinkControl]) -> None:

@@ -11,8 +11,11 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import EARLIEST
 from tolerant_client.mirror.batches.divergence import LogSlice
+from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.life import failback
-from tolerant_client.mirror.life.failback import SharedLog, blockers, compare_logs, strangers
+from tolerant_client.mirror.life.carriers import Carried
+from tolerant_client.mirror.life.failback import SharedLog, blockers, compare_logs, left_alone, strangers
+from tolerant_client.mirror.life.owners import Evidence
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import Record
@@ -151,11 +154,99 @@ def test_the_links_own_former_copies_are_known_by_its_control_or_by_its_fence(mo
 
 
 def test_only_what_a_link_took_from_there_is_deleted() -> None:
-    forward = [LinkControl(topics=LinkTopics.of("orders|clicks").to_json()), LinkControl()]
-    assert strangers({"orders": "orders", "clicks": "clicks"}, forward) == ()
-    (text,) = strangers({"orders": "orders", "A.users": "users"}, forward)
-    assert "topic A.users would be deleted" in text and "(1 topics)" in text
-    assert strangers({"orders": "orders"}, []) != ()
+    assert strangers(["orders", "clicks"], {"orders", "clicks"}) == ()
+    (text,) = strangers(["orders", "users"], {"orders"})
+    assert "topic users would be deleted" in text and "(1 topics)" in text
+    assert strangers(["orders"], ()) != ()
+
+
+NOW = TopicIds("a", "b")  # of the topics on the target, where they were copied from, and on the source
+BEGUN = {TopicPartition("orders", 0): NOW}  # of a control that remembers: nothing of "own"
+EVERYTHING = LinkTopics.of(".*").to_json()
+OWN = SharedLog("own", 0, 0, 500, 77)
+
+
+def taken(
+    monkeypatch: pytest.MonkeyPatch, control: LinkControl | None, logs: Carried, *shared: SharedLog
+) -> tuple[set[str], dict[str, str]]:
+    async def read_ids(*_: Any) -> dict[str, TopicIds]:
+        return {"orders": NOW, "own": NOW}
+
+    async def find_evidence(*_: Any, **__: Any) -> Evidence:
+        return Evidence(logs, Others(), {"orders": NOW, "own": NOW})
+
+    monkeypatch.setattr(failback, "read_ids", read_ids)
+    monkeypatch.setattr(failback, "find_evidence", find_evidence)
+    source: Any = SimpleNamespace(wire_topic=str)
+    forward = {} if control is None else {"dr": control}
+    found: tuple[set[str], dict[str, str]] = drive(failback.taken_topics(source, None, shared or (OWN,), forward))  # type: ignore[arg-type]
+    return found
+
+
+PLACE_OF_OWN = frozenset((TopicPartition("own", 0),))
+LINK = LinkControl(producer_ids=(OURS,), topics=EVERYTHING, begun=BEGUN)
+OF_01 = replace(LINK, begun={})
+
+
+@pytest.mark.parametrize("control", [LINK, OF_01])
+def test_a_topic_that_both_sides_write_by_themselves_is_named_and_is_nobodys_copy(
+    monkeypatch: pytest.MonkeyPatch, control: LinkControl
+) -> None:
+    """The forward link's expression matches it, and its promotion has left it alone."""
+    found, others = taken(monkeypatch, control, Carried(foreign=PLACE_OF_OWN))
+    assert "own" not in found and others.keys() == {"own"}
+    (text,) = left_alone(others)
+    assert "the target has records of own that no link has copied from there: its last records are of others" in text
+    assert "leave it out of --topics" in text and "--discard-diverged" not in text
+
+
+def test_what_the_forward_link_has_begun_adopted_or_written_is_its_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = TopicPartition("own", 0)
+    for control, logs in (
+        (replace(LINK, begun={**BEGUN, p: NOW}), Carried(foreign=PLACE_OF_OWN)),
+        (replace(LINK, begun={**BEGUN, p: TopicIds("a", "former")}), Carried(foreign=PLACE_OF_OWN)),
+        (replace(LINK, begun={**BEGUN, p: TopicIds()}), Carried(foreign=PLACE_OF_OWN)),  # brokers without ids
+        (replace(LINK, begun={}, adopted={p: 9}, producer_ids=()), Carried()),  # of a second failback
+        (LINK, Carried(PLACE_OF_OWN)),
+        (OF_01, Carried(hidden=PLACE_OF_OWN)),
+    ):
+        found, others = taken(monkeypatch, control, logs)
+        assert "own" in found and not others
+    grown = SharedLog("own", 1, 0, 5, 0)  # a partition of it that was never begun
+    found, others = taken(monkeypatch, replace(LINK, begun={p: NOW}), Carried(), OWN, grown)
+    assert found == {"own"} and not others
+
+
+def test_a_topic_of_the_target_that_was_created_again_is_not_the_one_that_was_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    control = replace(
+        LINK, begun={TopicPartition("own", 0): TopicIds("former", "b")}, copied={TopicPartition("own", 0): 9}
+    )
+    found, others = taken(monkeypatch, control, Carried())
+    assert not found and "created again there after" in others["own"]
+
+
+def test_records_that_are_equal_are_proof_enough_for_a_control_that_remembers_no_beginnings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The brokers have forgotten the link's producer id, and others have written behind its copy since."""
+    equal = SharedLog("own", 0, 500, 500, 577)
+    assert taken(monkeypatch, OF_01, Carried(foreign=PLACE_OF_OWN), equal) == ({"own"}, {})
+    assert taken(monkeypatch, LINK, Carried(foreign=PLACE_OF_OWN), equal)[1].keys() == {"own"}
+
+
+def test_a_log_without_records_lacks_nothing_and_an_unreadable_one_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not taken(monkeypatch, LINK, Carried(), SharedLog("own", 0, 0, 0, 77))[1]
+    for control in (LINK, OF_01):
+        assert taken(monkeypatch, control, Carried(unknown={TopicPartition("own", 0): "no leader"}))[1] == {
+            "own": "no leader"
+        }
+    never = taken(monkeypatch, LINK, Carried(), SharedLog("own", 0, 0, 5, 0))
+    assert never[1] == {"own": "nothing shows that the link has copied it"}
+    assert taken(monkeypatch, None, Carried()) == (set(), {}), "without a control on the source nothing is known"
 
 
 class Grown:
