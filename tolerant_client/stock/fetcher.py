@@ -18,6 +18,7 @@ Laws:
 - An OffsetOutOfRange is believed only when `out_of_range` has checked it (incident 2),
   a corrupt batch when it was fetched three times: bytes are corrupted in transit more
   often than in a log.
+- A position is not believed in another topic of the same name (`topic_identity`).  A truncation is told.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from kafka.protocol.consumer import FetchRequest, IsolationLevel
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from tolerant_client.stock.consumer_records import PartitionRecords
-from tolerant_client.stock.out_of_range import Doubts, report
+from tolerant_client.stock.out_of_range import Doubts, report, report_truncations
 from tolerant_client.stock.stock_names import Fetcher, FetchMetadata, FetchRequestData, FetchSessionHandler, Future
+from tolerant_client.stock.topic_identity import TopicIds
 from tolerant_client.tracker.events import CorruptRecords
 
 _CORRUPT_AFTER = 3  # fetches of the same offset
@@ -55,6 +57,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
     def __init__(self, client: Any, subscriptions: Any, **configs: Any) -> None:
         super().__init__(client, subscriptions, **configs)
         self._doubts = Doubts(self)
+        self._topic_ids = TopicIds(self)
         self._corrupt: dict[TopicPartition, tuple[int, int]] = {}  # offset, and how often it was found corrupt
         self._readable_ends: dict[TopicPartition, int] = {}  # where each log ended for this reader at its last fetch
         self._taking = threading.Lock()
@@ -120,6 +123,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         """Like kafka-python's, which forgets a resumed partition while a drained one is in its slot."""
+        self._topic_ids.apply()
         if not self._next_partition_records:
             self._next_partition_records = None
         try:
@@ -237,7 +241,10 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
 
     def _fetchable_partitions(self) -> list[TopicPartition]:
         resting = self._handed_out
-        return [tp for tp in super()._fetchable_partitions() if tp not in self._doubts and tp not in resting]
+        return [tp for tp in super()._fetchable_partitions() if not self._is_in_doubt(tp) and tp not in resting]
+
+    def _is_in_doubt(self, tp: TopicPartition) -> bool:
+        return tp in self._doubts or tp in self._topic_ids
 
     def _to_fetch(self) -> Iterator[tuple[Any, TopicPartition, int, int]]:
         """(node id, partition, offset, epoch of the record before it) for every fetch that may be sent now."""
@@ -255,7 +262,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
                 yield node_id, tp, offset, epoch
 
     def _is_fetchable_ahead(self, tp: TopicPartition, from_offset: int, end_offset: int) -> bool:
-        if tp in self._doubts or not self._subscriptions.is_fetchable(tp) or not self._is_there(tp, end_offset):
+        if self._is_in_doubt(tp) or not self._subscriptions.is_fetchable(tp) or not self._is_there(tp, end_offset):
             return False
         if self.config["fetch_min_bytes"] > 1:
             return False  # nobody knows how many bytes follow
@@ -322,19 +329,21 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
             max_version=_LAST_FETCH_BY_NAME,
         )
 
-    # -- incident 2 -----------------------------------------------------------
+    # -- refusals (incident 2) ------------------------------------------------
 
     def _parse_fetched_data(self, completed_fetch: Any) -> Any:
         if completed_fetch.topic_partition in self._handed_out:
             self._too_early.append(completed_fetch)
             return None
+        tp, offset = completed_fetch.topic_partition, completed_fetch.fetched_offset
+        if completed_fetch.partition_data.error_code == Errors.UnknownTopicOrPartitionError.errno:
+            self._topic_ids.refused(tp, offset)
         if completed_fetch.partition_data.error_code == Errors.OffsetOutOfRangeError.errno:
-            tp, offset = completed_fetch.topic_partition, completed_fetch.fetched_offset
             if not self._doubts.is_believed(completed_fetch) and self._is_refused_here(tp, offset):
                 self._doubts.look_into(completed_fetch)
                 return None
         if completed_fetch.partition_data.error_code == Errors.NoError.errno:
-            self._readable_ends[completed_fetch.topic_partition] = self._readable_end(completed_fetch.partition_data)
+            self._readable_ends[tp] = self._readable_end(completed_fetch.partition_data)
         if completed_fetch.partition_data.records is None:  # the protocol allows it, kafka-python does not
             completed_fetch.partition_data.records = b""
         return super()._parse_fetched_data(completed_fetch)
@@ -350,10 +359,19 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         state = self._subscriptions.assignment[tp]
         return bool(state.position.offset == offset and state.preferred_read_replica() is None)
 
+    def _handle_offset_for_leader_epoch_response(self, response: Any, requested_positions: Any) -> Any:
+        """Like kafka-python's, which only logs a truncation, at level INFO, if there is an auto_offset_reset."""
+        states = [(tp, self._subscriptions.assignment.get(tp), at) for tp, at in requested_positions.items()]
+        checked = [(tp, state, at) for tp, state, at in states if state is not None and state.position == at]
+        truncations = super()._handle_offset_for_leader_epoch_response(response, requested_positions)
+        report_truncations(self._manager, checked, truncations)
+        return truncations
+
     def close(self) -> None:
         """Drops what is buffered."""
         super().close()
         self._doubts.clear()
+        self._topic_ids.clear()
 
 
 @dataclass

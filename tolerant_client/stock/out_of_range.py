@@ -41,6 +41,26 @@ def report(manager: Any, event: Event, node_id: Any = None) -> None:
         tell(event, node_id)
 
 
+def report_truncations(manager: Any, checked: list[tuple[TopicPartition, Any, Any]], raised: dict[Any, Any]) -> None:
+    """Tells the truncations among the positions that OffsetForLeaderEpoch has checked (KIP-320); on the event loop.
+
+    `checked` are (partition, its state, the position that was checked); kafka-python raises LogTruncationError for those
+    in `raised`, and has moved the others.
+    """
+    for tp, state, position in checked:
+        now = raised[tp] if tp in raised else state.position
+        if now is not None and now.offset >= position.offset:
+            continue
+        # Not the position that somebody sought: it still belongs to the topic in which it was reached (`topic_identity`).
+        state.drop_pending_record_batch = False
+        if tp not in raised:
+            where = "auto_offset_reset decides where to resume" if now is None else f"resuming at {now.offset}"
+            log.warning("%s: the log was truncated below position %d; %s", _name(tp), position.offset, where)
+        end = -1 if now is None else now.offset
+        event = OffsetOutOfRange("OffsetForLeaderEpoch", -1, tp.topic, tp.partition, position.offset, -1, end, True)
+        report(manager, event, manager.cluster.leader_for_partition(tp))
+
+
 @dataclass
 class _Doubt:
     """One refused fetch; `looks` counts the checks in a row whose range did not hold its offset."""

@@ -78,6 +78,7 @@ _CONNECTIONS = ("tolerant_client.cluster.connections",)
 _RECORDS = ("tolerant_client.stock.consumer_records",)
 _TRANSACTIONS = ("tolerant_client.stock.transactions",)
 _TRANSPORT = ("tolerant_client.stock.transport",)
+_TOPIC_IDENTITY = ("tolerant_client.stock.topic_identity",)
 
 USES: Final = (
     # -- what install() and the drop-ins replace
@@ -128,6 +129,7 @@ USES: Final = (
     Use(ClusterMetadata, ("_coordinator_brokers",), _CONNECTIONS, "a second address is a second connection"),
     Use(ClusterMetadata, ("_topics",), ("tolerant_client.cluster.admin.topics", "tolerant_client.cluster.leaders"), "topics that are tracked"),
     Use(ClusterMetadata, ("_partitions",), ("tolerant_client.stock.leaders",), "all leaders at once"),
+    Use(ClusterMetadata, ("add_listener", "cluster_id", "topic_id", "topics"), _TOPIC_IDENTITY, "whether a topic was recreated"),
     Use(ClusterMetadata, ("_do_refresh_metadata",), _MANAGER, "metadata from one node, even while others ask"),
     Use(ClusterMetadata, ("_manager", "_refresh_loop", "_refresh_loop_future", "closed", "start_refresh_loop"),
         ("tolerant_client.stock.metadata",), "overridden: the refresh loop outlives a refresh that failed"),
@@ -163,7 +165,8 @@ USES: Final = (
     Use(KafkaAdminClient, ("_client",), ("tolerant_client.metrics",), "the way to its connection manager"),
     Use(KafkaProducer, ("_sender",), ("tolerant_client.metrics",), "the way to its connection manager"),
     Use(Fetcher,
-        ("PartitionRecords", "_append", "_create_fetch_requests", "_fetchable_partitions", "_next_partition_records",
+        ("PartitionRecords", "_append", "_create_fetch_requests", "_fetchable_partitions",
+         "_handle_offset_for_leader_epoch_response", "_next_partition_records",
          "_parse_fetched_data", "_send_fetches_async", "close", "fetch_records", "fetched_records", "send_fetches"),
         _FETCHER, "overridden: fetches ahead, decodes in bulk, doubts OffsetOutOfRange"),
     Use(Fetcher,
@@ -190,6 +193,11 @@ USES: Final = (
     Use(SubscriptionState, ("assignment", "is_fetchable", "position"), _FETCHER, "positions stay there"),
     Use(SubscriptionState, ("assignment", "has_default_offset_reset_policy", "position"), _OUT_OF_RANGE,
         "whether a refused position is still the position"),
+    Use(Fetcher, ("_manager", "_subscriptions"), _TOPIC_IDENTITY, "the positions of recreated topics"),
+    Use(SubscriptionState, ("assignment", "has_default_offset_reset_policy", "request_offset_reset"), _TOPIC_IDENTITY,
+        "positions are reset there"),
+    Use(TopicPartitionState, ("drop_pending_record_batch", "position"), (*_OUT_OF_RANGE, *_TOPIC_IDENTITY),
+        "whether a position was set by a seek"),
     Use(SubscriptionState,
         ("assignment", "pause", "rebalance_listener", "request_offset_reset", "seek", "subscribed_pattern",
          "subscription", "subscription_type"),

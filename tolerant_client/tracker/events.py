@@ -123,7 +123,11 @@ class StormOver(Storm):
 
 @dataclass(frozen=True, slots=True)
 class OffsetOutOfRange(Event):
-    """A fetch at `offset` was refused; the log runs from `earliest` to `latest`, so it is a false alarm or believed."""
+    """A fetch at `offset` was refused; the log runs from `earliest` to `latest`, so it is a false alarm or believed.
+
+    A truncation that OffsetForLeaderEpoch tells is always believed: the log is the known one up to `latest` (-1: from
+    nowhere), and `earliest` is -1.
+    """
 
     kind = "out_of_range"
     topic: str
@@ -132,6 +136,18 @@ class OffsetOutOfRange(Event):
     earliest: int
     latest: int
     is_believed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecreated(Event):
+    """A topic was deleted and created again, with another id; a consumer's position `offset` belongs to the deleted one."""
+
+    kind = "recreated"
+    topic: str
+    partition: int
+    offset: int
+    former_id: str
+    topic_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,10 @@ class Manager:
             leader_epoch_for_partition=lambda tp: 7,
             is_replica_node=lambda tp, node_id: True,
             request_update=lambda: None,
+            add_listener=lambda listener: None,
+            cluster_id="here",
+            topics=lambda exclude_internal_topics: set(),
+            topic_id=lambda name: None,
         )
         self.scheduled: list[Any] = []
         self.naps: list[float] = []

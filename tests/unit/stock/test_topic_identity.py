@@ -1,0 +1,244 @@
+"""Positions do not outlive the topic in which they were reached: the fetcher on kafka-python's own metadata and states."""
+
+from __future__ import annotations
+
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.cluster import ClusterMetadata
+from kafka.consumer.fetcher import CompletedFetch
+from kafka.consumer.subscription_state import SubscriptionState
+from kafka.protocol.metadata import MetadataResponse
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.stock.fetcher import TolerantFetcher
+from tolerant_client.tracker.events import Event, OffsetOutOfRange, TopicRecreated
+
+A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
+FORMER, NEW, NEWEST = (uuid.UUID(int=n) for n in (7, 8, 9))
+NO_ID = uuid.UUID(int=0)
+UNKNOWN_TOPIC = 3
+
+
+class Rig:
+    """A fetcher of A and B whose consumer has read up to offset 100 of both, in the topic FORMER."""
+
+    def __init__(self, policy: str = "earliest", first_id: Any = FORMER) -> None:
+        self.told: list[Event] = []
+        self.cluster = ClusterMetadata()
+        self.cluster.set_topics(["orders"])
+        manager = SimpleNamespace(
+            _net=None, cluster=self.cluster, broker_version=(4, 2), call_soon=lambda *_: None,
+            connection_delay=lambda node_id: 0, recovery_event=lambda event, node_id: self.told.append(event),
+        )  # fmt: skip
+        self.subscriptions = SubscriptionState(policy)
+        self.subscriptions.assign_from_user([A, B])
+        client = SimpleNamespace(_manager=manager, throttle_delay=lambda node_id: 0)
+        self.fetcher = TolerantFetcher(client, self.subscriptions)
+        self.metadata(first_id)
+        for tp in (A, B):
+            self.subscriptions.seek(tp, 70)  # as a reset does
+            self.fetcher._completed_fetches.append(fetched(tp, 70, batch(70)))
+        assert len(self.poll()) == 60
+
+    def metadata(self, topic_id: Any, cluster_id: str = "here", version: int = 12) -> None:
+        """A Metadata response; `topic_id` None: the topic is unknown."""
+        topic = MetadataResponse.MetadataResponseTopic
+        partitions = [
+            topic.MetadataResponsePartition(
+                error_code=0, partition_index=n, leader_id=1, leader_epoch=0, replica_nodes=[1], isr_nodes=[1]
+            )
+            for n in range(2)
+        ]
+        broker = MetadataResponse.MetadataResponseBroker(1, "broker", 9092, None)
+        error, parts = (UNKNOWN_TOPIC, []) if topic_id is None else (0, partitions)
+        told = topic(
+            error_code=error,
+            name="orders",
+            topic_id=topic_id or NO_ID,
+            is_internal=False,
+            partitions=parts,
+            version=version,
+        )
+        response = MetadataResponse(
+            brokers=[broker], cluster_id=cluster_id, controller_id=1, topics=[told], version=version
+        )
+        self.cluster.update_metadata(MetadataResponse.decode(response.encode(version=version), version=version))
+
+    def refuse(self, *partitions: TopicPartition) -> None:
+        """The fetches in flight end as those of a deleted topic do."""
+        self.fetcher._completed_fetches.extend(fetched(tp, 100, b"", UNKNOWN_TOPIC) for tp in partitions)
+        assert self.poll() == []
+
+    def poll(self) -> list[int]:
+        return [record.offset for records in self.fetcher.fetched_records()[0].values() for record in records]
+
+    def recreated(self) -> set[tuple[int, int]]:
+        return {(event.partition, event.offset) for event in self.told if isinstance(event, TopicRecreated)}
+
+    def resets(self) -> set[TopicPartition]:
+        return set(self.subscriptions.partitions_needing_reset())
+
+    def asked(self) -> dict[int, int]:
+        return {
+            part.partition: part.fetch_offset
+            for request, _ in self.fetcher._create_fetch_requests().values()
+            for topic in request.topics
+            for part in topic.partitions
+        }
+
+
+def batch(first: int, count: int = 30) -> bytes:
+    records = [Record(0, 1_700_000_000_000, None, b"%d" % n) for n in range(first, first + count)]
+    return encode_batch(records, base_offset=first, partition_leader_epoch=0)
+
+
+def fetched(tp: TopicPartition, offset: int, data: bytes, error_code: int = 0) -> CompletedFetch:
+    part = SimpleNamespace(
+        error_code=error_code, high_watermark=1_000, last_stable_offset=500, records=memoryview(data), aborted_transactions=None,
+        diverging_epoch=None, preferred_read_replica=-1, current_leader=None,
+    )  # fmt: skip
+    return CompletedFetch(tp, offset, 12, part, None)
+
+
+def test_positions_of_a_deleted_topic_are_reset_and_what_is_buffered_is_dropped() -> None:
+    rig = Rig()
+    rig.metadata(FORMER)
+    rig.fetcher._completed_fetches.append(fetched(A, 100, batch(100)))
+    rig.metadata(NEW)
+    assert rig.asked() == {}, "the event loop sends no fetch at the former positions"
+    assert rig.resets() == set(), "positions move in the polling thread, which decodes meanwhile"
+    assert rig.poll() == []
+    assert rig.resets() == {A, B}
+    assert rig.recreated() == {(0, 100), (1, 100)} and len(rig.told) == 2
+    for tp in (A, B):
+        rig.subscriptions.seek(tp, 0)
+    rig.metadata(NEW)
+    rig.metadata(FORMER)  # of a broker that is behind
+    rig.metadata(NEW)
+    assert rig.poll() == [] and rig.resets() == set() and rig.asked() == {0: 0, 1: 0}
+    rig.metadata(NEWEST)
+    rig.poll()
+    assert rig.resets() == {A, B} and len(rig.told) == 4
+
+
+def test_a_topic_that_its_leader_does_not_know_is_not_fetched_before_metadata_has_told_which_one_there_is() -> None:
+    """No Metadata came since the positions were set; it comes on the event loop, before B's refusal is read."""
+    rig = Rig()
+    assert rig.asked() == {0: 100, 1: 100}
+    rig.refuse(A)
+    assert rig.asked() == {}
+    rig.metadata(NEW)
+    rig.poll()
+    assert rig.resets() == {A, B}
+
+
+@pytest.mark.parametrize("missing", [1, 3])
+def test_a_topic_that_was_missing_for_a_while_is_another_one_if_its_id_is(missing: int) -> None:
+    rig = Rig()
+    for _ in range(missing):
+        rig.metadata(None)
+    rig.metadata(NEW)
+    rig.poll()
+    assert rig.resets() == {A, B}
+    same = Rig()
+    for _ in range(missing):
+        same.metadata(None)
+    same.metadata(FORMER)
+    assert same.poll() == [] and same.resets() == set() and same.asked() == {0: 100, 1: 100}
+
+
+@pytest.mark.parametrize("when", ["before", "missing", "told"])
+def test_a_seek_wins(when: str) -> None:
+    rig = Rig()
+    rig.metadata(FORMER)
+    if when == "missing":
+        rig.metadata(None)
+    if when == "told":
+        rig.metadata(NEW)
+    rig.subscriptions.seek(A, 5)
+    if when == "missing":
+        rig.metadata(None)
+    rig.metadata(NEW)
+    rig.metadata(NEW)
+    rig.poll()
+    assert rig.resets() == {B} and rig.asked() == {0: 5}
+
+
+def test_without_a_reset_policy_every_poll_raises_until_a_seek() -> None:
+    rig = Rig("none")
+    rig.metadata(FORMER)
+    rig.metadata(NEW)
+    for _ in range(2):
+        with pytest.raises(Errors.OffsetOutOfRangeError) as raised:
+            rig.poll()
+        assert raised.value.args == ({A: 100, B: 100},)
+    rig.subscriptions.seek(A, 0)
+    rig.subscriptions.assign_from_user([A])
+    rig.fetcher._completed_fetches.append(fetched(A, 0, batch(0)))
+    assert rig.poll() == list(range(30))
+    assert len(rig.told) == 2
+
+
+@pytest.mark.parametrize(("former", "now"), [(NO_ID, NO_ID), (NO_ID, NEW), (FORMER, NO_ID)])
+def test_brokers_without_ids_prove_nothing(former: Any, now: Any) -> None:
+    rig = Rig(first_id=former)
+    rig.metadata(former)
+    rig.metadata(now)
+    assert rig.poll() == [] and rig.resets() == set() and not rig.told and rig.asked() == {0: 100, 1: 100}
+    if former == NO_ID:
+        rig.refuse(A)
+        assert rig.asked() == {0: 100, 1: 100} or now == NEW
+
+
+def test_another_cluster_under_the_same_addresses_proves_nothing() -> None:
+    """A consumer that is moved to a copy with the same offsets reads on there."""
+    rig = Rig()
+    rig.metadata(FORMER)
+    rig.metadata(NEW, cluster_id="there")
+    assert rig.poll() == [] and rig.resets() == set() and rig.asked() == {0: 100, 1: 100}
+
+
+def test_partitions_that_are_assigned_anew_belong_to_the_topic_that_is_there() -> None:
+    rig = Rig()
+    rig.metadata(FORMER)
+    rig.subscriptions.assign_from_user([])
+    rig.subscriptions.assign_from_user([A])
+    rig.subscriptions.seek(A, OffsetAndMetadata(40, "", 0))  # its committed offset
+    rig.metadata(NEW)
+    rig.poll()
+    assert rig.resets() == set() and rig.asked() == {0: 40}
+
+
+@pytest.mark.parametrize("policy", ["latest", "none"])
+@pytest.mark.parametrize(("end", "epoch"), [(50, 0), (-1, -1)])
+def test_a_truncation_is_told_and_is_no_seek(policy: str, end: int, epoch: int, caplog: Any) -> None:
+    rig = Rig(policy)
+    state = rig.subscriptions.assignment[A]
+    position = state.position
+    rig.subscriptions.request_position_validation(A)
+    part = SimpleNamespace(partition=0, error_code=0, end_offset=end, leader_epoch=epoch)
+    response = SimpleNamespace(topics=[SimpleNamespace(topic="orders", partitions=[part])])
+    truncations = rig.fetcher._handle_offset_for_leader_epoch_response(response, {A: position})
+    assert rig.told == [OffsetOutOfRange("OffsetForLeaderEpoch", -1, "orders", 0, 100, -1, end, True)]
+    assert (A in truncations) == (policy == "none")
+    assert "orders-0: the log was truncated below position 100" in caplog.text or policy == "none"
+    if policy == "latest" and end == 50:
+        assert state.position.offset == 50
+        rig.metadata(NEW)
+        rig.poll()
+        assert A in rig.resets(), "where two topics differ is no position in either"
+
+
+def test_a_position_that_was_confirmed_is_told_by_nobody() -> None:
+    rig = Rig()
+    position = rig.subscriptions.position(A)
+    rig.subscriptions.request_position_validation(A)
+    part = SimpleNamespace(partition=0, error_code=0, end_offset=150, leader_epoch=0)
+    response = SimpleNamespace(topics=[SimpleNamespace(topic="orders", partitions=[part])])
+    assert rig.fetcher._handle_offset_for_leader_epoch_response(response, {A: position}) == {}
+    assert not rig.told
