@@ -19,6 +19,7 @@
       LinkPausedError                                   an operator has paused a partition of the link
       LinkPromotedError                                 the link was promoted and may not write any more
       TargetClaimedError                                another mirror writes this partition of the target
+      StoppedError                                      a stop was asked for during a wait; what was waited for is given up
       UnsupportedSourceError                            the source has something that we do not copy yet
       OversizedRecordError                              a record too large for any batch that the target takes
       OffsetMapError                                    a translated link's offset map contradicts what was copied
@@ -164,6 +165,10 @@ class LinkPromotedError(TolerantClientError):
 
 class TargetClaimedError(TolerantClientError):
     """Another mirror writes this partition of the target; one partition has one writer."""
+
+
+class StoppedError(TolerantClientError):
+    """A stop was asked for while something was waited for, which is given up; nothing is wrong."""
 
 
 class UnsupportedSourceError(TolerantClientError):

@@ -13,12 +13,12 @@ import typer
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from spark_integration.cli.exits import FAILED, LOOK, NOT_STARTED, ended_with, require_spark, tell_failure
+from spark_integration.cli.exits import FAILED, LOOK, NOT_STARTED, echo_failure, ended_with, require_spark, tell_failure
 from spark_integration.cli.link import time_ms, unnamed_link
 from spark_integration.cli.mirror_flows import mirror_flows
 from spark_integration.cli.options import GivenTopics, Json, Offsets, OffsetsKind, WhichLink, client_properties
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import OptionError, StoppedError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.life.lens import MAP_LOST, look, positions_of
 from tolerant_client.mirror.state.health import counted
@@ -152,17 +152,28 @@ def mirror(
         started = time.monotonic()
         claim = open_.enter_context(run_claim(settings))
         with ended_with(NOT_STARTED, as_json):  # after any error nothing is copied
-            prepared = prepare(settings, claim)
+            try:
+                prepared = prepare(settings, claim, stopping.is_set)
+            except StoppedError as error:
+                stopped = StoppedError("interrupted: the mirror had not started to copy; start it again")
+                tell_failure(stopped)
+                code = stopping.exit_code if once else 0
+                if as_json:
+                    echo_failure(stopped, code)
+                raise typer.Exit(code) from error
         echo_each("warning", prepared.warnings)
         url = "" if server is None else server.url
         watch = LinkWatch(settings, prepared.ends, is_shown=is_shown, board=board, url=url)
         # From here on an error is no longer a wrong option: copying has begun.  It is printed after the bars, which would
         # overwrite it, and after the losses: those were accepted however the run ends.
         with ended_with(FAILED, as_json), _losses_told(watch), watch:
-            goals = held_at_start(settings, prepared.ends) if once else {}
-            is_done = run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
-            late = {p: end for p, end in goals.items() if watch.reached.get(p, 0) < end}
-            held = still_held(settings, late) if is_done else []
+            try:
+                goals = held_at_start(settings, prepared.ends, stopping.is_set) if once else {}
+                is_done = run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
+                late = {p: end for p, end in goals.items() if watch.reached.get(p, 0) < end}
+                held = still_held(settings, late, stopping.is_set) if is_done else []
+            except StoppedError:
+                is_done, late, held = False, {}, []
     if once and not is_done:
         _tell_interruption(settings, prepared.ends)
         raise typer.Exit(stopping.exit_code)
@@ -207,7 +218,7 @@ def _losses_told(watch: LinkWatch) -> Iterator[None]:
         echo_each("loss", watch.losses)
 
 
-_Prepare = Callable[["MirrorSettings", "RunClaim"], "PreparedLink"]
+_Prepare = Callable[["MirrorSettings", "RunClaim", Callable[[], bool]], "PreparedLink"]
 
 
 def _engine(tasks: int) -> tuple[_Prepare, Callable[..., bool]]:
@@ -222,8 +233,13 @@ def _engine(tasks: int) -> tuple[_Prepare, Callable[..., bool]]:
     return mirror_job.prepare, mirror_job.run
 
 
-def held_at_start(settings: MirrorSettings, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The source's log ends of partitions with an open transaction: what is left after the last stable offset."""
+def held_at_start(
+    settings: MirrorSettings, partitions: Iterable[TopicPartition], is_stopping: Callable[[], bool] = lambda: False
+) -> dict[TopicPartition, int]:
+    """The source's log ends of partitions with an open transaction: what is left after the last stable offset.
+
+    Raises StoppedError once `is_stopping`.
+    """
     if settings.until_ms is not None:
         return {}  # the goals are timestamps
 
@@ -232,11 +248,13 @@ def held_at_start(settings: MirrorSettings, partitions: Iterable[TopicPartition]
         stable = await source.list_offsets(dict.fromkeys(ends, LATEST), isolation_level=READ_COMMITTED)
         return {p: end for p, end in ends.items() if stable[p] < end}
 
-    return _of_source(settings, ask)
+    return _of_source(settings, ask, is_stopping)
 
 
-def still_held(settings: MirrorSettings, goals: Mapping[TopicPartition, int]) -> list[Held]:
-    """The open transactions that still hold back offsets before `goals`."""
+def still_held(
+    settings: MirrorSettings, goals: Mapping[TopicPartition, int], is_stopping: Callable[[], bool] = lambda: False
+) -> list[Held]:
+    """The open transactions that still hold back offsets before `goals`.  Raises StoppedError once `is_stopping`."""
     if not goals:
         return []
 
@@ -244,12 +262,14 @@ def still_held(settings: MirrorSettings, goals: Mapping[TopicPartition, int]) ->
         stable = await source.list_offsets(dict.fromkeys(goals, LATEST), isolation_level=READ_COMMITTED)
         return await find_held(source, {p: (stable[p], end) for p, end in goals.items()})
 
-    return _of_source(settings, ask)
+    return _of_source(settings, ask, is_stopping)
 
 
-def _of_source(settings: MirrorSettings, ask: Callable[[Cluster], Awaitable[_T]]) -> _T:
+def _of_source(
+    settings: MirrorSettings, ask: Callable[[Cluster], Awaitable[_T]], is_stopping: Callable[[], bool]
+) -> _T:
     with Cluster(kafka_python_config(settings.source), name="source", names=settings.names) as source:
-        return source.run(ask, source)
+        return source.run(ask, source, is_stopping=is_stopping)
 
 
 def _tell_interruption(settings: MirrorSettings, ends: Mapping[TopicPartition, int]) -> None:

@@ -54,11 +54,11 @@ _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _T = TypeVar("_T")
 
 
-def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
+def prepare(settings: MirrorSettings, claim: RunClaim, is_stopping: Callable[[], bool] = lambda: False) -> PreparedLink:
     """As mirror_settings.prepare, before Spark is started; raises OptionError if Spark would expose passwords."""
     if _is_submitted():
         submitted_traffic([settings.source, settings.target])
-    return prepare_settings(settings, claim)
+    return prepare_settings(settings, claim, is_stopping)
 
 
 def spark_session(

@@ -80,8 +80,11 @@ class StuckError(TolerantClientError):
 class SparkLink:
     """A link as a streaming query of `session`, and its duties; each start has a temporary folder as its checkpoint."""
 
-    def __init__(self, link: SupervisedLink, session: SparkSession, tell: Tell) -> None:
+    def __init__(
+        self, link: SupervisedLink, session: SparkSession, tell: Tell, is_stopping: Callable[[], bool] = lambda: False
+    ) -> None:
         self._settings = link.settings
+        self._is_stopping = is_stopping
         self._wanted = link.duties
         self._session = session
         self._tell = tell
@@ -100,7 +103,7 @@ class SparkLink:
         self.stop()
         if self._claim is None:
             self._claim = run_claim(self._settings)
-        prepared = mirror_job.prepare(self._settings, self._claim)
+        prepared = mirror_job.prepare(self._settings, self._claim, self._is_stopping)
         link = self._settings.link
         self._ends = frozenset(prepared.ends)
         self._folder = tempfile.TemporaryDirectory(prefix=f"tolerant-mirror-{link}-", ignore_cleanup_errors=True)
@@ -323,7 +326,7 @@ def run_links(
     pulse = SparkPulse(session)
     stop = threading.Event()
     threads = [
-        LinkThread(link.settings.link, SparkLink(link, session, tell), tell, stop, policy, is_stopping)
+        LinkThread(link.settings.link, SparkLink(link, session, tell, is_stopping), tell, stop, policy, is_stopping)
         for link in links
     ]
     for thread in threads:

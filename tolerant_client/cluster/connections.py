@@ -10,6 +10,7 @@ Laws:
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn, TypeVar
@@ -22,6 +23,7 @@ from tolerant_client.errors import (
     ClusterUnreachableError,
     LoginRefusedError,
     OptionError,
+    StoppedError,
     UnsupportedSourceError,
     text_of,
 )
@@ -30,6 +32,8 @@ from tolerant_client.tracker.rules.apis import Request
 
 _T = TypeVar("_T")
 _Self = TypeVar("_Self", bound="Connections")
+
+_STOP_LOOK_MS = 100  # between two looks whether a wait is to be given up
 
 _DEFAULTS: Mapping[str, Any] = {
     "client_id": "tolerant-client",
@@ -103,9 +107,30 @@ class Connections:
         for connection in list(self.manager._conns.values()):
             connection.close(Errors.KafkaConnectionError(why))
 
-    def run(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
-        """Drives the event loop until the coroutine is done; must not be called within the loop."""
-        result: _T = self.net.run(function, *args)
+    def run(
+        self, function: Callable[..., Awaitable[_T]], *args: Any, is_stopping: Callable[[], bool] | None = None
+    ) -> _T:
+        """Drives the event loop until the coroutine is done; must not be called within the loop.
+
+        Raises StoppedError once `is_stopping`; the coroutine then goes no further, unless the caller runs the loop again.
+        """
+        if is_stopping is None:
+            result: _T = self.net.run(function, *args)
+            return result
+        return self._run_until(is_stopping, function, args)
+
+    def _run_until(self, is_stopping: Callable[[], bool], function: Callable[..., Awaitable[_T]], args: Any) -> _T:
+        async def watched() -> _T:
+            running = self.net.call_soon_with_future(function, *args)
+            while not running.is_done and not is_stopping():
+                with contextlib.suppress(Errors.KafkaTimeoutError):  # also the coroutine's own: it is done then
+                    await self.manager.wait_for(running, _STOP_LOOK_MS)
+            if not running.is_done:
+                raise StoppedError(f"A stop was asked for while the {self.name} was waited for")
+            result: _T = await running
+            return result
+
+        result: _T = self.net.run(watched)
         return result
 
     # -- brokers ---------------------------------------------------------------

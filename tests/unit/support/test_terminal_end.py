@@ -38,7 +38,7 @@ def run(settings, link, is_stopping, tell, claim):
 
 command.unnamed_link = lambda source, target, is_start: "default"
 mirror_settings.run_claim = lambda settings: contextlib.nullcontext()
-mirror_job.prepare = lambda settings, claim: PreparedLink(1, (), ends)
+mirror_job.prepare = lambda settings, claim, is_stopping: PreparedLink(1, (), ends)
 mirror_job.run = run
 cli.main()
 """

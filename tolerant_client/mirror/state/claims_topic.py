@@ -14,7 +14,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import WakeupNotifier
-from tolerant_client.errors import OptionError, RecoveryExhaustedError, TargetClaimedError, text_of
+from tolerant_client.errors import OptionError, RecoveryExhaustedError, StoppedError, TargetClaimedError, text_of
 from tolerant_client.mirror.state.claimant import Claimant
 from tolerant_client.mirror.state.claims import (
     CLAIMS_TOPIC,
@@ -172,15 +172,24 @@ class Claims:
         self._first_seen = {holder: self._first_seen.get(holder, seen) for holder, seen in found.items()}
         return {p: claim for p, claim in blocked.items() if claim.offset > self._first_seen[claim.holder.id]}
 
-    async def take(self, names: Collection[TopicPartition], tell: Callable[[str], None]) -> None:
+    async def take(
+        self,
+        names: Collection[TopicPartition],
+        tell: Callable[[str], None],
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Claims all of these; waits until the claims of dead holders end, which it tells once.
 
-        Raises TargetClaimedError if a holder is alive, and RecoveryExhaustedError if the claims log cannot be used.
+        Raises TargetClaimedError if a holder is alive, RecoveryExhaustedError if the claims log cannot be used, and StoppedError
+        once `is_stopping`.
         """
         self.want(names)
         self._first_seen = {}  # of an earlier try
         started, is_told = boot_s(), False
         while not all(self.holds(name) for name in names):
+            if is_stopping():
+                self.leave(names)
+                raise StoppedError("A stop was asked for before the target was claimed")
             waited_s = boot_s() - started
             if rivals := self.rivals():
                 self.leave(names)

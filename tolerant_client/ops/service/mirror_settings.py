@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -99,17 +99,19 @@ def run_claim(settings: MirrorSettings) -> RunClaim:
     return RunClaim(settings.target, settings.link, settings.run, is_translated=not settings.is_identical)
 
 
-def prepare(settings: MirrorSettings, claim: RunClaim) -> PreparedLink:
+def prepare(settings: MirrorSettings, claim: RunClaim, is_stopping: Callable[[], bool] = lambda: False) -> PreparedLink:
     """Checks the link, claims its topics and creates those that are missing.
 
-    Raises the errors of prepare_link, and TargetClaimedError.
+    Raises the errors of prepare_link, TargetClaimedError, and StoppedError once `is_stopping`, whatever it waits for.
     """
     how: dict[str, Any] = {
         "is_translated": not settings.is_identical,
         "from_ms": settings.from_ms,
         "until_ms": settings.until_ms,
         "goes_on": settings.goes_on,
-        "claim": claim.take,
+        "claim": partial(claim.take, is_stopping=is_stopping),
     }
     with both(settings.source, settings.target, settings.names) as (source, target):
-        return source.run(partial(prepare_link, **how), source, target, settings.topics, settings.link, settings.policy)
+        how_to = partial(prepare_link, **how)
+        asked = (source, target, settings.topics, settings.link, settings.policy)
+        return source.run(how_to, *asked, is_stopping=is_stopping)

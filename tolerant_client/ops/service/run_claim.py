@@ -41,11 +41,11 @@ class RunClaim:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def take(self, topics: Collection[str]) -> None:
+    def take(self, topics: Collection[str], is_stopping: Callable[[], bool] = lambda: False) -> None:
         """Claims topics of the target; waits for a mirror that is gone, and raises the errors of Claims.take."""
         whole = [TopicPartition(topic, WHOLE_TOPIC) for topic in topics]
         names = [claimed_part(name, self._link) for name in whole] if self._is_translated else whole
-        self._net.run(self._claims.take, names, lambda text: echo(f"tolerant-kafka: {text}", err=True))
+        self._net.run(self._claims.take, names, lambda text: echo(f"tolerant-kafka: {text}", err=True), is_stopping)
 
     def require_held(self) -> None:
         """Raises TargetClaimedError if another mirror has taken what this one had claimed, because it was frozen or cut off."""

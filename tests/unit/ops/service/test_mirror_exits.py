@@ -31,6 +31,7 @@ from tolerant_client.errors import (
     LinkPromotedError,
     OptionError,
     SourceTruncatedError,
+    StoppedError,
     TargetClaimedError,
     TargetDivergedError,
     TolerantClientError,
@@ -103,7 +104,7 @@ def run(monkeypatch: pytest.MonkeyPatch, prepared: list[str]) -> Callable[..., A
         monkeypatch.setattr(stop_signals, "stop_signals", lambda: stopping)
         monkeypatch.setattr(command, "LinkWatch", Watch)
 
-        def prepare(settings: object, claim: object) -> PreparedLink:
+        def prepare(settings: object, claim: object, is_stopping: object) -> PreparedLink:
             prepared.append("prepared")
             return PreparedLink(1, (), {FIRST: 10, SECOND: 10})
 
@@ -123,9 +124,9 @@ def run(monkeypatch: pytest.MonkeyPatch, prepared: list[str]) -> Callable[..., A
         monkeypatch.setattr(mirror_job, "run", copy)
         monkeypatch.setattr(mirror_settings, "run_claim", lambda settings: contextlib.nullcontext())
         monkeypatch.setattr(command, "unnamed_link", lambda source, target, is_start: "default")
-        monkeypatch.setattr(command, "held_at_start", lambda settings, partitions: dict(goals))
+        monkeypatch.setattr(command, "held_at_start", lambda settings, partitions, is_stopping: dict(goals))
         monkeypatch.setattr(
-            command, "still_held", lambda settings, late: [one for one in held if one.partition in late]
+            command, "still_held", lambda settings, late, is_stopping: [one for one in held if one.partition in late]
         )
         monkeypatch.setattr(command, "look", look)
         return CliRunner().invoke(app, [*LINK, *options])
@@ -301,6 +302,23 @@ def test_a_start_that_is_refused_has_copied_nothing_and_says_so_with_its_code(
     done = CliRunner().invoke(app, LINK)
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"tolerant-kafka: {text_of(error)}\n")
     assert json.loads(CliRunner().invoke(app, [*LINK, "--json"]).stdout) == {"error": text_of(error), "exit_code": 2}
+
+
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--once"], 143)])
+def test_a_stop_while_the_mirror_starts_is_told_as_interrupted_and_ends_as_a_stop(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, options: list[str], code: int
+) -> None:
+    def stop(*_: object) -> PreparedLink:
+        raise StoppedError("A stop was asked for")
+
+    run(True, number=signal.SIGTERM)
+    monkeypatch.setattr(mirror_job, "prepare", stop)
+    done = CliRunner().invoke(app, [*LINK, *options])
+    text = "interrupted: the mirror had not started to copy; start it again"
+    assert (done.exit_code, done.stdout, done.stderr) == (code, "", f"tolerant-kafka: {text}\n")
+    told = CliRunner().invoke(app, [*LINK, *options, "--json"])
+    assert json.loads(told.stdout) == {"error": text, "exit_code": code}
+    assert run(StoppedError("A stop was asked for"), "--once", number=signal.SIGTERM).exit_code == 143
 
 
 def test_only_the_flows_into_the_clusters_of_this_process_run(tmp_path: Path) -> None:
