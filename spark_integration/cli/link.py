@@ -48,12 +48,14 @@ class GivenLink:
         return self if self.topics is not None else self.whole()
 
     def whole(self) -> GivenLink:
-        """With all recorded topics of the link, whatever was given; raises OptionError if nobody names any."""
+        """With all recorded topics of the link, whatever was given.
+
+        Raises OptionError if nobody names any, or if the link's mirror copies without a record.
+        """
 
         async def ask(target: Cluster) -> LinkTopics:
             control = await read_control(target, self.link)
-            if self.topics is None:
-                await require_not_forgotten(target, self.link, control)
+            await require_not_forgotten(target, self.link, control)
             return written_topics(control, self.link, self.topics)
 
         return replace(self, topics=self.run_on_target(ask))

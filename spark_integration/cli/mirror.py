@@ -274,10 +274,13 @@ def _of_source(
 
 def _tell_interruption(settings: MirrorSettings, ends: Mapping[TopicPartition, int]) -> None:
     try:
+        until = time.monotonic() + _PATIENCE_MS / 1000
         with Cluster(kafka_python_config(settings.target), name="target", patience_ms=_PATIENCE_MS) as target:
-            found = target.run(look, None, target, settings.link, ends, settings.offsets == "translated")
+            asked = (look, None, target, settings.link, ends, settings.offsets == "translated")
+            found = target.run(*asked, is_stopping=lambda: time.monotonic() > until)
     except KafkaError as error:
-        tell_failure(error)
+        if not isinstance(error, StoppedError):
+            tell_failure(error)
         echo("tolerant-kafka: interrupted: the target does not tell how far it is; start the mirror again", err=True)
         return
     known = positions_of(found)

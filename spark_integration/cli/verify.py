@@ -15,6 +15,8 @@ from spark_integration.cli.link import given_link
 from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.life.mirrors import look_for_forgotten
+from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.verify.outcome import Difference, Outcome
 from tolerant_client.mirror.verify.report import PartitionReport, VerifyReport
@@ -52,6 +54,12 @@ def verify(
         require_spark()
     is_alone = which.topics is not None  # with given topics the two clusters suffice
     given = given_link(which, needs_link=not is_alone, needs_source=True).known()
+
+    async def forgotten(target: Cluster) -> str | None:
+        return await look_for_forgotten(target, given.link, await read_control(target, given.link))
+
+    if given.flow is not None and (why := given.run_on_target(forgotten)) is not None:
+        echo_each("warning", [why])
 
     def progress(report: VerifyReport) -> None:
         if resume is not None:

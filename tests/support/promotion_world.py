@@ -13,6 +13,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.follow.groups import GroupsReport
@@ -104,6 +105,7 @@ class World:
     others: Others = Others()
     seen: dict[TopicPartition, SeenLog] = field(default_factory=dict)
     on_target: tuple[str, ...] = ("orders",)
+    forgotten: str | None = None
     looks: int = 0
     later: list[PartitionLag] = field(default_factory=list)  # what the next looks find
 
@@ -188,6 +190,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
 
         patch(name, response)
 
+    async def require_not_forgotten(_: Any, __: str, control: LinkControl) -> None:
+        if found.forgotten is not None and control.is_unwritten:
+            raise OptionError(found.forgotten)
+
+    patch("require_not_forgotten", require_not_forgotten)
     respond("read_control", lambda: found.control)
     respond("read_ids", dict)
     respond("_seen_logs", lambda: found.seen)

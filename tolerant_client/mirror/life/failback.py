@@ -40,6 +40,7 @@ from tolerant_client.mirror.batches.divergence import (
 from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.engine.preflight import refuse_circle, refuse_one_cluster
+from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.owners import find_evidence, find_owners
 from tolerant_client.mirror.state.control_topic import half_done, read_control, read_controls, update_control
 from tolerant_client.mirror.state.health import counted
@@ -240,6 +241,7 @@ async def failback(
     forward = await _forward_links(source, target)
     await _refuse_translated(source, names, forward)
     former = await read_control(target, link)
+    await require_not_forgotten(target, link, former)
     if is_live(former):
         raise OptionError(
             f"Link {link} copies into this target already and was not promoted: its mirror needs no failback to resume;"

@@ -60,7 +60,7 @@ async def failover(
     Partitions without a leader delay no others: they are left, and the report is not done.  `topics` and `of_file` are promote's.
     Raises OptionError; TolerantClientError if it fails once the promotion is written; KafkaError.
     """
-    control = await control_to_promote(target, link, topics)
+    control = await control_to_promote(target, link, may_be_forgotten=topics is not None)
     if control.is_fenced:
         return promoted_before("failover", link, is_dry_run)
     chosen = await require_whole(None, target, control, link, topics, of_file=of_file)

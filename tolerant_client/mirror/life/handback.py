@@ -19,6 +19,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError, TolerantClientError
 from tolerant_client.mirror.life.failback import shared_partitions
+from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.mm2_positions import (
     Mm2Position,
     read_positions_of_mm2,
@@ -124,6 +125,7 @@ async def hand_back(
     await source.connect()
     is_translated = offsets == "translated"
     control = await read_control(target, link)
+    await require_not_forgotten(target, link, control)
     require_ran(control, link, await source.cluster_id(), is_translated=is_translated)
     assert control.topics is not None
     copied_topics = LinkTopics.from_json(control.topics)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from msgspec.structs import asdict
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.life.mirrors import LOOK_AGAIN_S, look_at_claims, mirror_json
-from tolerant_client.mirror.state.claims import RENEW_MS, Run
+from tolerant_client.mirror.life.mirrors import LOOK_AGAIN_S, RENEWED_S, is_forgotten, look_at_claims, mirror_json
+from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.health import utc
@@ -18,13 +18,11 @@ from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
-_LOOK_S = (RENEW_MS + 1_500) / 1000  # within this time a running mirror has renewed its record
-
 
 class ListedLink(NamedTuple):
     """A link of a target; `control` is None if its record cannot be read, `is_seen` False if the claims cannot be read.
 
-    `has_map`: the target has an offset map of it.  `is_forgotten`: a mirror of it runs, but the control has no record of it.
+    `has_map`: the target has an offset map of it.  `is_forgotten`: a mirror of it copies, but the control does not say what.
     """
 
     link: str
@@ -44,15 +42,13 @@ class ListedLink(NamedTuple):
     @property
     def offsets_words(self) -> str:
         """Its offsets, as text."""
-        return self.offsets or ("unknown" if self.control is None else "not copied yet")
+        return self.offsets or ("unknown" if self._given_topics is None else "not copied yet")
 
     @property
     def topics(self) -> str:
         """The topics that its mirror was started with, as text."""
-        if self.control is None:
-            return "unknown"
         given = self._given_topics
-        return "none" if given is None else str(given)
+        return "unknown" if given is None else str(given)
 
     @property
     def _given_topics(self) -> LinkTopics | None:
@@ -118,7 +114,7 @@ def listed(controls: Controls, runs: Iterable[Run] | None, mapped: Collection[st
         if run.link not in newest or run.is_alive or not newest[run.link].is_alive:
             newest[run.link] = run
     unreadable = {record.key for record in controls.unreadable}
-    forgotten = {link for link, run in newest.items() if run.is_alive} - controls.links.keys() - unreadable
+    forgotten = {link for link, run in newest.items() if is_forgotten(controls.links.get(link), run)} - unreadable
     return [
         ListedLink(
             link,
@@ -135,13 +131,13 @@ def listed(controls: Controls, runs: Iterable[Run] | None, mapped: Collection[st
 async def list_links(target: Cluster) -> list[ListedLink]:
     """The links of a target; waits some seconds until each running mirror has renewed its record.  Raises KafkaError."""
     before, began = await look_at_claims(target), time.monotonic()
-    controls = await read_controls(target)
-    mapped = [link for link, control in controls.links.items() if await has_map(target, link, control)]
-    if before is None:
-        return listed(controls, None, mapped)
-    while (now := await look_at_claims(target)) is not None:
+    runs: list[Run] | None = None
+    while before is not None and (now := await look_at_claims(target)) is not None:
         runs = now.runs(before)
-        if time.monotonic() - began >= _LOOK_S or all(run.is_alive or run.is_ended for run in runs):
-            return listed(controls, runs, mapped)
+        if time.monotonic() - began >= RENEWED_S or all(run.is_alive or run.is_ended for run in runs):
+            break
+        runs = None
         await target.net.sleep(LOOK_AGAIN_S)
-    return listed(controls, None, mapped)
+    controls = await read_controls(target)  # after the mirrors were seen, which is_forgotten needs
+    mapped = [link for link, control in controls.links.items() if await has_map(target, link, control)]
+    return listed(controls, runs, mapped)

@@ -15,15 +15,17 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.state.claims import CLAIMS_TOPIC, LEASE_MS, ClaimsLog, Run, Waiting
+from tolerant_client.mirror.state.claims import CLAIMS_TOPIC, LEASE_MS, RENEW_MS, ClaimsLog, Run, Waiting
 from tolerant_client.mirror.state.claims_topic import read_claims
-from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import FORGOTTEN, read_control
 from tolerant_client.mirror.state.health import Health, Reason, utc
 from tolerant_client.mirror.state.link_control import LinkControl
 
 _T = TypeVar("_T")
 BOUND_S = 10.0  # for each request that a hanging broker could delay
 LOOK_AGAIN_S = 1.0
+RENEWED_S = (RENEW_MS + 1_500) / 1000  # within this time a running mirror has renewed its record
+_LEASE_S = LEASE_MS / 1000
 
 
 async def within_bound(cluster: Cluster, function: Callable[..., Awaitable[_T]], *args: Any) -> _T | None:
@@ -43,7 +45,9 @@ async def look_at_claims(target: Cluster) -> ClaimsLog | None:
         return None
 
 
-async def seen_mirrors(target: Cluster, link: str, before: ClaimsLog | None, began: float) -> list[Run] | None:
+async def seen_mirrors(
+    target: Cluster, link: str, before: ClaimsLog | None, began: float, within_s: float = _LEASE_S
+) -> list[Run] | None:
     """The mirrors of a link that were seen lately; None if that is unknown.
 
     `before` is the claims log as read at `began` (monotonic seconds).  A mirror that has renewed since then is alive, whatever the
@@ -54,31 +58,45 @@ async def seen_mirrors(target: Cluster, link: str, before: ClaimsLog | None, beg
     while (now := await look_at_claims(target)) is not None:
         found = [run for run in now.runs(before) if run.link == link]
         is_told = any(run.is_alive for run in found) or all(run.is_ended for run in found)
-        if is_told or time.monotonic() - began >= LEASE_MS / 1000:
+        if is_told or time.monotonic() - began >= within_s:
             return found
         await target.net.sleep(LOOK_AGAIN_S)
     return None
 
 
-def forgotten(link: str, mirrors: Iterable[Run] | None) -> str | None:
-    """A sentence about a link whose control says nothing though a mirror of it runs; None if none runs.  Pure."""
-    run = next((run for run in mirrors or () if run.is_alive), None)
-    if run is None:
+def is_forgotten(control: LinkControl | None, run: Run) -> bool:
+    """Whether a mirror runs that has begun to copy, though the link's control, read after that was seen, says nothing.  Pure.
+
+    A mirror writes the control before it copies: one that starts for the first time has not been forgotten.
+    """
+    return run.is_alive and run.has_copied and (control is None or control.is_unwritten)
+
+
+async def why_forgotten(target: Cluster, link: str, control: LinkControl, mirrors: Iterable[Run] | None) -> str | None:
+    """What to say of a link whose control says nothing though a mirror of it copies; None for any other link."""
+    run = next((run for run in mirrors or () if is_forgotten(control, run)), None)
+    if run is None or not is_forgotten(await read_control(target, link), run):
         return None
     return (
-        f"A mirror of link {link} runs on {run.host} (process {run.pid}), and {CONTROL_TOPIC} of the target says nothing of the link"
-        " (any more): the topic was deleted since it started, or it may not write there. So what it copies and what was ordered"
-        " is unknown, and it gets no orders. Stop that mirror and start it again with Create, Read and Write on that topic;"
-        " if its source is gone, give tolerant-kafka failover --topics"
+        f"A mirror of link {link} runs on {run.host} (process {run.pid}), and {FORGOTTEN}; if its source is gone, give"
+        " tolerant-kafka failover --topics"
     )
 
 
+async def look_for_forgotten(
+    target: Cluster, link: str, control: LinkControl, within_s: float = _LEASE_S
+) -> str | None:
+    """As why_forgotten; if the control says nothing, it looks for mirrors, which takes some seconds."""
+    if not control.is_unwritten:
+        return None
+    claims, looked = await look_at_claims(target), time.monotonic()
+    return await why_forgotten(target, link, control, await seen_mirrors(target, link, claims, looked, within_s))
+
+
 async def require_not_forgotten(target: Cluster, link: str, control: LinkControl) -> None:
-    """Raises OptionError if the control of a link says nothing though a mirror of it runs, which takes some seconds to see."""
-    if control.topics is None and not control.is_hidden:
-        claims, looked = await look_at_claims(target), time.monotonic()
-        if (why := forgotten(link, await seen_mirrors(target, link, claims, looked))) is not None:
-            raise OptionError(why)
+    """Raises OptionError if the control of a link says nothing though a mirror of it copies."""
+    if (why := await look_for_forgotten(target, link, control)) is not None:
+        raise OptionError(why)
 
 
 def standing(

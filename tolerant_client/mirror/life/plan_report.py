@@ -21,6 +21,7 @@ from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
 from tolerant_client.mirror.life.comparison import contradicted, read_both
 from tolerant_client.mirror.life.lens import MAP_LOST
+from tolerant_client.mirror.life.mirrors import look_for_forgotten
 from tolerant_client.mirror.life.promotion_report import groups_json
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.health import by_reason, few
@@ -150,6 +151,7 @@ async def plan_everything(
     planned = replace(planned, ends=ends, waiting={**planned.waiting, **unread})
     was_begun = await has_map(target, link, control)
     refusals = [f"{UNKNOWN_ORDERS}: {HIDDEN}"] if control.is_hidden else []
+    refusals += [why] if (why := await look_for_forgotten(target, link, control)) else []
     refusals += [lost] if lost else []
     refusals += [unread_map(mapped.unread, link)] if mapped.unread else []
     view = await see_topics(source, target, chosen, control, mapped)

@@ -99,7 +99,7 @@ async def promote(
     `topics` that are not the link's and for partitions of the target without a leader; TolerantClientError if it fails once the
     promotion is written; KafkaError.
     """
-    control = await control_to_promote(target, link, topics)
+    control = await control_to_promote(target, link)
     if control.is_fenced:
         return promoted_before("promote", link, is_dry_run)
     chosen = await require_whole(source, target, control, link, topics, of_file=of_file)

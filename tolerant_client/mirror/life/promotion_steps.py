@@ -40,10 +40,10 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics
 LEADERS_MS = 10_000  # how long we wait for leaders: an election under way ends by then
 
 
-async def control_to_promote(target: Cluster, link: str, topics: LinkTopics | None) -> LinkControl:
-    """The control of a link that may be promoted.  Raises OptionError for one that was handed back or forgotten."""
+async def control_to_promote(target: Cluster, link: str, *, may_be_forgotten: bool = False) -> LinkControl:
+    """The control of a link that may be promoted.  Raises OptionError for one that was handed back or, unless allowed, forgotten."""
     control = await read_control(target, link)
-    if topics is None:
+    if not may_be_forgotten:
         await require_not_forgotten(target, link, control)
     if control.is_handed_back:
         raise OptionError(

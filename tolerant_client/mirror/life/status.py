@@ -39,6 +39,7 @@ from tolerant_client.mirror.life.mirrors import (
     seen_mirrors,
     standing,
     untold_reasons,
+    why_forgotten,
     within_bound,
 )
 from tolerant_client.mirror.state.claims import Run
@@ -205,6 +206,8 @@ async def read_status(
             reasons += still(untold, after, control, time.monotonic() - began)
             reasons += _unseen_reasons({p: why for p, why in away.items() if p not in unseen})
         reasons += mirror_reasons(link, mirrors)
+        if (why := await why_forgotten(target, link, control, mirrors)) is not None:
+            reasons.append(Reason(Health.UNKNOWN, why))
         if paused := control.paused_words:
             reasons.append(Reason(Health.PAUSED, f"an operator has paused {some(paused)}"))
         if missing:

@@ -23,6 +23,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import first_difference_of_logs, read_slices
 from tolerant_client.mirror.engine.preflight import refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.life.failback import begun, is_live, shared_partitions
+from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.mm2_positions import read_positions_of_mm2, whether_mm2_runs
 from tolerant_client.mirror.state.control_topic import read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -269,6 +270,7 @@ async def take_over(
     names = select_topics(topics, await source.partitions())
     await refuse_circle(source, target, [source.wire_topic(name) for name in names], link)
     control = await read_control(target, link)
+    await require_not_forgotten(target, link, control)
     if is_live(control):
         raise OptionError(f"Link {link} {_COPIES_ALREADY}")
     partitions = await shared_partitions(source, target, names)

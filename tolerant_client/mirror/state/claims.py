@@ -123,6 +123,7 @@ class Run:
     """One mirror, as its processes were seen lately; `seen_ms` is by the clock of the claims log's leader.
 
     `is_alive`: a process of it has appended a record between two looks of the same reader, whatever the clocks say.
+    `has_copied`: a process of it has claimed partitions to copy; before that it has written the link's control.
     """
 
     link: str
@@ -135,6 +136,7 @@ class Run:
     is_ended: bool = False  # it has announced its end itself
     waiting: Mapping[TopicPartition, Waiting] = field(default_factory=dict)
     waiting_count: int = 0
+    has_copied: bool = False
 
 
 def claimed_part(partition: TopicPartition, link: str) -> TopicPartition:
@@ -400,6 +402,7 @@ def _run(members: list[_Seen], renewed: frozenset[str]) -> Run:
             sum(seen.record.waiting_count for seen in alive if seen.record.holder.role == role)
             for role in (MIRROR, COPIER)
         ),
+        any(seen.record.holder.role == COPIER for seen in members),
     )
 
 

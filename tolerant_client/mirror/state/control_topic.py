@@ -35,6 +35,11 @@ from tolerant_client.records.record_batch import Record, encode_batch
 
 HIDDEN = f"we may not read topic {CONTROL_TOPIC} of the target: grant us Describe and Read on it"
 UNKNOWN_ORDERS = "whether an operator has paused, limited or promoted the link is unknown"
+FORGOTTEN = (
+    f"{CONTROL_TOPIC} of the target says nothing of the link (any more): the topic was deleted since its mirror started, or that"
+    " may not write there. So what it copies and what was ordered is unknown, and it gets no orders. Stop that mirror and start it"
+    " again with Create, Read and Write on that topic"
+)
 
 _HIDDEN_FOR_S = 60.0  # after that we try again to read a topic that we may not describe
 
@@ -63,6 +68,7 @@ class ControlWatch:
         self.position = 0
         self._topic_id = ""
         self.newest: Record | None = None  # the record that counts
+        self._was_written = False
         self._hidden_until = float("-inf")
         self._reading: Future | None = None
         self._waiting: Future | None = None  # for a read that has not begun yet
@@ -96,6 +102,11 @@ class ControlWatch:
         """Whether we may not read the topic: then nothing is known, and `value` is what was read before."""
         return self._clock() < self._hidden_until
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the topic no longer says what the link copies, though it did: `value` is what was read before."""
+        return self._was_written and (self.newest is None or self.value.is_unwritten)
+
     async def require_not_promoted(self) -> None:
         """Reads the control; raises LinkPromotedError for a link that may not write any more."""
         (await self.refresh()).require_not_promoted(self.link)
@@ -105,8 +116,10 @@ class ControlWatch:
             return
         try:
             topic = control_topic(self._target)
-            if await topic.exists():  # else what was read last still holds
+            if await topic.exists():
                 await self._follow(topic)
+            else:  # what was read last still holds
+                self.position, self.newest, self._topic_id = 0, None, ""
         except Errors.TopicAuthorizationFailedError:
             self._hidden_until = self._clock() + _HIDDEN_FOR_S
         self.is_read = True
@@ -119,6 +132,7 @@ class ControlWatch:
             newest = newest_of(self.link, await topic.records(self.position, end), self.newest)
             if newest is not None and newest is not self.newest:
                 self.value = self._as_of_our_life(_decoded(newest.value or b"", self.link, self._target))
+                self._was_written |= not self.value.is_unwritten
             self.position, self.newest = end, newest
 
     def _as_of_our_life(self, control: LinkControl) -> LinkControl:

@@ -83,6 +83,11 @@ class LinkControl:
         """Whether the link copies nothing any more: it was promoted, or handed back to MirrorMaker 2."""
         return self.is_promoted or self.is_handed_back
 
+    @property
+    def is_unwritten(self) -> bool:
+        """Whether no start of a mirror has written this, as far as we may read it: nothing tells what the link copies."""
+        return self.topics is None and not self.is_over and not self.is_hidden
+
     def has_begun(self, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
         """Whether the link has begun this very log of the target, not a former one; `ids` are the topics' present ids."""
         begun = self.begun.get(partition)

@@ -357,9 +357,19 @@ def ledger_findings(link: str, rows: Iterable[LedgerRow]) -> Iterator[Told]:
 
 @check("control", cluster="link")
 def control_findings(
-    link: str, control: LinkControl, options: LinkOptions = LinkOptions(), lost_map: str | None = None
+    link: str,
+    control: LinkControl,
+    options: LinkOptions = LinkOptions(),
+    lost_map: str | None = None,
+    forgotten: str | None = None,
 ) -> Iterator[Told]:
-    """An operator's orders to leave something out; `lost_map` says that the link's offset map is lost, so it cannot copy."""
+    """An operator's orders to leave something out.
+
+    `lost_map` says that the link's offset map is lost, so it cannot copy; `forgotten` that its mirror runs without a control.
+    """
+    if forgotten is not None:
+        evidence, _, remedy = forgotten.rpartition(". ")
+        yield Told(Severity.WARNING, f"link {link}", evidence, remedy)
     if lost_map is not None and not control.is_over:
         evidence, _, remedy = lost_map.partition(". ")
         yield Told(Severity.ERROR, f"link {link}", evidence, remedy)

@@ -17,6 +17,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.groups import OWN_GROUPS
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.life.mirrors import RENEWED_S, look_for_forgotten
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -230,7 +231,9 @@ class _Link:
         checkup.add(ledger_findings(link, ledger or ()))
         if control is not None:
             lost = checkup.ask("control", target.raw, lost_map, target.raw, link, control)
-            checkup.add(control_findings(link, control, self._subject.options, lost))
+            asked = (look_for_forgotten, target.raw, link, control, RENEWED_S)  # a check has 10 s
+            forgotten = checkup.ask("control", target.raw, *asked)
+            checkup.add(control_findings(link, control, self._subject.options, lost, forgotten))
         self._examine_backlog(before, ledger or (), control)
 
     def _examine_rights(self) -> None:

@@ -14,10 +14,10 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import LoginRefusedError, text_of
+from tolerant_client.errors import LoginRefusedError, OptionError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life import lens
-from tolerant_client.mirror.state.control_topic import HIDDEN, ControlWatch
+from tolerant_client.mirror.state.control_topic import FORGOTTEN, HIDDEN, ControlWatch
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, find_held
@@ -66,10 +66,12 @@ class LinkClusters:
         return [row for row in self._ask(self._target, read_ledger, self._target) if row.link == self._link]
 
     def control(self) -> LinkControl:
-        """The operator's orders; raises TopicAuthorizationFailedError if we may not read them."""
+        """The operator's orders; raises TopicAuthorizationFailedError if we may not read them, OptionError if they are gone."""
         found = self._ask(self._source, self._control.refresh)
         if self._control.is_hidden:
             raise TopicAuthorizationFailedError(HIDDEN)
+        if self._control.is_forgotten:
+            raise OptionError(FORGOTTEN)
         if found.is_over:
             self._control = ControlWatch(self._target, self._link)  # a later life of the link is not promoted
         return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from tolerant_client.ops.service.task_reports import RunReport
 _HOLD_MS: Final = 1_000
 _ATTEMPTS: Final = 8  # as for a task of Spark; each resumes from the target's log
 _LOOK_S: Final = 1.0
-_END_S: Final = 10.0
+_END_S: Final = 6.0  # for the copier's end; a stop takes at most 10 s
 
 _log = logging.getLogger(__name__)
 
@@ -61,9 +62,10 @@ def run(
                 claim.require_held()
                 is_stopped = is_stopping()
         finally:
+            end_by = time.monotonic() + _END_S
             batches.stopped.set()
             claim.end()  # the copier releases what it holds, and takes nothing more
-            batches.join(_END_S)
+            batches.join(max(0.0, end_by - time.monotonic()))
             tell(report.read())
         if batches.error is not None and (not is_stopped or isinstance(batches.error, INCURABLE)):
             raise batches.error

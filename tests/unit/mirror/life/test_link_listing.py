@@ -24,7 +24,7 @@ DR = LinkControl(source_cluster_id="A-id", topics=LinkTopics.of("orders").to_jso
 
 
 def run(link: str, *, is_alive: bool = False, is_ended: bool = False, pid: int = 5) -> Run:
-    return Run(link, f"run-{pid}", "m1", pid, 0, 60_000, is_alive, is_ended)
+    return Run(link, f"run-{pid}", "m1", pid, 0, 60_000, is_alive, is_ended, has_copied=is_alive)
 
 
 def states(runs: list[Run] | None, **controls: LinkControl) -> dict[str, str]:
@@ -134,16 +134,29 @@ def test_a_mirror_that_runs_without_a_control_is_a_link_that_nobody_knows_more_o
         found["dr"].startswith("its control is gone, stop its mirror and start it again; runs on m1")
         and len(found) == 1
     )
+    ordered = states([run("dr", is_alive=True)], dr=LinkControl(bytes_per_s=5))
+    assert ordered["dr"].startswith("its control is gone"), "what was written since does not say what the link copies"
+    first = replace(run("dr", is_alive=True), has_copied=False)
+    assert states([first]) == {}, "a mirror writes the control before it copies"
+
+
+def test_of_a_link_that_was_promoted_without_a_control_nothing_is_known() -> None:
+    (found,) = listed(Controls({"dr": LinkControl(is_promoted=True, is_fenced=True)}), [run("dr", is_alive=True)], ())
+    assert (found.offsets_words, found.topics) == ("unknown", "unknown") and found.state.startswith("promoted")
 
 
 @pytest.mark.parametrize("control", [LinkControl(), LinkControl(is_hidden=True), DR])
 def test_a_command_that_finds_no_control_of_a_link_that_runs_says_that_it_runs(control: LinkControl) -> None:
     """As the list does: the claims name the mirror."""
     seen = AsyncMock(return_value=[run("dr", is_ended=True), run("dr", is_alive=True, pid=6)])
-    with patch.multiple(mirrors, look_at_claims=AsyncMock(), seen_mirrors=seen):
+    read = AsyncMock(return_value=control)
+    with patch.multiple(mirrors, look_at_claims=AsyncMock(), seen_mirrors=seen, read_control=read):
         if control == LinkControl():
             with pytest.raises(OptionError, match=r"runs on m1 \(process 6\).* Stop that mirror and start it again"):
                 asyncio.run(mirrors.require_not_forgotten(Mock(spec=Cluster), "dr", control))
-            seen.return_value = [run("dr", is_ended=True)]
+            read.return_value = DR  # it had been read just before the first start wrote it
+            asyncio.run(mirrors.require_not_forgotten(Mock(spec=Cluster), "dr", control))
+            read.return_value, seen.return_value = control, [run("dr", is_ended=True)]
         asyncio.run(mirrors.require_not_forgotten(Mock(spec=Cluster), "dr", control))
-    assert mirrors.forgotten("dr", None) is None
+        seen.return_value = None
+        asyncio.run(mirrors.require_not_forgotten(Mock(spec=Cluster), "dr", control))

@@ -249,6 +249,7 @@ def test_what_stood_still_and_cannot_be_seen_in_the_last_look_is_unknown(monkeyp
         "within_bound": None,
         "find_held": [],
         "seen_mirrors": [],
+        "why_forgotten": "A mirror of link dr runs on m1, and its control says nothing",
         "beside_file": BesideFile(),
     }.items():
         say(name, value)
@@ -265,6 +266,7 @@ def test_what_stood_still_and_cannot_be_seen_in_the_last_look_is_unknown(monkeyp
     found = asyncio.run(status.read_status(cluster, cluster, "dr"))
     assert looks == [] and found.health is Health.UNKNOWN
     assert Reason(Health.UNKNOWN, "how far orders-0 are is unknown: its leader does not respond") in found.reasons
+    assert Reason(Health.UNKNOWN, "A mirror of link dr runs on m1, and its control says nothing") in found.reasons
 
 
 def test_what_is_told_as_blocked_or_paused_is_not_told_as_waiting_too() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
 import pytest
@@ -14,6 +15,8 @@ from support.promotion_world import MAP_IS_LOST, P, Q, World
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.state import link_topics
+from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import half_done
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import map_partition
@@ -55,6 +58,21 @@ def test_a_file_that_has_more_topics_than_its_link_is_in_the_way_until_a_mirror_
     report = world.failover(topics=LinkTopics.of("orders|clicks"), of_file=True)
     assert report.is_done and report.exit_code == 3
     assert report.not_promoted == ("the file names orders, and no mirror of link dr was started with that",)
+
+
+@pytest.mark.parametrize("topics", [None, LinkTopics.of("orders")])
+def test_a_mirror_that_runs_without_a_control_is_not_promoted_also_with_a_file_and_failed_over_with_a_warning(
+    world: World, monkeypatch: pytest.MonkeyPatch, topics: LinkTopics | None
+) -> None:
+    monkeypatch.setattr(link_topics, "read_controls", AsyncMock(return_value=Controls({})))
+    world.control, world.forgotten = LinkControl(), "A mirror of link dr runs, and its control says nothing"
+    with pytest.raises(OptionError, match="its control says nothing"):
+        world.promote(topics=topics, of_file=topics is not None, is_dry_run=True)
+    if topics is None:
+        with pytest.raises(OptionError, match="its control says nothing"):
+            world.failover(topics=None)
+        return
+    assert any("says nothing (any more) of what it copied" in text for text in world.failover(of_file=True).warnings)
 
 
 def test_what_is_promoted_already_is_promoted_by_nobody_again(world: World) -> None:

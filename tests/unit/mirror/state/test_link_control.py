@@ -206,7 +206,7 @@ class ControlTopic:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[Record] = []
         self.before_append: list[Callable[[], Awaitable[object]]] = []
-        self.is_killed = False
+        self.is_killed, self.is_there = False, True
         self.cluster = self
         monkeypatch.setattr(control_topic, "control_topic", lambda _: self)
 
@@ -214,7 +214,7 @@ class ControlTopic:
         return await attempt()
 
     async def exists(self) -> bool:
-        return True
+        return self.is_there
 
     async def end(self) -> int:
         return len(self.log)
@@ -559,6 +559,26 @@ def test_a_control_topic_that_was_made_anew_is_read_from_its_first_record(monkey
     assert asyncio.run(watch.refresh()).bytes_per_s == 7
     topic.log, topic.id = [Record(0, 1, b"other", encode_control(LinkControl(), 1))], "once more"
     assert asyncio.run(watch.refresh()).bytes_per_s == 7, "what it said last still holds"
+
+
+def test_a_control_that_says_no_more_what_the_link_copies_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = ControlTopic(monkeypatch)
+    watch = ControlWatch(cast(Cluster, topic), "dr")
+    written = LinkControl(topics=ORDERS, producer_ids=(4,))
+
+    def seen(topic_id: str, *said: tuple[bytes, LinkControl]) -> bool:
+        topic.id = topic_id
+        topic.log = [Record(n, 1, link, encode_control(control, 1, n)) for n, (link, control) in enumerate(said)]
+        assert asyncio.run(watch.refresh()).topics in (None, ORDERS)
+        return watch.is_forgotten
+
+    assert not seen("first"), "nothing was known before the first start"
+    assert not seen("first", (b"dr", written))
+    assert seen("second", (b"other", written)), "another link has made the topic that was deleted again"
+    assert seen("second", (b"other", written), (b"dr", LinkControl(copied={P: 12}))), "its own copiers write there, too"
+    assert not seen("second", (b"other", written), (b"dr", LinkControl()), (b"dr", written))
+    topic.is_there = False
+    assert seen("")
 
 
 def test_what_counts_before_rubbish_is_what_a_repair_writes_once_more() -> None:

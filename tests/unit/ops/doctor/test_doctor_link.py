@@ -31,6 +31,7 @@ from support.commands import COMMANDS
 from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.state.control_topic import FORGOTTEN
 from tolerant_client.mirror.state.health import DELETED_ON_TARGET
 from tolerant_client.mirror.state.ledger import UNREADABLE
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
@@ -278,6 +279,13 @@ def test_a_lost_map_is_an_error_as_long_as_the_link_copies() -> None:
     assert (found.severity, found.remedy) == (ERROR, "Mirror it under another link name; or not")
     assert found.evidence == "Topic tolerant-mirror-offsets-dr was deleted: unknown"
     assert severities(control_findings("dr", LinkControl(is_promoted=True), lost_map=LOST)) == [WARNING]
+
+
+def test_a_mirror_that_runs_without_a_control_is_found() -> None:
+    """As `list`, `status` and the page say it."""
+    (found,) = control_findings("dr", LinkControl(), forgotten=f"A mirror of link dr runs on m1, and {FORGOTTEN}")
+    assert found.severity is WARNING and found.evidence.endswith("and it gets no orders")
+    assert found.remedy.startswith("Stop that mirror and start it again with Create, Read and Write on that topic")
 
 
 def test_the_map_of_the_link_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

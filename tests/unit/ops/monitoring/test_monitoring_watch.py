@@ -30,6 +30,7 @@ from tolerant_client.ops.monitoring import watch as module
 from tolerant_client.ops.monitoring.bars import Terminal
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.health import health_of
+from tolerant_client.ops.monitoring.link_clusters import LinkClusters
 from tolerant_client.ops.monitoring.watch import LinkWatch
 from tolerant_client.ops.service.link_state import DutyState, GroupState, LeftOut, Phase, TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorSettings
@@ -367,6 +368,26 @@ def test_control_that_cannot_be_read_is_told_on_the_terminal_once(
         watch.after(3)
     said = "tolerant-kafka: unknown: whether an operator has paused, limited or promoted the link is unknown: A record is none of ours"
     assert capsys.readouterr().err.replace("\n", " ").count(said) == 1
+
+
+def test_a_control_that_was_deleted_under_the_mirror_makes_its_orders_unknown(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clusters = LinkClusters(PROPERTIES, PROPERTIES, "A-B", None)
+    clusters._control.value = ordered = LinkControl(topics="orders", bytes_per_s=5)
+    monkeypatch.setattr(clusters, "_ask", lambda *_: ordered)
+    assert clusters.control() == ordered
+    clusters._control._was_written = True
+    with pytest.raises(OptionError) as caught:
+        clusters.control()
+    clusters.close()
+    watch.clusters.ordered = ordered
+    watch.after(0)
+    watch.clusters.ordered = caught.value
+    found = watch.after(3)
+    health, reasons = health_of(found, found.time_ms)
+    (text,) = [reason.text for reason in reasons if "tolerant-mirror-control" in reason.text]
+    assert found.control == ordered and health is Health.UNKNOWN and "Stop that mirror and start it again" in text
 
 
 def test_orders_and_losses_are_read_from_the_target_also_while_the_source_is_away(watch: Watch) -> None:
