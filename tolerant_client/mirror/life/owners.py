@@ -84,6 +84,27 @@ async def find_evidence(
     return Evidence(logs, others, ids, mapped)
 
 
+async def find_taken(
+    target: Cluster,
+    link: str,
+    control: LinkControl,
+    partitions: Iterable[TopicPartition],
+    mapped: Collection[str],
+    *,
+    is_translated: bool,
+) -> dict[TopicPartition, str]:
+    """Which of these partitions another link has, so that the link's mirror is refused them, and why.  Raises KafkaError.
+
+    Reads the controls, and no log.
+    """
+    wanted = list(partitions)
+    topics = {p.topic for p in wanted}
+    ids = {} if is_translated else await read_ids(None, target, topics)
+    unclaimed = topics - {p.topic for p in wanted if _is_claimed(control, p, ids)} - set(mapped)
+    others = await look_for_others(target, link, unclaimed, is_identical=not is_translated) if unclaimed else Others()
+    return {p: others.refused[p.topic] for p in wanted if p.topic in others.taken}
+
+
 def find_owners(
     control: LinkControl, partitions: Iterable[TopicPartition], evidence: Evidence, *, is_translated: bool
 ) -> Owners:

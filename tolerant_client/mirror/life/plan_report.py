@@ -161,6 +161,7 @@ async def plan_everything(
         await beside_file(None, target, control, link, chosen if of_file and not control.is_over else None)
     ).kept
     warnings += made_again_warnings((topic.name for topic in planned.topics.create), control)
+    others: Mapping[str, str] = {}
     try:
         control.require_not_promoted(link)
         if is_translated:
@@ -170,7 +171,8 @@ async def plan_everything(
         require_same_source(control, link, await source.cluster_id())
         names = [topic.name for topic in planned.topics.copied]
         is_identical = not (was_begun if is_translated is None else is_translated)
-        (await look_for_others(target, link, names, is_identical=is_identical)).require_none()
+        others = (await look_for_others(target, link, names, is_identical=is_identical)).refused
+        refusals += few(dict.fromkeys(others.values()))
         warnings += await refuse_circle(source, target, copied, link)
     except (OptionError, LinkPromotedError) as error:
         refusals.append(text_of(error))
@@ -188,7 +190,8 @@ async def plan_everything(
         refusals += stopped.values()
     else:
         reached = (await list_led_offsets(target, dict.fromkeys(present, LATEST))).offsets
-        stopped, told = await _differences(source, target, list(reached), Ledger(target, link), control, policy)
+        compared = [p for p in reached if p.topic not in others]
+        stopped, told = await _differences(source, target, compared, Ledger(target, link), control, policy)
         refusals += stopped.values()
         warnings += told
     starts = (await list_led_offsets(source, dict.fromkeys(planned.ends, EARLIEST))).offsets

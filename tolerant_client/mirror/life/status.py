@@ -42,6 +42,7 @@ from tolerant_client.mirror.life.mirrors import (
     why_forgotten,
     within_bound,
 )
+from tolerant_client.mirror.life.owners import find_taken
 from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.health import (
@@ -49,6 +50,7 @@ from tolerant_client.mirror.state.health import (
     WAITS_AFTER_S,
     Health,
     Reason,
+    blocked_reasons,
     by_reason,
     few,
     sorted_by_weight,
@@ -71,8 +73,8 @@ _LOOK_S = 2.0
 class TopicStatus:
     """A topic by its name on the target; offsets and bytes are sums over its partitions, seconds the highest of them.
 
-    `lag_s` and `lag_bytes` are None if they are unknown.  `unknown` are partitions whose broker does not respond, or whose topic
-    the source does not have: they are in no sum.
+    `lag_s` and `lag_bytes` are None if they are unknown.  `unknown` are partitions whose broker does not respond, whose topic
+    the source does not have, or that another link has: they are in no sum.
     """
 
     topic: str
@@ -155,9 +157,13 @@ async def read_status(
     if not (view.on_source or view.hidden or view.gone and not control.is_over):
         select_topics(chosen, await source.partitions())  # raises the reason why no topic matches
     wanted = [TopicPartition(t, n) for t, numbers in sorted(view.on_source.items()) for n in numbers]
+    is_translated = await has_map(target, link, control)
+    ask_taken = partial(find_taken, target, link, control, wanted, mapped.names, is_translated=is_translated)
+    # What another link has is its copy, or its producers' by now: our mirror is refused it, and comparing it says nothing.
+    taken = {} if control.is_over else await within_bound(target, ask_taken) or {}
+    wanted = [p for p in wanted if p not in taken]
     present = [p for p in wanted if p.partition in view.on_target.get(p.topic, ())]
     missing = sorted(set(wanted) - set(present))
-    is_translated = await has_map(target, link, control)
     lost = await lost_map(target, link, control)
     (first, _), began = await look_led(source, target, link, present, is_translated), time.monotonic()
     await source.net.sleep(_LOOK_S)
@@ -174,7 +180,7 @@ async def read_status(
         compared = await within_bound(target, compare_ends, source, target, seen, ledger, control, is_translated)
     second = await _with_age_and_size(source, second)
     now_ms = int(time.time() * 1000)
-    statuses = _by_topic(second, now_ms, control, rows or {}, unseen)
+    statuses = _by_topic(second, now_ms, control, rows or {}, {**unseen, **taken})
     held = await find_held(source, held_spans(first, second))
     mirrors = await seen_mirrors(target, link, claims, looked)
     is_unfinished = control.is_promoted and not control.is_fenced
@@ -187,6 +193,7 @@ async def read_status(
     if not control.is_over:
         differing = compared.differing if compared is not None else {}
         reasons += [Reason(Health.BLOCKED, lost)] if lost else []
+        reasons += blocked_reasons(taken)
         reasons += [Reason(Health.BLOCKED, text) for text in differing.values()]
         reasons += _unseen_reasons(unseen)
         if view.unread:
@@ -195,10 +202,12 @@ async def read_status(
         if is_comparable(control, is_translated):
             reasons += uncompared_reasons(compared)
         reasons += [Reason(Health.WAITING, str(one)) for one in held if is_held_long(one, now_ms)]
-        waiting = standing(mirrors or (), differing, control)
+        waiting = standing(mirrors or (), {*differing, *taken}, control)
         reasons += waiting_reasons(waiting)
         reasons += untold_reasons(mirrors or ())
-        told = differing.keys() | waiting.keys()
+        shorter = {p: why for p, why in shortened(second, control, is_translated).items() if p not in differing}
+        reasons += [Reason(Health.WAITING, f"{names_of(of)}: {why}") for why, of in by_reason(shorter).items()]
+        told = differing.keys() | waiting.keys() | shorter.keys()
         untold = [e for e in first if e.partition not in told]
         if still(untold, second, control, seconds):
             await source.net.sleep(max(0.0, began + WAITS_AFTER_S - time.monotonic()))
@@ -301,6 +310,22 @@ def uncompared_reasons(compared: Comparison | None) -> list[Reason]:
     if compared.unread:
         texts.append(f"{names_of(sorted(compared.unread))} could not be compared with the source's log this time")
     return [Reason(Health.UNKNOWN, text) for text in texts]
+
+
+def shortened(ends: Iterable[PartitionLag], control: LinkControl, is_translated: bool) -> dict[TopicPartition, str]:
+    """Partitions whose target log ends before what the link had copied when it last came to rest, and how.  Pure.
+
+    A log that is to begin at an offset may still be filled up to there.
+    """
+    return {
+        e.partition: f"the target's log ends at offset {e.position}, and the link had copied it up to {copied}: it has lost"
+        " records (unclean election), or its topic was created again; a mirror of the link fills it again from the source"
+        for e in ends
+        if not is_translated
+        and e.position is not None
+        and e.position < (copied := control.copied.get(e.partition, 0))
+        and copied > control.log_starts.get(e.partition, 0)
+    }
 
 
 def still(

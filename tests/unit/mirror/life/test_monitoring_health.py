@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -229,6 +230,43 @@ def test_what_cannot_be_copied_yet_does_not_stand_still() -> None:
 def test_what_stood_still_and_cannot_be_seen_in_the_last_look_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     standing = PartitionLag(P, 10, 50, 50)
     looks = [([standing], {}), ([standing], {}), ([], {P: "its leader does not respond"})]
+    found = read_by(monkeypatch, looks, {})
+    assert looks == [] and found.health is Health.UNKNOWN
+    assert Reason(Health.UNKNOWN, "how far orders-0 are is unknown: its leader does not respond") in found.reasons
+    assert Reason(Health.UNKNOWN, "A mirror of link dr runs on m1, and its control says nothing") in found.reasons
+
+
+def test_what_another_link_has_is_told_with_that_reason_and_is_neither_compared_nor_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its target log, which the other link's producers write to by now, says nothing of this link."""
+    why = "Topic orders of this target is the copy of link A-B, which was promoted"
+    for mirrors in ([], [replace(RUN, is_alive=True, waiting={P: Waiting(why, 5, is_blocked=True)})]):
+        looked: list[Any] = []
+        found = read_by(monkeypatch, [([], {}), ([], {})], {P: why}, looked, mirrors)
+        assert looked == [[], []], "no lag, and nothing to compare"
+        assert found.reasons[0] == Reason(Health.BLOCKED, f"orders-0: {why}")
+        assert [r.health for r in found.reasons].count(Health.BLOCKED) == 1, "once, if its mirror says so, too"
+        (topic,) = found.topics
+        assert (topic.lag, topic.unknown) == (0, (0,))
+
+
+def read_by(
+    monkeypatch: pytest.MonkeyPatch,
+    looks: list[Any],
+    taken: dict[TopicPartition, str],
+    looked: list[Any] | None = None,
+    mirrors: list[Run] | None = None,
+) -> LinkStatus:
+    """The status of link "dr" with one topic, as these looks at both clusters show it."""
+
+    async def look_led(_: Any, __: Any, ___: Any, partitions: Any, ____: Any) -> Any:
+        if looked is not None:
+            looked.append(list(partitions))
+        return looks.pop(0)
+
+    async def within_bound(_: Any, function: Any, *args: Any) -> Any:
+        return taken if isinstance(function, partial) and function.func is status.find_taken else None
 
     def say(name: str, value: Any) -> None:
         async def tell(*_: Any, **__: Any) -> Any:
@@ -244,11 +282,9 @@ def test_what_stood_still_and_cannot_be_seen_in_the_last_look_is_unknown(monkeyp
         "see_topics": LinkView({"orders": [0]}, {"orders": [0]}, {}, {}),
         "has_map": False,
         "lost_map": None,
-        "look_led": lambda: looks.pop(0),
         "read_rows": ({}, []),
-        "within_bound": None,
         "find_held": [],
-        "seen_mirrors": [],
+        "seen_mirrors": mirrors or [],
         "why_forgotten": "A mirror of link dr runs on m1, and its control says nothing",
         "beside_file": BesideFile(),
     }.items():
@@ -263,10 +299,24 @@ def test_what_stood_still_and_cannot_be_seen_in_the_last_look_is_unknown(monkeyp
         bootstrap_servers="b:1",
         manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"}),
     )
-    found = asyncio.run(status.read_status(cluster, cluster, "dr"))
-    assert looks == [] and found.health is Health.UNKNOWN
-    assert Reason(Health.UNKNOWN, "how far orders-0 are is unknown: its leader does not respond") in found.reasons
-    assert Reason(Health.UNKNOWN, "A mirror of link dr runs on m1, and its control says nothing") in found.reasons
+    monkeypatch.setattr(status, "look_led", look_led)
+    monkeypatch.setattr(status, "within_bound", within_bound)
+    return asyncio.run(status.read_status(cluster, cluster, "dr"))
+
+
+def test_a_target_log_that_is_shorter_than_what_was_copied_is_told() -> None:
+    control = LinkControl(copied={P: 1_000})
+    found = status.shortened([PartitionLag(P, 500, 1_000, 1_000)], control, False)
+    assert found[P].startswith(
+        "the target's log ends at offset 500, and the link had copied it up to 1000: it has lost"
+    )
+    for end, known, is_translated in (
+        (1_000, control, False),
+        (500, control, True),
+        (500, replace(control, log_starts={P: 1_000}), False),  # still to be filled up to where it begins
+        (None, control, False),
+    ):
+        assert not status.shortened([PartitionLag(P, end, 1_000, 1_000)], known, is_translated)
 
 
 def test_what_is_told_as_blocked_or_paused_is_not_told_as_waiting_too() -> None:

@@ -12,8 +12,9 @@ from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.life import carriers
+from tolerant_client.mirror.life import owners as owners_module
 from tolerant_client.mirror.life.carriers import Carried, find_carried
-from tolerant_client.mirror.life.owners import Evidence, Owners, find_owners
+from tolerant_client.mirror.life.owners import Evidence, Owners, find_owners, find_taken
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 
 P, ELSE = TopicPartition("orders", 0), TopicPartition("clicks", 0)
@@ -77,6 +78,37 @@ def test_a_translated_link_leaves_another_links_topic_unless_its_map_names_it() 
     assert owners(LinkControl(), is_translated=True).own == ALONE
     assert owners(LinkControl(), others=THEIRS, is_translated=True).of_links.keys() == ALONE
     assert owners(LinkControl(), others=THEIRS, is_translated=True, mapped=["orders"]).own == ALONE
+
+
+@pytest.mark.parametrize(
+    ("control", "mapped", "asked"),
+    [
+        (LinkControl(begun={P: TopicIds("s", "now")}), (), set()),  # its own, whatever others say
+        (LinkControl(begun={P: TopicIds("s", "former")}), (), {"orders"}),
+        (LinkControl(adopted={P: 5}), (), set()),
+        (BEGUN, (), {"orders"}),
+        (OF_01, (), {"orders"}),
+        (LinkControl(), ("orders",), set()),
+    ],
+)
+def test_what_another_link_has_is_taken_and_what_it_may_begin_is_not(
+    monkeypatch: pytest.MonkeyPatch, control: LinkControl, mapped: tuple[str, ...], asked: set[str]
+) -> None:
+    async def ids(*_: Any) -> Any:
+        return NOW
+
+    async def others(_: Any, link: str, names: Any, *, is_identical: bool) -> Others:
+        assert names == asked and is_identical is not mapped_only
+        return told
+
+    monkeypatch.setattr(owners_module, "read_ids", ids)
+    monkeypatch.setattr(owners_module, "look_for_others", others)
+    for told in (THEIRS, MATCHED):
+        mapped_only = bool(mapped)
+        try:
+            find_taken(cast(Cluster, None), "dr", control, [P], mapped, is_translated=mapped_only).send(None)
+        except StopIteration as found:
+            assert found.value == ({P: "link X copies"} if asked and told is THEIRS else {})
 
 
 def test_the_last_batches_tell_whose_a_log_is_unless_ends_of_transactions_hide_it(

@@ -317,8 +317,8 @@ def _only_gaps(case: Case, first: int, marker: BatchHeader | None, *, is_own: bo
         )
     return TargetDivergedError(
         f"The target log of {case} has {what} at offset {at}{whose} that the source does not have there: another producer"
-        " wrote it, or the source lost what the mirror had filled. Stop that producer and delete the target topic: the next"
-        " start fills it again"
+        " wrote it, or the source lost what the mirror had filled. Stop that producer. If nobody needs what others wrote"
+        " there, delete the target topic: the next start fills it again; otherwise mirror into a topic of another name"
     )
 
 

@@ -74,5 +74,5 @@ def _diverged(partition: TopicPartition, offset: int) -> TargetDivergedError:
     return TargetDivergedError(
         f"The target log of {partition.topic}-{partition.partition} has at offset {offset} another record than the source,"
         " though both end alike: the source's topic was deleted and created again while it was copied, or somebody else wrote"
-        " there first. Delete the target topic: the next start fills it again"
+        " there first. If nobody needs what others wrote there, delete the target topic: the next start fills it again"
     )
