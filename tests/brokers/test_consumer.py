@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from kafka.consumer.subscription_state import ConsumerRebalanceListener
 from kafka.coordinator.consumer import ConsumerCoordinator
 from kafka.structs import TopicPartition
 
-from support.mirror_link import append_batches, append_records
+from support.mirror_link import append_batches, append_records, make_anew
 from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from tolerant_client.records.arrow import SCHEMA, SCHEMA_WITH_HEADERS
 from tolerant_client.records.codecs import GZIP, LZ4, NONE, SNAPPY, ZSTD
@@ -238,6 +239,43 @@ def test_the_next_fetch_is_under_way_while_records_are_handled(
         assert offsets[:1_000] == list(range(6, 1_006))
     finally:
         consumer.close()
+
+
+@pytest.mark.parametrize("is_polling", [True, False])
+def test_a_topic_that_is_deleted_and_created_again_is_read_from_its_first_record(
+    kafka_cluster: KafkaCluster, topic: Callable[..., str], is_polling: bool
+) -> None:
+    """The new log is longer than the position, which is valid there too: nothing but the topic's id tells them apart."""
+    name, servers = topic(), kafka_cluster.bootstrap_servers
+    append_records(servers, name, 100)
+    events: list[Any] = []
+    consumer = KafkaConsumer(
+        bootstrap_servers=servers, auto_offset_reset="earliest", allow_auto_create_topics=False, recovery_listener=events.append
+    )  # fmt: skip
+    found: list[int] = []
+
+    def poll_until(count: int) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while len(found) < count and time.monotonic() < deadline:
+            found.extend(record.offset for records in consumer.poll(timeout_ms=200).values() for record in records)
+
+    def recreate() -> None:
+        make_anew(servers, name)
+        append_records(servers, name, 300)
+
+    other = threading.Thread(target=recreate)
+    try:
+        consumer.assign([TopicPartition(name, 0)])
+        poll_until(100)
+        other.start()
+        if not is_polling:
+            other.join(PATIENCE)
+        poll_until(400)
+    finally:
+        other.join(PATIENCE)
+        consumer.close()
+    assert found == [*range(100), *range(300)]
+    assert [event.offset for event in events if event.kind == "recreated"] == [100]
 
 
 class Recording(ConsumerRebalanceListener):  # type: ignore[misc]
