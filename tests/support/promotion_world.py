@@ -28,6 +28,7 @@ from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.promotion_report import PromotionReport
+from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -106,6 +107,7 @@ class World:
     seen: dict[TopicPartition, SeenLog] = field(default_factory=dict)
     on_target: tuple[str, ...] = ("orders",)
     forgotten: str | None = None
+    mirrors: list[Run] | None = field(default_factory=lambda: [Run("dr", "r", "m1", 812, 0, 60_000, is_alive=True)])
     looks: int = 0
     later: list[PartitionLag] = field(default_factory=list)  # what the next looks find
 
@@ -195,6 +197,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
             raise OptionError(found.forgotten)
 
     patch("require_not_forgotten", require_not_forgotten)
+    respond("look_at_claims", lambda: None)
+    respond("seen_mirrors", lambda: found.mirrors)
     respond("read_control", lambda: found.control)
     respond("read_ids", dict)
     respond("_seen_logs", lambda: found.seen)

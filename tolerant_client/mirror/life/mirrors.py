@@ -18,7 +18,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC, LEASE_MS, RENEW_MS, ClaimsLog, Run, Waiting
 from tolerant_client.mirror.state.claims_topic import read_claims
 from tolerant_client.mirror.state.control_topic import FORGOTTEN, read_control
-from tolerant_client.mirror.state.health import Health, Reason, utc
+from tolerant_client.mirror.state.health import Health, Reason, counted, utc
 from tolerant_client.mirror.state.link_control import LinkControl
 
 _T = TypeVar("_T")
@@ -110,7 +110,7 @@ def standing(
 def untold_reasons(mirrors: Iterable[Run]) -> list[Reason]:
     """How many more partitions wait than the mirrors name.  Pure."""
     untold = sum(run.waiting_count - len(run.waiting) for run in mirrors if run.is_alive)
-    text = f"{untold:,} more partitions stand still than the mirror names"
+    text = f"{counted(untold, 'more partition')} {'stands' if untold == 1 else 'stand'} still than the mirror names"
     return [Reason(Health.WAITING, text)] if untold > 0 else []
 
 

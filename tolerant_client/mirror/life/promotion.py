@@ -30,6 +30,7 @@ from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.comparison import compare_ends, split
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans
+from tolerant_client.mirror.life.mirrors import look_at_claims, mirror_reasons, seen_mirrors
 from tolerant_client.mirror.life.promotion_blockers import (
     Blocker,
     blockers,
@@ -131,7 +132,11 @@ async def promote(
         there = [p for p in partitions if p not in on_target and p not in of_links]
         ends, differing = await look(source, target, link, there, of.is_translated), dict[TopicPartition, str]()
     else:
+        claims, looked = await look_at_claims(target), time.monotonic()
         ends, found, differing = await _wait(of, source, on_source, 0.0 if is_dry_run else deadline_s, tell)
+        if found and (lacking or any(e.copyable for e in ends)):  # somebody has to copy
+            mirrors = await seen_mirrors(target, link, claims, looked)
+            found += [reason.text for reason in mirror_reasons(link, mirrors)]
         found += [f"{text}; start the mirror with it, or take it out of the file" for text in beside.not_begun]
         warnings = []
     alone = [p for p in _to_fence(control, on_target) if p not in of_links]

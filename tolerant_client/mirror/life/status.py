@@ -52,6 +52,7 @@ from tolerant_client.mirror.state.health import (
     Reason,
     blocked_reasons,
     by_reason,
+    counted,
     few,
     sorted_by_weight,
     waiting_reasons,
@@ -344,7 +345,8 @@ def still(
     if not found:
         return []
     top = max(found, key=lambda e: e.copyable)
-    others = f"; {len(found) - 1} more partitions stand still, too" if len(found) > 1 else ""
+    more = len(found) - 1
+    others = f"; {counted(more, 'more partition')} {'stands' if more == 1 else 'stand'} still, too" if more else ""
     return [
         Reason(
             Health.WAITING,

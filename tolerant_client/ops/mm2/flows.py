@@ -110,7 +110,7 @@ def read_flows(path: Path, targets: Collection[str] = ()) -> Flows:
     Raises OptionError, with key and line, for what is unknown, wrong or refused.
     """
     settings, warnings = read_properties(path)
-    clusters = _clusters(settings)
+    clusters = _clusters(settings, path)
     if unknown := sorted(set(targets) - set(clusters)):
         near = keys.nearest(unknown[0], clusters)
         hint = f"; did you mean {near}?" if near else ""
@@ -165,10 +165,10 @@ def check_flows(flows: Sequence[Flow]) -> None:
             raise OptionError(f"{same} and {flow} would both be link {flow.link}; choose other aliases")
 
 
-def _clusters(settings: Mapping[str, Setting]) -> tuple[str, ...]:
+def _clusters(settings: Mapping[str, Setting], path: Path) -> tuple[str, ...]:
     setting = settings.get("clusters")
     if setting is None or not setting.items:
-        raise OptionError("clusters is required: the aliases of all clusters, as in clusters = A, B")
+        raise OptionError(f"{path}: clusters is required: the aliases of all clusters, as in clusters = A, B")
     _refuse_comment(setting)
     for alias in setting.items:
         if not NAME.fullmatch(alias):

@@ -27,7 +27,8 @@ from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import Copied
 from tolerant_client.mirror.life.lens import SourceEnds
 from tolerant_client.mirror.state.control_topic import UNKNOWN_ORDERS
-from tolerant_client.mirror.state.health import waiting_reasons
+from tolerant_client.mirror.state.health import by_reason, waiting_reasons
+from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.open_transactions import is_held_long
 from tolerant_client.ops.monitoring.bars import LinkBars
 from tolerant_client.ops.monitoring.board import Board
@@ -351,7 +352,7 @@ class LinkWatch:
         if ends is not None:
             self._took(ends.offsets)
             if ends.left_out:
-                problem = next(iter(ends.left_out.values()))
+                problem = next(f"{names_of(of)}: {why}" for why, of in by_reason(ends.left_out).items())
         if not (away or problem):
             rows = asked_of(away, "target", clusters.ledger)
             self.losses = self.losses if rows is None else self._since_the_start(rows)

@@ -390,6 +390,9 @@ def test_a_dry_run_looks_twice_and_answers(world: World) -> None:
     report = world.promote(is_dry_run=True, deadline_s=60.0)
     assert (world.looks, report.exit_code, world.told) == (2, 3, [])
     assert report.blockers == ("2 offsets are not copied yet: orders-0 2",)
+    world.mirrors = []
+    text = "no mirror of link dr has been seen in the last hour: start it"
+    assert world.promote(is_dry_run=True).blockers == (*report.blockers, text)
 
 
 def test_a_link_whose_target_has_none_of_its_partitions_is_waited_for_no_longer_than_was_said(world: World) -> None:

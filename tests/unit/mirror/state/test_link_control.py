@@ -698,6 +698,11 @@ def test_what_stands_still_is_told_unless_it_is_paused() -> None:
     first, second = [ends(5, 10, 10), ends(5, 10, 10, 1)], [ends(6, 12, 12), ends(5, 10, 10, 1)]
     (reason,) = still(first, second, LinkControl(), 2.0)
     assert reason.text.startswith("orders-1 has not moved for 2 s") and "5 offsets could be copied" in reason.text
+    (reason,) = still(second := [*second, ends(5, 10, 10, 2)], second, LinkControl(), 2.0)
+    assert reason.text.endswith("; 2 more partitions stand still, too")
+    (reason,) = still(second[1:], second[1:], LinkControl(), 2.0)
+    assert reason.text.endswith("; 1 more partition stands still, too")
+    second.pop()
     assert still(first, second, LinkControl(paused_partitions=frozenset({TopicPartition("orders", 1)})), 2.0) == []
 
 

@@ -298,7 +298,7 @@ def test_what_is_refused(path: Path, text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("A.bootstrap.servers = a:9092\n", "clusters is required"),
+        ("A.bootstrap.servers = a:9092\n", "mm2.properties: clusters is required"),
         (
             "clusters = A, B\nA.bootstrap.servers = a:9092\n",
             "B.bootstrap.servers is required: clusters (line 1) names 'B'",

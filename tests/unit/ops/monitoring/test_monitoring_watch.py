@@ -493,6 +493,17 @@ def test_clusters_that_answer_nothing_delay_neither_start_nor_stop_and_what_task
     until(lambda: hanging.closed)  # the thread that was left to itself
 
 
+def test_what_the_clusters_did_not_tell_at_the_end_names_its_partition(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clusters = Clusters()
+    clusters.without_leader = {"target": {SECOND: "the target has no such topic (any more)"}}
+    with living(monkeypatch, clusters):
+        pass
+    said = "how far the copies are: orders-1: the target has no such topic"
+    assert said in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_real_clusters_that_are_away_delay_neither_start_nor_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cluster, "connect", functools.partialmethod(Cluster.connect, timeout_ms=2_500))
     began = time.monotonic()
