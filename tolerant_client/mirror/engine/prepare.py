@@ -127,7 +127,7 @@ async def plan_link(
     )
     ends, leaderless = await stable_ends(source, list(partitions_of(plan.copied)), patience_ms)
     refused = {TopicPartition(name, n): why for name, why in plan.refused.items() for n in view.on_source.get(name, ())}
-    known = known_topics(topics, control, view.on_source)
+    known = known_topics(topics, control, view.on_source) | mapped.names
     gone = {name: numbers for name, numbers in view.gone.items() if name in known}
     waiting = {**leaderless, **refused, **view.hidden}
     begun = {p.topic for p in control.begun if topics.writes(p.topic)}  # each was requested by its name

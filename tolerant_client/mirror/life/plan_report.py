@@ -24,12 +24,11 @@ from tolerant_client.mirror.life.lens import MAP_LOST
 from tolerant_client.mirror.life.mirrors import look_for_forgotten
 from tolerant_client.mirror.life.promotion_report import groups_json
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
-from tolerant_client.mirror.state.health import by_reason, few
+from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, PARTITION_DELETED_ON_SOURCE, by_reason, few
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import (
     NOT_ON_SOURCE,
-    PARTITION_NOT_ON_SOURCE,
     beside_file,
     see_topics,
     some,
@@ -223,9 +222,9 @@ def gone_warnings(gone: Iterable[str]) -> list[str]:
 def gone_refusals(gone: Mapping[str, list[int]], on_source: Collection[str]) -> list[str]:
     """Refusals for copied topics, and partitions of topics, that the source no longer has; pure."""
     return [
-        f"{NOT_ON_SOURCE}, and the link has copied it: {name}"
+        f"{name}: {DELETED_ON_SOURCE}"
         if name not in on_source
-        else f"{PARTITION_NOT_ON_SOURCE}, and the link has copied it: {some(f'{name}-{n}' for n in numbers)}"
+        else f"{some(f'{name}-{n}' for n in numbers)}: {PARTITION_DELETED_ON_SOURCE}"
         for name, numbers in sorted(gone.items())
     ]
 

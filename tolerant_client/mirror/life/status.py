@@ -61,7 +61,14 @@ from tolerant_client.mirror.state.health import (
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, link_options, unfinished
-from tolerant_client.mirror.state.link_topics import beside_file, see_topics, some, unread_map, written_topics
+from tolerant_client.mirror.state.link_topics import (
+    beside_file,
+    known_topics,
+    see_topics,
+    some,
+    unread_map,
+    written_topics,
+)
 from tolerant_client.mirror.state.map_topic import has_map, lost_map, mapped_topics
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.state.plan import select_topics
@@ -169,6 +176,7 @@ async def read_status(
     (first, _), began = await look_led(source, target, link, present, is_translated), time.monotonic()
     await source.net.sleep(_LOOK_S)
     second, unseen = await look_led(source, target, link, present, is_translated)
+    left_behind = view.left_behind(known_topics(chosen, control, view.on_source) | mapped.names)
     if not control.is_over:
         unseen.update(view.why_gone)
         unseen.update(view.hidden)
@@ -196,14 +204,16 @@ async def read_status(
         reasons += [Reason(Health.BLOCKED, lost)] if lost else []
         reasons += blocked_reasons(taken)
         reasons += [Reason(Health.BLOCKED, text) for text in differing.values()]
-        reasons += _unseen_reasons(unseen)
+        reasons += blocked_reasons({p: why for p, why in left_behind.items() if not control.pauses(p)})
+        reasons += _unseen_reasons({p: why for p, why in unseen.items() if p not in left_behind})
         if view.unread:
             reasons.append(Reason(Health.UNKNOWN, unread_map(view.unread, link)))
         reasons += unread
         if is_comparable(control, is_translated):
             reasons += uncompared_reasons(compared)
         reasons += [Reason(Health.WAITING, str(one)) for one in held if is_held_long(one, now_ms)]
-        waiting = standing(mirrors or (), {*differing, *taken}, control)
+        waiting = standing(mirrors or (), {*differing, *taken, *left_behind}, control)
+        waiting = {p: wait for p, wait in waiting.items() if view.has(p) or not chosen.writes(p.topic)}
         reasons += waiting_reasons(waiting)
         reasons += untold_reasons(mirrors or ())
         shorter = {p: why for p, why in shortened(second, control, is_translated).items() if p not in differing}

@@ -16,6 +16,8 @@ Laws:
   its worst reason, in the order of the table.  A link that is promoted or handed back has no other reason: it has no lag.
 - A partition is reported as waiting after WAITS_AFTER_S, with the broker's error and since when.
 - What was not read is unknown: it is never shown as good news, neither as zero nor as "none".
+- A topic that the link has copied and the source no longer has is blocked; one that the target alone lacks is waiting; one that
+  neither cluster has is no part of the link's state any more.
 - Rows of the ledger are no reason: an accepted loss is reported, counted and kept, and the run that wrote it exits with 3.
 """
 
@@ -35,6 +37,14 @@ _SHOWN = 5  # reasons of one kind that are shown
 DELETED_ON_TARGET = (
     "not on the target any more, though the link had begun to copy it: a mirror that looks for new topics"
     " (refresh.topics.enabled) creates it again within a minute and fills it; else restart the mirror"
+)
+
+DELETED_ON_SOURCE = (
+    "the source no longer has this topic, or does not show it to us (is Describe on it still granted?); delete the copy"
+    " on the target only if the topic was deleted on the source and you do not need the copy"
+)
+PARTITION_DELETED_ON_SOURCE = (
+    "the source no longer has this partition: its topic was created again there with fewer; the target keeps its copy"
 )
 
 

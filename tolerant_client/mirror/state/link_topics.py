@@ -18,6 +18,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.control_record import Controls, Unreadable
 from tolerant_client.mirror.state.control_topic import HIDDEN, read_controls
+from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, PARTITION_DELETED_ON_SOURCE
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -205,6 +206,18 @@ class LinkView(NamedTuple):
             TopicPartition(name, n): PARTITION_NOT_ON_SOURCE if name in self.on_source else NOT_ON_SOURCE
             for name, numbers in self.gone.items()
             for n in numbers
+        }
+
+    def has(self, partition: TopicPartition) -> bool:
+        """Whether a cluster has the topic, as far as we may see it."""
+        return partition.topic in {*self.on_source, *self.on_target, *(p.topic for p in self.hidden)}
+
+    def left_behind(self, known: Collection[str]) -> dict[TopicPartition, str]:
+        """Those that are gone, of topics that the link is `known` to copy, in the words of its health."""
+        return {
+            p: PARTITION_DELETED_ON_SOURCE if p.topic in self.on_source else DELETED_ON_SOURCE
+            for p in self.why_gone
+            if p.topic in known
         }
 
     def require_seen(self, link: str) -> None:

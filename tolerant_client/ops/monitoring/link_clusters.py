@@ -53,9 +53,10 @@ class LinkClusters:
         """The target's log ends; leaves out partitions without a leader that responds."""
         return self._ask(self._target, lens.log_ends, self._target, partitions)
 
-    def deleted(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """The partitions whose topic the target does not have, according to its last metadata."""
-        return {p for p in partitions if self._target.lacks(p.topic)}
+    def deleted(self, name: str, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """The partitions whose topic a cluster ("source", "target") does not have, according to its last metadata."""
+        cluster = self._source if name == "source" else self._target
+        return {p for p in partitions if cluster.lacks(p.topic)}
 
     def held(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> list[Held]:
         """The open transactions that hold back these source partitions, given by last stable offset and high watermark."""

@@ -49,7 +49,7 @@ class LinkSample:
 
     def _reported(self, state: LinkState, report: TaskReport) -> LinkState:
         told = report.blocked.keys() | report.waiting.keys()
-        new = (told | report.acked.keys()) - state.partitions.keys()
+        new = (told | report.acked.keys()) - state.partitions.keys() - state.absent
         over = self._only_told - told - report.acked.keys()
         self._only_told = (self._only_told | new) & told - report.acked.keys()
         partitions = {p: known for p, known in state.partitions.items() if p not in over}

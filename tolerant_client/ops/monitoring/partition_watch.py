@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.mirror.life.lens import MOST_AGES, SourceEnds, open_spans
 from tolerant_client.mirror.state.open_transactions import Held
 from tolerant_client.ops.monitoring.estimates import Ages, Rates, Standstill, sizes_by_topic
@@ -22,6 +24,43 @@ _AGAIN_S = 5.0  # after a question failed
 
 States = Mapping[TopicPartition, PartitionState]
 Offsets = Mapping[TopicPartition, int]
+
+
+class Deletions(NamedTuple):
+    """Partitions that a cluster lacks, in LinkState's fields."""
+
+    deleted: Mapping[TopicPartition, int]
+    left_behind: frozenset[TopicPartition]
+    absent: frozenset[TopicPartition]
+
+
+def deletions(
+    clusters: LinkClusters,
+    state: LinkState,
+    target: LedOffsets | None,
+    source: SourceEnds | None,
+    *,
+    is_identical: bool,
+    now_ms: int,
+) -> Deletions:
+    """Which partitions the clusters lack, by what they have just said; what a cluster did not say stays as it was.
+
+    A translated copy that the target lacks is not filled again, so it does not wait.
+    """
+    before = Deletions(state.deleted, state.left_behind, state.absent)
+    if target is None:
+        return before
+    on_target = clusters.deleted("target", target.left_out)
+    if source is None:
+        on_source = before.left_behind | before.absent
+    else:
+        on_source = frozenset(clusters.deleted("source", source.left_out))
+    unasked = before.absent - target.left_out.keys() - target.offsets.keys()
+    absent = on_source & on_target | unasked
+    begun = {p for p in (on_source | on_target) - absent if state.has_begun(p) and p not in state.report.blocked}
+    waiting = on_target & begun if is_identical else set()
+    deleted = {p: before.deleted.get(p, now_ms) for p in waiting}
+    return Deletions(deleted, frozenset(on_source & begun & target.offsets.keys()), absent)
 
 
 class PartitionWatch:

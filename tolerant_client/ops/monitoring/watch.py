@@ -41,7 +41,7 @@ from tolerant_client.ops.monitoring.link_clusters import (
     quietly,
 )
 from tolerant_client.ops.monitoring.link_sample import LinkSample
-from tolerant_client.ops.monitoring.partition_watch import PartitionWatch
+from tolerant_client.ops.monitoring.partition_watch import PartitionWatch, deletions
 from tolerant_client.ops.service.link_events import sentence
 from tolerant_client.ops.service.link_state import DutyState, LeftOut, LinkState, PartitionState, Phase, TaskReport
 from tolerant_client.ops.service.standing import Away, Standing
@@ -63,6 +63,7 @@ _START_MS = (
     120_000  # Spark starts slowly on a busy machine: until then a partition that no task has begun is not reported
 )
 _LEDGER_INTERVAL_S = 10.0
+_ABSENT_INTERVAL_S = 10.0  # each check of what neither cluster has refreshes Metadata
 
 
 class LinkWatch:
@@ -124,7 +125,7 @@ class LinkWatch:
         self._standing_told = Standing()
         self._told_still: set[TopicPartition] = set()
         self._away = Away()
-        self._control_at = self._ledger_at = float("-inf")
+        self._absent_at = self._control_at = self._ledger_at = float("-inf")
         self._former_losses: list[LedgerRow] | None = None
         self._problem = "it was not asked"  # why the last sample is incomplete
         self.losses: list[LedgerRow] = []  # the link's ledger rows since the start, or after which it resumed
@@ -255,19 +256,12 @@ class LinkWatch:
         """Takes one sample; what could not be read stays as it was, and the cluster is recorded as unreachable."""
         away: dict[str, Exception] = {}
         partitions = list(self.state.partitions)
-        leaderless: dict[str, LeftOut] = {}
+        if time.monotonic() - self._absent_at >= _ABSENT_INTERVAL_S:
+            self._absent_at = time.monotonic()
+            partitions += self.state.absent
         ends = asked_of(away, "target", clusters.target_ends, partitions)
-        left_out: set[TopicPartition] = set()
-        deleted = self.state.deleted
         if ends is not None:
             self._took(ends.offsets)
-            now_ms, blocked, known = _now_ms(), self.state.report.blocked, self.state.deleted
-            gone = (
-                clusters.deleted(ends.left_out) if self._is_identical else set()
-            )  # a translated copy is not filled again
-            gone = {p for p in gone if self.state.has_begun(p) and p not in blocked}
-            deleted = {p: known.get(p, now_ms) for p in gone}
-            left_out |= leave_out(leaderless, "target", ends.left_out, {*blocked, *deleted})
         if self._former_losses is None and not away:
             self._former_losses = quietly(clusters.ledger)
         asked = {"target"}
@@ -276,8 +270,12 @@ class LinkWatch:
             asked.add("source")
             source = asked_of(away, "source", clusters.source_ends, partitions)
         unreachable, refused = not_responding(away)
-        if source is not None:
-            left_out |= leave_out(leaderless, "source", source.left_out, self.state.report.blocked)
+        found = deletions(clusters, self.state, ends, source, is_identical=self._is_identical, now_ms=_now_ms())
+        told = {*self.state.report.blocked, *found.deleted, *found.left_behind, *found.absent}
+        leaderless: dict[str, LeftOut] = {}
+        left_out = set(found.absent)
+        for name, ended in (("target", ends), ("source", source)):
+            left_out |= leave_out(leaderless, name, ended.left_out, told) if ended is not None else set()
         now, now_ms = time.monotonic(), _now_ms()
         ledger, control, control_problem = self.state.ledger, self.state.control, self.state.control_problem
         if self._board is not None and "target" not in unreachable:
@@ -299,19 +297,22 @@ class LinkWatch:
         held = self._partitions.held(clusters, states, self.state.held, now, now_ms, may_ask=has_source)
         goals = self._ends if self._is_once else {}
         still = self.state.still if unreachable else self._partitions.still(states, goals, left_out, now_ms)
+        back = {p: PartitionState(p) for p in self.state.absent - found.absent}
         own = states.keys() - self.state.blocked.keys()  # another link may copy into a topic that is refused to us
         moves = any(states[p].offsets_per_s for p in own)  # the first micro-batch may be long
         self.sample.change(
             lambda state: replace(
                 state,
                 time_ms=now_ms,
-                partitions={**state.partitions, **states},
+                partitions={
+                    p: one for p, one in {**back, **state.partitions, **states}.items() if p not in found.absent
+                },
                 asked=frozenset(asked),
                 unreachable=unreachable,
                 refused=refused,
                 blind="",
                 leaderless=leaderless,
-                deleted=deleted,
+                **found._asdict(),
                 still=still,
                 held=held,
                 ledger=ledger,

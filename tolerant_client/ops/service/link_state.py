@@ -22,7 +22,7 @@ from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, Measured, Span
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.claims import Waiting
-from tolerant_client.mirror.state.health import DELETED_ON_TARGET, utc
+from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, DELETED_ON_TARGET, utc
 from tolerant_client.mirror.state.ledger import lost_offsets
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held
@@ -192,7 +192,8 @@ class LinkState:
     `asked` are the clusters ("source", "target") that the last sample asked, `unreachable` says why some of them did not
     respond, `refused` are those of `unreachable` that refuse our login, so that a person is needed, `blind` says why no
     sample could be taken at all, `leaderless` which partitions had no leader that responds.
-    `deleted` says since when the target lacks partitions that the link had begun.
+    `deleted` says since when the target lacks partitions that the link had begun, `left_behind` are those that the source lacks,
+    `absent` those that neither cluster has: they are in none of the other fields until one has them again.
     `recent` is what was copied in about the last minute, by partition.
     `still` says since when partitions have not moved although they could, `held` which of them have open transactions on
     the source.  `control` is the operator's orders as last read, `control_problem` why they could not be read
@@ -215,6 +216,8 @@ class LinkState:
     asked: frozenset[str] = frozenset()
     leaderless: Mapping[str, LeftOut] = field(default_factory=dict)
     deleted: Mapping[TopicPartition, int] = field(default_factory=dict)
+    left_behind: frozenset[TopicPartition] = frozenset()
+    absent: frozenset[TopicPartition] = frozenset()
     partitions: Mapping[TopicPartition, PartitionState] = field(default_factory=dict)
     report: TaskReport = TaskReport()
     recent: Mapping[TopicPartition, Copied] = field(default_factory=dict)
@@ -229,10 +232,11 @@ class LinkState:
     query: str = ""
     addresses: tuple[str, str] = ("", "")
 
-    @property
+    @cached_property
     def blocked(self) -> Mapping[TopicPartition, str]:
-        """Partitions that need a person, and why."""
-        return self.report.blocked
+        """Partitions that need a person, and why: as the tasks say, or because the source lacks them."""
+        told = {**dict.fromkeys(self.left_behind, DELETED_ON_SOURCE), **self.report.blocked}
+        return {p: why for p, why in told.items() if p not in self.absent}
 
     @cached_property
     def waiting(self) -> Mapping[TopicPartition, Waiting]:
@@ -250,7 +254,7 @@ class LinkState:
             for p, wait in self.report.waiting.items()
         }
         deleted = {p: Waiting(DELETED_ON_TARGET, since_ms) for p, since_ms in self.deleted.items()}
-        stopped = self.blocked.keys() | self.report.paused.keys()
+        stopped = self.blocked.keys() | self.report.paused.keys() | self.absent
         return {
             p: wait
             for p, wait in {**still, **said, **deleted}.items()

@@ -138,7 +138,7 @@ class RangesPlanner:
     def _refresh(self) -> None:
         """Discovers new topics and partitions and creates them on the target; between two such plans it checks leaders only.
 
-        A topic that the target lacks, and a refused topic that may be free now, cause a plan at once.
+        A topic that a cluster lacks, and a refused topic that may be free now, cause a plan at once.
         """
         now = time.monotonic()
         is_due = now - self._looked_at >= _LOOK_S
@@ -156,22 +156,26 @@ class RangesPlanner:
             return False
         self._checked_at = now
         refused, before = {p.topic for p in self._scope.refused}, self._refusals
-        if not refused or (facts := self._quickly(refusal_facts, refused)) is None:
+        if not refused or (facts := self._quickly(refusal_facts, refused, self._connected()[1])) is None:
             return False
         self._refusals = facts
         return facts != before
 
     def _lacks_topics(self) -> bool:
-        """Whether somebody has deleted a copied topic on the target; the plan creates it again."""
+        """Whether somebody has deleted a copied topic, or the copy of one that the source no longer has."""
         if self._refresh_s == float("inf"):
             return False
-        return bool(self._quickly(lacking, {p.topic for p in self._scope.ends}))
-
-    def _quickly(self, ask: Callable[[Cluster, set[str]], Awaitable[_T]], topics: set[str]) -> _T | None:
-        """What the target says about topics; None if it does not respond soon: the copier waits for it, and reports that."""
         source, target = self._connected()
+        copied, left = {p.topic for p in self._scope.ends}, {p.topic for p in self._scope.gone}
+        return bool(self._quickly(lacking, copied | left, target) or self._quickly(lacking, copied, source))
+
+    def _quickly(
+        self, ask: Callable[[Cluster, set[str]], Awaitable[_T]], topics: set[str], cluster: Cluster
+    ) -> _T | None:
+        """What a cluster says about topics; None if it does not respond soon: the copier waits for it, and reports that."""
+        source, _ = self._connected()
         try:
-            return source.run(within_bound, target, ask, target, topics)
+            return source.run(within_bound, cluster, ask, cluster, topics)
         except KafkaError:
             return None
 

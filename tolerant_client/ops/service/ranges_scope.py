@@ -14,14 +14,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.mirror.engine.prepare import PlannedLink
-
-_GONE = (
-    "the source no longer has this topic, or does not show it to us (is Describe on it still granted?); delete the copy"
-    " on the target only if the topic was deleted on the source and you do not need the copy"
-)
-_PARTITION_GONE = (
-    "the source no longer has this partition: its topic was created again there with fewer; the target keeps its copy"
-)
+from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, PARTITION_DELETED_ON_SOURCE
 
 
 @dataclass(frozen=True)
@@ -64,10 +57,10 @@ class Scope:
         refused = {p: why for p, why in planned.waiting.items() if p.topic in planned.topics.refused}
         leaderless = {p: why for p, why in planned.waiting.items() if p not in refused}
         kept = {p: self.ends[p] for p in leaderless if p in self.ends}
-        gone = {TopicPartition(topic, n): _GONE for topic, numbers in copies.items() for n in numbers}
+        gone = {TopicPartition(topic, n): DELETED_ON_SOURCE for topic, numbers in copies.items() for n in numbers}
         copied = {topic.name for topic in planned.topics.copied}
         gone |= {
-            TopicPartition(topic, n): _PARTITION_GONE
+            TopicPartition(topic, n): PARTITION_DELETED_ON_SOURCE
             for topic, numbers in planned.gone.items()
             for n in numbers
             if topic in copied

@@ -29,7 +29,14 @@ from tolerant_client.mirror.life.status import (
     uncompared_reasons,
 )
 from tolerant_client.mirror.state.claims import Run, Waiting
-from tolerant_client.mirror.state.health import DELETED_ON_TARGET, Health, Reason, waiting_reasons
+from tolerant_client.mirror.state.health import (
+    DELETED_ON_SOURCE,
+    DELETED_ON_TARGET,
+    PARTITION_DELETED_ON_SOURCE,
+    Health,
+    Reason,
+    waiting_reasons,
+)
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import BesideFile, LinkView
@@ -257,6 +264,8 @@ def read_by(
     taken: dict[TopicPartition, str],
     looked: list[Any] | None = None,
     mirrors: list[Run] | None = None,
+    topics: str = "orders",
+    **told: Any,
 ) -> LinkStatus:
     """The status of link "dr" with one topic, as these looks at both clusters show it."""
 
@@ -276,7 +285,7 @@ def read_by(
 
     for name, value in {
         "look_at_claims": None,
-        "read_control": LinkControl(topics=LinkTopics.of("orders").to_json()),
+        "read_control": LinkControl(topics=LinkTopics.of(topics).to_json()),
         "require_not_forgotten": None,
         "mapped_topics": NO_MAP,
         "see_topics": LinkView({"orders": [0]}, {"orders": [0]}, {}, {}),
@@ -287,6 +296,7 @@ def read_by(
         "seen_mirrors": mirrors or [],
         "why_forgotten": "A mirror of link dr runs on m1, and its control says nothing",
         "beside_file": BesideFile(),
+        **told,
     }.items():
         say(name, value)
 
@@ -302,6 +312,11 @@ def read_by(
     monkeypatch.setattr(status, "look_led", look_led)
     monkeypatch.setattr(status, "within_bound", within_bound)
     return asyncio.run(status.read_status(cluster, cluster, "dr"))
+
+
+def read(monkeypatch: pytest.MonkeyPatch, topics: str = "orders", **told: Any) -> LinkStatus:
+    """The status of a link of which all is read as usual but for what is `told`."""
+    return read_by(monkeypatch, [([], {}), ([], {})], {}, topics=topics, **{"why_forgotten": None, **told})
 
 
 def test_a_target_log_that_is_shorter_than_what_was_copied_is_told() -> None:
@@ -345,8 +360,24 @@ def test_what_was_copied_and_is_not_on_the_target_was_deleted_there() -> None:
 
 def test_a_plan_names_topics_and_partitions_that_the_source_has_no_more() -> None:
     fewer, gone = gone_refusals({"old": [0, 1], "a": [2]}, {"a", "b"})
-    assert fewer == "the source has no such partition of this topic any more, and the link has copied it: a-2"
-    assert gone == "the source has no such topic, and the link has copied it: old"
+    assert (fewer, gone) == (f"a-2: {PARTITION_DELETED_ON_SOURCE}", f"old: {DELETED_ON_SOURCE}")
+
+
+@pytest.mark.parametrize(
+    "mirrors", [[], [replace(RUN, is_alive=True, waiting={COPIED: Waiting(DELETED_ON_SOURCE, 5, True)})]]
+)
+def test_status_blocks_on_a_copy_whose_topic_the_source_deleted_until_the_copy_is_deleted_too(
+    mirrors: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the words of the page, once, and whether or not a mirror has said so; topics that the link never copied are unknown."""
+    control = replace(HAD, topics=LinkTopics.of(".*").to_json())
+    told: dict[str, Any] = {"read_control": control, "seen_mirrors": mirrors}
+    view = LinkView({"a": [0]}, {"a": [0], "orders": [0], "new": [0]}, {"orders": [0], "new": [0]}, {})
+    found = read(monkeypatch, see_topics=view, **told)
+    assert [r.text for r in found.reasons if r.health is Health.BLOCKED] == [f"orders-0: {DELETED_ON_SOURCE}"]
+    assert "how far new-0 are is unknown" in str(found.reasons) and str(found.reasons).count("orders-0") == 1
+    found = read(monkeypatch, see_topics=LinkView({"a": [0]}, {"a": [0]}, {}, {}), **told)
+    assert "orders" not in str(found.reasons)
 
 
 def test_a_remedy_is_never_cut_off_and_a_partition_is_named_once() -> None:

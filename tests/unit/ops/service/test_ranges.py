@@ -194,13 +194,21 @@ def test_what_is_refused_is_planned_again_once_what_that_hangs_on_has_changed(
         made._checked_at = float("-inf")
 
 
-@pytest.mark.parametrize("lacks, plans", [({"orders"}, 1), (set(), 0), (KafkaTimeoutError(), 0)])
-def test_a_topic_that_was_deleted_on_the_target_is_made_again_before_the_next_look_at_all_topics(
-    lacks: set[str] | Exception, plans: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "lacks, plans",
+    [
+        ([{"orders"}], 1),  # on the target: it is created again
+        ([set(), {"orders"}], 1),  # on the source: that is reported
+        ([set(), set()], 0),
+        ([KafkaTimeoutError(), KafkaTimeoutError()], 0),
+    ],
+)
+def test_a_topic_that_was_deleted_causes_a_plan_before_the_next_look_at_all_topics(
+    lacks: list[set[str] | Exception], plans: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = reader(replace(TAIL, refresh_s=600))
     made._scope, made._refreshed_at, made._looked_at = Scope({FIRST: 10}), time.monotonic(), float("-inf")
-    answers: list[Any] = [lacks, LedOffsets({FIRST: 11}, {})]
+    answers: list[Any] = [*lacks, LedOffsets({FIRST: 11}, {})]
     planned: list[int] = []
     target = Asked(lambda: None)
     monkeypatch.setattr(made, "_connected", lambda: (Asked(lambda: raised(answers.pop(0))), target))
