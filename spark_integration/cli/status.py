@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spark_integration.cli.link import end_with, given_link
 from spark_integration.cli.options import Json, WhichLink
+from tolerant_client.mirror.life.mirrors import WAITS, at_work
 from tolerant_client.mirror.life.status import LinkStatus, read_status
 from tolerant_client.mirror.state.health import utc
 from tolerant_client.ops.printing import Table, echo, echo_each, print_table
@@ -44,9 +45,9 @@ def _show(found: LinkStatus) -> None:
             t.topic, str(t.partitions), lag, uncommitted, seconds, size, paused, f"{t.lost:,}" if t.lost else ""
         )
     print_table(table)
-    for run in found.mirrors:
-        if run.is_alive:
-            echo(f"mirror: on {run.host}, process {run.pid}, since {utc(run.since_ms)}")
+    for run in at_work(found.mirrors):
+        where = f"on {run.host}, process {run.pid}, since {utc(run.since_ms)}"
+        echo(f"mirror: {where}" if run.holds else f"another process: {where}, {WAITS}")
     echo_each("loss", found.losses)
     echo_each("note", found.notes)
     for reason in found.reasons:

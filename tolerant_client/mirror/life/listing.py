@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 from msgspec.structs import asdict
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.life.mirrors import LOOK_AGAIN_S, RENEWED_S, is_forgotten, look_at_claims, mirror_json
+from tolerant_client.mirror.life.mirrors import (
+    LOOK_AGAIN_S,
+    RENEWED_S,
+    WAITS,
+    at_work,
+    is_forgotten,
+    look_at_claims,
+    mirror_json,
+)
 from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import read_controls
@@ -23,6 +31,7 @@ class ListedLink(NamedTuple):
     """A link of a target; `control` is None if its record cannot be read, `is_seen` False if the claims cannot be read.
 
     `has_map`: the target has an offset map of it.  `is_forgotten`: a mirror of it copies, but the control does not say what.
+    `waits` are mirrors beside `mirror` that are alive and hold no partition.
     """
 
     link: str
@@ -31,6 +40,7 @@ class ListedLink(NamedTuple):
     is_seen: bool
     has_map: bool
     is_forgotten: bool = False
+    waits: tuple[Run, ...] = ()
 
     @property
     def offsets(self) -> str | None:
@@ -83,7 +93,8 @@ class ListedLink(NamedTuple):
             return "no mirror was seen in the last hour"
         where = f"on {run.host}, process {run.pid}"
         if run.is_alive:
-            return f"runs {where}, since {utc(run.since_ms)}"
+            others = [f"; another process on {one.host}, process {one.pid}, {WAITS}" for one in self.waits]
+            return f"runs {where}, since {utc(run.since_ms)}" + "".join(others)
         return f"{'ended' if run.is_ended else 'last seen'} {where}, at {utc(run.seen_ms)}"
 
     def to_json(self) -> dict[str, Any]:
@@ -101,6 +112,7 @@ class ListedLink(NamedTuple):
             "paused": None if control is None else control.paused_words,
             "mirror": None if self.mirror is None else mirror_json(self.mirror),
             "is_mirror_known": self.is_seen,
+            "waiting_mirrors": [mirror_json(run) for run in self.waits],
         }
 
 
@@ -109,10 +121,14 @@ def listed(controls: Controls, runs: Iterable[Run] | None, mapped: Collection[st
 
     `mapped` are the links that have an offset map on the target.
     """
-    newest: dict[str, Run] = {}
+    by_link: dict[str, list[Run]] = {}
     for run in runs or ():
-        if run.link not in newest or run.is_alive or not newest[run.link].is_alive:
-            newest[run.link] = run
+        by_link.setdefault(run.link, []).append(run)
+    # Of several that are alive, the newest that holds partitions.
+    newest = {
+        link: max(reversed(known), key=lambda run: (run.is_alive, run.is_alive and run.holds))
+        for link, known in by_link.items()
+    }
     unreadable = {record.key for record in controls.unreadable}
     forgotten = {link for link, run in newest.items() if is_forgotten(controls.links.get(link), run)} - unreadable
     return [
@@ -123,6 +139,7 @@ def listed(controls: Controls, runs: Iterable[Run] | None, mapped: Collection[st
             is_seen=runs is not None,
             has_map=link in mapped,
             is_forgotten=link in forgotten,
+            waits=tuple(run for run in at_work(by_link.get(link, ())) if not run.holds and run is not newest[link]),
         )
         for link in sorted({*controls.links, *unreadable, *forgotten})
     ]

@@ -26,6 +26,7 @@ BOUND_S = 10.0  # for each request that a hanging broker could delay
 LOOK_AGAIN_S = 1.0
 RENEWED_S = (RENEW_MS + 1_500) / 1000  # within this time a running mirror has renewed its record
 _LEASE_S = LEASE_MS / 1000
+WAITS = "which holds no partition: it waits until they are free, and copies nothing"
 
 
 async def within_bound(cluster: Cluster, function: Callable[..., Awaitable[_T]], *args: Any) -> _T | None:
@@ -57,11 +58,21 @@ async def seen_mirrors(
         return None
     while (now := await look_at_claims(target)) is not None:
         found = [run for run in now.runs(before) if run.link == link]
-        is_told = any(run.is_alive for run in found) or all(run.is_ended for run in found)
-        if is_told or time.monotonic() - began >= within_s:
+        if is_told(found) or time.monotonic() - began >= within_s:
             return found
         await target.net.sleep(LOOK_AGAIN_S)
     return None
+
+
+def is_told(mirrors: Iterable[Run]) -> bool:
+    """Whether it is known which mirror of a link is at work; one that only waits does not say whether the holder is alive.  Pure."""
+    known = [run for run in mirrors if not run.is_ended]
+    return not known or any(run.is_alive for run in [run for run in known if run.holds] or known)
+
+
+def at_work(mirrors: Iterable[Run]) -> list[Run]:
+    """The mirrors that are alive: first those that hold partitions, then those that wait for them.  Pure."""
+    return sorted((run for run in mirrors if run.is_alive), key=lambda run: not run.holds)
 
 
 def is_forgotten(control: LinkControl | None, run: Run) -> bool:
@@ -135,5 +146,5 @@ def mirror_reasons(link: str, mirrors: Iterable[Run] | None) -> list[Reason]:
 
 def mirror_json(run: Run) -> dict[str, Any]:
     """A mirror as it was seen, as JSON; times in ms since 1970."""
-    shown = ("run", "host", "pid", "since_ms", "seen_ms", "is_alive", "is_ended")
+    shown = ("run", "host", "pid", "since_ms", "seen_ms", "is_alive", "is_ended", "holds")
     return {name: getattr(run, name) for name in shown}

@@ -16,7 +16,7 @@ from typing import Any
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.life.mirrors import look_at_claims, seen_mirrors
+from tolerant_client.mirror.life.mirrors import at_work, look_at_claims, seen_mirrors
 from tolerant_client.mirror.state.control_record import (
     CONTROL_TOPIC,
     decode_control,
@@ -99,9 +99,8 @@ async def _require_no_mirror(target: Cluster, link: str) -> None:
         raise OptionError(
             f"Whether a mirror of link {link} runs is unknown, since its claims could not be read: nothing was written"
         )
-    for run in mirrors:
-        if run.is_alive:
-            raise OptionError(
-                f"A mirror of link {link} runs on {run.host} (process {run.pid}): stop it, then run tolerant-kafka repair"
-                f" {link_options(link, target)}"
-            )
+    for run in at_work(mirrors):
+        raise OptionError(
+            f"A mirror of link {link} runs on {run.host} (process {run.pid}): stop it, then run tolerant-kafka repair"
+            f" {link_options(link, target)}"
+        )

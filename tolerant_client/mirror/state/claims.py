@@ -124,6 +124,7 @@ class Run:
 
     `is_alive`: a process of it has appended a record between two looks of the same reader, whatever the clocks say.
     `has_copied`: a process of it has claimed partitions to copy; before that it has written the link's control.
+    `holds`: partitions are granted to a process of it; without that a mirror that is alive waits for them, and writes nothing.
     """
 
     link: str
@@ -137,6 +138,7 @@ class Run:
     waiting: Mapping[TopicPartition, Waiting] = field(default_factory=dict)
     waiting_count: int = 0
     has_copied: bool = False
+    holds: bool = True
 
 
 def claimed_part(partition: TopicPartition, link: str) -> TopicPartition:
@@ -366,7 +368,7 @@ class ClaimsLog:
             by_run.setdefault(seen.record.holder.run, []).append(seen)
         renewed = self._said_since(before)
         by_age = sorted(by_run.values(), key=lambda members: members[-1].offset)
-        return [_run(members, renewed) for members in by_age]
+        return [_run(members, renewed, any(s.terms and self._counts(s) for s in members)) for members in by_age]
 
     def _said_since(self, before: ClaimsLog) -> frozenset[str]:
         """The holders with a record that an earlier look had not seen."""
@@ -379,7 +381,7 @@ def _slept(before: ClaimsRecord, now: ClaimsRecord) -> bool:
     return now.clock_ms - before.clock_ms >= LEASE_MS
 
 
-def _run(members: list[_Seen], renewed: frozenset[str]) -> Run:
+def _run(members: list[_Seen], renewed: frozenset[str], holds: bool) -> Run:
     """`members` in the order of the log."""
     newest = max(members, key=lambda seen: (seen.record.holder.role == MIRROR, seen.offset))
     seen_ms = members[-1].append_ms
@@ -403,6 +405,7 @@ def _run(members: list[_Seen], renewed: frozenset[str]) -> Run:
             for role in (MIRROR, COPIER)
         ),
         any(seen.record.holder.role == COPIER for seen in members),
+        holds,
     )
 
 

@@ -15,7 +15,8 @@ from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from support.claims import holders_of
-from tolerant_client.mirror.life.mirrors import untold_reasons
+from tolerant_client.mirror.life.listing import listed
+from tolerant_client.mirror.life.mirrors import WAITS, at_work, is_told, untold_reasons
 from tolerant_client.mirror.state.claimant import Claimant
 from tolerant_client.mirror.state.claims import (
     COPIER,
@@ -35,7 +36,9 @@ from tolerant_client.mirror.state.claims import (
     encode_claims,
 )
 from tolerant_client.mirror.state.claims_topic import Claims, boot_s, claimed_by
+from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.health import utc
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.state_json import LAST_MS
 
 P = [TopicPartition("orders", n) for n in range(4)]
@@ -437,6 +440,27 @@ def test_a_mirror_that_ended_is_not_alive_and_one_that_waits_says_why() -> None:
     log.read(ClaimsRecord(main, 2, is_end=True), 7_000, 1)
     (run,) = log.runs(ClaimsLog())
     assert run.is_ended and not run.is_alive and log.has_ended("run-1")
+
+
+def test_of_two_mirrors_of_a_link_the_one_that_holds_the_partitions_is_at_work_and_the_other_waits() -> None:
+    """Whichever has spoken last: an operator ends the one that is named."""
+    first, second = Claimant(holder("a", "run-1", role=MIRROR)), Claimant(holder("b", "run-2", role=MIRROR))
+    log, reader = Log(first, second), ClaimsLog()
+    log.claimants.append(SimpleNamespace(read=reader.read))  # type: ignore[arg-type]
+    for claimant in (first, second):
+        claimant.want(P)
+        log.append(claimant.record(log.ms / 1000))
+    before = ClaimsLog()
+    (works, waits) = at_work(reader.runs(before))
+    assert (works.run, works.holds, waits.run, waits.holds) == ("run-1", True, "run-2", False)
+    silent = [replace(works, is_alive=False), waits]
+    assert is_told([works, waits]) and is_told([waits]) and is_told([]) and is_told([replace(works, is_ended=True)])
+    assert not is_told(silent) and not is_told([replace(works, is_alive=False)])
+    (link,) = listed(Controls({"dr": LinkControl()}), [works, waits], ())
+    assert link.mirror == works and link.waits == (waits,)
+    assert link.state.startswith("runs on m1, process 812, ") and link.state.endswith(
+        f"; another process on m1, process 812, {WAITS}"
+    )
 
 
 def test_what_needs_a_person_is_told_first_and_what_the_mirror_says_again_counts_once() -> None:

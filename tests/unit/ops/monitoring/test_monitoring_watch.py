@@ -228,9 +228,9 @@ def test_what_the_source_deleted_is_blocked_with_its_remedy_and_leaves_once_the_
     watch.clusters.without_leader["target"] = {NEW: "the target has no such topic (any more)"}
     watch.clusters.gone["target"] = {NEW}
     watch.tell(report(now_ms + 1, acked=acked, blocked={NEW: DELETED_ON_SOURCE}))  # the planner has not seen it yet
-    found = watch.after(1, target={FIRST: 10, SECOND: 10})
+    assert health_of(watch.after(1, target={FIRST: 10, SECOND: 10}), now_ms)[0] is Health.HEALTHY
     watch.tell(report(now_ms + 2, acked=acked, waiting={NEW: Waiting("no leader on the source", 1)}))
-    for found in (found, watch.state, watch.after(1), watch.after(20)):
+    for found in (watch.state, watch.after(1), watch.after(20)):
         assert health_of(found, found.time_ms)[0] is Health.HEALTHY
         assert found.leaderless == {} and "new" not in found.topics
 
