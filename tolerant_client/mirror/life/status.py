@@ -32,6 +32,7 @@ from tolerant_client.mirror.life.lens import (
 )
 from tolerant_client.mirror.life.mirrors import (
     BOUND_S,
+    at_work,
     look_at_claims,
     mirror_json,
     mirror_reasons,
@@ -114,7 +115,7 @@ class LinkStatus:
     open_transactions: tuple[Held, ...] = ()
     is_handed_back: bool = False
     mirrors: tuple[Run, ...] = ()  # seen in the last hour, the newest last
-    notes: tuple[str, ...] = ()  # what a promotion would also take
+    notes: tuple[str, ...] = ()  # what a promotion would also take, what a running mirror will create
 
     @property
     def health(self) -> Health:
@@ -199,7 +200,9 @@ async def read_status(
     ]
     if control.is_hidden:
         reasons.append(Reason(Health.UNKNOWN, f"{UNKNOWN_ORDERS}: {HIDDEN}"))
+    notes: list[str] = []
     if not control.is_over:
+        notes += (await beside_file(None, target, control, link, topics if of_file else None)).kept
         differing = compared.differing if compared is not None else {}
         reasons += [Reason(Health.BLOCKED, lost)] if lost else []
         reasons += blocked_reasons(taken)
@@ -230,8 +233,9 @@ async def read_status(
             reasons.append(Reason(Health.UNKNOWN, why))
         if paused := control.paused_words:
             reasons.append(Reason(Health.PAUSED, f"an operator has paused {some(paused)}"))
-        if missing:
-            reasons += missing_reasons(missing, control)
+        soon = made_soon([p for p in missing if p.topic not in mapped.names], control, mirrors or ())
+        reasons += missing_reasons([p for p in missing if p not in soon], control)
+        notes += unmade_notes(soon)
     return LinkStatus(
         link,
         int(time.time() * 1000),
@@ -245,7 +249,7 @@ async def read_status(
         () if control.is_over else tuple(held),
         control.is_handed_back,
         tuple(mirrors or ()),
-        () if control.is_over else (await beside_file(None, target, control, link, topics if of_file else None)).kept,
+        tuple(notes),
     )
 
 
@@ -264,6 +268,26 @@ async def _with_age_and_size(source: Cluster, seen: list[PartitionLag]) -> list[
             bytes_per_offset=sizes.get(e.partition),
         )
         for e in seen
+    ]
+
+
+def made_soon(missing: Iterable[TopicPartition], control: LinkControl, mirrors: Iterable[Run]) -> list[TopicPartition]:
+    """Partitions of new topics that a running mirror was started with: it creates them, so nothing is wrong yet.  Pure."""
+    if control.topics is None or not at_work(mirrors):
+        return []
+    started_with = LinkTopics.from_json(control.topics)
+    known = control.begun.keys() | control.copied.keys()
+    return [p for p in missing if p not in known and started_with.writes(p.topic)]
+
+
+def unmade_notes(soon: Collection[TopicPartition]) -> list[str]:
+    """A note about partitions that a running mirror will create.  Pure."""
+    if not soon:
+        return []
+    return [
+        f"{names_of(sorted(soon))}: not on the target yet: the running mirror creates what is missing the next time it looks for"
+        " new topics (within 30 s, with --config within refresh.topics.interval.seconds), unless refresh.topics.enabled=false:"
+        " then restart it"
     ]
 
 

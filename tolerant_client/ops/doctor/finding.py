@@ -52,7 +52,7 @@ CHECKS: Final = {
     "sizes": "record sizes that one side accepts and the other does not",
     "retention": "records not copied yet, and when the source's time and size limits delete them",
     "ledger": "losses that the link has recorded",
-    "control": "what of the link is paused, throttled or promoted",
+    "control": "what of the link is blocked, paused, throttled or promoted",
     "examination": "whether the doctor finished",
 }
 

@@ -10,7 +10,9 @@ from typing import NamedTuple
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.state.health import DELETED_ON_TARGET, counted
+from tolerant_client.mirror.life.mirrors import standing
+from tolerant_client.mirror.state.claims import Run
+from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, DELETED_ON_TARGET, blocked_reasons, counted
 from tolerant_client.mirror.state.ledger import UNREADABLE
 from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, MAX_MESSAGE_BYTES, TIMESTAMP_TYPE, TopicSpec, plan_topics
@@ -390,6 +392,21 @@ def control_findings(
             f"it copies at most {size(control.bytes_per_s)}/s",
             f"tolerant-kafka throttle off {options.of_target}  # if it has to be faster",
         )
+
+
+@check("control", cluster="link")
+def blocked_findings(
+    link: str, mirrors: Iterable[Run], control: LinkControl, left_behind: Collection[str]
+) -> Iterator[Told]:
+    """What is blocked until a person acts, in the words of `status`: by the source's topics, and by the mirrors that run."""
+    if control.is_over:
+        return
+    told = {p: DELETED_ON_SOURCE for p in control.begun if p.topic in left_behind and not control.pauses(p)}
+    told |= {p: wait.reason for p, wait in standing(mirrors, told, control).items() if wait.is_blocked}
+    for reason in blocked_reasons(told):
+        evidence, _, remedy = reason.text.rpartition("; ")
+        remedy = remedy[:1].upper() + remedy[1:] if evidence else "Do what it says; status names all partitions"
+        yield Told(Severity.ERROR, f"link {link}", f"blocked: {evidence or reason.text}", remedy)
 
 
 def renamed(specs: Mapping[str, TopicSpec], names: Mapping[str, str]) -> dict[str, TopicSpec]:

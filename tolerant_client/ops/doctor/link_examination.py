@@ -17,10 +17,12 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.groups import OWN_GROUPS
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.life.mirrors import RENEWED_S, look_for_forgotten
+from tolerant_client.mirror.life.mirrors import RENEWED_S, look_at_claims, look_for_forgotten
+from tolerant_client.mirror.state.claims import ClaimsLog
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_topics import is_heartbeats
 from tolerant_client.mirror.state.map_topic import lost_map
 from tolerant_client.mirror.state.plan import TopicSpec, plan_topics, select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, group_filter
@@ -44,6 +46,7 @@ from tolerant_client.ops.doctor.link_checks import (
     LinkOptions,
     Retention,
     ahead_findings,
+    blocked_findings,
     control_findings,
     creation_findings,
     ledger_findings,
@@ -121,7 +124,7 @@ class _Examination:
                 if source is None or target is None
                 else _Link(self._subject, source, target, chosen, self._checkup)
             )
-            before: dict[TopicPartition, PartitionLag] = {} if link is None else link.look()
+            before: dict[TopicPartition, PartitionLag] = {} if link is None else link.begin()
             self._in_each(self._found, self._watch)
             if link is not None:
                 link.examine(before)
@@ -205,6 +208,18 @@ class _Link:
         self._subject, self._checkup = subject, checkup
         self._source, self._target = source, target
         self._chosen = chosen
+        self._claims: ClaimsLog | None = None
+
+    def begin(self) -> dict[TopicPartition, PartitionLag]:
+        """What is compared with a later look: the claims, and the lag."""
+        self._claims = self._checkup.ask("control", self._target.raw, look_at_claims, self._target.raw)
+        return self.look()
+
+    def _left_behind(self, control: LinkControl) -> set[str]:
+        """The target's topics that the link began to copy and that the source does not have, or does not show."""
+        topics, there = self._subject.topics, self._source.facts.topics
+        begun = {p.topic for p in control.begun if p.topic in self._target.facts.topics and topics.writes(p.topic)}
+        return {name for name in begun if topics.to_source(name) not in there and not is_heartbeats(topics, name)}
 
     def look(self) -> dict[TopicPartition, PartitionLag]:
         """The lag of each partition that serves on both sides."""
@@ -234,6 +249,10 @@ class _Link:
             asked = (look_for_forgotten, target.raw, link, control, RENEWED_S)  # a check has 10 s
             forgotten = checkup.ask("control", target.raw, *asked)
             checkup.add(control_findings(link, control, self._subject.options, lost, forgotten))
+            claims = checkup.ask("control", target.raw, look_at_claims, target.raw)
+            mirrors = [] if claims is None or self._claims is None else claims.runs(self._claims)
+            mirrors = [run for run in mirrors if run.link == link]
+            checkup.add(blocked_findings(link, mirrors, control, self._left_behind(control)))
         self._examine_backlog(before, ledger or (), control)
 
     def _examine_rights(self) -> None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import kafka.errors as Errors
 import pytest
@@ -31,8 +32,9 @@ from support.commands import COMMANDS
 from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.state.claims import Run, Waiting
 from tolerant_client.mirror.state.control_topic import FORGOTTEN
-from tolerant_client.mirror.state.health import DELETED_ON_TARGET
+from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, DELETED_ON_TARGET
 from tolerant_client.mirror.state.ledger import UNREADABLE
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.plan import TopicSpec
@@ -54,6 +56,7 @@ from tolerant_client.ops.doctor.link_checks import (
     Backlog,
     Retention,
     ahead_findings,
+    blocked_findings,
     control_findings,
     creation_findings,
     ledger_findings,
@@ -286,6 +289,53 @@ def test_a_mirror_that_runs_without_a_control_is_found() -> None:
     (found,) = control_findings("dr", LinkControl(), forgotten=f"A mirror of link dr runs on m1, and {FORGOTTEN}")
     assert found.severity is WARNING and found.evidence.endswith("and it gets no orders")
     assert found.remedy.startswith("Stop that mirror and start it again with Create, Read and Write on that topic")
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_what_blocks_the_link_is_an_error_with_the_remedy_that_status_gives(is_over: bool) -> None:
+    left, refused, waits = (TopicPartition(topic, 0) for topic in ("old", "new", "slow"))
+    control = LinkControl(begun={left: TopicIds()}, is_promoted=is_over)
+    waiting = {
+        left: Waiting(DELETED_ON_SOURCE, 5, is_blocked=True),
+        refused: Waiting(
+            "Link X copies into topic new of this target; leave it out of one of the two", 5, is_blocked=True
+        ),
+        waits: Waiting("its broker is slow", 5),
+    }
+    run = Run("dr", "r", "m1", 812, 0, 9, is_alive=True, waiting=waiting)
+    found = list(blocked_findings("dr", [run], control, {"old"}))
+    copy = "Delete the copy on the target only if the topic was deleted on the source and you do not need the copy"
+    expected = [] if is_over else [(ERROR, copy), (ERROR, "Leave it out of one of the two")]
+    assert sorted((f.severity, f.remedy) for f in found) == expected
+    without = list(blocked_findings("dr", [], control, {"old"}))
+    assert [f.evidence for f in without] == [
+        "blocked: old-0: the source no longer has this topic, or does not show it to us (is Describe on it still granted?)"
+    ] * (not is_over)
+
+
+@pytest.mark.parametrize("on_source", [["other"], ["other", "old"]])
+def test_the_doctor_sees_that_the_source_deleted_a_topic_though_no_mirror_runs(
+    monkeypatch: pytest.MonkeyPatch, on_source: list[str]
+) -> None:
+    control, found = LinkControl(begun={TopicPartition("old", 0): TopicIds()}), list[Finding]()
+
+    def ask(_: str, __: Any, function: Any, *___: Any) -> Any:
+        return control if function.__name__ == "read_control" else None
+
+    checkup = cast(Checkup, SimpleNamespace(ask=ask, add=found.extend))
+    source, target = (
+        cast(
+            Any,
+            SimpleNamespace(
+                facts=ClusterFacts(name, "", None, None, {}, dict.fromkeys(names, Mock())), raw=None, quorum=None
+            ),
+        )
+        for name, names in (("source", on_source), ("target", ["old", "other"]))
+    )
+    for name in ("_examine_rights", "_examine_topics", "_examine_backlog"):
+        monkeypatch.setattr(link_examination._Link, name, lambda *_: None)
+    link_examination._Link(link_examination.Subject({}, link="dr"), source, target, {}, checkup).examine({})
+    assert [f.severity for f in found if f.evidence.startswith("blocked: ")] == [ERROR] * ("old" not in on_source)
 
 
 def test_the_map_of_the_link_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
