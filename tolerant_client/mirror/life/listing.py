@@ -10,11 +10,13 @@ from msgspec.structs import asdict
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.mirrors import (
+    LEASE_S,
     LOOK_AGAIN_S,
     RENEWED_S,
     WAITS,
     at_work,
     is_forgotten,
+    is_told,
     look_at_claims,
     mirror_json,
 )
@@ -145,13 +147,21 @@ def listed(controls: Controls, runs: Iterable[Run] | None, mapped: Collection[st
     ]
 
 
+def in_doubt(runs: Iterable[Run]) -> bool:
+    """Whether a mirror that only waits is alive, and the one for which it waits was not seen yet.  Pure."""
+    known = list(runs)
+    of_link = {one.link: [run for run in known if run.link == one.link] for one in known if one.is_alive}
+    return not all(map(is_told, of_link.values()))
+
+
 async def list_links(target: Cluster) -> list[ListedLink]:
     """The links of a target; waits some seconds until each running mirror has renewed its record.  Raises KafkaError."""
     before, began = await look_at_claims(target), time.monotonic()
     runs: list[Run] | None = None
     while before is not None and (now := await look_at_claims(target)) is not None:
         runs = now.runs(before)
-        if time.monotonic() - began >= RENEWED_S or all(run.is_alive or run.is_ended for run in runs):
+        waited_s = time.monotonic() - began
+        if all(run.is_alive or run.is_ended for run in runs) or waited_s >= (LEASE_S if in_doubt(runs) else RENEWED_S):
             break
         runs = None
         await target.net.sleep(LOOK_AGAIN_S)

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 BOUND_S = 10.0  # for each request that a hanging broker could delay
 LOOK_AGAIN_S = 1.0
 RENEWED_S = (RENEW_MS + 1_500) / 1000  # within this time a running mirror has renewed its record
-_LEASE_S = LEASE_MS / 1000
+LEASE_S = LEASE_MS / 1000
 WAITS = "which holds no partition: it waits until they are free, and copies nothing"
 
 
@@ -47,7 +47,7 @@ async def look_at_claims(target: Cluster) -> ClaimsLog | None:
 
 
 async def seen_mirrors(
-    target: Cluster, link: str, before: ClaimsLog | None, began: float, within_s: float = _LEASE_S
+    target: Cluster, link: str, before: ClaimsLog | None, began: float, within_s: float = LEASE_S
 ) -> list[Run] | None:
     """The mirrors of a link that were seen lately; None if that is unknown.
 
@@ -94,9 +94,7 @@ async def why_forgotten(target: Cluster, link: str, control: LinkControl, mirror
     )
 
 
-async def look_for_forgotten(
-    target: Cluster, link: str, control: LinkControl, within_s: float = _LEASE_S
-) -> str | None:
+async def look_for_forgotten(target: Cluster, link: str, control: LinkControl, within_s: float = LEASE_S) -> str | None:
     """As why_forgotten; if the control says nothing, it looks for mirrors, which takes some seconds."""
     if not control.is_unwritten:
         return None

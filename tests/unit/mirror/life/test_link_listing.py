@@ -74,6 +74,8 @@ def test_which_offsets_a_link_has_is_what_its_target_has() -> None:
         ([[run("dr", is_ended=True)]], 0),
         ([[run("dr")], [run("dr", is_alive=True), run("tr", is_ended=True, pid=6)]], 1),
         ([[run("dr")]] * 9, 4),  # one that was killed: as long as a mirror that runs may be silent
+        # one that only waits is alive: for as long as the one for which it waits may hold its claim
+        ([[run("dr"), replace(run("dr", is_alive=True, pid=6), holds=False)]] * 20, 10),
     ],
 )
 def test_a_list_waits_only_for_mirrors_that_may_run(looks: list[list[Run]], sleeps: int) -> None:
