@@ -12,11 +12,14 @@ Laws:
 - The end of a log proves nothing, and a leader epoch may recur (a restored source): the last copied record is compared each
   time.  From there to the position the source had no record that the link copies, only markers, aborted records and holes, so a
   record there shows another log, too; nothing was copied there, and the link resumes after the last copied record.
+- Each replica cleans its log by itself: if the source's topic is compacted, a record there may only be one that another leader's
+  cleaner had removed.  Then the link resumes there, too, but without a loss, unless copied records differ as well.
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -40,9 +43,11 @@ from tolerant_client.mirror.engine.translated.target_checks import (
     taken_over,
 )
 from tolerant_client.mirror.state.offset_map import MapRow, begun_again, is_another
+from tolerant_client.mirror.state.topics import describe_each_topic
 
 _RECORD_BYTES = 16 << 10  # a larger batch is sent whole
 _PIECE = 1_000  # offsets whose records are in memory at once
+_LARGEST_PIECE = 64_000  # after pieces without a record
 _LEFT_OUT = (LossReason.OVERSIZED, LossReason.RETENTION)  # losses of offsets before the position, in the same log
 
 
@@ -63,6 +68,9 @@ class Place:
         self._adopted = adopted
         self._accepted: set[LostOffsets] = set()
         self._is_other = False  # the source has a different record at the offset of the last copied one
+        self._dirty_from: int | None = (
+            None  # from there on it may have records that another leader's cleaner had removed
+        )
         self._adopted_until: int | None = (
             None  # the limit of what counts as adopted, once the map has the resume position
         )
@@ -136,23 +144,32 @@ class Place:
                 f"the source of {self} was copied up to {position}, and its last stable offset is {stable}: its log may have"
                 " been cut, or restored, and open transactions do not let it be compared yet"
             )
-        for at in range(start, position, _PIECE):
-            span, size = (at, min(at + _PIECE, position)), min(position - at, 64) * _RECORD_BYTES
-            read = await read_slices(source, {self.partition: span}, is_committed=True, first_bytes=size)
+        until, piece = start, _PIECE
+        while until < position:
+            at, until = until, min(until + piece, position)
+            size = min(position - at, 64) * _RECORD_BYTES
+            read = await read_slices(source, {self.partition: (at, until)}, is_committed=True, first_bytes=size)
             if not (records := read[self.partition].records):
+                piece = min(4 * piece, _LARGEST_PIECE)
                 continue
+            piece = _PIECE
             rows = (await self._link.ledger.rows(refresh=True)).get(self.partition, ())
             left_out = [range(row.from_offset, row.until_offset) for row in rows if row.reason in _LEFT_OUT]
             if not all(any(offset in span for span in left_out) for offset in records):
                 return True
         return False
 
+    async def _is_cleaned(self) -> bool:
+        """Whether the source's topic is compacted, or its brokers do not tell (as in identical/facts.py)."""
+        topic = (await describe_each_topic(self._link.source, [self.partition.topic])).topics.get(self.partition.topic)
+        return topic is None or not topic.effective or topic.is_compacted
+
     async def _read_source(self, adopted: int) -> int:
         source, row = self._link.source, self.row
         start = (await source.list_offsets({self.partition: EARLIEST}))[self.partition]
         end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
         least = self._link.control.value.start_of(self.partition, self.ids[0], end) or 0
-        self.is_begun, self._adopted_until = row is not None or adopted > 0, None
+        self.is_begun, self._adopted_until, self._dirty_from = row is not None or adopted > 0, None, None
         if row is None and not adopted:
             return max(start, least)
         is_anew = row is not None and is_another(row.ids[0], self.ids[0])
@@ -184,7 +201,7 @@ class Place:
                 self.loss = loss
                 raise error
         if not losses:
-            return max(start, self.position)
+            return max(start, self.position if self._dirty_from is None else self._dirty_from)
         (reason, cut, _), _ = losses[0]
         self.is_begun = False
         if reason is LossReason.RETENTION:
@@ -202,14 +219,19 @@ class Place:
         told = (await source_truncations(self._link.source, {self.partition: (row.epoch, row.position)})).get(
             self.partition
         )
-        copied_until = max(row.runs[-1].source_until, adopted)  # no record that follows was copied
-        is_cut = told is not None or row.position > end
-        if not is_cut and row.has_copied and max(start, copied_until) < row.position:
-            is_cut = await self._has_more(max(start, copied_until), row.position)
-        if not is_cut and not self._is_other:
-            return None
+        copied_until = max(start, row.runs[-1].source_until, adopted)  # no record that follows was copied
         until = min(row.position, end) if told is None else min(told, end)
-        found = await first_other(self._link.source, self._link.target, self._link.name, self.partition, start, until)
+        ask = partial(first_other, self._link.source, self._link.target, self._link.name, self.partition, start, until)
+        is_cut = told is not None or row.position > end
+        found = await ask() if is_cut or self._is_other else None
+        if found is None and not is_cut and row.has_copied and copied_until < row.position:
+            if not await self._has_more(copied_until, row.position):
+                return None
+            found = await ask()
+            if found is None and await self._is_cleaned():
+                self._dirty_from = copied_until
+                return None
+            is_cut = True
         if found is None and is_cut and row.has_copied:
             return min(until, copied_until)
         return told if found is None else found

@@ -23,6 +23,8 @@ from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_adopted_losses
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.offset_map import MapRow, Run, extend
+from tolerant_client.mirror.state.plan import TopicSpec
+from tolerant_client.mirror.state.topics import DescribedTopics
 from tolerant_client.records.record_batch import Record
 
 PLACES = [TopicPartition("orders", n) for n in range(4)]
@@ -389,6 +391,8 @@ class Tail:
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, records: list[int], told: int | None = None):
         self.world, self.records, self.markers = world, records, list[range]()
+        self.source_topic: TopicSpec | None = TopicSpec("orders", 1, 1, {}, {"cleanup.policy": "delete"})
+        self.pieces: list[int] = []
         (world.row,) = extend(None, P, "orders", IDS, [Run(1_100, 1_100, 300)], 1_501, 5)
         world.target_ends[P] = 1_400
 
@@ -404,12 +408,19 @@ class Tail:
             if not is_committed:
                 return {P: LogSlice(until, {start: Record(start, 0, None, b"v")}, self.markers)}
             assert world.source_start <= start, "what retention took cannot be read"
+            self.pieces.append(until - start)
             return {P: LogSlice(until, {o: Record(o, 0, None, b"w") for o in self.records if start <= o < until})}
 
         monkeypatch.setattr(f"{PLACE}.read_headers", headers)
         monkeypatch.setattr(f"{PLACE}.source_truncations", cuts)
         monkeypatch.setattr(f"{PLACE}.read_slices", slices)
         monkeypatch.setattr(f"{PLACE}.first_other", none)
+
+        async def described(_: Any, names: list[str]) -> DescribedTopics:
+            topic = self.source_topic
+            return DescribedTopics({} if topic is None else {topic.name: topic}, {})
+
+        monkeypatch.setattr(f"{PLACE}.describe_each_topic", described)
 
     def resumes_at(self) -> int:
         """Once policy has accepted the loss, if there is one."""
@@ -480,6 +491,70 @@ def test_a_source_with_open_transactions_before_the_position_is_not_resumed_befo
     world.stable_end = 1_420
     with pytest.raises(Errors.OffsetNotAvailableError, match="last stable offset is 1420"):
         world.goes_on_at()
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        TopicSpec("orders", 1, 1, {"cleanup.policy": "compact,delete"}, {"cleanup.policy": "compact,delete"}),
+        TopicSpec("orders", 1, 1),  # brokers before 0.11 do not tell
+        None,  # we may not describe it
+    ],
+)
+def test_what_another_leaders_cleaner_had_removed_is_copied_and_is_no_loss(
+    world: World, monkeypatch: pytest.MonkeyPatch, topic: TopicSpec | None
+) -> None:
+    """Each replica cleans its log by itself; only a record that differs from a copied one shows another log."""
+    world.written = world.value = LinkControl()
+    tail = Tail(world, monkeypatch, TAIL)
+    tail.source_topic = topic
+    place = world.place()
+    assert world.goes_on_at(place) == 1_400 and place.is_begun and place.row == world.row
+    assert place.position == 1_501, "so its copier knows that it resumes before its position"
+    tail.records = []
+    assert world.goes_on_at(place) == 1_501, "the cleaner has come round"
+    tail.records = TAIL
+
+    async def found(*_: Any) -> int:
+        return 1_250
+
+    monkeypatch.setattr(f"{PLACE}.first_other", found)
+    assert tail.resumes_at() == 1_250
+
+
+def test_a_last_copied_record_that_differs_is_told_while_transactions_are_open_before_the_position(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def found(*_: Any) -> int:
+        return 1_250
+
+    world.written = world.value = LinkControl()
+    world.stable_end = 1_420
+    tail = Tail(world, monkeypatch, TAIL)
+    tail.markers = [range(1_399, 1_400)]
+    monkeypatch.setattr(f"{PLACE}.first_other", found)
+    assert tail.resumes_at() == 1_250
+
+
+@pytest.mark.parametrize(("told", "end"), [(1_480, 2_000), (None, 1_490)])
+def test_a_cut_of_a_source_that_starts_within_the_tail_is_one_loss_from_its_start(
+    world: World, monkeypatch: pytest.MonkeyPatch, told: int | None, end: int
+) -> None:
+    """Of what retention took before its start nothing was to be copied."""
+    world.written = world.value = LinkControl()
+    world.source_start, world.source_end = 1_460, end
+    assert Tail(world, monkeypatch, [], told).resumes_at() == 1_460
+
+
+def test_a_long_tail_without_a_record_is_read_in_ever_larger_pieces(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.written = world.value = LinkControl()
+    tail = Tail(world, monkeypatch, [])
+    (world.row,) = extend(None, P, "orders", IDS, [Run(1_100, 1_100, 300)], 10_001_400, 5)
+    world.source_end = 20_000_000
+    assert world.goes_on_at() == 10_001_400
+    assert tail.pieces[:2] == [1_000, 4_000] and sum(tail.pieces) == 10_000_000 and len(tail.pieces) < 200
 
 
 def test_a_marker_at_the_offset_of_the_last_copied_record_is_of_another_log(
