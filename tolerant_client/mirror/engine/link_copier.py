@@ -123,7 +123,7 @@ class LinkCopier:
         self._every_second(self._watch)
         self._every_second(self._follow_control)
         try:
-            await self._settled(copies.values(), hold_until)
+            await self._settled(copies.values(), hold_until, lease_ms / 1000)
         except BaseException:
             for partition in copies:
                 strategy.release(partition)
@@ -145,11 +145,16 @@ class LinkCopier:
         await self.strategy.give_back(list(self.strategy.partitions))
         await self.claims.released()
 
-    async def _settled(self, copies: Collection[CopiedPartition], hold_until: float) -> None:
-        """Waits until every partition has reached its offset, stopped or is paused, and the hold is over."""
+    async def _settled(self, copies: Collection[CopiedPartition], hold_until: float, lease_s: float) -> None:
+        """Waits until every partition has reached its offset, stopped or is paused, and the hold is over.
+
+        While it waits for one of them the others' leases do not end: a partition in trouble holds up no other.
+        """
         tasks, clock = self.link.tasks, self.link.clock
         while tasks.failure is None:
             now = clock()
+            for copy in copies if lease_s and now >= hold_until else ():
+                copy.lease_until = max(copy.lease_until, now + lease_s)
             is_over = now >= hold_until or all(copy.is_stopped or copy.is_released for copy in copies)
             if is_over and all(copy.is_settled for copy in copies):
                 return

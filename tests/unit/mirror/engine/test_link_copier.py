@@ -37,11 +37,17 @@ class Looked(Exception):
 
 
 @pytest.fixture
-def copier() -> Iterator[LinkCopier]:
+def now() -> list[float]:
+    """The copier's time is the last one."""
+    return [100.0]
+
+
+@pytest.fixture
+def copier(now: list[float]) -> Iterator[LinkCopier]:
     """A copier that sends no requests; it holds the claims of both partitions, under TERM."""
     with Cluster({"bootstrap_servers": "a:9092"}, name="source") as source:
         target = Cluster({"bootstrap_servers": "b:9092"}, source.net, name="target")
-        copier = LinkCopier(source, target, identical_offsets(7), clock=lambda: 100.0)
+        copier = LinkCopier(source, target, identical_offsets(7), clock=lambda: now[-1])
         claims: Any = copier.claims
         claims.term = lambda partition: TERM
         claims.holds = lambda partition: True
@@ -291,6 +297,32 @@ def test_a_translated_partition_that_another_task_asks_for_in_the_middle_of_a_ca
         assert claims.left == [copier.strategy.claim_of(FIRST)] and not copier.strategy.partitions
 
     copier.link.source.run(run)
+
+
+def test_a_partition_in_trouble_ends_no_lease_of_another_one_of_the_same_call(
+    copier: LinkCopier, now: list[float]
+) -> None:
+    """The call waits for it for up to the patience, which is longer than the lease."""
+    healthy, troubled = placed(copier, FIRST, 500, until=500), placed(copier, SECOND, 0, until=500)
+    for copy in (healthy, troubled):
+        copy.want(500, 110.0, 140.0, 100.0)
+    net = copier.link.source.net
+
+    async def run() -> None:
+        settled = net.call_soon_with_future(lambda: copier._settled([healthy, troubled], 110.0, 30.0))
+        for later in (120.0, 145.0, 165.0):
+            now.append(later)
+            copier.link.tasks.notify()
+            await net.sleep(0.02)
+            flow_of(copier).drop_expired()
+        assert not settled.is_done
+        assert flow_of(copier).partitions == {FIRST: healthy, SECOND: troubled}
+        assert healthy.is_held(165.0)
+        troubled.acked = 500
+        copier.link.tasks.notify()
+        await settled
+
+    net.run(run)
 
 
 def test_a_translated_partition_that_is_never_claimed_says_why_after_the_patience(
