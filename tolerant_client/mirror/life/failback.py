@@ -14,6 +14,7 @@ Laws:
   record of others at its end: an equal name is no proof.
 - Whether a forward link copied a topic is decided as for its promotion (owners.py), by its control and by the source's logs.  If
   the target has records of a topic that no forward link copied, it is another one: it is named, and neither deleted nor adopted.
+  Logs that are proved equal are adopted whoever copied them, since nothing is deleted by that.
 - Heartbeats are no data: the link's own former copy of them, which ends with the fence of its promotion, is copied again, and
   blocks nothing.
 - The only write is one record of the control.  If killed before it, failback has done nothing but delete topics, which are copied
@@ -29,19 +30,20 @@ from typing import Any
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.topics import delete_topics
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.batches.divergence import (
-    COMPARED_OFFSETS,
-    first_difference_of_logs,
-    read_headers,
-    read_slices,
-)
-from tolerant_client.mirror.batches.gaps import is_filler
+from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.engine.preflight import refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
-from tolerant_client.mirror.life.owners import find_evidence, find_owners
+from tolerant_client.mirror.life.owners import Evidence, find_evidence, find_owners
+from tolerant_client.mirror.life.shared_log import (
+    SharedLog,
+    compare_logs,
+    shared_partitions,
+    unshared_logs,
+    with_losses,
+)
 from tolerant_client.mirror.state.control_topic import half_done, read_control, read_controls, update_control
 from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
@@ -52,37 +54,6 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _NEVER_BEGUN = "nothing shows that the link has copied it"
 _CREATED_AGAIN = "it was deleted and created again there after the link had copied it"
-_LISTED = 1_000  # runs of offsets of lost records that are listed
-_COUNTED = 1_000_000  # offsets that are searched for records
-_PIECE = 10_000  # offsets whose records are in memory at once
-
-
-@dataclass(frozen=True)
-class SharedLog:
-    """A partition that both clusters have, or only the target: its logs are the same up to `shared_until`.
-
-    What the target has between there and `target_end` was never copied: `lost_records` committed records, whose offsets are in
-    `lost_offsets` as half-open runs; at least that many unless `is_counted`.  The link will copy `to_copy` offsets.
-    """
-
-    topic: str
-    partition: int
-    shared_until: int
-    target_end: int
-    source_end: int
-    lost_records: int = 0
-    lost_offsets: tuple[tuple[int, int], ...] = ()
-    is_proved: bool = True  # False: nothing shows where the logs stop being the same
-    is_open: bool = False  # transactions are open on the target: its log will still grow
-    is_counted: bool = True
-
-    @property
-    def is_diverged(self) -> bool:
-        return self.target_end > self.shared_until
-
-    @property
-    def to_copy(self) -> int:
-        return max(0, self.source_end - self.shared_until)
 
 
 @dataclass(frozen=True)
@@ -108,8 +79,10 @@ class FailbackReport:
         return {**asdict(self), "partitions": rows, "exit_code": self.exit_code}
 
 
-def blockers(partitions: Collection[SharedLog], *, discards: bool) -> tuple[str, ...]:
-    """Why the link back cannot begin; pure."""
+def blockers(
+    partitions: Collection[SharedLog], *, discards: bool, undeletable: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Why the link back cannot begin, except for what `strangers` says of the `undeletable` topics; pure."""
     found = []
     if opened := [p for p in partitions if p.is_open]:
         found.append(
@@ -118,6 +91,7 @@ def blockers(partitions: Collection[SharedLog], *, discards: bool) -> tuple[str,
         )
     if discards:
         return tuple(found)
+    partitions = [p for p in partitions if p.topic not in undeletable]
     if bare := [p for p in partitions if p.is_diverged and p.is_proved and p.is_counted and not p.lost_records]:
         first = bare[0]
         found.append(
@@ -157,29 +131,49 @@ def lost_records(partitions: Iterable[SharedLog]) -> str:
     return f"{'' if all(p.is_counted for p in every) else 'at least '}{sum(p.lost_records for p in every):,}"
 
 
-def strangers(doomed: Iterable[str], taken: Collection[str]) -> tuple[str, ...]:
-    """Why topics must not be deleted: no forward link has copied them, as it has those `taken`.  Pure."""
-    foreign = sorted(set(doomed).difference(taken))
-    if not foreign:
-        return ()
-    return (
-        f"topic {foreign[0]} would be deleted on the target ({len(foreign)} topics), but no control on the source"
-        " says that a link copied it from there: it may be another topic of the same name. Leave it out of --topics, or delete"
-        " it yourself",
-    )
+def strangers(undeletable: Collection[str], own: Collection[str]) -> tuple[str, ...]:
+    """Why topics whose logs cannot be adopted are not deleted either; `own` are copies of this link before its promotion.  Pure."""
+    found = []
+    if foreign := sorted(set(undeletable).difference(own)):
+        found.append(
+            f"the target's log of {some(foreign)} is not a copy of the source's, and no control on the source says that a link"
+            " copied it from there: it may be another topic of the same name, so --discard-diverged does not delete it. Leave"
+            " it out of --topics, or delete it yourself"
+        )
+    if former := sorted(set(undeletable).intersection(own)):
+        found.append(
+            f"{some(former)} on the target is this link's own copy of before its promotion, and others may have written to it"
+            " since, so --discard-diverged does not delete it. If the source has nothing newer, copy their records to it by failback"
+            " in the other direction; or read what you need of them, then delete the topic on the target yourself: it is then"
+            " copied again"
+        )
+    return tuple(found)
 
 
 def left_alone(others: Mapping[str, str]) -> tuple[str, ...]:
     """Why topics of the target, by name, are no originals of the source's: a sentence for each reason.  Pure."""
-    named: dict[str, list[str]] = {}
-    for name, why in sorted(others.items()):
-        named.setdefault(why, []).append(name)
     return tuple(
         f"the target has records of {some(names)} that no link has copied from there: {why}. It may be another topic of the"
         " same name, so nothing of it is compared, deleted or copied: leave it out of --topics (topics.exclude of a file), here and for the mirror; if"
         " nobody needs its records on the target, delete it there yourself"
-        for why, names in named.items()
+        for why, names in _by_reason(others).items()
     )
+
+
+def untold(unknown: Mapping[str, str]) -> tuple[str, ...]:
+    """What cannot be said of topics of the target, by name, this time: a sentence for each reason.  Pure."""
+    return tuple(
+        f"whether a link has copied {some(names)} from the target is unknown: {why}. Run this again when the source's brokers"
+        " respond, or leave it out of --topics"
+        for why, names in _by_reason(unknown).items()
+    )
+
+
+def _by_reason(told: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, why in sorted(told.items()):
+        found.setdefault(why, []).append(name)
+    return found
 
 
 def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, adopted: Positions) -> LinkControl:
@@ -198,6 +192,7 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
         starts_of={},
         begun={},
         copied={},
+        log_starts={},
         map_id=None,
         source_cluster_id=source_cluster_id,
         topics=topics.to_json(),
@@ -253,16 +248,18 @@ async def failback(
     data = [name for name in names if not is_heartbeats(chosen, name)]
     for partition in await shared_partitions(source, target, data):
         logs.append(await compare_logs(source, target, partition, copied_by))
-    taken, others = await taken_topics(source, target, logs, forward)
+    taken, others, unknown = await taken_topics(source, target, logs, forward)
     others = {name: why for name, why in others.items() if name not in own}
+    unknown = {name: why for name, why in unknown.items() if name not in own}
     logs += await unshared_logs(source, target, data)
-    logs = [await _with_losses(target, log) for log in logs if log.topic not in others]
-    found = (*left_alone(others), *blockers(logs, discards=discards))
+    logs = [await with_losses(target, log) for log in logs if log.topic not in others and log.topic not in unknown]
+    given_up = {p.topic for p in logs if p.is_diverged or not p.is_proved}
+    keeps = {p.topic for p in logs if p.lost_records or not (p.is_counted and p.is_proved)}
+    undeletable = {name for name in given_up - taken if name in keeps or name not in own}
+    found = (*left_alone(others), *untold(unknown), *blockers(logs, discards=discards, undeletable=undeletable))
+    found += strangers(undeletable, own)
     doomed = {name for name in own if is_heartbeats(chosen, name)}
     if discards:
-        given_up = {p.topic for p in logs if p.is_diverged or not p.is_proved}
-        keeps = {p.topic for p in logs if p.lost_records or not (p.is_counted and p.is_proved)}
-        found = (*found, *strangers((name for name in given_up if name in keeps or name not in own), taken))
         doomed |= given_up
     if found or is_dry_run:
         return FailbackReport(link, is_dry_run, False, tuple(logs), () if found else tuple(sorted(doomed)), found)
@@ -296,24 +293,25 @@ async def _forward_links(source: Cluster, target: Cluster) -> dict[str, LinkCont
     there = await target.cluster_id()
     if there is None:
         return {}
-    found = (await read_controls(source)).links
-    names = [name for name, control in found.items() if control.source_cluster_id == there and control.topics]
-    return {name: await read_control(source, name) for name in names}  # with all that they have begun
+    found = (await read_controls(source, None)).links
+    return {name: control for name, control in found.items() if control.source_cluster_id == there and control.topics}
 
 
 async def taken_topics(
     source: Cluster, target: Cluster, logs: Collection[SharedLog], forward: Mapping[str, LinkControl]
-) -> tuple[set[str], dict[str, str]]:
-    """The topics that forward links have copied; and those with records on the target that none has copied, and why we think so.
+) -> tuple[set[str], dict[str, str], dict[str, str]]:
+    """The topics that forward links have copied; those with records on the target that none has copied; and unknown ones, and why.
 
-    The control names the source's topic, too: one that was created again since then was never copied.  Without a forward link
-    nothing is known of any topic.
+    The control names the source's topic, too: one that was created again since then was never copied.  A topic whose logs are
+    proved equal may be in none of the three.  Without a forward link nothing is known of any topic.
     """
     written = {TopicPartition(log.topic, log.partition) for log in logs if log.target_end}
     filled = {TopicPartition(log.topic, log.partition) for log in logs if log.source_end}  # an empty log shows nothing
     ids = await read_ids(target, source, {p.topic for p in written}) if forward else {}
+    equal = {log.topic for log in logs if log.is_proved and not log.is_diverged and log.shared_until}
     taken: set[str] = set()
     others: dict[str, str] = {}
+    unread: dict[str, str] = {}
     for name, control in forward.items():
         assert control.topics is not None
         topics = LinkTopics.from_json(control.topics)
@@ -322,17 +320,36 @@ async def taken_topics(
         known = {*control.begun, *control.adopted, *control.copied, *control.log_starts} - again
         taken |= {p.topic for p in known}
         if not control.begun:  # of version 0.1, which does not say what it has copied; equal records do
-            taken |= {log.topic for log in logs if log.is_proved and not log.is_diverged and log.shared_until}
-        rest = {p for p in written if p.topic not in taken}
+            taken |= equal
+        rest = {p for p in written if p.topic not in taken and p.topic not in equal}
         if not (rest and control.producer_ids):
             continue
         asked = (filled & rest) - again
-        evidence = await find_evidence(source, name, control, asked, (), is_translated=False)
+        evidence = Evidence()
+        if asked:
+            evidence = await find_evidence(source, name, control, asked, (), is_translated=False)
         owners, unknown = find_owners(control, asked, evidence, is_translated=False), evidence.logs.unknown
         taken |= {p.topic for p in owners.own if p not in unknown}
-        reasons = {**dict.fromkeys(rest, _NEVER_BEGUN), **dict.fromkeys(again & rest, _CREATED_AGAIN), **owners.left}
-        others |= {p.topic: unknown.get(p, why) for p, why in sorted(reasons.items())}
-    return taken, {name: why for name, why in others.items() if name not in taken}
+        # The sentences of `of_links` are for a mirror that copies to our source: their advice is about the wrong cluster.
+        of_links = {
+            p: f"on the source it is another link's, not link {name}'s"
+            if p.topic in evidence.others.taken
+            else _NEVER_BEGUN
+            for p in owners.of_links
+        }
+        reasons = {
+            **dict.fromkeys(rest, _NEVER_BEGUN),
+            **dict.fromkeys(again & rest, _CREATED_AGAIN),
+            **owners.of_strangers,
+            **of_links,
+        }
+        others |= {p.topic: why for p, why in sorted(reasons.items())}
+        unread |= {p.topic: unknown[p] for p in sorted(rest) if p in unknown}
+    return (
+        taken,
+        {name: why for name, why in others.items() if name not in taken and name not in unread},
+        {name: why for name, why in unread.items() if name not in taken},
+    )
 
 
 async def _refuse_translated(source: Cluster, names: Iterable[str], forward: Mapping[str, LinkControl]) -> None:
@@ -347,98 +364,3 @@ async def _refuse_translated(source: Cluster, names: Iterable[str], forward: Map
                 f"Link {other} copied topic {both[0]} with translated offsets: its records are at other offsets on the two"
                 " clusters, and failback compares logs with the same offsets; leave such topics out"
             )
-
-
-async def shared_partitions(source: Cluster, target: Cluster, names: Iterable[str]) -> list[TopicPartition]:
-    """The partitions of topics that both clusters have."""
-    here, there = await source.partitions(names), await target.partitions(names)
-    return sorted(
-        TopicPartition(topic, n) for topic, numbers in here.items() for n in numbers if n in there.get(topic, ())
-    )
-
-
-async def unshared_logs(source: Cluster, target: Cluster, names: Iterable[str]) -> list[SharedLog]:
-    """Partitions with records that only the target has, of topics that both have: nobody has copied them."""
-    here, there = await source.partitions(names), await target.partitions(names)
-    alone = [TopicPartition(topic, n) for topic in sorted(here) for n in there.get(topic, ()) if n not in here[topic]]
-    if not alone:
-        return []
-    starts = await target.list_offsets(dict.fromkeys(alone, EARLIEST))
-    ends = await target.list_offsets(dict.fromkeys(alone, LATEST))
-    stable = await target.list_offsets(dict.fromkeys(alone, LATEST), isolation_level=READ_COMMITTED)
-    return [
-        SharedLog(p.topic, p.partition, starts[p], ends[p], 0, is_open=stable[p] < ends[p])
-        for p in alone
-        if ends[p] > starts[p]
-    ]
-
-
-async def compare_logs(
-    source: Cluster, target: Cluster, partition: TopicPartition, copied_by: Collection[int] = ()
-) -> SharedLog:
-    """Up to where the two logs of a partition are the same; does not count what the target has after that.
-
-    The target was the original: only its committed records count, and at other offsets the source must have what a mirror fills
-    gaps with.  `copied_by` are the producer ids of links that copied from the target to the source.
-    """
-    wanted = {partition: LATEST}
-    end = (await target.list_offsets(wanted))[partition]
-    stable = (await target.list_offsets(wanted, isolation_level=READ_COMMITTED))[partition]
-    start = (await target.list_offsets({partition: EARLIEST}))[partition]
-    source_end = (await source.list_offsets(wanted))[partition]
-    source_start = (await source.list_offsets({partition: EARLIEST}))[partition]
-    common = max(start, source_start), min(end, source_end)
-    is_proved = True
-    if common[0] < common[1]:
-        difference = await first_difference_of_logs(target, source, partition, *common)
-        first = common[1] if difference is None else difference
-        if difference is None and not await _is_shown(source, target, partition, *common):
-            is_proved = await _was_copied(source, partition, first - 1, copied_by)
-    elif end == 0 or source_end <= start:
-        first = min(end, source_end)
-    elif start == end:
-        first = min(end, source_end)
-        # If the source has nothing before that end either, the target can lack none of it.
-        is_proved = source_start >= end or first == end and await _was_copied(source, partition, end - 1, copied_by)
-    else:
-        first, is_proved = start, False  # the source has deleted everything that the target has
-    topic, index = partition
-    return SharedLog(topic, index, first, end, source_end, is_proved=is_proved, is_open=stable < end)
-
-
-async def _is_shown(
-    source: Cluster, target: Cluster, partition: TopicPartition, from_offset: int, until_offset: int
-) -> bool:
-    """Whether logs without a difference prove at their common end that one is a copy: a record of both, or filler."""
-    span = {partition: (max(from_offset, until_offset - COMPARED_OFFSETS), until_offset)}
-    original = (await read_slices(target, span, is_committed=True))[partition]
-    copied = (await read_slices(source, span, is_committed=True))[partition]
-    return any(offset in original.records or original.is_vacant(offset) for offset in copied.records)
-
-
-async def _was_copied(source: Cluster, partition: TopicPartition, offset: int, copied_by: Collection[int]) -> bool:
-    """Whether one of these producers wrote the records at an offset; a control batch is no proof: it may be a fence."""
-    header = (await read_headers(source, {partition: offset})).get(partition)
-    return header is not None and not header.is_control and header.producer_id in copied_by
-
-
-async def _with_losses(target: Cluster, log: SharedLog) -> SharedLog:
-    """With the number of committed records that only the target has, and their offsets as far as these are listed."""
-    partition = TopicPartition(log.topic, log.partition)
-    if not log.is_diverged:
-        return log
-    start = max(log.shared_until, (await target.list_offsets({partition: EARLIEST}))[partition])
-    at, until = start, min(log.target_end, start + _COUNTED)
-    number, runs = 0, list[tuple[int, int]]()
-    while at < until:
-        piece = (await read_slices(target, {partition: (at, min(at + _PIECE, until))}, is_committed=True))[partition]
-        for offset in sorted(offset for offset, record in piece.records.items() if not is_filler(record)):
-            number += 1
-            if runs and runs[-1][1] == offset:
-                runs[-1] = (runs[-1][0], offset + 1)
-            elif len(runs) < _LISTED:
-                runs.append((offset, offset + 1))
-        if piece.until <= at:
-            break  # nothing can be read there now
-        at = piece.until
-    return replace(log, lost_records=number, lost_offsets=tuple(runs), is_counted=at >= log.target_end)

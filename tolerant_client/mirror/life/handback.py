@@ -18,7 +18,6 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError, TolerantClientError
-from tolerant_client.mirror.life.failback import shared_partitions
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.mm2_positions import (
     Mm2Position,
@@ -26,6 +25,7 @@ from tolerant_client.mirror.life.mm2_positions import (
     whether_mm2_runs,
     write_position,
 )
+from tolerant_client.mirror.life.shared_log import shared_partitions
 from tolerant_client.mirror.life.takeover import is_contradicted, read_bounds
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import half_done, read_control, update_control

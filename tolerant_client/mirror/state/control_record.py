@@ -228,7 +228,7 @@ class Controls(NamedTuple):
     unreadable: tuple[Unreadable, ...] = ()
 
 
-def controls_of(records: Iterable[Record], begun_of: Collection[str] = ()) -> Controls:
+def controls_of(records: Iterable[Record], begun_of: Collection[str] | None = ()) -> Controls:
     """The controls in the records of a control topic, in the order of the log.  Pure."""
     by_key: dict[str, list[Record]] = {}
     for record in records:
@@ -242,7 +242,8 @@ def controls_of(records: Iterable[Record], begun_of: Collection[str] = ()) -> Co
     for key, of_key in by_key.items():
         if readable := [record for record in of_key if why_unreadable(record) is None]:
             control = decode_control(max(readable, key=rank).value or b"")
-            links[key] = replace(control, begun={p: ids for p, ids in control.begun.items() if p.topic in begun_of})
+            begun = {p: ids for p, ids in control.begun.items() if begun_of is None or p.topic in begun_of}
+            links[key] = replace(control, begun=begun)
         if why := why_unreadable(of_key[-1]):
             unreadable.append(Unreadable(key, why, _copies_from(of_key[-1].value or b"")))
     return Controls(links, tuple(unreadable))

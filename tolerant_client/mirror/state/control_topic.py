@@ -152,10 +152,10 @@ async def read_control(target: Cluster, link: str) -> LinkControl:
     return replace(control, is_hidden=True) if watch.is_hidden else control
 
 
-async def read_controls(cluster: Cluster, begun_of: Collection[str] = ()) -> Controls:
+async def read_controls(cluster: Cluster, begun_of: Collection[str] | None = ()) -> Controls:
     """The controls of all links into this cluster; for a link whose newest record is unreadable also the one before it.
 
-    `begun` has only the topics `begun_of`: for all links it would be large.
+    `begun` has only the topics `begun_of`: for all links it would be large.  None: of all topics.
     """
     return controls_of(await read_records(cluster), begun_of)
 

@@ -12,10 +12,11 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import EARLIEST
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.engine.preflight import Others
-from tolerant_client.mirror.life import failback
+from tolerant_client.mirror.life import failback, shared_log
 from tolerant_client.mirror.life.carriers import Carried
-from tolerant_client.mirror.life.failback import SharedLog, blockers, compare_logs, left_alone, strangers
+from tolerant_client.mirror.life.failback import blockers, left_alone, strangers, untold
 from tolerant_client.mirror.life.owners import Evidence
+from tolerant_client.mirror.life.shared_log import SharedLog, compare_logs, unshared_logs, with_losses
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import Record
@@ -63,7 +64,7 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> None:
         return None
 
     for function in (read_slices, read_headers, first_difference_of_logs):
-        monkeypatch.setattr(failback, function.__name__, function)
+        monkeypatch.setattr(shared_log, function.__name__, function)
 
 
 def compared(source: Log, target: Log) -> SharedLog:
@@ -113,12 +114,12 @@ def test_lost_records_are_counted_where_the_target_still_has_them(monkeypatch: p
     """The shared part ends before the target's log starts."""
     target = Log(500, 25_500, holes=range(600, 700))
     log = SharedLog("orders", 0, 90, 25_500, 90)
-    found = drive(failback._with_losses(target, log))  # type: ignore[arg-type]
+    found = drive(with_losses(target, log))  # type: ignore[arg-type]
     assert (found.lost_records, found.is_counted) == (24_900, True)
     assert found.lost_offsets == ((500, 600), (700, 25_500))
     assert max(target.reads) == 10_000, "not all of them are in memory at once"
-    monkeypatch.setattr(failback, "_COUNTED", 20_000)
-    found = drive(failback._with_losses(target, log))  # type: ignore[arg-type]
+    monkeypatch.setattr(shared_log, "_COUNTED", 20_000)
+    found = drive(with_losses(target, log))  # type: ignore[arg-type]
     assert (found.lost_records, found.is_counted) == (19_900, False)
     (text,) = blockers([found], discards=False)
     assert "at least 19,900 committed records" in text
@@ -154,10 +155,25 @@ def test_the_links_own_former_copies_are_known_by_its_control_or_by_its_fence(mo
 
 
 def test_only_what_a_link_took_from_there_is_deleted() -> None:
-    assert strangers(["orders", "clicks"], {"orders", "clicks"}) == ()
-    (text,) = strangers(["orders", "users"], {"orders"})
-    assert "topic users would be deleted" in text and "(1 topics)" in text
-    assert strangers(["orders"], ()) != ()
+    assert strangers((), {"orders"}) == ()
+    (text,) = strangers({"users"}, {"orders"})
+    assert text.startswith("the target's log of users is not a copy") and "delete it yourself" in text
+    (text,) = strangers({"orders"}, {"orders"})
+    assert "orders on the target is this link's own copy" in text and "by failback in the other direction" in text
+
+
+@pytest.mark.parametrize("discards", [False, True])
+def test_what_is_not_deleted_is_not_said_to_be_given_up_with_an_option(discards: bool) -> None:
+    log = SharedLog("orders", 0, 500, 505, 577, 5)
+    assert blockers([log], discards=discards, undeletable={"orders"}) == ()
+    (text,) = blockers([replace(log, is_open=True)], discards=discards, undeletable={"orders"})
+    assert "transactions are open" in text, "that is said of every log"
+
+
+def test_a_link_that_begins_again_has_nothing_of_its_former_logs() -> None:
+    former = LinkControl(producer_ids=(OURS,), is_promoted=True, begun=BEGUN, log_starts={TopicPartition("own", 0): 40})
+    now = failback.begun(former, "A", LinkTopics.of("orders"), {TopicPartition("orders", 0): 500})
+    assert (now.log_starts, now.begun, now.generation) == ({}, {}, 1)
 
 
 NOW = TopicIds("a", "b")  # of the topics on the target, where they were copied from, and on the source
@@ -167,19 +183,38 @@ OWN = SharedLog("own", 0, 0, 500, 77)
 
 
 def taken(
-    monkeypatch: pytest.MonkeyPatch, control: LinkControl | None, logs: Carried, *shared: SharedLog
+    monkeypatch: pytest.MonkeyPatch,
+    control: LinkControl | None,
+    logs: Carried,
+    *shared: SharedLog,
+    links: Others = Others(),
 ) -> tuple[set[str], dict[str, str]]:
+    """The topics that forward links have copied, and those that none has; nothing is unknown."""
+    found, others, unknown = origins(monkeypatch, control, logs, *shared, links=links)
+    assert not unknown
+    return found, others
+
+
+def origins(
+    monkeypatch: pytest.MonkeyPatch,
+    control: LinkControl | None,
+    logs: Carried,
+    *shared: SharedLog,
+    links: Others = Others(),
+) -> tuple[set[str], dict[str, str], dict[str, str]]:
     async def read_ids(*_: Any) -> dict[str, TopicIds]:
         return {"orders": NOW, "own": NOW}
 
     async def find_evidence(*_: Any, **__: Any) -> Evidence:
-        return Evidence(logs, Others(), {"orders": NOW, "own": NOW})
+        return Evidence(logs, links, {"orders": NOW, "own": NOW})
 
     monkeypatch.setattr(failback, "read_ids", read_ids)
     monkeypatch.setattr(failback, "find_evidence", find_evidence)
     source: Any = SimpleNamespace(wire_topic=str)
     forward = {} if control is None else {"dr": control}
-    found: tuple[set[str], dict[str, str]] = drive(failback.taken_topics(source, None, shared or (OWN,), forward))  # type: ignore[arg-type]
+    found: tuple[set[str], dict[str, str], dict[str, str]] = drive(
+        failback.taken_topics(source, None, shared or (OWN,), forward)  # type: ignore[arg-type]
+    )
     return found
 
 
@@ -227,23 +262,51 @@ def test_a_topic_of_the_target_that_was_created_again_is_not_the_one_that_was_co
     assert not found and "created again there after" in others["own"]
 
 
-def test_records_that_are_equal_are_proof_enough_for_a_control_that_remembers_no_beginnings(
+def test_records_that_are_equal_are_proof_enough_to_adopt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MirrorMaker 2 copied them, or the brokers have forgotten the link's producer id, and others have written since."""
+    equal = SharedLog("own", 0, 500, 500, 577)
+    elsewhere = replace(LINK, topics=LinkTopics.of("orders").to_json())
+    for control, may_delete in ((OF_01, True), (LINK, False), (elsewhere, False)):
+        found, others = taken(monkeypatch, control, Carried(foreign=PLACE_OF_OWN), equal)
+        assert not others and ("own" in found) == may_delete
+
+
+def test_a_topic_that_is_another_links_on_the_source_is_told_without_advice_for_that_links_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The brokers have forgotten the link's producer id, and others have written behind its copy since."""
-    equal = SharedLog("own", 0, 500, 500, 577)
-    assert taken(monkeypatch, OF_01, Carried(foreign=PLACE_OF_OWN), equal) == ({"own"}, {})
-    assert taken(monkeypatch, LINK, Carried(foreign=PLACE_OF_OWN), equal)[1].keys() == {"own"}
+    why = "Topic own of this target is the copy of link lx: delete it on the target"
+    links = Others({"own": why}, (), frozenset({"own"}))
+    _, others = taken(monkeypatch, LINK, Carried(foreign=PLACE_OF_OWN), links=links)
+    assert others == {"own": "on the source it is another link's, not link dr's"}
+    unread = Others({"own": "Whether another link copies own is unknown"})
+    _, others = taken(monkeypatch, LINK, Carried(foreign=PLACE_OF_OWN), links=unread)
+    assert others == {"own": "nothing shows that the link has copied it"}
 
 
-def test_a_log_without_records_lacks_nothing_and_an_unreadable_one_proves_nothing(
+def test_no_log_is_searched_for_a_topic_of_which_the_source_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def find_evidence(*_: Any, **__: Any) -> Evidence:
+        raise AssertionError("every log of the cluster would be read")
+
+    async def read_ids(*_: Any) -> dict[str, TopicIds]:
+        return {}
+
+    monkeypatch.setattr(failback, "find_evidence", find_evidence)
+    monkeypatch.setattr(failback, "read_ids", read_ids)
+    source: Any = SimpleNamespace(wire_topic=str)
+    logs = [SharedLog("own", 0, 0, 5, 0)]
+    assert drive(failback.taken_topics(source, None, logs, {"dr": LINK}))[1].keys() == {"own"}  # type: ignore[arg-type]
+
+
+def test_a_log_without_records_lacks_nothing_and_of_an_unreadable_one_nothing_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert not taken(monkeypatch, LINK, Carried(), SharedLog("own", 0, 0, 0, 77))[1]
     for control in (LINK, OF_01):
-        assert taken(monkeypatch, control, Carried(unknown={TopicPartition("own", 0): "no leader"}))[1] == {
-            "own": "no leader"
-        }
+        unread = Carried(unknown={TopicPartition("own", 0): "no leader"})
+        found, others, unknown = origins(monkeypatch, control, unread)
+        assert "own" not in found and not others and unknown == {"own": "no leader"}
+        (text,) = untold(unknown)
+        assert "own from the target is unknown: no leader. Run this again" in text and "delete" not in text
     never = taken(monkeypatch, LINK, Carried(), SharedLog("own", 0, 0, 5, 0))
     assert never[1] == {"own": "nothing shows that the link has copied it"}
     assert taken(monkeypatch, None, Carried()) == (set(), {}), "without a control on the source nothing is known"
@@ -267,8 +330,8 @@ def test_what_the_target_took_into_partitions_that_the_source_never_got_is_told_
     grown = TopicPartition("orders", 2)
     target = Grown({grown: (3, 9), TopicPartition("only", 0): (0, 5)}, orders=4, clicks=1, only=1)
     source = Grown(orders=2, clicks=1)
-    found = drive(failback.unshared_logs(source, target, ["clicks", "orders", "only"]))  # type: ignore[arg-type]
+    found = drive(unshared_logs(source, target, ["clicks", "orders", "only"]))  # type: ignore[arg-type]
     assert found == [SharedLog("orders", 2, 3, 9, 0)] and found[0].is_diverged and found[0].to_copy == 0
     (text,) = blockers([replace(found[0], lost_records=6)], discards=False)
     assert "6 committed records in all: orders-2 from offset 3 to 9. Read what you need" in text
-    assert drive(failback.unshared_logs(target, target, ["orders"])) == []  # type: ignore[arg-type]
+    assert drive(unshared_logs(target, target, ["orders"])) == []  # type: ignore[arg-type]

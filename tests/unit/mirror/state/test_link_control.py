@@ -25,10 +25,10 @@ from tolerant_client.mirror.engine.identical.begun import copied_so_far
 from tolerant_client.mirror.engine.identical.difference import Logs
 from tolerant_client.mirror.engine.identical.next_sequence import next_append
 from tolerant_client.mirror.life import failback
-from tolerant_client.mirror.life.failback import SharedLog
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.plan_report import durability
 from tolerant_client.mirror.life.repair import former_of
+from tolerant_client.mirror.life.shared_log import SharedLog
 from tolerant_client.mirror.life.status import still
 from tolerant_client.mirror.state import control_topic
 from tolerant_client.mirror.state.control_record import controls_of, decode_control, encode_control, newest_of, rank
@@ -349,6 +349,13 @@ def test_record_whose_topics_cannot_be_read_counts_as_none_that_can() -> None:
         decode_control(strange.value or b"")
     again = live._replace(offset=5)
     assert newest_of("dr", [again], strange) is again and controls_of([live, strange, again]).unreadable == ()
+
+
+def test_what_a_link_has_begun_is_read_before_a_record_that_cannot_be_read_if_it_is_asked_for() -> None:
+    begun = {TopicPartition("orders", 0): TopicIds("a", "b")}
+    records = [said(3, 0, begun=begun), Record(4, 0, b"dr", b"rubbish")]
+    assert controls_of(records, None).links["dr"].begun == controls_of(records, ["orders"]).links["dr"].begun == begun
+    assert controls_of(records).links["dr"].begun == controls_of(records, ["clicks"]).links["dr"].begun == {}
 
 
 def test_record_without_a_value_takes_a_link_away_before_the_topic_is_compacted(

@@ -1,0 +1,147 @@
+"""Up to where the two logs of a partition are the same, and which records only the old source has after that.
+
+The roles are those of the link back (failback.py): the `target` was the original, the `source` may be its copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.mirror.batches.divergence import (
+    COMPARED_OFFSETS,
+    first_difference_of_logs,
+    read_headers,
+    read_slices,
+)
+from tolerant_client.mirror.batches.gaps import is_filler
+
+_LISTED = 1_000  # runs of offsets of lost records that are listed
+_COUNTED = 1_000_000  # offsets that are searched for records
+_PIECE = 10_000  # offsets whose records are in memory at once
+
+
+@dataclass(frozen=True)
+class SharedLog:
+    """A partition that both clusters have, or only the target: its logs are the same up to `shared_until`.
+
+    What the target has between there and `target_end` was never copied: `lost_records` committed records, whose offsets are in
+    `lost_offsets` as half-open runs; at least that many unless `is_counted`.  The link will copy `to_copy` offsets.
+    """
+
+    topic: str
+    partition: int
+    shared_until: int
+    target_end: int
+    source_end: int
+    lost_records: int = 0
+    lost_offsets: tuple[tuple[int, int], ...] = ()
+    is_proved: bool = True  # False: nothing shows where the logs stop being the same
+    is_open: bool = False  # transactions are open on the target: its log will still grow
+    is_counted: bool = True
+
+    @property
+    def is_diverged(self) -> bool:
+        return self.target_end > self.shared_until
+
+    @property
+    def to_copy(self) -> int:
+        return max(0, self.source_end - self.shared_until)
+
+
+async def shared_partitions(source: Cluster, target: Cluster, names: Iterable[str]) -> list[TopicPartition]:
+    """The partitions of topics that both clusters have."""
+    here, there = await source.partitions(names), await target.partitions(names)
+    return sorted(
+        TopicPartition(topic, n) for topic, numbers in here.items() for n in numbers if n in there.get(topic, ())
+    )
+
+
+async def unshared_logs(source: Cluster, target: Cluster, names: Iterable[str]) -> list[SharedLog]:
+    """Partitions with records that only the target has, of topics that both have: nobody has copied them."""
+    here, there = await source.partitions(names), await target.partitions(names)
+    alone = [TopicPartition(topic, n) for topic in sorted(here) for n in there.get(topic, ()) if n not in here[topic]]
+    if not alone:
+        return []
+    starts = await target.list_offsets(dict.fromkeys(alone, EARLIEST))
+    ends = await target.list_offsets(dict.fromkeys(alone, LATEST))
+    stable = await target.list_offsets(dict.fromkeys(alone, LATEST), isolation_level=READ_COMMITTED)
+    return [
+        SharedLog(p.topic, p.partition, starts[p], ends[p], 0, is_open=stable[p] < ends[p])
+        for p in alone
+        if ends[p] > starts[p]
+    ]
+
+
+async def compare_logs(
+    source: Cluster, target: Cluster, partition: TopicPartition, copied_by: Collection[int] = ()
+) -> SharedLog:
+    """Up to where the two logs of a partition are the same; does not count what the target has after that.
+
+    The target was the original: only its committed records count, and at other offsets the source must have what a mirror fills
+    gaps with.  `copied_by` are the producer ids of links that copied from the target to the source.
+    """
+    wanted = {partition: LATEST}
+    end = (await target.list_offsets(wanted))[partition]
+    stable = (await target.list_offsets(wanted, isolation_level=READ_COMMITTED))[partition]
+    start = (await target.list_offsets({partition: EARLIEST}))[partition]
+    source_end = (await source.list_offsets(wanted))[partition]
+    source_start = (await source.list_offsets({partition: EARLIEST}))[partition]
+    common = max(start, source_start), min(end, source_end)
+    is_proved = True
+    if common[0] < common[1]:
+        difference = await first_difference_of_logs(target, source, partition, *common)
+        first = common[1] if difference is None else difference
+        if difference is None and not await _is_shown(source, target, partition, *common):
+            is_proved = await _was_copied(source, partition, first - 1, copied_by)
+    elif end == 0 or source_end <= start:
+        first = min(end, source_end)
+    elif start == end:
+        first = min(end, source_end)
+        # If the source has nothing before that end either, the target can lack none of it.
+        is_proved = source_start >= end or first == end and await _was_copied(source, partition, end - 1, copied_by)
+    else:
+        first, is_proved = start, False  # the source has deleted everything that the target has
+    topic, index = partition
+    return SharedLog(topic, index, first, end, source_end, is_proved=is_proved, is_open=stable < end)
+
+
+async def _is_shown(
+    source: Cluster, target: Cluster, partition: TopicPartition, from_offset: int, until_offset: int
+) -> bool:
+    """Whether logs without a difference prove at their common end that one is a copy: a record of both, or filler."""
+    span = {partition: (max(from_offset, until_offset - COMPARED_OFFSETS), until_offset)}
+    original = (await read_slices(target, span, is_committed=True))[partition]
+    copied = (await read_slices(source, span, is_committed=True))[partition]
+    return any(offset in original.records or original.is_vacant(offset) for offset in copied.records)
+
+
+async def _was_copied(source: Cluster, partition: TopicPartition, offset: int, copied_by: Collection[int]) -> bool:
+    """Whether one of these producers wrote the records at an offset; a control batch is no proof: it may be a fence."""
+    header = (await read_headers(source, {partition: offset})).get(partition)
+    return header is not None and not header.is_control and header.producer_id in copied_by
+
+
+async def with_losses(target: Cluster, log: SharedLog) -> SharedLog:
+    """With the number of committed records that only the target has, and their offsets as far as these are listed."""
+    partition = TopicPartition(log.topic, log.partition)
+    if not log.is_diverged:
+        return log
+    start = max(log.shared_until, (await target.list_offsets({partition: EARLIEST}))[partition])
+    at, until = start, min(log.target_end, start + _COUNTED)
+    number, runs = 0, list[tuple[int, int]]()
+    while at < until:
+        piece = (await read_slices(target, {partition: (at, min(at + _PIECE, until))}, is_committed=True))[partition]
+        for offset in sorted(offset for offset, record in piece.records.items() if not is_filler(record)):
+            number += 1
+            if runs and runs[-1][1] == offset:
+                runs[-1] = (runs[-1][0], offset + 1)
+            elif len(runs) < _LISTED:
+                runs.append((offset, offset + 1))
+        if piece.until <= at:
+            break  # nothing can be read there now
+        at = piece.until
+    return replace(log, lost_records=number, lost_offsets=tuple(runs), is_counted=at >= log.target_end)
