@@ -64,6 +64,6 @@ def poll_arrow(
     """KafkaConsumer.poll_arrow for any kafka-python consumer whose fetcher is a TolerantFetcher."""
     consumer._iterator = None
     schema = SCHEMA_WITH_HEADERS if include_headers else SCHEMA
-    with consumer._fetcher.arrow(schema):
-        found = _stock_poll(consumer, timeout_ms, sys.maxsize if max_records is None else max_records)
-        return pa.Table.from_batches([batch for batches in found.values() for batch in batches], schema)
+    most = sys.maxsize if max_records is None else max_records
+    table: pa.Table = consumer._fetcher.table(schema, lambda: _stock_poll(consumer, timeout_ms, most))
+    return table

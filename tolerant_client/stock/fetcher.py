@@ -13,6 +13,9 @@ Laws:
   `fetch_min_bytes`.
 - What a call took and did not return it did not take: if poll(), poll_arrow() or the fill of an iterator ends by an
   exception, of whatever kind, the positions that it moved are put back, unless somebody else has set them meanwhile.
+  An interrupt strikes where a Python function begins, or a C function or a loop's turn ends.  So what must not be parted
+  calls no Python function, and no generator is the context manager of it: if an interrupt strikes in its `__exit__`, the
+  garbage collector ends it, at any time.
 - A fill gives an iterator records of as many partitions as poll() would; a fetch
   that follows what this fill has handed out waits for the next fill.
 - An OffsetOutOfRange is believed only when `out_of_range` has checked it (incident 2),
@@ -24,8 +27,8 @@ Laws:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,8 +83,13 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
                 "KafkaConsumer is not safe for multi-threaded access: two threads poll this one;"
                 " give each thread its own consumer, or use a lock"
             )
-        with self._taking, self.giving_out():
-            return self._fetch_records(max_records, update_offsets, timeout_ms)
+        self._call.moved.clear()
+        try:
+            with self._taking:
+                return self._fetch_records(max_records, update_offsets, timeout_ms)
+        except BaseException:
+            self._put_back()
+            raise
 
     def _fetch_records(
         self, max_records: int | None, update_offsets: bool, timeout_ms: float | None
@@ -133,38 +141,35 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
             self._too_early.clear()
         return records, bool(self._completed_fetches)
 
-    @contextmanager
-    def arrow(self, schema: pa.Schema) -> Iterator[None]:
-        """Within it, records are given out as Arrow batches, whose total size fetch_max_bytes bounds."""
-        self._call.budget = _ArrowBudget(schema, self.config["fetch_max_bytes"])
+    def table(self, schema: pa.Schema, poll: Callable[[], dict[TopicPartition, list[Any]]]) -> pa.Table:
+        """What `poll` gives out, as one table: within it records are Arrow batches, whose size fetch_max_bytes bounds."""
+        call = self._call
+        call.moved.clear()
+        call.budget = _ArrowBudget(schema, self.config["fetch_max_bytes"])
         try:
-            with self.giving_out():
-                yield
+            return pa.Table.from_batches([batch for batches in poll().values() for batch in batches], schema)
+        except BaseException:
+            self._put_back()
+            raise
         finally:
-            self._call.budget = None
+            call.budget = None
 
-    @contextmanager
-    def giving_out(self) -> Iterator[None]:
-        """Puts the positions back that the last fetch_records() has moved, if what it encloses ends by an exception.
+    def _put_back(self) -> None:
+        """Puts the positions back that the last fetch_records() has moved: nobody gets its records.
 
-        It encloses fetch_records(), and for poll_arrow() also the building of the table.  As after a seek, what is
-        buffered for other positions is fetched again.
+        What is buffered for other positions is fetched again, as after a seek.  It is no seek, though: such a position
+        would belong to the present topic (`topic_identity`).
         """
         moved = self._call.moved
-        moved.clear()
-        try:
-            yield
-        except BaseException:
-            while moved:
-                state, before, after = moved.pop()
-                if state.position is after:  # else a seek, a reset or a validation has set it
-                    state.seek(before)
-            raise
+        while moved:
+            state, before, after = moved.pop()
+            if state._position is after:  # else a seek, a reset or a validation has set it
+                state.position = before
 
     def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
-        tp = part.topic_partition
+        tp, moved = part.topic_partition, self._call.moved
         state = self._subscriptions.assignment.get(tp)
-        before = None if state is None else state.position
+        before = None if state is None else state._position
         try:
             return self._give_out(drained, part, max_records, update_offsets)
         except Errors.CorruptRecordError:
@@ -172,9 +177,12 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
             if self._is_corruption_believed(tp):
                 raise
             return 0
+        except BaseException:
+            part.drain()  # an interrupt may have left it between two records
+            raise
         finally:
-            if state is not None and tp in drained and state.position is not before:
-                self._call.moved.append((state, before, state.position))
+            if state is not None and state._position is not before and tp in drained:
+                moved.append((state, before, state._position))
 
     def _is_corruption_believed(self, tp: TopicPartition) -> bool:
         offset = self._subscriptions.position(tp).offset

@@ -202,7 +202,7 @@ USES: Final = (
         ("assignment", "pause", "rebalance_listener", "request_offset_reset", "seek", "subscribed_pattern",
          "subscription", "subscription_type"),
         _FORKING, "the subscription and positions of another consumer"),
-    Use(TopicPartitionState, ("highwater", "position", "preferred_read_replica", "seek"), _FETCHER, "the state of a partition"),
+    Use(TopicPartitionState, ("_position", "highwater", "position", "preferred_read_replica"), _FETCHER, "the state of a partition"),
     Use(TopicPartitionState, ("paused", "position", "reset_strategy"), _FORKING, "the state of a partition"),
     Use(TopicPartitionState, ("_current_leader_epoch",), _COORDINATOR, "since 3.0.5 a position is validated once",
         is_optional=True),

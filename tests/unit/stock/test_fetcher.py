@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -275,9 +278,7 @@ def test_arrow_stops_at_fetch_max_bytes_and_records_go_on_behind_it(fetcher: Tol
     big = [b"".join(encode_batch([Record(0, T0, None, b"." * 10_000)] * 100, base_offset=100 * n) for n in range(8))]
     fetcher._completed_fetches.append(answer(A, 0, big[0]))
     fetcher.config["fetch_max_bytes"] = 1_500_000
-    with fetcher.arrow(SCHEMA):
-        found, _ = fetcher.fetched_records(max_records=10**9)
-    rows = sum(piece.num_rows for piece in found[A])
+    rows = fetcher.table(SCHEMA, lambda: fetcher.fetched_records(max_records=10**9)[0]).num_rows
     assert 100 <= rows <= 300
     assert fetcher._subscriptions.position(A).offset == rows
     records, _ = fetcher.fetched_records(max_records=10)
@@ -448,9 +449,83 @@ def test_what_did_not_become_a_table_is_taken_by_the_next_call(
     fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(B, 0, batch(0))])
     assert by_poll_arrow(fetcher) == [*range(30), *range(30)]
     fetcher._manager.cluster.leader_for_partition = lambda tp: None
-    with pytest.raises(ValueError, match="max_records"), fetcher.arrow(SCHEMA):
-        fetcher.fetched_records(max_records=0)
+    with pytest.raises(ValueError, match="max_records"):
+        fetcher.table(SCHEMA, lambda: fetcher.fetched_records(max_records=0)[0])
     assert [fetcher._subscriptions.position(tp).offset for tp in (A, B)] == [30, 30], "returned by the call before"
+
+
+@contextmanager
+def interrupt_at(number: int) -> Iterator[list[str]]:
+    """An interrupt where the `number`th Python function begins, as signals strike; yields the name of that one."""
+    struck: list[str] = []
+    left = count(-number, 1)
+
+    def trace(frame: Any, event: str, arg: Any) -> None:
+        is_ours = frame.f_globals["__name__"].startswith(("tolerant_client.", "kafka."))
+        if event == "call" and is_ours and not struck and next(left) == 0:
+            struck.append(frame.f_code.co_name)
+            raise KeyboardInterrupt
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield struck
+    finally:
+        sys.settrace(former)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("poll", [by_poll, by_poll_arrow])
+def test_wherever_an_interrupt_strikes_nothing_is_passed_over_and_nothing_comes_twice(
+    poll: Callable[[TolerantFetcher], list[int]],
+) -> None:
+    struck: set[str] = set()
+    for number in count():
+        fetcher = make()
+        fetcher._subscriptions.seek(A, OffsetAndMetadata(5, "", 5))
+        fetcher._completed_fetches.extend([answer(A, 5, batch(0)), answer(B, 0, batch(0))])
+        kept: Any = None
+        found: list[int] = []
+        try:
+            with interrupt_at(number) as names:
+                found = poll(fetcher)
+        except KeyboardInterrupt as interrupt:
+            kept = interrupt  # with its frames
+        if not names:
+            break
+        struck.update(names)
+        if kept is None:
+            continue  # within a finalizer
+        positions = [fetcher._subscriptions.position(tp).offset for tp in (A, B)]
+        assert positions == [5, 0], names
+        fetcher._completed_fetches.extend([answer(A, 5, batch(0)), answer(B, 0, batch(0))])
+        found += poll(fetcher)
+        assert sorted(found) == sorted([*range(5, 30), *range(30)]), names
+        del kept
+        assert [fetcher._subscriptions.position(tp).offset for tp in (A, B)] == [30, 30], names
+    assert {"find", "last", "size", "_set_position"} <= struck
+
+
+@pytest.mark.parametrize("poll", [by_poll, by_poll_arrow])
+def test_an_interrupt_as_the_lock_is_released(
+    fetcher: TolerantFetcher, poll: Callable[[TolerantFetcher], list[int]]
+) -> None:
+    class Lock:
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_: object) -> None:
+            fetcher._taking = threading.Lock()
+            raise KeyboardInterrupt
+
+        def locked(self) -> bool:
+            return False
+
+    fetcher._taking = Lock()  # type: ignore[assignment]
+    fetcher._completed_fetches.append(answer(A, 0, batch(0)))
+    with pytest.raises(KeyboardInterrupt):
+        poll(fetcher)
+    assert fetcher._subscriptions.position(A).offset == 0
+    fetcher._completed_fetches.append(answer(A, 0, batch(0)))
+    assert poll(fetcher) == list(range(30))
 
 
 @pytest.mark.parametrize("offset", [30, 77])

@@ -152,6 +152,29 @@ def test_a_topic_that_was_missing_for_a_while_is_another_one_if_its_id_is(missin
     assert same.poll() == [] and same.resets() == set() and same.asked() == {0: 100, 1: 100}
 
 
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_position_that_an_interrupt_has_put_back_belongs_to_the_topic_in_which_it_was_reached(when: str) -> None:
+    rig = Rig()
+    rig.metadata(FORMER)
+
+    def taken(*_: Any) -> Any:
+        if when == "during":
+            rig.metadata(NEW)
+        raise KeyboardInterrupt
+
+    rig.fetcher._completed_fetches.extend([fetched(A, 100, batch(100)), fetched(B, 100, batch(100))])
+    with pytest.MonkeyPatch.context() as within:
+        give_out = rig.fetcher._give_out
+        within.setattr(
+            rig.fetcher, "_give_out", lambda drained, part, *_: taken() if drained else give_out(drained, part, *_)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            rig.fetcher.fetch_records()
+    rig.metadata(NEW)
+    rig.poll()
+    assert rig.resets() == {A, B} and {partition for partition, _ in rig.recreated()} == {0, 1}
+
+
 @pytest.mark.parametrize("when", ["before", "missing", "told"])
 def test_a_seek_wins(when: str) -> None:
     rig = Rig()
