@@ -15,7 +15,7 @@ from tolerant_client.errors import LinkPromotedError, OptionError, TolerantClien
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.preflight import grown, look_for_others, refuse_circle, require_same_source
-from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link
+from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link, without_topics
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
@@ -159,22 +159,22 @@ async def plan_everything(
     warnings += (
         await beside_file(None, target, control, link, chosen if of_file and not control.is_over else None)
     ).kept
-    warnings += made_again_warnings((topic.name for topic in planned.topics.create), control)
-    others: Mapping[str, str] = {}
     try:
         control.require_not_promoted(link)
         if is_translated:
             control.require_not_identical(link)
-        copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
         grown(control, chosen)
         require_same_source(control, link, await source.cluster_id())
         names = [topic.name for topic in planned.topics.copied]
         is_identical = not (was_begun if is_translated is None else is_translated)
         others = (await look_for_others(target, link, names, is_identical=is_identical)).refused
         refusals += few(dict.fromkeys(others.values()))
+        planned = without_topics(planned, others)  # the mirror does nothing with what others have
+        copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
         warnings += await refuse_circle(source, target, copied, link)
     except (OptionError, LinkPromotedError) as error:
         refusals.append(text_of(error))
+    warnings += made_again_warnings((topic.name for topic in planned.topics.create), control)
     is_translated = was_begun if is_translated is None else is_translated
     if is_translated and (lost or not was_begun):
         besides = replace(besides, groups=None)  # no map translates their offsets yet
@@ -189,8 +189,7 @@ async def plan_everything(
         refusals += stopped.values()
     else:
         reached = (await list_led_offsets(target, dict.fromkeys(present, LATEST))).offsets
-        compared = [p for p in reached if p.topic not in others]
-        stopped, told = await _differences(source, target, compared, Ledger(target, link), control, policy)
+        stopped, told = await _differences(source, target, list(reached), Ledger(target, link), control, policy)
         refusals += stopped.values()
         warnings += told
     starts = (await list_led_offsets(source, dict.fromkeys(planned.ends, EARLIEST))).offsets

@@ -76,6 +76,7 @@ from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _LOOK_S = 2.0
+TAKEN_UNKNOWN = "whether another link has topics of it is unknown: the target's controls could not be read in time"
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,9 @@ async def read_status(
     is_translated = await has_map(target, link, control)
     ask_taken = partial(find_taken, target, link, control, wanted, mapped.names, is_translated=is_translated)
     # What another link has is its copy, or its producers' by now: our mirror is refused it, and comparing it says nothing.
-    taken = {} if control.is_over else await within_bound(target, ask_taken) or {}
+    # Before the first start nothing says whether the link will have translated offsets, and may share topics.
+    found = {} if control.is_over or control.topics is None else await within_bound(target, ask_taken)
+    taken = found or {}
     wanted = [p for p in wanted if p not in taken]
     present = [p for p in wanted if p.partition in view.on_target.get(p.topic, ())]
     missing = sorted(set(wanted) - set(present))
@@ -186,7 +189,7 @@ async def read_status(
     rows, unread = await read_rows(target, ledger)
     seen = [e.partition for e in second]
     compared = None
-    if rows is not None:
+    if rows is not None and found is not None:
         compared = await within_bound(target, compare_ends, source, target, seen, ledger, control, is_translated)
     second = await _with_age_and_size(source, second)
     now_ms = int(time.time() * 1000)
@@ -206,6 +209,8 @@ async def read_status(
         differing = compared.differing if compared is not None else {}
         reasons += [Reason(Health.BLOCKED, lost)] if lost else []
         reasons += blocked_reasons(taken)
+        if found is None:
+            reasons.append(Reason(Health.UNKNOWN, TAKEN_UNKNOWN))
         reasons += [Reason(Health.BLOCKED, text) for text in differing.values()]
         reasons += blocked_reasons({p: why for p, why in left_behind.items() if not control.pauses(p)})
         reasons += _unseen_reasons({p: why for p, why in unseen.items() if p not in left_behind})

@@ -258,13 +258,30 @@ def test_what_another_link_has_is_told_with_that_reason_and_is_neither_compared_
         assert (topic.lag, topic.unknown) == (0, (0,))
 
 
+def test_whether_another_link_has_the_topics_is_unknown_if_the_controls_cannot_be_read_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = read_by(monkeypatch, [([], {}), ([], {})], None, why_forgotten=None)
+    assert Reason(Health.UNKNOWN, status.TAKEN_UNKNOWN) in found.reasons
+
+
+def test_a_link_that_may_share_topics_is_not_blocked_by_another_link_before_its_first_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    why, looked, given = "Topic orders of this target is the copy of link A-B", list[Any](), LinkTopics.of("orders")
+    told = {"read_control": LinkControl(), "why_forgotten": None}
+    found = read_by(monkeypatch, [([], {}), ([], {})], {P: why}, looked, given=given, **told)
+    assert looked == [[P], [P]] and not [r for r in found.reasons if r.health is Health.BLOCKED]
+
+
 def read_by(
     monkeypatch: pytest.MonkeyPatch,
     looks: list[Any],
-    taken: dict[TopicPartition, str],
+    taken: dict[TopicPartition, str] | None,
     looked: list[Any] | None = None,
     mirrors: list[Run] | None = None,
     topics: str = "orders",
+    given: LinkTopics | None = None,
     **told: Any,
 ) -> LinkStatus:
     """The status of link "dr" with one topic, as these looks at both clusters show it."""
@@ -275,6 +292,7 @@ def read_by(
         return looks.pop(0)
 
     async def within_bound(_: Any, function: Any, *args: Any) -> Any:
+        assert taken is not None or function is not status.compare_ends, "it may be another link's log"
         return taken if isinstance(function, partial) and function.func is status.find_taken else None
 
     def say(name: str, value: Any) -> None:
@@ -311,7 +329,7 @@ def read_by(
     )
     monkeypatch.setattr(status, "look_led", look_led)
     monkeypatch.setattr(status, "within_bound", within_bound)
-    return asyncio.run(status.read_status(cluster, cluster, "dr"))
+    return asyncio.run(status.read_status(cluster, cluster, "dr", given))
 
 
 def read(monkeypatch: pytest.MonkeyPatch, topics: str = "orders", **told: Any) -> LinkStatus:

@@ -1,0 +1,76 @@
+"""What a plan says of topics that other links have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.offsets import LedOffsets
+from tolerant_client.mirror.engine.preflight import Others
+from tolerant_client.mirror.engine.prepare import PlannedLink
+from tolerant_client.mirror.life import plan_report
+from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_topics import BesideFile, LinkView
+from tolerant_client.mirror.state.map_topic import NO_MAP
+from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan
+
+OWN, THEIRS, MADE = (TopicPartition(name, 0) for name in ("own", "theirs", "made"))
+
+
+def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither offsets to copy nor changes of its configuration or of groups; nor is its log compared."""
+    specs = {p.topic: TopicSpec(p.topic, 1, 1) for p in (OWN, THEIRS, MADE)}
+    present = {name: spec for name, spec in specs.items() if name != "made"}
+    plan = TopicsPlan((specs["made"],), (specs["own"], specs["theirs"]))
+    planned = PlannedLink(plan, {OWN: 50, THEIRS: 70, MADE: 90}, {}, (specs, present))
+    why = "link X copies it"
+    asked: dict[str, Any] = {}
+
+    def say(name: str, value: Any) -> None:
+        async def tell(*args: Any, **_: Any) -> Any:
+            asked[name] = args
+            return value
+
+        monkeypatch.setattr(plan_report, name, tell)
+
+    for name, value in {
+        "read_control": LinkControl(),
+        "mapped_topics": NO_MAP,
+        "plan_link": planned,
+        "lost_map": None,
+        "has_map": False,
+        "look_for_forgotten": None,
+        "see_topics": LinkView({}, {}, {}, {}),
+        "beside_file": BesideFile(),
+        "look_for_others": Others({"theirs": why, "made": why}, (), frozenset({"theirs"})),
+        "refuse_circle": (),
+        "find_held": [],
+        "_differences": ({}, []),
+        "_besides": (None, None, None),
+    }.items():
+        say(name, value)
+
+    async def led(_: Any, wanted: Any) -> LedOffsets:
+        return LedOffsets(dict.fromkeys(wanted, 5), {})
+
+    async def partitions(names: Collection[str]) -> dict[str, list[int]]:
+        return {name: [0] for name in names if name in present}
+
+    async def cluster_id() -> str:
+        return "id"
+
+    monkeypatch.setattr(plan_report, "list_led_offsets", led)
+    monkeypatch.setattr(plan_report, "stable_ends", led)
+    cluster: Any = SimpleNamespace(partitions=partitions, cluster_id=cluster_id, wire_topic=str)
+    found = asyncio.run(plan_report.plan_everything(cluster, cluster, "dr", ".*"))
+    rows = {t.topic: (t.action, t.to_copy, t.why) for t in found.topics}
+    assert rows == {"own": ("copy", 45, ""), "theirs": ("refuse", None, why), "made": ("refuse", None, why)}
+    assert found.refusals == (why,) and found.exit_code == 3
+    assert asked["_differences"][2] == [OWN], "the others' logs are not compared"
+    assert asked["_besides"][-1] == {THEIRS, MADE}, "their configuration and groups stay as they are"
+    assert asked["refuse_circle"][2] == ["own"], "as the mirror asks"
