@@ -196,6 +196,8 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
     def _give_out(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
         budget = self._call.budget
         tp = part.topic_partition
+        if tp in self._topic_ids:
+            part.drain()  # it may be of another topic than the position
         if budget is None or not part or not self._is_next(part):
             count: int = super()._append(drained, part, max_records, update_offsets)
             if count and not update_offsets:

@@ -114,7 +114,7 @@ USES: Final = (
     Use(KafkaConnectionManager, ("_conns",),
         (*_FORKING, *_MANAGER, *_CONNECTIONS, "tolerant_client.cluster.cluster", "tolerant_client.ops.doctor.probing"), "the connections by node"),
     Use(KafkaConnectionManager, ("_net",),
-        (*_FORKING, *_MANAGER, *_OUT_OF_RANGE, "tolerant_client.stock.any_broker",
+        (*_FORKING, *_MANAGER, *_OUT_OF_RANGE, *_TOPIC_IDENTITY, "tolerant_client.stock.any_broker",
          "tolerant_client.stock.leaders"),
         "its event loop"),
     Use(KafkaConnectionManager,

@@ -5,13 +5,15 @@ A position that was reached in the former log is therefore not believed in the n
 below it, silently if the new log is the longer one.
 
 Laws:
-- A position belongs to the topic whose id Metadata tells, or told last before the topic went missing.  If Metadata tells
-  another id, the positions of its partitions belong to the deleted topic: an event and a warning say so, the partitions
-  rest, and the polling thread applies auto_offset_reset, as for a believed OffsetOutOfRange.
-- A position that was set since (a seek, a reset, a committed offset) belongs to the topic that is there: it stays.
-  The flag that kafka-python sets at each seek, and nobody reads, tells that; Metadata clears it.
-- If the leader of a partition does not know it, its topic is not fetched before Metadata has told which topic there is.
-- An id that was replaced does not come back: a broker that tells it again is behind.
+- A position belongs to the topic whose id is believed.  If Metadata tells another id, the partitions of that topic rest,
+  and brokers are asked, each for itself, until two of them agree (or the only one there is): a broker that is behind
+  is believed no more than one OffsetOutOfRange.  If they agree on the id that is believed, nothing has happened.  If
+  they agree on another one, the positions belong to the deleted topic: an event and a warning say so, and the polling
+  thread applies auto_offset_reset, as for a believed OffsetOutOfRange.
+- At offset 0 nothing has been read: such a position resumes at the first record, whatever auto_offset_reset says.
+- A position that was set since the believed id was last told (a seek, a reset, a committed offset) belongs to the topic
+  that is there: it stays.  The flag that kafka-python sets at each seek, and nobody reads, tells that; Metadata clears it.
+- If the leader of a partition does not know it, it is not fetched before Metadata has told which topic there is.
 - Ids belong to a cluster: if the cluster's id changes (another cluster under the same addresses), they prove nothing.
   Nor does a topic without an id (brokers before 2.8).
 - Metadata comes on the event loop, which only marks; positions move in the polling thread, which decodes meanwhile.
@@ -21,16 +23,26 @@ Laws:
 from __future__ import annotations
 
 import logging
+import random
+import uuid
 import weakref
-from typing import Any
+from typing import Any, Final
 
 import kafka.errors as Errors
+from kafka.protocol.consumer import OffsetResetStrategy
+from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.stock.out_of_range import report
 from tolerant_client.tracker.events import TopicRecreated
 
 log = logging.getLogger(__name__)
+
+_BELIEVED_BY: Final = 2  # brokers that agree
+_PATIENCE_MS: Final = 2_000  # for a broker's response, beyond the time for which it may hold a fetch
+
+_NO_ID: Final = uuid.UUID(int=0)
+_Topic = MetadataRequest.MetadataRequestTopic
 
 
 class TopicIds:
@@ -40,24 +52,30 @@ class TopicIds:
         self._manager = fetcher._manager
         self._cluster = fetcher._manager.cluster
         self._subscriptions = fetcher._subscriptions
+        self._pause = fetcher.config["retry_backoff_ms"] / 1000
+        self._patience = fetcher.config["fetch_max_wait_ms"] + _PATIENCE_MS
         self._cluster_id: Any = None
-        self._ids: dict[str, Any] = {}  # of topics that exist, and the last one of assigned topics that went missing
-        self._replaced: set[Any] = set()  # ids of deleted topics
+        self._ids: dict[
+            str, Any
+        ] = {}  # that are believed: of topics that exist, and of assigned ones that went missing
+        self._doubted: set[str] = set()  # topics of which another id was told: they rest until brokers agree
+        self._is_asking = False
         self._missing: set[str] = set()
         self._recreated: dict[TopicPartition, Any] = {}  # the states whose positions belong to a deleted topic
-        self._refused: set[str] = set()  # topics that a leader does not know: they wait for Metadata
+        self._refused: set[TopicPartition] = set()  # unknown to their leaders: they wait for Metadata
         updated = weakref.WeakMethod(self._updated)
         self._cluster.add_listener(lambda _: (update := updated()) is not None and update())
         self._updated()
 
     def __contains__(self, tp: TopicPartition) -> bool:
         """Whether a partition rests."""
-        return tp in self._recreated or tp.topic in self._refused
+        return tp in self._recreated or tp in self._refused or tp.topic in self._doubted
 
     def clear(self) -> None:
         """Lets no partition rest any more."""
         self._recreated.clear()
         self._refused.clear()
+        self._doubted.clear()
 
     def refused(self, tp: TopicPartition, offset: int) -> None:
         """Notes that a partition is unknown to its leader, which was asked for `offset`; called by the polling thread."""
@@ -66,9 +84,7 @@ class TopicIds:
             return
         # This position was reached before the topic went missing, as were those that records led to.
         state.drop_pending_record_batch = False
-        if tp.topic in self._refused:
-            return
-        self._refused.add(tp.topic)
+        self._refused.add(tp)
         for other, state in list(self._subscriptions.assignment.items()):
             if other.topic == tp.topic and (position := state.position) is not None and position.leader_epoch >= 0:
                 state.drop_pending_record_batch = False
@@ -84,57 +100,116 @@ class TopicIds:
         for tp, state in list(self._recreated.items()):
             is_current = self._subscriptions.assignment.get(tp) is state and state.position is not None
             if is_current and not state.drop_pending_record_batch:
-                if not self._subscriptions.has_default_offset_reset_policy():
+                if not state.position.offset:
+                    self._subscriptions.request_offset_reset(tp, OffsetResetStrategy.EARLIEST)
+                elif self._subscriptions.has_default_offset_reset_policy():
+                    self._subscriptions.request_offset_reset(tp)
+                else:
                     lost[tp] = state.position.offset
                     continue
-                self._subscriptions.request_offset_reset(tp)
             self._recreated.pop(tp, None)
         if lost:
             raise Errors.OffsetOutOfRangeError(lost)
 
     def _updated(self) -> None:
-        """Compares the ids of the Metadata response that has just come with the former ones; on the event loop."""
+        """Compares the ids of the Metadata response that has just come with those believed; on the event loop."""
         if self._cluster_id != self._cluster.cluster_id:
             self._cluster_id = self._cluster.cluster_id
             self._ids.clear()
-            self._replaced.clear()
+            self._doubted.clear()
         told: dict[str, Any] = {}
         for name in self._cluster.topics(exclude_internal_topics=False):
             topic_id = self._cluster.topic_id(name)
-            if topic_id in self._replaced:
-                topic_id = self._ids.get(name)
             if topic_id is not None and topic_id.int:  # 0: this broker has none
                 told[name] = topic_id
-        missing: dict[str, Any] = {}
-        for tp, state in list(self._subscriptions.assignment.items()):
-            former, now = self._ids.get(tp.topic), told.get(tp.topic)
-            if former is not None and now is None:
-                missing[tp.topic] = former
-            self._judge(tp, state, former, now)
-        self._replaced.update(former for name, former in self._ids.items() if told.get(name, former) != former)
-        self._ids = told | missing
-        self._missing = set(missing)
+        assigned = list(self._subscriptions.assignment.items())
+        names = {tp.topic for tp, _ in assigned}
+        known = {name: topic_id for name, topic_id in self._ids.items() if name in names}
+        self._doubted &= names
+        self._doubted |= {name for name in known.keys() & told.keys() if known[name] != told[name]}
+        self._ids = told | {
+            name: topic_id for name, topic_id in known.items() if name not in told or name in self._doubted
+        }
         self._refused.clear()
+        for tp, state in assigned:
+            # A position that is set while the topic is missing, or in doubt, may belong to the next one.
+            if tp.topic not in self._doubted and (tp.topic in told or tp.topic not in self._missing):
+                self._judge(tp, state, False)
+        self._missing = names - told.keys()
+        if self._doubted and not self._is_asking:
+            self._is_asking = True
+            self._manager.call_soon(self._settle)
 
-    def _judge(self, tp: TopicPartition, state: Any, former: Any, now: Any) -> None:
-        is_set_since = state.drop_pending_record_batch
+    async def _settle(self) -> None:
+        """Asks brokers which topics there are until no topic is in doubt; on the event loop."""
+        try:
+            while self._doubted:
+                told = await self._told_by_brokers()
+                for name in list(self._doubted):
+                    ids = [topic_ids.get(name) for topic_ids in told]
+                    is_enough = len(ids) >= min(_BELIEVED_BY, len(self._cluster.brokers()))
+                    if _NO_ID in ids:
+                        self._believe(name, None)
+                    elif ids and is_enough and len(set(ids)) == 1:
+                        self._believe(name, ids[0])
+                if self._doubted:
+                    await self._manager._net.sleep(self._pause)
+                    self._cluster.request_update()  # brokers that are away leave it
+        finally:
+            self._is_asking = False
+
+    async def _told_by_brokers(self) -> list[dict[str, Any]]:
+        """The ids of the doubted topics that exist, as each of two brokers tells them; of fewer if no more respond."""
+        told: list[dict[str, Any]] = []
+        nodes = [broker.node_id for broker in self._cluster.brokers()]
+        for node_id in random.sample(nodes, len(nodes)):
+            if len(told) == _BELIEVED_BY:
+                break
+            # Not by the manager's send(), which may send a request for metadata to another broker as well.
+            request = MetadataRequest(
+                topics=[_Topic(name=name) for name in self._doubted], allow_auto_topic_creation=False
+            )
+            try:
+                response = self._manager.get_connection(node_id).send_request(request)
+                metadata = await self._manager.wait_for(response, self._patience)
+            except Exception as error:
+                log.debug("Metadata could not be fetched from node %s: %s", node_id, error)
+                continue
+            if metadata.cluster_id == self._cluster_id:
+                told.append({topic.name: topic.topic_id or _NO_ID for topic in metadata.topics if not topic.error_code})
+        return told
+
+    def _believe(self, name: str, topic_id: Any) -> None:
+        """Takes the id on which brokers agree; None: the topic is missing, or some brokers have no ids."""
+        self._doubted.discard(name)
+        if topic_id is None:
+            return
+        former, self._ids[name] = self._ids.get(name), topic_id
+        for tp, state in list(self._subscriptions.assignment.items()):
+            if tp.topic == name and self._judge(tp, state, former is not None and former != topic_id):
+                event = TopicRecreated(
+                    "Metadata", -1, name, tp.partition, state.position.offset, str(former), str(topic_id)
+                )
+                log.warning("%s", self._loss(event))
+                report(self._manager, event, self._cluster.leader_for_partition(tp))
+
+    def _judge(self, tp: TopicPartition, state: Any, is_another: bool) -> bool:
+        """Whether the position of a partition, of whose topic the id was told, turns out to belong to a deleted topic."""
+        is_set_since, state.drop_pending_record_batch = state.drop_pending_record_batch, False
         if is_set_since:
             self._recreated.pop(tp, None)
-        if now is None and tp.topic in self._missing:
-            return  # a position that is set while the topic is missing belongs to the next one
-        if former is None or now is None or now == former or is_set_since:
-            state.drop_pending_record_batch = False
-        elif (position := state.position) is not None and self._recreated.get(tp) is not state:
+        elif is_another and state.position is not None and self._recreated.get(tp) is not state:
             self._recreated[tp] = state
-            event = TopicRecreated("Metadata", -1, tp.topic, tp.partition, position.offset, str(former), str(now))
-            log.warning("%s", self._loss(event))
-            report(self._manager, event, self._cluster.leader_for_partition(tp))
+            return True
+        return False
 
     def _loss(self, event: TopicRecreated) -> str:
         what = (
             f"{event.topic}-{event.partition}: the topic was deleted and created again ({event.former_id} became"
             f" {event.topic_id}), and position {event.offset} belongs to the deleted one"
         )
+        if not event.offset:
+            return f"{what}; nothing had been read, so the first record of the new one is next"
         if self._subscriptions.has_default_offset_reset_policy():
             return f"{what}; auto_offset_reset decides where to resume"
         return f"{what}; there is no auto_offset_reset, so poll() raises: seek() to resume"

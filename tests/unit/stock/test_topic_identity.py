@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import types
 import uuid
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from kafka.cluster import ClusterMetadata
 from kafka.consumer.fetcher import CompletedFetch
 from kafka.consumer.subscription_state import SubscriptionState
+from kafka.protocol.consumer import OffsetResetStrategy
 from kafka.protocol.metadata import MetadataResponse
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
@@ -31,9 +34,13 @@ class Rig:
         self.told: list[Event] = []
         self.cluster = ClusterMetadata()
         self.cluster.set_topics(["orders"])
+        self.tells: dict[int, Any] = {}  # what the brokers tell that are asked for themselves
+        self.asking: Any = None
         manager = SimpleNamespace(
-            _net=None, cluster=self.cluster, broker_version=(4, 2), call_soon=lambda *_: None,
+            _net=SimpleNamespace(sleep=sleep), cluster=self.cluster, broker_version=(4, 2), call_soon=self.call_soon,
             connection_delay=lambda node_id: 0, recovery_event=lambda event, node_id: self.told.append(event),
+            get_connection=lambda node_id: SimpleNamespace(send_request=lambda request: (node_id, request)),
+            wait_for=self.wait_for,
         )  # fmt: skip
         self.subscriptions = SubscriptionState(policy)
         self.subscriptions.assign_from_user([A, B])
@@ -45,8 +52,29 @@ class Rig:
             self.fetcher._completed_fetches.append(fetched(tp, 70, batch(70)))
         assert len(self.poll()) == 60
 
-    def metadata(self, topic_id: Any, cluster_id: str = "here", version: int = 12) -> None:
-        """A Metadata response; `topic_id` None: the topic is unknown."""
+    def call_soon(self, work: Any) -> None:
+        self.asking = work()
+        self.look()
+
+    def look(self) -> None:
+        """Has brokers asked until two of them agree, or until the next pause."""
+        with suppress(StopIteration):
+            self.asking.send(None)
+
+    async def wait_for(self, sent: tuple[int, Any], timeout_ms: float) -> Any:
+        node_id, request = sent
+        assert not request.allow_auto_topic_creation and [topic.name for topic in request.topics] == ["orders"]
+        if isinstance(self.tells[node_id], Exception):
+            raise self.tells[node_id]
+        return self.response(self.tells[node_id])
+
+    def metadata(self, topic_id: Any, cluster_id: str = "here", version: int = 12, tells: Any = None) -> None:
+        """A Metadata response; brokers that are asked again tell `tells`, by default the same."""
+        self.tells = dict.fromkeys((1, 2), topic_id) if tells is None else dict(enumerate(tells, 1))
+        self.cluster.update_metadata(self.response(topic_id, cluster_id, version))
+
+    def response(self, topic_id: Any, cluster_id: str = "here", version: int = 12) -> Any:
+        """`topic_id` None: the topic is unknown."""
         topic = MetadataResponse.MetadataResponseTopic
         partitions = [
             topic.MetadataResponsePartition(
@@ -54,7 +82,7 @@ class Rig:
             )
             for n in range(2)
         ]
-        broker = MetadataResponse.MetadataResponseBroker(1, "broker", 9092, None)
+        brokers = [MetadataResponse.MetadataResponseBroker(n, "broker", 9092, None) for n in self.tells]
         error, parts = (UNKNOWN_TOPIC, []) if topic_id is None else (0, partitions)
         told = topic(
             error_code=error,
@@ -65,9 +93,9 @@ class Rig:
             version=version,
         )
         response = MetadataResponse(
-            brokers=[broker], cluster_id=cluster_id, controller_id=1, topics=[told], version=version
+            brokers=brokers, cluster_id=cluster_id, controller_id=1, topics=[told], version=version
         )
-        self.cluster.update_metadata(MetadataResponse.decode(response.encode(version=version), version=version))
+        return MetadataResponse.decode(response.encode(version=version), version=version)
 
     def refuse(self, *partitions: TopicPartition) -> None:
         """The fetches in flight end as those of a deleted topic do."""
@@ -90,6 +118,11 @@ class Rig:
             for topic in request.topics
             for part in topic.partitions
         }
+
+
+@types.coroutine
+def sleep(seconds: float) -> Any:
+    yield
 
 
 def batch(first: int, count: int = 30) -> bytes:
@@ -118,7 +151,7 @@ def test_positions_of_a_deleted_topic_are_reset_and_what_is_buffered_is_dropped(
     for tp in (A, B):
         rig.subscriptions.seek(tp, 0)
     rig.metadata(NEW)
-    rig.metadata(FORMER)  # of a broker that is behind
+    rig.metadata(FORMER, tells=[NEW, NEW])  # of a broker that is behind
     rig.metadata(NEW)
     assert rig.poll() == [] and rig.resets() == set() and rig.asked() == {0: 0, 1: 0}
     rig.metadata(NEWEST)
@@ -131,10 +164,84 @@ def test_a_topic_that_its_leader_does_not_know_is_not_fetched_before_metadata_ha
     rig = Rig()
     assert rig.asked() == {0: 100, 1: 100}
     rig.refuse(A)
-    assert rig.asked() == {}
+    assert rig.asked() == {1: 100}, (
+        "a broker that starts does not know its partitions yet: the others do not wait for it"
+    )
     rig.metadata(NEW)
     rig.poll()
     assert rig.resets() == {A, B}
+
+
+def test_another_id_is_believed_when_two_brokers_tell_it_and_what_is_buffered_rests_until_then() -> None:
+    rig = Rig()
+    rig.metadata(FORMER)
+    rig.fetcher._completed_fetches.extend([fetched(A, 100, batch(100)), fetched(B, 100, batch(100))])
+    assert [record.offset for record in rig.fetcher.fetched_records(10)[0][A]] == list(range(100, 110))
+    rig.metadata(NEW, tells=[FORMER, NEW])
+    for tells in ({1: FORMER, 2: NEW}, {1: None, 2: NEW}, {1: Errors.KafkaTimeoutError(), 2: NEW}):
+        rig.tells.update(tells)
+        rig.look()
+        assert rig.poll() == [] and rig.asked() == {} and rig.resets() == set() and not rig.told
+    rig.tells[1] = NEW
+    rig.look()
+    rig.poll()
+    assert rig.resets() == {A, B} and rig.recreated() == {(0, 110), (1, 100)}
+
+
+@pytest.mark.parametrize("policy", ["latest", "none"])
+@pytest.mark.parametrize("is_behind_at_first", [True, False])
+def test_a_broker_that_is_behind_resets_no_healthy_partition(policy: str, is_behind_at_first: bool) -> None:
+    """The consumer was started after the topic was created again: it has seen the former id nowhere."""
+    rig = Rig(policy, NEW)
+    rig.metadata(NEW)
+    for _ in range(3):
+        rig.metadata(FORMER, tells=[FORMER, NEW] if is_behind_at_first else [NEW, NEW])
+        if is_behind_at_first:
+            assert rig.poll() == [] and rig.asked() == {}
+            rig.metadata(FORMER, tells=[FORMER, NEW, NEW])
+            while B in rig.fetcher._topic_ids:
+                rig.look()
+        assert rig.poll() == [] and rig.resets() == set() and rig.asked() == {0: 100, 1: 100} and not rig.told
+    rig.metadata(NEW)
+    rig.metadata(NEWEST)
+    with suppress(Errors.OffsetOutOfRangeError):
+        rig.poll()
+    assert rig.recreated() == {(0, 100), (1, 100)}
+
+
+def test_where_brokers_without_ids_or_a_missing_topic_come_in_between_nothing_is_proved() -> None:
+    for tells in ([None, None], [NEW, NO_ID]):
+        rig = Rig()
+        rig.metadata(FORMER)
+        rig.metadata(NEW, tells=tells)
+        assert rig.poll() == [] and rig.resets() == set() and rig.asked() == {0: 100, 1: 100}
+        rig.metadata(NEW)
+        rig.poll()
+        assert rig.resets() == {A, B}
+
+
+def test_the_only_broker_is_believed() -> None:
+    rig = Rig()
+    rig.metadata(FORMER)
+    rig.metadata(NEW, tells=[NEW])
+    rig.poll()
+    assert rig.resets() == {A, B}
+
+
+@pytest.mark.parametrize("policy", ["latest", "none"])
+def test_at_offset_0_nothing_was_read_so_the_first_record_is_next(policy: str, caplog: Any) -> None:
+    rig = Rig(policy)
+    rig.subscriptions.seek(A, 0)
+    rig.metadata(FORMER)
+    rig.metadata(NEW)
+    if policy == "none":
+        with pytest.raises(Errors.OffsetOutOfRangeError) as raised:
+            rig.poll()
+        assert raised.value.args == ({B: 100},)
+    else:
+        rig.poll()
+    assert rig.subscriptions.assignment[A].reset_strategy == OffsetResetStrategy.EARLIEST
+    assert "so the first record of the new one is next" in caplog.text
 
 
 @pytest.mark.parametrize("missing", [1, 3])
