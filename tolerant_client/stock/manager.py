@@ -103,7 +103,9 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         """Connects to the cluster for the first time, or again."""
         if self._leader_watch is None:
             self._leader_watch = LeaderWatch(self)
-        return super().bootstrap_async(timeout_ms, refresh)
+        future = super().bootstrap_async(timeout_ms, refresh)
+        future.add_callback(lambda _: self.cluster.start_refresh_loop())  # the loop ends if a first attempt fails
+        return future
 
     def update_backoff(self, node_id: Any) -> Any:
         """Notes that connecting failed; returns the milliseconds until the next attempt may begin."""

@@ -32,5 +32,5 @@ class TolerantMetadata(ClusterMetadata):  # type: ignore[misc]  # kafka-python i
                 await super()._refresh_loop()
             except Exception as error:
                 if not self._manager.bootstrapped:
-                    raise  # whoever connects starts the loop again
+                    raise  # bootstrap_async starts the loop again
                 log.debug("A metadata refresh failed: %s", error)

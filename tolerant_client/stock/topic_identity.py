@@ -6,8 +6,8 @@ below it, silently if the new log is the longer one.
 
 Laws:
 - A position belongs to the topic whose id is believed.  If Metadata tells another id, the partitions of that topic rest,
-  and brokers are asked, each for itself, until two of them agree (or the only one there is): a broker that is behind
-  is believed no more than one OffsetOutOfRange.  If they agree on the id that is believed, nothing has happened.  If
+  and brokers are asked, each for itself, until two of them agree (or the only one there is, or that responds for
+  10 s): a broker that is behind is believed no more than one OffsetOutOfRange.  If they agree on the id that is believed, nothing has happened.  If
   they agree on another one, the positions belong to the deleted topic: an event and a warning say so, and the polling
   thread applies auto_offset_reset, as for a believed OffsetOutOfRange.
 - At offset 0 nothing has been read: such a position resumes at the first record, whatever auto_offset_reset says.
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 import uuid
 import weakref
 from typing import Any, Final
@@ -39,6 +40,7 @@ from tolerant_client.tracker.events import TopicRecreated
 log = logging.getLogger(__name__)
 
 _BELIEVED_BY: Final = 2  # brokers that agree
+_ALONE_AFTER_S: Final = 10.0  # then those that respond are enough: others may be out of this client's reach for good
 _PATIENCE_MS: Final = 2_000  # for a broker's response, beyond the time for which it may hold a fetch
 
 _NO_ID: Final = uuid.UUID(int=0)
@@ -142,15 +144,16 @@ class TopicIds:
 
     async def _settle(self) -> None:
         """Asks brokers which topics there are until no topic is in doubt; on the event loop."""
+        alone_from = time.monotonic() + _ALONE_AFTER_S
         try:
             while self._doubted:
                 told = await self._told_by_brokers()
+                wanted = min(_BELIEVED_BY, len(self._cluster.brokers())) if time.monotonic() < alone_from else 1
                 for name in list(self._doubted):
                     ids = [topic_ids.get(name) for topic_ids in told]
-                    is_enough = len(ids) >= min(_BELIEVED_BY, len(self._cluster.brokers()))
                     if _NO_ID in ids:
                         self._believe(name, None)
-                    elif ids and is_enough and len(set(ids)) == 1:
+                    elif len(ids) >= wanted and len(set(ids)) == 1:
                         self._believe(name, ids[0])
                 if self._doubted:
                     await self._manager._net.sleep(self._pause)

@@ -18,6 +18,7 @@ from kafka.protocol.metadata import MetadataResponse
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.stock import topic_identity
 from tolerant_client.stock.fetcher import TolerantFetcher
 from tolerant_client.tracker.events import Event, OffsetOutOfRange, TopicRecreated
 
@@ -226,6 +227,18 @@ def test_the_only_broker_is_believed() -> None:
     rig.metadata(NEW, tells=[NEW])
     rig.poll()
     assert rig.resets() == {A, B}
+
+
+def test_a_broker_that_never_responds_keeps_no_topic_resting_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, now = Rig(), [100.0]
+    monkeypatch.setattr(topic_identity.time, "monotonic", lambda: now[-1])
+    rig.metadata(FORMER)
+    rig.metadata(NEW, tells=[Errors.KafkaTimeoutError(), NEW])
+    for later, is_believed in ((109.0, False), (111.0, True)):
+        now.append(later)
+        rig.look()
+        rig.poll()
+        assert rig.resets() == ({A, B} if is_believed else set())
 
 
 @pytest.mark.parametrize("policy", ["latest", "none"])

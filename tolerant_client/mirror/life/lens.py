@@ -184,6 +184,8 @@ async def log_ends(cluster: Cluster, partitions: Collection[TopicPartition], *, 
     found = await list_led_offsets(cluster, dict.fromkeys(partitions, LATEST), looks=looks)
     if not found.offsets:
         await cluster.require_broker()
+    elif found.left_out:
+        cluster.manager.cluster.request_update()  # for the next check: a silent leader may have been replaced
     return found
 
 

@@ -277,8 +277,8 @@ async def _with_age_and_size(source: Cluster, seen: list[PartitionLag]) -> list[
 
 
 def made_soon(missing: Iterable[TopicPartition], control: LinkControl, mirrors: Iterable[Run]) -> list[TopicPartition]:
-    """Partitions of new topics that a running mirror was started with: it creates them, so nothing is wrong yet.  Pure."""
-    if control.topics is None or not at_work(mirrors):
+    """Partitions of new topics that a mirror at work was started with: it creates them, so nothing is wrong yet.  Pure."""
+    if control.topics is None or not any(run.holds for run in at_work(mirrors)):
         return []
     started_with = LinkTopics.from_json(control.topics)
     known = control.begun.keys() | control.copied.keys()

@@ -30,9 +30,16 @@ class FakeCluster:
         self.led, self.batches = led, batches
         self.fetched: list[list[TopicPartition]] = []
         self.refreshed = 0
+        self.wanted = 0  # refreshes that nobody waits for
+        metadata = SimpleNamespace(
+            partitions_for_topic=lambda topic: {"orders": {0, 1}}.get(topic), request_update=self._request_update
+        )
+        self.manager = SimpleNamespace(cluster=metadata)
 
     patience_ms = 5_000
-    manager = SimpleNamespace(cluster=SimpleNamespace(partitions_for_topic=lambda topic: {"orders": {0, 1}}.get(topic)))
+
+    def _request_update(self) -> None:
+        self.wanted += 1
 
     async def connect(self, timeout_ms: int) -> None: ...
     def wire_topic(self, topic: str) -> str:
@@ -90,6 +97,7 @@ def test_a_cluster_is_away_where_no_leader_has_told_anything_and_no_other_broker
     monkeypatch.setattr(lens, "list_led_offsets", led)
     if told or has_broker:
         assert done(lens.log_ends(cluster, [FIRST, SECOND])) == LedOffsets(told, left_out)  # type: ignore[arg-type]
+        assert cluster.wanted == bool(told), "a silent leader may have been replaced by the next check"
     else:
         with pytest.raises(ClusterUnreachableError):
             lens.log_ends(cluster, [FIRST, SECOND]).send(None)  # type: ignore[arg-type]

@@ -377,16 +377,16 @@ def test_what_was_copied_and_is_not_on_the_target_was_deleted_there() -> None:
 
 
 @pytest.mark.parametrize("topics", ["orders|new", "orders"])
-@pytest.mark.parametrize("is_alive", [True, False])
+@pytest.mark.parametrize(("is_alive", "holds"), [(True, True), (True, False), (False, True)])
 def test_a_new_topic_is_a_note_while_a_mirror_runs_that_will_create_it(
-    topics: str, is_alive: bool, monkeypatch: pytest.MonkeyPatch
+    topics: str, is_alive: bool, holds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on the page, which names what the tasks and the clusters say: nothing is wrong before the mirror has looked for topics."""
     control = replace(HAD, topics=LinkTopics.of(topics).to_json(), producer_ids=())
-    run = replace(RUN, is_alive=is_alive, holds=True)
+    run = replace(RUN, is_alive=is_alive, holds=holds)
     view = LinkView({"orders": [0], "new": [0]}, {"orders": [0]}, {}, {})
     found = read(monkeypatch, see_topics=view, read_control=control, seen_mirrors=[run])
-    is_note = is_alive and topics == "orders|new"
+    is_note = is_alive and holds and topics == "orders|new"
     assert (len(found.notes), found.exit_code) == ((1, 0) if is_note else (0, 3))
     assert not is_note or found.notes[0].startswith(
         "new-0: not on the target yet: the running mirror creates what is missing"
