@@ -194,7 +194,7 @@ def test_versions_that_cannot_run_are_refused(version: str, sentence: str) -> No
 def test_cluster_that_does_not_run_says_so() -> None:
     cluster = KafkaCluster()
     cluster.close()
-    with pytest.raises(ClusterStartError, match="does not run"):
+    with pytest.raises(ClusterStartError, match="is not running"):
         cluster.bootstrap_servers  # noqa: B018
 
 

@@ -459,7 +459,7 @@ def test_batch_that_was_doubled_far_from_where_it_belongs_is_no_truncation(
     for more in (0, 2000):  # while the source is shorter, and when it has grown beyond
         append_records(source, topic, more, first=4500, per_batch=500, timestamp=NOW)
         with pytest.raises(
-            TargetDivergedError, match=f"{topic}-0 has at offset 4500 .*sequence 3000, which does not follow"
+            TargetDivergedError, match=f"{topic}-0 has at offset 4500 .*sequence 3000, which does not continue"
         ):
             mirror(source, forgetful, topic, policy=policy)
     assert ends(forgetful, topic) == [6000] and ledger_of(forgetful, topic) == []

@@ -227,7 +227,7 @@ def test_what_keeps_a_query_out_is_said(load: Callable[..., Any], stores: Stores
         "no trust": ({**scram, **store("truststore", stores.strangers)}, "certificate verify failed"),
         "no file": ({**scram, "ssl.truststore.location": "/nowhere/trust.jks"}, "'/nowhere/trust.jks' cannot be read"),
         "no store password": ({**scram, "ssl.truststore.password": WRONG}, "its password is wrong"),
-        "no token": (oauth(stores, tokens, OAUTH.replace(PASSWORD, WRONG)), "answered 401 invalid_client"),
+        "no token": (oauth(stores, tokens, OAUTH.replace(PASSWORD, WRONG)), "responded with 401 invalid_client"),
     }
     for case, (java, reason) in cases.items():
         with pytest.raises(Exception, match=reason) as caught:
