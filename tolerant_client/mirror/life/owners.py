@@ -71,15 +71,13 @@ async def find_evidence(
 ) -> Evidence:
     """Reads the evidence for these partitions, which the link's topics match.  Raises KafkaError."""
     wanted = list(partitions)
-    topics = {p.topic for p in wanted}
-    ids = {} if is_translated else await read_ids(None, target, topics)
-    claimed = [p for p in wanted if _is_claimed(control, p, ids)]
+    ids, claimed = await _claimed(target, control, wanted, is_translated=is_translated)
     logs = await find_carried(target, control.producer_ids, claimed)
     if not control.begun and (behind := logs.foreign.intersection(wanted)):  # others may have written after its copy
         first = await read_headers(target, await target.list_offsets(dict.fromkeys(behind, EARLIEST)))
         copied = {p for p, header in first.items() if header.producer_id in control.producer_ids}
         logs = logs._replace(partitions=logs.partitions | copied, foreign=logs.foreign - copied)
-    unclaimed = topics - {p.topic for p in claimed}
+    unclaimed = {p.topic for p in wanted} - {p.topic for p in claimed}
     others = await look_for_others(target, link, unclaimed, is_identical=not is_translated) if unclaimed else Others()
     return Evidence(logs, others, ids, mapped)
 
@@ -98,9 +96,8 @@ async def find_taken(
     Reads the controls, and no log.
     """
     wanted = list(partitions)
-    topics = {p.topic for p in wanted}
-    ids = {} if is_translated else await read_ids(None, target, topics)
-    unclaimed = topics - {p.topic for p in wanted if _is_claimed(control, p, ids)} - set(mapped)
+    _, claimed = await _claimed(target, control, wanted, is_translated=is_translated)
+    unclaimed = {p.topic for p in wanted} - {p.topic for p in claimed} - set(mapped)
     others = await look_for_others(target, link, unclaimed, is_identical=not is_translated) if unclaimed else Others()
     return {p: others.refused[p.topic] for p in wanted if p.topic in others.taken}
 
@@ -133,6 +130,14 @@ def find_owners(
         elif p in logs.unknown or not remembers:
             own.add(p)
     return Owners(frozenset(own), of_links, of_strangers)
+
+
+async def _claimed(
+    target: Cluster, control: LinkControl, partitions: Collection[TopicPartition], *, is_translated: bool
+) -> tuple[Mapping[str, TopicIds], list[TopicPartition]]:
+    """The ids of their topics on the target, and which of these partitions the control says that the link owns."""
+    ids = {} if is_translated else await read_ids(None, target, {p.topic for p in partitions})
+    return ids, [p for p in partitions if _is_claimed(control, p, ids)]
 
 
 def _is_claimed(control: LinkControl, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
