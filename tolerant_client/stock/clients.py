@@ -21,6 +21,7 @@ import kafka
 
 from tolerant_client.stock import forking, masking
 from tolerant_client.stock.manager import TolerantNetClient
+from tolerant_client.stock.sender import TolerantSender
 from tolerant_client.stock.transactions import TolerantTransactionManager
 from tolerant_client.tracker.events import Listener, RecoveryCounters
 from tolerant_client.tracker.policy import RecoveryPolicy
@@ -103,7 +104,8 @@ class KafkaProducer(Recovering, kafka.KafkaProducer):  # type: ignore[misc]
     calls raise IllegalStateError there.
     """
 
-    _stock, _replaced = kafka.KafkaProducer, {"TransactionManager": TolerantTransactionManager}
+    _stock = kafka.KafkaProducer
+    _replaced = {"Sender": TolerantSender, "TransactionManager": TolerantTransactionManager}
 
 
 class KafkaAdminClient(Recovering, kafka.KafkaAdminClient):  # type: ignore[misc]

@@ -30,6 +30,7 @@ from tolerant_client.stock.consumer import poll_arrow
 from tolerant_client.stock.coordinator import TolerantCoordinator
 from tolerant_client.stock.fetcher import TolerantFetcher
 from tolerant_client.stock.manager import TolerantConnectionManager
+from tolerant_client.stock.sender import TolerantSender
 from tolerant_client.stock.stock_names import KafkaConnectionManager, consumer_module, producer_module
 from tolerant_client.stock.transactions import TolerantTransactionManager
 from tolerant_client.tracker.events import Listener, RecoveryCounters
@@ -106,6 +107,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (KafkaConnectionManager, "__init__", _init_manager),
         (consumer_module, "Fetcher", TolerantFetcher),
         (consumer_module, "ConsumerCoordinator", TolerantCoordinator),
+        (producer_module, "Sender", TolerantSender),
         (producer_module, "TransactionManager", TolerantTransactionManager),
         (kafka.KafkaConsumer, "poll_arrow", poll_arrow),
         # A forked child has to find the clients, and know how to rebuild them.

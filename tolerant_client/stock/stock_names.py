@@ -40,6 +40,8 @@ from kafka.net.transport import KafkaSSLTransport as KafkaSSLTransport
 from kafka.net.transport import KafkaTCPTransport as KafkaTCPTransport
 from kafka.net.wakeup_notifier import WakeupNotifier as WakeupNotifier
 from kafka.producer import kafka as producer
+from kafka.producer.producer_batch import ProducerBatch
+from kafka.producer.sender import Sender as Sender
 from kafka.producer.transaction_manager import EndTxnHandler as EndTxnHandler
 from kafka.producer.transaction_manager import FindCoordinatorHandler as FindCoordinatorHandler
 from kafka.producer.transaction_manager import InitProducerIdHandler as InitProducerIdHandler
@@ -76,6 +78,7 @@ _MANAGER = ("tolerant_client.stock.manager",)
 _OUT_OF_RANGE = ("tolerant_client.stock.out_of_range",)
 _CONNECTIONS = ("tolerant_client.cluster.connections",)
 _RECORDS = ("tolerant_client.stock.consumer_records",)
+_SENDER = ("tolerant_client.stock.sender",)
 _TRANSACTIONS = ("tolerant_client.stock.transactions",)
 _TRANSPORT = ("tolerant_client.stock.transport",)
 _TOPIC_IDENTITY = ("tolerant_client.stock.topic_identity",)
@@ -84,8 +87,8 @@ USES: Final = (
     # -- what install() and the drop-ins replace
     Use(consumer_module, ("Fetcher", "ConsumerCoordinator"), ("tolerant_client.stock.consumer", *_INSTALLATION),
         "names that KafkaConsumer.__init__ looks up: ours replace them"),
-    Use(producer_module, ("TransactionManager",), ("tolerant_client.stock.clients", *_INSTALLATION),
-        "name that KafkaProducer.__init__ looks up: ours replaces it"),
+    Use(producer_module, ("Sender", "TransactionManager"), ("tolerant_client.stock.clients", *_INSTALLATION),
+        "names that KafkaProducer.__init__ looks up: ours replace them"),
     Use(KafkaConnectionManager, ("__init__",), _INSTALLATION, "replaced: all clients connect by it"),
     # -- the event loop
     Use(NetworkSelector, ("call_soon_with_future", "close", "run", "sleep", "start", "stop"), _ALL,
@@ -218,6 +221,10 @@ USES: Final = (
         ("_enable_heartbeat", "_manager", "_net", "_subscription", "config", "coordinator_id",
          "fetch_committed_offsets_async", "group_id", "rebalance_in_progress", "request_rejoin"),
         _COORDINATOR, "the group protocol stays kafka-python's"),
+    # -- the producer
+    Use(Sender, ("_dispatch_error",), _SENDER, "overridden: a lost connection is no reason for waiting"),
+    Use(Sender, ("config",), _SENDER, "its backoff"),
+    Use(ProducerBatch, ("attempts", "last_attempt"), _SENDER, "when a batch is sent again"),
     # -- the transactional producer
     Use(TransactionManager,
         ("_complete_transaction", "_enqueue_request", "_lookup_coordinator", "_restart_epoch_bump_without_producer_id",

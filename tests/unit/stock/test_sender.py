@@ -1,0 +1,64 @@
+"""When a batch that failed is sent again."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import kafka.errors as Errors
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import ConnectionLostError
+from tolerant_client.stock.sender import TolerantSender
+from tolerant_client.stock.stock_names import ProducerBatch, producer_module
+
+PARTITION = TopicPartition("orders", 0)
+LEADER = 1
+
+
+class Producer:
+    """kafka-python's accumulator with one batch, and our sender."""
+
+    def __init__(self) -> None:
+        self.cluster = Mock()
+        self.cluster.leader_for_partition.return_value = LEADER
+        self.cluster.partitions_for_broker.return_value = {PARTITION}
+        self.accumulator = producer_module.RecordAccumulator(linger_ms=0, retry_backoff_ms=100)
+        self.sender = TolerantSender(Mock(), self.cluster, self.accumulator, retries=10, retry_backoff_ms=100)
+        self.accumulator.append(PARTITION, 0, None, b"value", [], None)
+
+    def sent(self) -> ProducerBatch | None:
+        """The batch that is sent now."""
+        nodes, _, _ = self.accumulator.ready(self.cluster)
+        batches = self.accumulator.drain(self.cluster, nodes, 1 << 20).get(LEADER)
+        return batches[0] if batches else None
+
+    def fail(self, batch: ProducerBatch, error: Exception) -> None:
+        self.sender._failed_produce([batch], LEADER, error)
+
+
+@pytest.mark.parametrize("error", [Errors.KafkaConnectionError("reset"), ConnectionLostError("ended")])
+def test_a_batch_whose_connection_ended_is_sent_over_the_next_one_at_once(error: Exception) -> None:
+    producer = Producer()
+    batch = producer.sent()
+    assert batch is not None
+    producer.fail(batch, error)
+    assert producer.sent() is batch
+
+
+def test_a_batch_that_fails_again_waits() -> None:
+    producer = Producer()
+    for _ in range(2):
+        batch = producer.sent()
+        assert batch is not None
+        producer.fail(batch, Errors.KafkaConnectionError("reset"))
+    assert producer.sent() is None
+
+
+def test_a_batch_that_timed_out_or_was_refused_waits() -> None:
+    for error in (Errors.RequestTimedOutError("silent"), Errors.NotLeaderForPartitionError("moved")):
+        producer = Producer()
+        batch = producer.sent()
+        assert batch is not None
+        producer.fail(batch, error)
+        assert producer.sent() is None
