@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import kafka
@@ -50,6 +51,7 @@ from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
+from tolerant_client.mirror.life.shared_log import SharedLog, compare_logs, with_losses
 from tolerant_client.mirror.state import control_topic
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import ControlWatch, read_control, read_controls, update_control
@@ -535,6 +537,33 @@ def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(sou
     assert report.is_done and report.deleted_topics == (topic,)
     mirror(target, source, topic, "lost-back")
     assert compare(target, source, topic).identical
+
+
+def test_aborted_transactions_are_no_difference_on_the_way_back_of_the_way_back(source: str, target: str) -> None:
+    """Where the failback's source was the original, the records of its aborted transactions are still in its log."""
+    topic, place = "life-aborted", TopicPartition("life-aborted", 0)
+    create_topic(source, topic, 1)
+    producer = kafka.KafkaProducer(bootstrap_servers=source, transactional_id="life-aborted")
+    producer.init_transactions()
+    for number, ends_well in enumerate((True, False, True)):
+        producer.begin_transaction()
+        for record in range(20):
+            producer.send(topic, b"%d-%d" % (number, record), partition=0)
+        producer.flush()  # else an abort sends nothing
+        producer.commit_transaction() if ends_well else producer.abort_transaction()
+    producer.close()
+    mirror(source, target, topic, "life-aborted")
+    assert compare(source, target, topic).identical
+    log = run(source, target, compare_logs, place)
+    assert (log.is_proved, log.is_diverged) == (True, False) and log.shared_until == log.source_end
+    # What the target's application had committed there would be lost.
+    append_records(target, topic, 3, first=1_000)
+    log = run(source, target, compare_logs, place)
+    assert log.is_diverged and run(source, target, partial(with_losses_on_target, log)).lost_records == 3
+
+
+async def with_losses_on_target(log: SharedLog, source: Cluster, target: Cluster) -> SharedLog:
+    return await with_losses(target, log)
 
 
 def test_what_the_old_source_took_into_a_partition_that_nobody_had_made_on_the_target_is_counted(

@@ -287,11 +287,14 @@ async def first_difference_of_logs(
     from_offset: int,
     until_offset: int,
     accepted: Collection[range] = (),
+    *,
+    is_committed: bool = False,
 ) -> int | None:
     """The lowest offset in [from_offset, until_offset) where the logs differ, if they differ at the end at all.
 
     By bisection: a foreign batch shifts everything after it, and a truncated source has other records from there on.  Where
-    there is nothing to compare, as in a gap, both sides are searched.
+    there is nothing to compare, as in a gap, both sides are searched.  With `is_committed` the target may be the original:
+    records of its aborted transactions do not count.
     """
     in_the_dark = _PROBES_IN_THE_DARK
 
@@ -299,7 +302,7 @@ async def first_difference_of_logs(
         """The difference in the range from `start` on, and whether there was anything to compare."""
         spans = {partition: (start, min(start + COMPARED_OFFSETS, until_offset))}
         original = (await read_slices(source, spans, is_committed=True))[partition]
-        copied = (await read_slices(target, spans, is_committed=False))[partition]
+        copied = (await read_slices(target, spans, is_committed=is_committed))[partition]
         return first_difference(original, copied, accepted), bool(original.records.keys() & copied.records.keys())
 
     async def search(low: int, high: int) -> int | None:

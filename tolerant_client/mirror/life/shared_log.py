@@ -1,6 +1,7 @@
 """Up to where the two logs of a partition are the same, and which records only the old source has after that.
 
-The roles are those of the link back (failback.py): the `target` was the original, the `source` may be its copy.
+The roles are those of the link back (failback.py): the `target` was the original, the `source` may be its copy; after two moves
+it is the other way round.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ async def compare_logs(
     common = max(start, source_start), min(end, source_end)
     is_proved = True
     if common[0] < common[1]:
-        difference = await first_difference_of_logs(target, source, partition, *common)
+        difference = await first_difference_of_logs(target, source, partition, *common, is_committed=True)
         first = common[1] if difference is None else difference
         if difference is None and not await _is_shown(source, target, partition, *common):
             is_proved = await _was_copied(source, partition, first - 1, copied_by)

@@ -60,7 +60,8 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> None:
     async def read_headers(log: Log, offsets: Any) -> Any:
         return {p: log.header for p, offset in offsets.items() if log.start <= offset < log.end}
 
-    async def first_difference_of_logs(*_: Any) -> None:
+    async def first_difference_of_logs(*_: Any, is_committed: bool) -> None:
+        assert is_committed
         return None
 
     for function in (read_slices, read_headers, first_difference_of_logs):
