@@ -54,6 +54,10 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _NEVER_BEGUN = "nothing shows that the link has copied it"
 _CREATED_AGAIN = "it was deleted and created again there after the link had copied it"
+_ONLY_ONES = (
+    "it was deleted and created again on the source after the link had copied it, so its records on the target are the only"
+    " ones"
+)
 
 
 @dataclass(frozen=True)
@@ -153,8 +157,8 @@ def strangers(undeletable: Collection[str], own: Collection[str]) -> tuple[str, 
 def left_alone(others: Mapping[str, str]) -> tuple[str, ...]:
     """Why topics of the target, by name, are no originals of the source's: a sentence for each reason.  Pure."""
     return tuple(
-        f"the target has records of {some(names)} that no link has copied from there: {why}. It may be another topic of the"
-        " same name, so nothing of it is compared, deleted or copied: leave it out of --topics (topics.exclude of a file), here and for the mirror; if"
+        f"the target has records of {some(names)}, and the source's log was not copied from there: {why}. It may be another topic"
+        " of the same name, so nothing of it is compared, deleted or copied: leave it out of --topics (topics.exclude of a file), here and for the mirror; if"
         " nobody needs its records on the target, delete it there yourself"
         for why, names in _by_reason(others).items()
     )
@@ -302,8 +306,9 @@ async def taken_topics(
 ) -> tuple[set[str], dict[str, str], dict[str, str]]:
     """The topics that forward links have copied; those with records on the target that none has copied; and unknown ones, and why.
 
-    The control names the source's topic, too: one that was created again since then was never copied.  A topic whose logs are
-    proved equal may be in none of the three.  Without a forward link nothing is known of any topic.
+    Decided as for a promotion of the forward link (owners.py): of a topic that was created again since then, on either side, the
+    control proves nothing.  A topic whose logs are proved equal may be in none of the three.  Without a forward link nothing is
+    known of any topic.
     """
     written = {TopicPartition(log.topic, log.partition) for log in logs if log.target_end}
     filled = {TopicPartition(log.topic, log.partition) for log in logs if log.source_end}  # an empty log shows nothing
@@ -317,7 +322,9 @@ async def taken_topics(
         topics = LinkTopics.from_json(control.topics)
         taken |= {p.topic for p in written if is_heartbeats(topics, source.wire_topic(p.topic))}
         again = {p for p, of in control.begun.items() if not of.is_of_source(ids.get(p.topic, TopicIds()))}
-        known = {*control.begun, *control.adopted, *control.copied, *control.log_starts} - again
+        # On the source: the link's records went with the topic.
+        emptied = {p for p in control.begun if p not in again and not control.has_begun(p, ids)}
+        known = {*control.begun, *control.adopted, *control.copied, *control.log_starts} - again - emptied
         taken |= {p.topic for p in known}
         if not control.begun:  # of version 0.1, which does not say what it has copied; equal records do
             taken |= equal
@@ -340,6 +347,7 @@ async def taken_topics(
         reasons = {
             **dict.fromkeys(rest, _NEVER_BEGUN),
             **dict.fromkeys(again & rest, _CREATED_AGAIN),
+            **dict.fromkeys(emptied & rest, _ONLY_ONES),
             **owners.of_strangers,
             **of_links,
         }

@@ -232,7 +232,9 @@ def test_a_topic_that_both_sides_write_by_themselves_is_named_and_is_nobodys_cop
     found, others = taken(monkeypatch, control, Carried(foreign=PLACE_OF_OWN))
     assert "own" not in found and others.keys() == {"own"}
     (text,) = left_alone(others)
-    assert "the target has records of own that no link has copied from there: its last records are of others" in text
+    assert (
+        "the target has records of own, and the source's log was not copied from there: its last records are of" in text
+    )
     assert "leave it out of --topics" in text and "--discard-diverged" not in text
 
 
@@ -240,7 +242,7 @@ def test_what_the_forward_link_has_begun_adopted_or_written_is_its_copy(monkeypa
     p = TopicPartition("own", 0)
     for control, logs in (
         (replace(LINK, begun={**BEGUN, p: NOW}), Carried(foreign=PLACE_OF_OWN)),
-        (replace(LINK, begun={**BEGUN, p: TopicIds("a", "former")}), Carried(foreign=PLACE_OF_OWN)),
+        (replace(LINK, begun={**BEGUN, p: TopicIds("a", "former")}), Carried(PLACE_OF_OWN)),  # and copied again
         (replace(LINK, begun={**BEGUN, p: TopicIds()}), Carried(foreign=PLACE_OF_OWN)),  # brokers without ids
         (replace(LINK, begun={}, adopted={p: 9}, producer_ids=()), Carried()),  # of a second failback
         (LINK, Carried(PLACE_OF_OWN)),
@@ -261,6 +263,22 @@ def test_a_topic_of_the_target_that_was_created_again_is_not_the_one_that_was_co
     )
     found, others = taken(monkeypatch, control, Carried())
     assert not found and "created again there after" in others["own"]
+
+
+def test_of_a_topic_that_was_created_again_on_the_source_the_targets_records_are_the_only_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a promotion says: the topic was deleted, and the link's records with it."""
+    p = TopicPartition("own", 0)
+    control = replace(LINK, begun={**BEGUN, p: TopicIds("a", "former")}, copied={p: 9})
+    for carried in (Carried(), Carried(foreign=PLACE_OF_OWN)):
+        for log in (OWN, replace(OWN, source_end=0)):
+            found, others = taken(monkeypatch, control, carried, log)
+            assert "own" not in found
+            (text,) = left_alone(others)
+            assert "created again on the source after" in text and "on the target are the only ones" in text
+    equal = replace(OWN, shared_until=500)
+    assert not taken(monkeypatch, control, Carried(foreign=PLACE_OF_OWN), equal)[1], "it may be adopted"
 
 
 def test_records_that_are_equal_are_proof_enough_to_adopt(monkeypatch: pytest.MonkeyPatch) -> None:
