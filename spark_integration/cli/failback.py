@@ -68,6 +68,7 @@ def _show(report: FailbackReport, start: str) -> None:
         table.add_row(p.topic, str(p.partition), f"{p.shared_until:,}", f"{p.to_copy:,}", lost)
     print_table(table)
     echo_each("in the way", report.blockers)
+    echo_each("warning", report.warnings)
     for name in report.deleted_topics:
         what = "would be" if report.is_dry_run else "was"
         echo(f"tolerant-kafka: topic {name} {what} deleted on the target, and is copied anew", err=True)

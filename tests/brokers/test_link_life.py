@@ -539,6 +539,36 @@ def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(sou
     assert compare(target, source, topic).identical
 
 
+def test_a_failback_under_another_name_leaves_the_topics_of_a_live_link_alone(source: str, target: str) -> None:
+    """As its mirror's start is refused; the link that has them, and other links beside it, are failed back as ever."""
+    topics = ["life-live-1", "life-live-2"]
+    for topic in topics:
+        create_topic(source, topic, 1)
+        append_records(source, topic, 50)
+        mirror(source, target, topic, topic)
+        run(source, target, promote, topic)
+        append_records(target, topic, 10, first=1_000)
+    assert run(target, source, failback, "live-back", topics[0]).is_done
+    mirror(target, source, topics[0], "live-back")
+    append_records(source, topics[0], 3, first=5_000)  # what would be a divergence
+    for discards in (False, True):
+        report = run(target, source, failback, "live-oops", "life-live-[12]", discards=discards)
+        assert report.exit_code == 3 and not report.deleted_topics
+        assert [p.topic for p in report.partitions] == [topics[1]], "nothing of the other is compared"
+        (text,) = report.blockers
+        assert text.startswith("Link live-back copies into topic life-live-1 of this target: go on with that link")
+    assert ends(source, topics[0]) == [64]
+    assert run(target, source, failback, "live-back-2", topics[1]).is_done
+    mirror(target, source, topics[1], "live-back-2")
+    assert compare(target, source, topics[1]).identical
+    # Of two promoted links: a third takes back what the first has copied there, and its mirror may start.
+    run(target, source, promote, "live-back-2", deadline_s=5.0)
+    append_records(source, topics[1], 5, first=7_000)
+    assert run(source, target, failback, "live-third", topics[1]).is_done
+    mirror(source, target, topics[1], "live-third")
+    assert compare(source, target, topics[1]).identical
+
+
 def test_aborted_transactions_are_no_difference_on_the_way_back_of_the_way_back(source: str, target: str) -> None:
     """Where the failback's source was the original, the records of its aborted transactions are still in its log."""
     topic, place = "life-aborted", TopicPartition("life-aborted", 0)
@@ -560,6 +590,17 @@ def test_aborted_transactions_are_no_difference_on_the_way_back_of_the_way_back(
     append_records(target, topic, 3, first=1_000)
     log = run(source, target, compare_logs, place)
     assert log.is_diverged and run(source, target, partial(with_losses_on_target, log)).lost_records == 3
+    # An open transaction at the offsets of these: a committed read ends before it, and sees no difference.
+    producer = kafka.KafkaProducer(bootstrap_servers=source, transactional_id="life-aborted")
+    producer.init_transactions()
+    producer.begin_transaction()
+    for record in range(5):
+        producer.send(topic, b"open-%d" % record, partition=0)
+    producer.flush()
+    log = run(source, target, compare_logs, place)
+    assert log.is_diverged and run(source, target, partial(with_losses_on_target, log)).lost_records == 3
+    producer.abort_transaction()
+    producer.close()
 
 
 async def with_losses_on_target(log: SharedLog, source: Cluster, target: Cluster) -> SharedLog:

@@ -164,14 +164,21 @@ def _of_shared_ids(
 
 
 async def look_for_others(
-    target: Cluster, link: str, names: Collection[str], *, is_identical: bool, is_new: bool = False
+    target: Cluster,
+    link: str,
+    names: Collection[str],
+    *,
+    is_identical: bool,
+    is_new: bool = False,
+    own: LinkControl | None = None,
 ) -> Others:
     """Which of these target topics another link writes, may write, or copied before it was promoted.
 
     Links with translated offsets may share a topic; a link with identical offsets, which has a producer id, must be alone in
     it.  A link that has begun to copy a topic has it.  Any link may begin a topic that it names and nobody has begun, but a
     link with translated offsets goes first.  `is_new`: the topics were found while the link runs; of two links that find
-    the same topic, the one whose name sorts first copies it.
+    the same topic, the one whose name sorts first copies it.  `own` is the link's control as it
+    will be, if that is not the one on the target (failback).
     """
     try:
         controls = await read_controls(target, frozenset(names))
@@ -183,7 +190,7 @@ async def look_for_others(
         return Others(dict.fromkeys(names, text_of(error)))
     refused: dict[str, str] = {}
     taken: set[str] = set()
-    own = controls.links.get(link, LinkControl())
+    own = controls.links.get(link, LinkControl()) if own is None else own
     ours = {p.topic for p in own.begun}
     for other, control in controls.links.items():
         was_promoted = control.is_promoted and not control.is_handed_back

@@ -10,6 +10,8 @@ Laws:
 - What is adopted is proved: records that both logs still have are equal, or the source still has the batch before the target's
   end and the forward link wrote it there.  If retention has deleted what could prove it, the end of a log proves nothing, and
   nothing is adopted: an end that is wrong by one record loses a record, and nobody would ever notice.
+- What another link copies into the target, or may copy, is refused as its mirror's start would be (preflight.look_for_others),
+  before anything is compared: it is named, and neither deleted nor adopted, and the link is not called ready.
 - A topic is deleted only if a forward link copied it from this very target, or if it is this link's own former copy with no
   record of others at its end: an equal name is no proof.
 - Whether a forward link copied a topic is decided as for its promotion (owners.py), by its control and by the source's logs.  If
@@ -34,7 +36,7 @@ from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
-from tolerant_client.mirror.engine.preflight import refuse_circle, refuse_one_cluster
+from tolerant_client.mirror.engine.preflight import look_for_others, refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.owners import Evidence, find_evidence, find_owners
 from tolerant_client.mirror.life.shared_log import (
@@ -44,8 +46,8 @@ from tolerant_client.mirror.life.shared_log import (
     unshared_logs,
     with_losses,
 )
-from tolerant_client.mirror.state.control_topic import half_done, read_control, read_controls, update_control
-from tolerant_client.mirror.state.health import counted
+from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, read_control, read_controls, update_control
+from tolerant_client.mirror.state.health import counted, few
 from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
 from tolerant_client.mirror.state.map_topic import map_topic
@@ -64,7 +66,7 @@ _ONLY_ONES = (
 class FailbackReport:
     """What failback found and did: `is_done` once the link can be started.
 
-    A dry run lists in `deleted_topics` those that it would delete.
+    A dry run lists in `deleted_topics` those that it would delete.  `warnings` are of logs that stop the mirror.
     """
 
     link: str
@@ -73,6 +75,7 @@ class FailbackReport:
     partitions: tuple[SharedLog, ...]
     deleted_topics: tuple[str, ...] = ()
     blockers: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -173,6 +176,17 @@ def untold(unknown: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
+def overtaken(adopted: Iterable[SharedLog]) -> tuple[str, ...]:
+    """A warning of adopted logs after whose ends the source has deleted records already.  Pure."""
+    found = [p for p in adopted if p.is_overtaken]
+    return tuple(
+        f"the source no longer has offsets {first.shared_until} to {first.source_start} of {first.topic}-{first.partition}"
+        f" ({counted(len(found), 'partition')}): retention has deleted what the target lacks, and the mirror stops there. Resume"
+        " after it with --on-loss continue, or delete the topic on the target to have it copied again as far as it is left"
+        for first in found[:1]
+    )
+
+
 def _by_reason(told: Mapping[str, str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, why in sorted(told.items()):
@@ -243,15 +257,23 @@ async def failback(
     await require_not_forgotten(target, link, former)
     if is_live(former):
         raise OptionError(
-            f"Link {link} copies into this target already and was not promoted: its mirror needs no failback to resume;"
-            " for another link give --link"
+            f"Link {link} copies into this target already and was not promoted: its mirror needs no failback to resume,"
+            " and none for topics that are added to it; give another --link only for topics that no link copies there"
         )
+    if former.is_hidden:  # before anything is deleted
+        raise OptionError(f"Whether another link copies the same topics is unknown: {HIDDEN}")
+    cluster_id = await source.cluster_id()
+    shared = await shared_partitions(source, target, names)
+    own_after = begun(former, cluster_id, chosen, dict.fromkeys(shared, 0))  # as the mirror finds it
+    refused = (await look_for_others(target, link, names, is_identical=True, own=own_after)).refused
+    shared = [p for p in shared if p.topic not in refused]
     copied_by = {producer_id for control in forward.values() for producer_id in control.producer_ids}
-    own = await _own_copies(target, former, await shared_partitions(source, target, names))
+    own = await _own_copies(target, former, shared)
     logs = []
-    data = [name for name in names if not is_heartbeats(chosen, name)]
-    for partition in await shared_partitions(source, target, data):
-        logs.append(await compare_logs(source, target, partition, copied_by))
+    data = [name for name in names if name not in refused and not is_heartbeats(chosen, name)]
+    for partition in shared:
+        if not is_heartbeats(chosen, partition.topic):
+            logs.append(await compare_logs(source, target, partition, copied_by))
     taken, others, unknown = await taken_topics(source, target, logs, forward)
     others = {name: why for name, why in others.items() if name not in own}
     unknown = {name: why for name, why in unknown.items() if name not in own}
@@ -260,22 +282,23 @@ async def failback(
     given_up = {p.topic for p in logs if p.is_diverged or not p.is_proved}
     keeps = {p.topic for p in logs if p.lost_records or not (p.is_counted and p.is_proved)}
     undeletable = {name for name in given_up - taken if name in keeps or name not in own}
-    found = (*left_alone(others), *untold(unknown), *blockers(logs, discards=discards, undeletable=undeletable))
-    found += strangers(undeletable, own)
+    found = (*few(dict.fromkeys(refused.values())), *left_alone(others), *untold(unknown))
+    found += (*blockers(logs, discards=discards, undeletable=undeletable), *strangers(undeletable, own))
     doomed = {name for name in own if is_heartbeats(chosen, name)}
     if discards:
         doomed |= given_up
+    warnings = overtaken(p for p in logs if p.topic not in given_up)
     if found or is_dry_run:
-        return FailbackReport(link, is_dry_run, False, tuple(logs), () if found else tuple(sorted(doomed)), found)
+        deleted = () if found else tuple(sorted(doomed))
+        return FailbackReport(link, is_dry_run, False, tuple(logs), deleted, found, warnings)
     adopted = {
         TopicPartition(p.topic, p.partition): p.shared_until for p in logs if p.topic not in doomed and p.shared_until
     }
-    cluster_id = await source.cluster_id()
     with half_done("failing back"):
         if doomed:
             await delete_topics(target, sorted(doomed))
         await update_control(target, link, lambda now: begun(now, cluster_id, chosen, adopted))
-    return FailbackReport(link, False, True, tuple(logs), tuple(sorted(doomed)))
+    return FailbackReport(link, False, True, tuple(logs), tuple(sorted(doomed)), warnings=warnings)
 
 
 async def _own_copies(target: Cluster, former: LinkControl, partitions: Iterable[TopicPartition]) -> set[str]:

@@ -30,7 +30,8 @@ class SharedLog:
     """A partition that both clusters have, or only the target: its logs are the same up to `shared_until`.
 
     What the target has between there and `target_end` was never copied: `lost_records` committed records, whose offsets are in
-    `lost_offsets` as half-open runs; at least that many unless `is_counted`.  The link will copy `to_copy` offsets.
+    `lost_offsets` as half-open runs; at least that many unless `is_counted`.  The link will copy `to_copy` offsets.  What the
+    source has deleted after `shared_until`, up to its `source_start`, nobody can copy any more.
     """
 
     topic: str
@@ -43,6 +44,7 @@ class SharedLog:
     is_proved: bool = True  # False: nothing shows where the logs stop being the same
     is_open: bool = False  # transactions are open on the target: its log will still grow
     is_counted: bool = True
+    source_start: int = 0
 
     @property
     def is_diverged(self) -> bool:
@@ -50,7 +52,12 @@ class SharedLog:
 
     @property
     def to_copy(self) -> int:
-        return max(0, self.source_end - self.shared_until)
+        return max(0, self.source_end - max(self.shared_until, self.source_start))
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether the source has deleted records that a link which adopts this log would copy next."""
+        return 0 < self.shared_until < self.source_start
 
 
 async def shared_partitions(source: Cluster, target: Cluster, names: Iterable[str]) -> list[TopicPartition]:
@@ -83,7 +90,8 @@ async def compare_logs(
     """Up to where the two logs of a partition are the same; does not count what the target has after that.
 
     The target was the original: only its committed records count, and at other offsets the source must have what a mirror fills
-    gaps with.  `copied_by` are the producer ids of links that copied from the target to the source.
+    gaps with.  No mirror writes or copies past the start of an open transaction, so nothing after it is shared.  `copied_by` are
+    the producer ids of links that copied from the target to the source.
     """
     wanted = {partition: LATEST}
     end = (await target.list_offsets(wanted))[partition]
@@ -91,23 +99,26 @@ async def compare_logs(
     start = (await target.list_offsets({partition: EARLIEST}))[partition]
     source_end = (await source.list_offsets(wanted))[partition]
     source_start = (await source.list_offsets({partition: EARLIEST}))[partition]
-    common = max(start, source_start), min(end, source_end)
+    source_stable = (await source.list_offsets(wanted, isolation_level=READ_COMMITTED))[partition]
+    common = max(start, source_start), min(end, source_stable)
     is_proved = True
     if common[0] < common[1]:
         difference = await first_difference_of_logs(target, source, partition, *common, is_committed=True)
         first = common[1] if difference is None else difference
         if difference is None and not await _is_shown(source, target, partition, *common):
             is_proved = await _was_copied(source, partition, first - 1, copied_by)
-    elif end == 0 or source_end <= start:
-        first = min(end, source_end)
+    elif end == 0 or source_stable <= start:
+        first = min(end, source_stable)
     elif start == end:
-        first = min(end, source_end)
+        first = min(end, source_stable)
         # If the source has nothing before that end either, the target can lack none of it.
         is_proved = source_start >= end or first == end and await _was_copied(source, partition, end - 1, copied_by)
     else:
         first, is_proved = start, False  # the source has deleted everything that the target has
     topic, index = partition
-    return SharedLog(topic, index, first, end, source_end, is_proved=is_proved, is_open=stable < end)
+    return SharedLog(
+        topic, index, first, end, source_end, is_proved=is_proved, is_open=stable < end, source_start=source_start
+    )
 
 
 async def _is_shown(

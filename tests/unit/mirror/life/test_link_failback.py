@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import EARLIEST
+from tolerant_client.cluster.cluster import EARLIEST, READ_COMMITTED
+from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.life import failback, shared_log
 from tolerant_client.mirror.life.carriers import Carried
-from tolerant_client.mirror.life.failback import blockers, left_alone, strangers, untold
+from tolerant_client.mirror.life.failback import blockers, left_alone, overtaken, strangers, untold
 from tolerant_client.mirror.life.owners import Evidence
 from tolerant_client.mirror.life.shared_log import SharedLog, compare_logs, unshared_logs, with_losses
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
@@ -31,12 +32,13 @@ class Log:
     def __init__(
         self, start: int, end: int, holes: range = range(0), producer_id: int = OURS, is_control: bool = False
     ) -> None:
-        self.start, self.end, self.holes = start, end, holes
+        self.start, self.end, self.holes, self.stable = start, end, holes, end
         self.header = SimpleNamespace(producer_id=producer_id, is_control=is_control)
         self.reads: list[int] = []
 
     async def list_offsets(self, wanted: Any, *, isolation_level: int = 0) -> Any:
-        return {p: self.start if at == EARLIEST else self.end for p, at in wanted.items()}
+        end = self.stable if isolation_level == READ_COMMITTED else self.end
+        return {p: self.start if at == EARLIEST else end for p, at in wanted.items()}
 
 
 def drive(coroutine: Any) -> Any:
@@ -342,6 +344,81 @@ class Grown:
 
     async def list_offsets(self, wanted: Any, *, isolation_level: int = 0) -> Any:
         return {p: self.ends.get(p, (0, 0))[at != EARLIEST] for p, at in wanted.items()}
+
+
+def test_nothing_after_the_start_of_an_open_transaction_of_the_source_is_taken_for_a_copy() -> None:
+    """A committed read ends there, so equal records before it prove nothing of what follows."""
+    source = Log(0, 150)
+    source.stable = 80
+    found = compared(source, Log(0, 100))
+    assert (found.shared_until, found.is_diverged, found.to_copy) == (80, True, 70)
+    source.stable = 120  # an application's, after the copied part
+    found = compared(source, Log(0, 100))
+    assert (found.shared_until, found.is_diverged, found.is_proved) == (100, False, True)
+    for emptied, until in ((Log(100, 100), 80), (Log(90, 100), 80), (Log(0, 0), 0)):
+        source.stable = 80
+        assert compared(source, emptied).shared_until == until
+
+
+def test_what_the_source_has_deleted_after_the_targets_end_is_told_and_not_promised() -> None:
+    found = compared(Log(115, 131), Log(100, 100))
+    assert (found.shared_until, found.to_copy, found.is_diverged) == (100, 16, False)
+    (text,) = overtaken([found])
+    assert "no longer has offsets 100 to 115 of orders-0 (1 partition)" in text and "--on-loss continue" in text
+    whole = compared(Log(115, 131), Log(0, 0))
+    assert whole.to_copy == 16 and overtaken([whole]) == (), "a new log begins where the source's does"
+
+
+@pytest.mark.parametrize("discards", [False, True])
+def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_deleted(
+    monkeypatch: pytest.MonkeyPatch, discards: bool
+) -> None:
+    async def others(_: Any, link: str, names: Any, *, is_identical: bool, own: LinkControl) -> Others:
+        assert (link, names, is_identical) == ("oops", ["orders", "users"], True)
+        assert own.adopted.keys() == {PLACE, users} and not (own.begun or own.producer_ids or own.is_over)
+        return Others({"orders": "Link back copies into topic orders"}, (), frozenset({"orders"}))
+
+    async def compare(*arguments: Any) -> SharedLog:
+        asked.append(arguments[2])
+        return SharedLog("users", 0, 90, 95, 90, 5)
+
+    async def nothing(*_: Any, **__: Any) -> Any:
+        return ()
+
+    async def told(value: Any) -> Any:
+        return value
+
+    asked: list[TopicPartition] = []
+    users = TopicPartition("users", 0)
+    former = LinkControl(producer_ids=(OURS,), is_promoted=True, begun={PLACE: NOW})
+    view = SimpleNamespace(on_source={"orders": [0], "users": [0]}, require_seen=lambda _: None)
+    source: Any = SimpleNamespace(connect=nothing, wire_topic=str, cluster_id=lambda: told("B-id"))
+    target: Any = SimpleNamespace(require_record_batches=nothing)
+    responses: dict[str, Any] = {
+        "refuse_one_cluster": None,
+        "see_topics": view,
+        "refuse_circle": (),
+        "_forward_links": {},
+        "_refuse_translated": None,
+        "read_control": former,
+        "require_not_forgotten": None,
+        "shared_partitions": [PLACE, users],
+        "_own_copies": set(),
+        "taken_topics": ({"users"}, {}, {}),
+        "unshared_logs": [],
+    }
+    for name, value in responses.items():
+        monkeypatch.setattr(failback, name, lambda *_, value=value: told(value))
+    monkeypatch.setattr(failback, "with_losses", lambda _, log: told(log))
+    monkeypatch.setattr(failback, "look_for_others", others)
+    monkeypatch.setattr(failback, "compare_logs", compare)
+    report = drive(failback.failback(source, target, "oops", "orders|users", discards=discards))
+    assert report.exit_code == 3 and not report.is_done and not report.deleted_topics and asked == [users]
+    assert report.blockers[0] == "Link back copies into topic orders" and len(report.blockers) == 2 - discards
+    responses["read_control"] = replace(former, is_hidden=True)
+    monkeypatch.setattr(failback, "read_control", lambda *_: told(responses["read_control"]))
+    with pytest.raises(OptionError, match="Whether another link copies the same topics is unknown: we may not read"):
+        failback.failback(source, target, "oops", "orders|users", discards=discards).send(None)
 
 
 def test_what_the_target_took_into_partitions_that_the_source_never_got_is_told_as_not_copied() -> None:
