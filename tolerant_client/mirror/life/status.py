@@ -76,6 +76,10 @@ from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _LOOK_S = 2.0
+ADOPTED_UNCOMPARED = (
+    "what the link has adopted is not compared before its mirror has started for the first time; tolerant-kafka plan says"
+    " whether it may"
+)
 TAKEN_UNKNOWN = "whether another link has topics of it is unknown: the target's controls could not be read in time"
 
 
@@ -219,6 +223,8 @@ async def read_status(
         reasons += unread
         if is_comparable(control, is_translated):
             reasons += uncompared_reasons(compared)
+        elif control.adopted and not is_translated:
+            notes.append(ADOPTED_UNCOMPARED)
         reasons += [Reason(Health.WAITING, str(one)) for one in held if is_held_long(one, now_ms)]
         waiting = standing(mirrors or (), {*differing, *taken, *left_behind}, control)
         waiting = {p: wait for p, wait in waiting.items() if view.has(p) or not chosen.writes(p.topic)}

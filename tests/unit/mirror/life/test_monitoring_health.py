@@ -234,6 +234,17 @@ def test_what_cannot_be_copied_yet_does_not_stand_still() -> None:
     assert still([standing], [standing], LinkControl(paused_partitions=frozenset({standing.partition})), 2.0) == []
 
 
+def test_that_adopted_logs_are_not_compared_before_the_first_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = LinkControl(topics=LinkTopics.of("orders").to_json(), adopted={P: 9})
+    for control, is_told in (
+        (prepared, True),
+        (replace(prepared, producer_ids=(7,)), False),
+        (replace(prepared, is_promoted=True, is_fenced=True), False),
+    ):
+        found = read_by(monkeypatch, [([], {}), ([], {})], {}, read_control=control)
+        assert (status.ADOPTED_UNCOMPARED in found.notes) is is_told
+
+
 def test_what_stood_still_and_cannot_be_seen_in_the_last_look_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     standing = PartitionLag(P, 10, 50, 50)
     looks = [([standing], {}), ([standing], {}), ([], {P: "its leader does not respond"})]
