@@ -154,7 +154,7 @@ def flow_subjects(path: Path) -> list[Subject]:
                 HEARTBEATS: flow.names.policy.heartbeats_topic(),
                 CHECKPOINTS: flow.names.policy.checkpoints_topic(flow.source_alias),
             },
-            options=LinkOptions(*[f"--config {shlex.quote(str(path))} --flow {shlex.quote(str(flow))}"] * 2),
+            options=LinkOptions(flow.options, flow.options, flow.options),
         )
         for flow in flows.flows
     ]

@@ -61,6 +61,11 @@ class GivenLink:
         return replace(self, topics=self.run_on_target(ask))
 
     @property
+    def file_options(self) -> str:
+        """The options that name the link if a file does."""
+        return "" if self.flow is None else self.flow.options
+
+    @property
     def link_topics(self) -> LinkTopics:
         """The given topics; raises OptionError if there are none."""
         if self.topics is None:
@@ -76,12 +81,13 @@ class GivenLink:
 
     def run(self, ask: Callable[[Cluster, Cluster], Awaitable[_T]]) -> _T:
         """Runs a coroutine with both clusters; raises OptionError if no source was given."""
-        with both(self.known_source, self.target, None if self.topics is None else self.topics.names) as clusters:
+        names = None if self.topics is None else self.topics.names
+        with both(self.known_source, self.target, names, file_options=self.file_options) as clusters:
             return clusters[0].run(ask, *clusters)
 
     def run_on_target(self, ask: Callable[[Cluster], Awaitable[_T]]) -> _T:
         """Runs a coroutine with the target only."""
-        with Cluster(kafka_python_config(self.target), name="target") as target:
+        with Cluster(kafka_python_config(self.target), name="target", file_options=self.file_options) as target:
             return target.run(ask, target)
 
 

@@ -5,23 +5,36 @@ from __future__ import annotations
 from spark_integration.cli.link import end_with, given_link
 from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.mirror.life.mirrors import WAITS, at_work
-from tolerant_client.mirror.life.status import LinkStatus, read_status
+from tolerant_client.mirror.life.status import LinkStatus, TopicStatus
+from tolerant_client.mirror.life.status_of_one import read_known_status
 from tolerant_client.mirror.state.health import utc
 from tolerant_client.ops.printing import Table, echo, echo_each, print_table
 
 
 def status(which: WhichLink, as_json: Json = False) -> None:
-    """Show the state of a link: lag in offsets, seconds and bytes; what is paused, lost or wrong. Exit code 3: needs attention."""
+    """Show the state of a link: lag in offsets, seconds and bytes; what is paused, lost or wrong. Exit code 3: needs attention.
+
+    While one of the clusters does not respond it shows what the other one tells.
+    """
     given = given_link(which, needs_source=True).known()
     found = given.run(
-        lambda source, target: read_status(
+        lambda source, target: read_known_status(
             source, target, given.link, given.link_topics, of_file=given.flow is not None
         )
     )
     end_with(found, as_json, _show)
 
 
+def _lag(topic: TopicStatus) -> str:
+    if topic.lag is not None:
+        return f"{topic.lag:,}" + (f" and {len(topic.unknown)} unknown" if topic.unknown else "")
+    if topic.copied is not None:
+        return f"unknown, {topic.copied:,} copied"
+    return "unknown" if topic.source_end is None else f"unknown, of {topic.source_end:,}"
+
+
 def _show(found: LinkStatus) -> None:
+    speed = "" if found.copied_per_s is None else f", {found.copied_per_s:,.0f} offsets/s"
     rate = f", at most {found.bytes_per_s:,} bytes/s" if found.bytes_per_s else ""
     table = Table(
         "topic",
@@ -32,17 +45,16 @@ def _show(found: LinkStatus) -> None:
         "bytes",
         "paused",
         "lost",
-        title=f"link {found.link}: {found.health}, {found.copied_per_s:,.0f} offsets/s{rate}",
+        title=f"link {found.link}: {found.health}{speed}{rate}",
     )
     for t in found.topics:
         seconds = "unknown" if t.lag_s is None else f"{t.lag_s:,.1f}"
         size = "unknown" if t.lag_bytes is None else f"{t.lag_bytes:,}"
         is_all = len(t.paused) == t.partitions
         paused = "all" if t.paused and is_all else ", ".join(map(str, t.paused))
-        lag = f"{t.lag:,}" + (f" and {len(t.unknown)} unknown" if t.unknown else "")
         uncommitted = f"{t.open_offsets:,}" if t.open_offsets else ""
         table.add_row(
-            t.topic, str(t.partitions), lag, uncommitted, seconds, size, paused, f"{t.lost:,}" if t.lost else ""
+            t.topic, str(t.partitions), _lag(t), uncommitted, seconds, size, paused, f"{t.lost:,}" if t.lost else ""
         )
     print_table(table)
     for run in at_work(found.mirrors):

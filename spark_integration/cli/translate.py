@@ -70,7 +70,7 @@ def translate(
         )
     given = given_link(replace(which, source=source))
     committed: list[translation.GroupCommit] = []
-    with Cluster(kafka_python_config(given.target), name="target") as there:
+    with Cluster(kafka_python_config(given.target), name="target", file_options=given.file_options) as there:
         names = there.run(_names, there, given)
         if group is not None:
             with Cluster(kafka_python_config(given.known_source), there.net, name="source", names=names) as origin:

@@ -143,4 +143,4 @@ def heartbeats_of(flow: Flow) -> Duty:
 
 
 def _connect(flow: Flow) -> Callable[[], tuple[Cluster, Cluster]]:
-    return lambda: connected(flow.source, flow.target, flow.names)
+    return lambda: connected(flow.source, flow.target, flow.names, file_options=flow.options)

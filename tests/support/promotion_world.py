@@ -64,7 +64,7 @@ class Net:
 class FakeTarget:
     """A cluster that has topics."""
 
-    bootstrap_servers = "b:9092"
+    bootstrap_servers, file_options = "b:9092", ""
 
     def __init__(self, *topics: str) -> None:
         self.topics = topics

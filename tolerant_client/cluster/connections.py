@@ -55,7 +55,13 @@ class Connections:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], net: Any = None, *, name: str = "cluster", patience_ms: int = 60_000
+        self,
+        config: Mapping[str, Any],
+        net: Any = None,
+        *,
+        name: str = "cluster",
+        patience_ms: int = 60_000,
+        file_options: str = "",
     ) -> None:
         self._config = config
         self._apart: list[Connections] = []
@@ -68,6 +74,7 @@ class Connections:
         self.name = name
         self.bootstrap_servers = config["bootstrap_servers"]
         self.patience_ms = patience_ms
+        self.file_options = file_options  # "--config FILE --flow 'A->B'" if a file names the cluster
         self._owns_net = net is None
         self.net = NetworkSelector() if net is None else net
         try:
@@ -94,7 +101,9 @@ class Connections:
 
     def apart(self: _Self) -> _Self:
         """The same cluster on the same event loop, with connections of its own; closed with this one."""
-        made = type(self)(self._config, self.net, name=self.name, patience_ms=self.patience_ms)
+        made = type(self)(
+            self._config, self.net, name=self.name, patience_ms=self.patience_ms, file_options=self.file_options
+        )
         self._apart.append(made)
         return made
 

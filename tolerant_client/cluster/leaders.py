@@ -51,8 +51,9 @@ class Leaders(Connections):
         name: str = "cluster",
         patience_ms: int = 60_000,
         names: TopicNames | None = None,
+        file_options: str = "",
     ) -> None:
-        super().__init__(config, net, name=name, patience_ms=patience_ms)
+        super().__init__(config, net, name=name, patience_ms=patience_ms, file_options=file_options)
         self.names = names
         self.topic_ids: dict[str, str] = {}  # as Kafka's tools write them, for topics that `partitions` has found
         self.nodes_without_ids: set[int] = set()  # not reached by a running upgrade yet

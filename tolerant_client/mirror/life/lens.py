@@ -131,9 +131,12 @@ async def look(
 
 
 async def look_led(
-    source: Cluster, target: Cluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
+    source: Cluster | None, target: Cluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
 ) -> tuple[list[PartitionLag], dict[TopicPartition, str]]:
-    """As look, but no partition waits for the broker of another one; also why some partitions were left out."""
+    """As look, but no partition waits for the broker of another one; also why some partitions were left out.
+
+    Without a source the lags have positions alone.
+    """
     wanted = list(partitions)
     if is_translated:
         if await lost_map(target, link, await read_control(target, link)) is not None:
@@ -147,6 +150,8 @@ async def look_led(
         }  # the map may have been lost meanwhile
     else:
         copied, left_out = await list_led_offsets(target, dict.fromkeys(wanted, LATEST))
+    if source is None:
+        return [PartitionLag(p, copied[p]) for p in wanted if p in copied], left_out
     ends, stable, unseen = await source_ends(source, copied, looks=BELIEVED_AFTER)
     starts, unstarted = await list_led_offsets(source, dict.fromkeys(stable, EARLIEST), looks=BELIEVED_AFTER)
     lags = [PartitionLag(p, copied[p], stable[p], ends[p], starts[p]) for p in wanted if p in starts]

@@ -19,7 +19,7 @@ from tolerant_client.mirror.state.claims import CLAIMS_TOPIC, LEASE_MS, RENEW_MS
 from tolerant_client.mirror.state.claims_topic import read_claims
 from tolerant_client.mirror.state.control_topic import FORGOTTEN, read_control
 from tolerant_client.mirror.state.health import Health, Reason, counted, utc
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, link_options
 
 _T = TypeVar("_T")
 BOUND_S = 10.0  # for each request that a hanging broker could delay
@@ -88,9 +88,10 @@ async def why_forgotten(target: Cluster, link: str, control: LinkControl, mirror
     run = next((run for run in mirrors or () if is_forgotten(control, run)), None)
     if run is None or not is_forgotten(await read_control(target, link), run):
         return None
+    which = link_options(link, target) + ("" if target.file_options else " --topics REGEX")
     return (
-        f"A mirror of link {link} runs on {run.host} (process {run.pid}), and {FORGOTTEN}; if its source is gone, give"
-        " tolerant-kafka failover --topics"
+        f"A mirror of link {link} runs on {run.host} (process {run.pid}), and {FORGOTTEN}; if its source is gone, run"
+        f" tolerant-kafka failover {which}"
     )
 
 

@@ -87,18 +87,19 @@ TAKEN_UNKNOWN = "whether another link has topics of it is unknown: the target's 
 class TopicStatus:
     """A topic by its name on the target; offsets and bytes are sums over its partitions, seconds the highest of them.
 
-    `lag_s` and `lag_bytes` are None if they are unknown.  `unknown` are partitions whose broker does not respond, whose topic
-    the source does not have, or that another link has: they are in no sum.
+    What one cluster alone would tell is None while it does not respond: on the source `source_end`, on the target `copied`, and
+    all lags.  `lag_s` and `lag_bytes` are None if they are unknown.  `unknown` are partitions whose broker does not respond,
+    whose topic the source does not have, or that another link has: they are in no sum.
     """
 
     topic: str
     partitions: int
-    source_end: int
-    copied: int
-    lag: int
+    source_end: int | None
+    copied: int | None
+    lag: int | None
     lag_s: float | None
     lag_bytes: int | None
-    open_offsets: int  # the part of the lag after the start of open transactions
+    open_offsets: int | None  # the part of the lag after the start of open transactions
     paused: tuple[int, ...] = ()  # partitions
     lost: int = 0  # offsets in the ledger
     unknown: tuple[int, ...] = ()  # partitions
@@ -106,14 +107,17 @@ class TopicStatus:
 
 @dataclass(frozen=True)
 class LinkStatus:
-    """A link at `time_ms`; `reasons` say what is not healthy, the worst first (health.py)."""
+    """A link at `time_ms`; `reasons` say what is not healthy, the worst first (health.py).
+
+    `is_translated`, `is_promoted` and `copied_per_s` are None if the target does not respond.
+    """
 
     link: str
     time_ms: int
-    is_translated: bool
-    is_promoted: bool
+    is_translated: bool | None
+    is_promoted: bool | None
     bytes_per_s: int | None
-    copied_per_s: float
+    copied_per_s: float | None
     topics: tuple[TopicStatus, ...]
     reasons: tuple[Reason, ...]
     losses: tuple[LedgerRow, ...] = ()
@@ -154,12 +158,18 @@ class LinkStatus:
 
 
 async def read_status(
-    source: Cluster, target: Cluster, link: str, topics: LinkTopics | None = None, *, of_file: bool = False
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    topics: LinkTopics | None = None,
+    *,
+    of_file: bool = False,
+    is_source_away: bool = False,
 ) -> LinkStatus:
     """The status of a link; without `topics` its control says which it has.
 
-    Notes what the link has besides topics `of_file`.  A broker that does not respond delays it by some seconds, and its
-    partitions are reported as unknown.  Raises OptionError if nothing says what the link copies, and KafkaError.
+    Notes what the link has besides topics `of_file`.  A source that `is_source_away` is not asked.  A broker that does not respond
+    delays it by some seconds, and its partitions are unknown.  Raises OptionError if nothing says what the link copies, KafkaError.
     """
     claims, looked = await look_at_claims(target), time.monotonic()
     control = await read_control(target, link)
@@ -167,8 +177,11 @@ async def read_status(
         await require_not_forgotten(target, link, control)
     chosen = topics or written_topics(control, link, None)
     mapped = await mapped_topics(target, link, control, within_s=BOUND_S)
-    view = await see_topics(source, target, chosen, control, mapped)
-    if not (view.on_source or view.hidden or view.gone and not control.is_over):
+    seen_source = None if is_source_away else source
+    view = await see_topics(seen_source, target, chosen, control, mapped)
+    if is_source_away:
+        view = view.of_target_alone({p.topic for p in (*control.begun, *control.copied)} | mapped.names)
+    elif not (view.on_source or view.hidden or view.gone and not control.is_over):
         select_topics(chosen, await source.partitions())  # raises the reason why no topic matches
     wanted = [TopicPartition(t, n) for t, numbers in sorted(view.on_source.items()) for n in numbers]
     is_translated = await has_map(target, link, control)
@@ -181,9 +194,9 @@ async def read_status(
     present = [p for p in wanted if p.partition in view.on_target.get(p.topic, ())]
     missing = sorted(set(wanted) - set(present))
     lost = await lost_map(target, link, control)
-    (first, _), began = await look_led(source, target, link, present, is_translated), time.monotonic()
-    await source.net.sleep(_LOOK_S)
-    second, unseen = await look_led(source, target, link, present, is_translated)
+    (first, _), began = await look_led(seen_source, target, link, present, is_translated), time.monotonic()
+    await target.net.sleep(_LOOK_S)
+    second, unseen = await look_led(seen_source, target, link, present, is_translated)
     left_behind = view.left_behind(known_topics(chosen, control, view.on_source) | mapped.names)
     if not control.is_over:
         unseen.update(view.why_gone)
@@ -193,11 +206,11 @@ async def read_status(
     rows, unread = await read_rows(target, ledger)
     seen = [e.partition for e in second]
     compared = None
-    if rows is not None and found is not None:
+    if rows is not None and found is not None and not is_source_away:
         compared = await within_bound(target, compare_ends, source, target, seen, ledger, control, is_translated)
     second = await _with_age_and_size(source, second)
     now_ms = int(time.time() * 1000)
-    statuses = _by_topic(second, now_ms, control, rows or {}, {**unseen, **taken})
+    statuses = topics_of(second, now_ms, control, rows or {}, {**unseen, **taken})
     held = await find_held(source, held_spans(first, second))
     mirrors = await seen_mirrors(target, link, claims, looked)
     is_unfinished = control.is_promoted and not control.is_fenced
@@ -221,7 +234,7 @@ async def read_status(
         if view.unread:
             reasons.append(Reason(Health.UNKNOWN, unread_map(view.unread, link)))
         reasons += unread
-        if is_comparable(control, is_translated):
+        if not is_source_away and is_comparable(control, is_translated):
             reasons += uncompared_reasons(compared)
         elif control.adopted and not is_translated:
             notes.append(ADOPTED_UNCOMPARED)
@@ -236,7 +249,7 @@ async def read_status(
         untold = [e for e in first if e.partition not in told]
         if still(untold, second, control, seconds):
             await source.net.sleep(max(0.0, began + WAITS_AFTER_S - time.monotonic()))
-            after, away = await look_led(source, target, link, [e.partition for e in untold], is_translated)
+            after, away = await look_led(seen_source, target, link, [e.partition for e in untold], is_translated)
             reasons += still(untold, after, control, time.monotonic() - began)
             reasons += _unseen_reasons({p: why for p, why in away.items() if p not in unseen})
         reasons += mirror_reasons(link, mirrors)
@@ -401,13 +414,14 @@ def still(
     ]
 
 
-def _by_topic(
+def topics_of(
     ends: Iterable[PartitionLag],
     now_ms: int,
     control: LinkControl,
     rows: Mapping[TopicPartition, Iterable[LedgerRow]],
     unseen: Iterable[TopicPartition] = (),
 ) -> list[TopicStatus]:
+    """The partitions' status by topic; `unseen` partitions count, and are in no sum.  Pure."""
     topics: dict[str, list[PartitionLag]] = {}
     unknown: dict[str, list[int]] = {}
     for e in ends:
@@ -422,15 +436,21 @@ def _by_topic(
             TopicStatus(
                 topic,
                 len(of_topic) + len(unknown.get(topic, ())),
-                sum(e.source_end or 0 for e in of_topic),
-                sum(e.position or 0 for e in of_topic),
-                sum(e.lag_offsets or 0 for e in of_topic),
+                _sum(e.source_end for e in of_topic),
+                _sum(e.position for e in of_topic),
+                _sum(e.lag_offsets for e in of_topic),
                 None if None in ages else max(filter(None, ages), default=0.0),
                 None if None in sizes else int(sum(filter(None, sizes))),
-                sum(e.open_offsets for e in of_topic),
+                _sum(None if e.source_end is None else e.open_offsets for e in of_topic),
                 tuple(sorted(e.partition.partition for e in of_topic if control.pauses(e.partition))),
                 sum(r.until_offset - r.from_offset for e in of_topic for r in rows.get(e.partition, ())),
                 tuple(sorted(unknown.get(topic, ()))),
             )
         )
     return found
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """The sum; None if a part of it is unknown."""
+    known = list(values)
+    return None if None in known else sum(filter(None, known))

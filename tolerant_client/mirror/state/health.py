@@ -16,6 +16,7 @@ Laws:
   its worst reason, in the order of the table.  A link that is promoted or handed back has no other reason: it has no lag.
 - A partition is reported as waiting after WAITS_AFTER_S, with the broker's error and since when.
 - What was not read is unknown: it is never shown as good news, neither as zero nor as "none".
+- While one cluster does not respond, what the other one tells is shown; for a link that copies nothing any more the target suffices.
 - A topic that the link has copied and the source no longer has is blocked; one that the target alone lacks is waiting; one that
   neither cluster has is no part of the link's state any more.
 - Rows of the ledger are no reason: an accepted loss is reported, counted and kept, and the run that wrote it exits with 3.
@@ -109,6 +110,11 @@ def waiting_reasons(waits: Mapping[TopicPartition, Waiting]) -> list[Reason]:
     return [
         Reason(Health.BLOCKED if each else Health.WAITING, text) for each, told in texts.items() for text in few(told)
     ]
+
+
+def not_responding(cluster: str, why: str) -> str:
+    """A sentence about a cluster ("source", "target") of which nothing is known."""
+    return f"The {cluster} cluster does not respond: {why}"
 
 
 def blocked_reasons(blocked: Mapping[TopicPartition, str]) -> list[Reason]:

@@ -191,7 +191,12 @@ class LinkControl:
 
 
 def link_options(link: str, target: Cluster, source: Cluster | None = None) -> str:
-    """The options that name a link in a command: "--target b:9092 --link dr", and its source if that is given."""
+    """The options that name a link in a command, as the operator names it: those of its file, or "--target b:9092 --link dr".
+
+    These have its source if that is given.
+    """
+    if target.file_options:
+        return target.file_options
     words = []
     for option, cluster in (("source", source), ("target", target)):
         if cluster is not None:

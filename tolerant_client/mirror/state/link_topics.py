@@ -212,6 +212,11 @@ class LinkView(NamedTuple):
         """Whether a cluster has the topic, as far as we may see it."""
         return partition.topic in {*self.on_source, *self.on_target, *(p.topic for p in self.hidden)}
 
+    def of_target_alone(self, begun: Collection[str]) -> LinkView:
+        """With the target's topics that the link has begun as the source's, which does not respond; all of them if none is known."""
+        seen = {name: numbers for name, numbers in self.on_target.items() if not begun or name in begun}
+        return self._replace(on_source=seen, gone={})
+
     def left_behind(self, known: Collection[str]) -> dict[TopicPartition, str]:
         """Those that are gone, of topics that the link is `known` to copy, in the words of its health."""
         return {

@@ -69,7 +69,9 @@ class Examined:
     snapshots: list[Snapshot] = field(default_factory=list)
 
 
-def examine_addresses(checkup: Checkup, name: str, config: Mapping[str, Any]) -> tuple[list[Probe], Cluster | None]:
+def examine_addresses(
+    checkup: Checkup, name: str, config: Mapping[str, Any], file_options: str = ""
+) -> tuple[list[Probe], Cluster | None]:
     """Probes every address; returns a client of the addresses that responded, None if none did."""
     bootstraps = [parse_address(text) for text in config["bootstrap_servers"]]
     timeout_s = max(2.0, checkup.check_s / 2)
@@ -96,7 +98,8 @@ def examine_addresses(checkup: Checkup, name: str, config: Mapping[str, Any]) ->
         checkup.clusters.append({"name": name, "bootstrap_servers": servers, "is_examined": False})
         return probes, None
     timeouts = {"request_timeout_ms": _PATIENCE_MS, "reconnect_backoff_max_ms": 500}
-    return probes, Cluster({**config, **timeouts, "bootstrap_servers": answered}, name=name, patience_ms=_PATIENCE_MS)
+    config = {**config, **timeouts, "bootstrap_servers": answered}
+    return probes, Cluster(config, name=name, patience_ms=_PATIENCE_MS, file_options=file_options)
 
 
 def examine_cluster(checkup: Checkup, raw: Cluster, probes: list[Probe], config: Mapping[str, Any]) -> Examined | None:

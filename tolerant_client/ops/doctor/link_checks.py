@@ -28,10 +28,11 @@ _BYTES_FULL, _BYTES_NEAR = 0.9, 0.5  # of retention.bytes
 
 
 class LinkOptions(NamedTuple):
-    """The options by which other commands name this link: those that need only its target, and those that need both."""
+    """The options by which other commands name this link: those that need only its target, those that need both, a file's."""
 
     of_target: str = "--target TARGET"
     of_both: str = "--source SOURCE --target TARGET"
+    of_file: str = ""
 
 
 @check("topics", cluster="link")

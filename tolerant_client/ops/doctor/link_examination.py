@@ -140,7 +140,7 @@ class _Examination:
 
     def _meet(self, name: str) -> None:
         config = self._configs[name]
-        probes, raw = examine_addresses(self._checkup, name, config)
+        probes, raw = examine_addresses(self._checkup, name, config, self._subject.options.of_file)
         if raw is not None:
             self._raws.append(raw)
             found = examine_cluster(self._checkup, raw, probes, config)

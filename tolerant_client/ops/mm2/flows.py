@@ -9,6 +9,7 @@ Laws:
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,7 @@ class Flow:
     emit_checkpoints_s: float | None
     config_properties_exclude: tuple[str, ...]
     use_defaults_from: Literal["source", "target"]
+    options: str = field(default="", compare=False)  # by which commands name the link: --config FILE --flow 'A->B'
 
     @property
     def link(self) -> str:
@@ -128,9 +130,9 @@ def read_flows(path: Path, targets: Collection[str] = ()) -> Flows:
             given = flow_settings(file, source, target)
             if boolean(given, "enabled", False):
                 _refuse_other_starts(given)
-                flows.append(_flow(given, source, target))
+                flows.append(_flow(given, source, target, path))
             elif seconds(given, "emit.heartbeats", True, 1) is not None:
-                heartbeats_only.append(_flow(given, source, target))
+                heartbeats_only.append(_flow(given, source, target, path))
             else:
                 continue
             unused |= _other_clients(given)
@@ -220,7 +222,7 @@ def _refuse_other_starts(given: Settings) -> None:
         )
 
 
-def _flow(given: Settings, source: str, target: str) -> Flow:
+def _flow(given: Settings, source: str, target: str, file: Path) -> Flow:
     source_alias = name_of(given, "source.cluster.alias", source)
     names = TopicNames(_replication_policy(given, source_alias), source_alias)
     topics = filter_of(given, "topics", TOPICS_EXCLUDE)
@@ -258,6 +260,7 @@ def _flow(given: Settings, source: str, target: str) -> Flow:
         emit_checkpoints_s=seconds(given, "emit.checkpoints", True, 60),
         config_properties_exclude=filter_of(given, "config.properties", CONFIG_PROPERTIES_EXCLUDE).exclude,
         use_defaults_from="source" if one_of(given, "use.defaults.from", "target", "source") == "source" else "target",
+        options=f"--config {shlex.quote(str(file))} --flow {shlex.quote(f'{source}->{target}')}",
     )
 
 

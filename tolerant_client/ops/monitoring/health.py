@@ -16,6 +16,7 @@ from tolerant_client.mirror.state.health import (
     blocked_reasons,
     counted,
     few,
+    not_responding,
     sorted_by_weight,
     waiting_reasons,
     worst,
@@ -59,7 +60,7 @@ def _reasons(state: LinkState, now_ms: int) -> Iterator[Reason]:
 def _unknown(state: LinkState, now_ms: int) -> Iterator[Reason]:
     looked_s = (now_ms - state.time_ms) / 1000
     away = {name: why for name, why in state.unreachable.items() if name not in state.refused}
-    texts = [f"The {name} cluster does not respond: {why}" for name, why in away.items()]
+    texts = [not_responding(name, why) for name, why in away.items()]
     if state.blind:
         texts.append(f"The clusters cannot be checked: {state.blind}")
     if state.control_problem:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
@@ -147,18 +149,32 @@ def test_of_a_link_that_was_promoted_without_a_control_nothing_is_known() -> Non
     assert (found.offsets_words, found.topics) == ("unknown", "unknown") and found.state.startswith("promoted")
 
 
+@pytest.mark.parametrize(
+    ("file_options", "options"),
+    [("", "--target b:1 --link dr --topics REGEX"), ("--config F --flow X", "--config F --flow X")],
+)
 @pytest.mark.parametrize("control", [LinkControl(), LinkControl(is_hidden=True), DR])
-def test_a_command_that_finds_no_control_of_a_link_that_runs_says_that_it_runs(control: LinkControl) -> None:
-    """As the list does: the claims name the mirror."""
+def test_a_command_that_finds_no_control_of_a_link_that_runs_says_that_it_runs(
+    control: LinkControl, file_options: str, options: str
+) -> None:
+    """As the list does: the claims name the mirror.  With a file failover takes the topics from there."""
+    target: Any = SimpleNamespace(
+        bootstrap_servers="b:1",
+        manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"}),
+        file_options=file_options,
+    )
     seen = AsyncMock(return_value=[run("dr", is_ended=True), run("dr", is_alive=True, pid=6)])
     read = AsyncMock(return_value=control)
     with patch.multiple(mirrors, look_at_claims=AsyncMock(), seen_mirrors=seen, read_control=read):
         if control == LinkControl():
-            with pytest.raises(OptionError, match=r"runs on m1 \(process 6\).* Stop that mirror and start it again"):
-                asyncio.run(mirrors.require_not_forgotten(Mock(spec=Cluster), "dr", control))
+            failover = f"run tolerant-kafka failover {options}$"
+            with pytest.raises(
+                OptionError, match=rf"on m1 \(process 6\).* Stop that mirror and start it again.*{failover}"
+            ):
+                asyncio.run(mirrors.require_not_forgotten(target, "dr", control))
             read.return_value = DR  # it had been read just before the first start wrote it
-            asyncio.run(mirrors.require_not_forgotten(Mock(spec=Cluster), "dr", control))
+            asyncio.run(mirrors.require_not_forgotten(target, "dr", control))
             read.return_value, seen.return_value = control, [run("dr", is_ended=True)]
-        asyncio.run(mirrors.require_not_forgotten(Mock(spec=Cluster), "dr", control))
+        asyncio.run(mirrors.require_not_forgotten(target, "dr", control))
         seen.return_value = None
-        asyncio.run(mirrors.require_not_forgotten(Mock(spec=Cluster), "dr", control))
+        asyncio.run(mirrors.require_not_forgotten(target, "dr", control))

@@ -269,6 +269,15 @@ def test_what_another_link_has_is_told_with_that_reason_and_is_neither_compared_
         assert (topic.lag, topic.unknown) == (0, (0,))
 
 
+def test_a_source_that_is_away_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = LinkView({}, {"orders": [0]}, {"orders": [0]}, {})
+    run = replace(RUN, is_alive=True)
+    lag = PartitionLag(P, 563)
+    looks = [([lag], {}), ([lag], {})]
+    found = read_by(monkeypatch, looks, {}, [], [run], is_source_away=True, see_topics=view, why_forgotten=None)
+    assert (found.topics[0].copied, found.topics[0].lag, found.mirrors, found.reasons) == (563, None, (run,), ())
+
+
 def test_whether_another_link_has_the_topics_is_unknown_if_the_controls_cannot_be_read_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -293,6 +302,7 @@ def read_by(
     mirrors: list[Run] | None = None,
     topics: str = "orders",
     given: LinkTopics | None = None,
+    is_source_away: bool = False,
     **told: Any,
 ) -> LinkStatus:
     """The status of link "dr" with one topic, as these looks at both clusters show it."""
@@ -337,10 +347,12 @@ def read_by(
         insist=None,
         bootstrap_servers="b:1",
         manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"}),
+        file_options="",
     )
     monkeypatch.setattr(status, "look_led", look_led)
     monkeypatch.setattr(status, "within_bound", within_bound)
-    return asyncio.run(status.read_status(cluster, cluster, "dr", given))
+    source: Any = None if is_source_away else cluster
+    return asyncio.run(status.read_status(source, cluster, "dr", given, is_source_away=is_source_away))
 
 
 def read(monkeypatch: pytest.MonkeyPatch, topics: str = "orders", **told: Any) -> LinkStatus:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import tracemalloc
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -45,6 +47,8 @@ from tolerant_client.mirror.state.link_control import (
 )
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.ops.mm2.flows import read_flows
+from tolerant_client.ops.service.clusters import both
 from tolerant_client.records.record_batch import Record
 
 P = TopicPartition("orders", 3)
@@ -410,6 +414,16 @@ def test_the_options_of_a_remedy_are_all_that_its_command_takes(config: dict[str
         assert link_options("dr", target, source) == f"--source a:1 {options} --link dr"
 
 
+def test_a_remedy_for_a_link_of_a_file_names_the_file(tmp_path: Path) -> None:
+    """Its logins are there: the operator has no other file that a plain form could name, and it refuses --topics."""
+    file = tmp_path / "mm 2.properties"
+    file.write_text("clusters = A, B\nA.bootstrap.servers = a:1\nB.bootstrap.servers = b:1\nA->B.enabled = true\n")
+    flow = read_flows(file).flows[0]
+    assert shlex.split(flow.options) == ["--config", str(file), "--flow", "A->B"]
+    with both(flow.source, flow.target, file_options=flow.options) as (source, target):
+        assert link_options(flow.link, target) == link_options(flow.link, target.apart(), source) == flow.options
+
+
 A1 = TopicPartition("a", 1)
 
 
@@ -545,7 +559,9 @@ def test_only_the_newest_record_of_a_link_counts_so_that_rubbish_is_cleared_by_t
 
     target = cast(
         Cluster,
-        SimpleNamespace(bootstrap_servers="b:1", manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"})),
+        SimpleNamespace(
+            bootstrap_servers="b:1", manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"}), file_options=""
+        ),
     )
     watch = ControlWatch(target, "dr")
     with pytest.raises(OptionError, match="not ours .*run tolerant-kafka repair --target b:1 --link dr$"):
