@@ -3,10 +3,10 @@
 Laws:
 - A storm is reported once when it begins and once when it ends: a warning in the
   log, an event for the listener, a count.
-- Refreshes that follow each other and bring nothing new get further and further
-  apart, up to a second, with jitter (KIP-580).  kafka-python asks ten times a
-  second while any partition has an error, and all clients that lost the same
-  broker ask in step.
+- Refreshes that follow each other for some seconds and bring nothing new get
+  further and further apart, up to a second, with jitter (KIP-580).  kafka-python
+  asks ten times a second while any partition has an error, and all clients that
+  lost the same broker ask in step.
 - While a broker that leads partitions cannot be reached, metadata is requested
   about once a second until other brokers lead them.  kafka-python asks only after
   it has tried to connect again, and waits up to 30 s between two tries.
@@ -27,21 +27,26 @@ from tolerant_client.tracker.storm import Leader, StormDetector
 log = logging.getLogger(__name__)
 
 _MAX_PAUSE_MS = 1_000.0
+_ELECTION_S = 5.0  # in which most elections end, and topics are created again: nobody is to notice them later than with kafka-python
 _REST_PAUSES = 2.0  # a refresh this many pauses after the last one was not waiting for its turn
 
 
 class RefreshPace:
-    """The pause between two metadata refreshes: doubles while they follow each other and bring nothing new.  Pure."""
+    """The pause between two metadata refreshes: after some seconds in which they bring nothing new, it doubles.  Pure."""
 
     def __init__(self, base_ms: float) -> None:
         self._base_ms = base_ms
         self._pause_ms = base_ms
         self._last: float | None = None
+        self._in_vain_since = 0.0
 
     def refreshed(self, is_news: bool, now: float) -> float:
         """Notes a refresh; returns the milliseconds, with a fifth of jitter, before the next one may come."""
         in_vain = not is_news and self._last is not None and (now - self._last) * 1000 < _REST_PAUSES * self._pause_ms
-        self._pause_ms = min(self._pause_ms * 2, max(_MAX_PAUSE_MS, self._base_ms)) if in_vain else self._base_ms
+        if not in_vain:
+            self._pause_ms, self._in_vain_since = self._base_ms, now
+        elif now - self._in_vain_since > _ELECTION_S:
+            self._pause_ms = min(self._pause_ms * 2, max(_MAX_PAUSE_MS, self._base_ms))
         self._last = now
         return self._pause_ms * random.uniform(0.8, 1.2)
 

@@ -6,13 +6,15 @@ below it, silently if the new log is the longer one.
 
 Laws:
 - A position belongs to the topic whose id is believed.  If Metadata tells another id, the partitions of that topic rest,
-  and brokers are asked, each for itself, until two of them agree (or the only one there is, or that responds for
-  10 s): a broker that is behind is believed no more than one OffsetOutOfRange.  If they agree on the id that is believed, nothing has happened.  If
-  they agree on another one, the positions belong to the deleted topic: an event and a warning say so, and the polling
-  thread applies auto_offset_reset, as for a believed OffsetOutOfRange.
-- At offset 0 nothing has been read: such a position resumes at the first record, whatever auto_offset_reset says.
+  and brokers are asked, each for itself, until two of them agree (or the only one there is, or that responds for a
+  while): a broker that is behind is believed no more than one OffsetOutOfRange.  If they agree on the id that is
+  believed, nothing has happened.  If they agree on another one, the positions belong to the deleted topic: an event and
+  a warning say so.
+- All records of the new topic come after such a position.  So it resumes at the first one, whatever auto_offset_reset
+  says; without auto_offset_reset poll() raises, unless nothing had been read at all.
 - A position that was set since the believed id was last told (a seek, a reset, a committed offset) belongs to the topic
-  that is there: it stays.  The flag that kafka-python sets at each seek, and nobody reads, tells that; Metadata clears it.
+  that is there: it stays.  The flag that kafka-python sets at each seek, and nobody reads, tells that; Metadata clears
+  it, and is asked for when the first fetch brings records.
 - If the leader of a partition does not know it, it is not fetched before Metadata has told which topic there is.
 - Ids belong to a cluster: if the cluster's id changes (another cluster under the same addresses), they prove nothing.
   Nor does a topic without an id (brokers before 2.8).
@@ -27,6 +29,7 @@ import random
 import time
 import uuid
 import weakref
+from collections import Counter
 from typing import Any, Final
 
 import kafka.errors as Errors
@@ -39,9 +42,10 @@ from tolerant_client.tracker.events import TopicRecreated
 
 log = logging.getLogger(__name__)
 
-_BELIEVED_BY: Final = 2  # brokers that agree
-_ALONE_AFTER_S: Final = 10.0  # then those that respond are enough: others may be out of this client's reach for good
-_PATIENCE_MS: Final = 2_000  # for a broker's response, beyond the time for which it may hold a fetch
+_ASKED: Final = 3  # brokers at once
+_BELIEVED_BY: Final = 2  # of them that agree
+_ALONE_AFTER_S: Final = 1.0  # then those that respond are enough: others may be frozen, or out of this client's reach
+_PATIENCE_MS: Final = 1_000  # for a broker's response, beyond the time for which it may hold a fetch
 
 _NO_ID: Final = uuid.UUID(int=0)
 _Topic = MetadataRequest.MetadataRequestTopic
@@ -55,7 +59,7 @@ class TopicIds:
         self._cluster = fetcher._manager.cluster
         self._subscriptions = fetcher._subscriptions
         self._pause = fetcher.config["retry_backoff_ms"] / 1000
-        self._patience = fetcher.config["fetch_max_wait_ms"] + _PATIENCE_MS
+        self._patience_s = (fetcher.config["fetch_max_wait_ms"] + _PATIENCE_MS) / 1000
         self._cluster_id: Any = None
         self._ids: dict[
             str, Any
@@ -91,6 +95,12 @@ class TopicIds:
             if other.topic == tp.topic and (position := state.position) is not None and position.leader_epoch >= 0:
                 state.drop_pending_record_batch = False
 
+    def fetched(self, tp: TopicPartition) -> None:
+        """Has Metadata say which topic a position belongs to that was set since the last one; called by the polling thread."""
+        state = self._subscriptions.assignment.get(tp)
+        if state is not None and state.drop_pending_record_batch and tp.topic in self._ids:
+            self._cluster.request_update()
+
     def apply(self) -> None:
         """Has the positions that belong to deleted topics reset; called by the polling thread.
 
@@ -102,13 +112,10 @@ class TopicIds:
         for tp, state in list(self._recreated.items()):
             is_current = self._subscriptions.assignment.get(tp) is state and state.position is not None
             if is_current and not state.drop_pending_record_batch:
-                if not state.position.offset:
-                    self._subscriptions.request_offset_reset(tp, OffsetResetStrategy.EARLIEST)
-                elif self._subscriptions.has_default_offset_reset_policy():
-                    self._subscriptions.request_offset_reset(tp)
-                else:
+                if state.position.offset and not self._subscriptions.has_default_offset_reset_policy():
                     lost[tp] = state.position.offset
                     continue
+                self._subscriptions.request_offset_reset(tp, OffsetResetStrategy.EARLIEST)
             self._recreated.pop(tp, None)
         if lost:
             raise Errors.OffsetOutOfRangeError(lost)
@@ -150,11 +157,12 @@ class TopicIds:
                 told = await self._told_by_brokers()
                 wanted = min(_BELIEVED_BY, len(self._cluster.brokers())) if time.monotonic() < alone_from else 1
                 for name in list(self._doubted):
-                    ids = [topic_ids.get(name) for topic_ids in told]
+                    ids = Counter(topic_ids.get(name) for topic_ids in told)
                     if _NO_ID in ids:
-                        self._believe(name, None)
-                    elif len(ids) >= wanted and len(set(ids)) == 1:
-                        self._believe(name, ids[0])
+                        ids = Counter({None: _BELIEVED_BY})
+                    for topic_id, count in ids.items():
+                        if count >= (wanted if len(ids) == 1 else _BELIEVED_BY):
+                            self._believe(name, topic_id)
                 if self._doubted:
                     await self._manager._net.sleep(self._pause)
                     self._cluster.request_update()  # brokers that are away leave it
@@ -162,19 +170,23 @@ class TopicIds:
             self._is_asking = False
 
     async def _told_by_brokers(self) -> list[dict[str, Any]]:
-        """The ids of the doubted topics that exist, as each of two brokers tells them; of fewer if no more respond."""
-        told: list[dict[str, Any]] = []
+        """The ids of the doubted topics that exist, as each of some brokers tells them; without those that do not respond."""
         nodes = [broker.node_id for broker in self._cluster.brokers()]
-        for node_id in random.sample(nodes, len(nodes)):
-            if len(told) == _BELIEVED_BY:
-                break
+        responses = {}
+        for node_id in random.sample(nodes, min(_ASKED, len(nodes))):
             # Not by the manager's send(), which may send a request for metadata to another broker as well.
-            request = MetadataRequest(
-                topics=[_Topic(name=name) for name in self._doubted], allow_auto_topic_creation=False
-            )
+            topics = [_Topic(name=name) for name in self._doubted]
+            request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
             try:
-                response = self._manager.get_connection(node_id).send_request(request)
-                metadata = await self._manager.wait_for(response, self._patience)
+                responses[node_id] = self._manager.get_connection(node_id).send_request(request)
+            except Exception as error:
+                log.debug("Metadata could not be requested from node %s: %s", node_id, error)
+        told: list[dict[str, Any]] = []
+        patient_until = time.monotonic() + self._patience_s
+        for node_id, response in responses.items():
+            try:
+                patience_ms = max(0.0, patient_until - time.monotonic()) * 1000
+                metadata = await self._manager.wait_for(response, patience_ms)
             except Exception as error:
                 log.debug("Metadata could not be fetched from node %s: %s", node_id, error)
                 continue
@@ -211,8 +223,6 @@ class TopicIds:
             f"{event.topic}-{event.partition}: the topic was deleted and created again ({event.former_id} became"
             f" {event.topic_id}), and position {event.offset} belongs to the deleted one"
         )
-        if not event.offset:
-            return f"{what}; nothing had been read, so the first record of the new one is next"
-        if self._subscriptions.has_default_offset_reset_policy():
-            return f"{what}; auto_offset_reset decides where to resume"
+        if not event.offset or self._subscriptions.has_default_offset_reset_policy():
+            return f"{what}; the first record of the new one comes next"
         return f"{what}; there is no auto_offset_reset, so poll() raises: seek() to resume"

@@ -229,12 +229,48 @@ def test_the_only_broker_is_believed() -> None:
     assert rig.resets() == {A, B}
 
 
+def test_brokers_that_disagree_are_asked_until_two_agree_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, now = Rig(), [100.0]
+    monkeypatch.setattr(topic_identity.time, "monotonic", lambda: now[-1])
+    rig.metadata(FORMER)
+    rig.metadata(NEW, tells=[FORMER, NEW])
+    for _ in range(3):
+        now.append(now[-1] + 60.0)
+        rig.look()
+        assert rig.poll() == [] and rig.resets() == set() and rig.asked() == {}
+    rig.tells[3] = rig.tells[1] = NEW
+    rig.look()
+    rig.poll()
+    assert rig.resets() == {A, B}
+
+
+def test_metadata_is_asked_for_when_records_have_come_at_a_position_that_was_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the position would count as set after a recreation that follows within metadata_max_age_ms."""
+    rig, asked = Rig(), []
+    monkeypatch.setattr(rig.cluster, "request_update", lambda: asked.append(1))
+    rig.metadata(FORMER)
+    rig.fetcher._completed_fetches.append(fetched(A, 100, batch(100)))
+    assert len(rig.poll()) == 30 and not asked
+    rig.subscriptions.seek(A, 130)
+    rig.fetcher._completed_fetches.append(fetched(A, 130, batch(130)))
+    assert len(rig.poll()) == 30 and asked
+    rig.metadata(FORMER)
+    asked.clear()
+    rig.fetcher._completed_fetches.append(fetched(A, 160, batch(160)))
+    assert len(rig.poll()) == 30 and not asked
+    rig.metadata(NEW)
+    rig.poll()
+    assert (0, 190) in rig.recreated()
+
+
 def test_a_broker_that_never_responds_keeps_no_topic_resting_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     rig, now = Rig(), [100.0]
     monkeypatch.setattr(topic_identity.time, "monotonic", lambda: now[-1])
     rig.metadata(FORMER)
     rig.metadata(NEW, tells=[Errors.KafkaTimeoutError(), NEW])
-    for later, is_believed in ((109.0, False), (111.0, True)):
+    for later, is_believed in ((100.5, False), (101.5, True)):
         now.append(later)
         rig.look()
         rig.poll()
@@ -253,8 +289,9 @@ def test_at_offset_0_nothing_was_read_so_the_first_record_is_next(policy: str, c
         assert raised.value.args == ({B: 100},)
     else:
         rig.poll()
+        assert rig.subscriptions.assignment[B].reset_strategy == OffsetResetStrategy.EARLIEST, "all its records are new"
     assert rig.subscriptions.assignment[A].reset_strategy == OffsetResetStrategy.EARLIEST
-    assert "so the first record of the new one is next" in caplog.text
+    assert "the first record of the new one comes next" in caplog.text
 
 
 @pytest.mark.parametrize("missing", [1, 3])
