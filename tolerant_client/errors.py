@@ -21,6 +21,7 @@
       TargetClaimedError                                another mirror writes this partition of the target
       StoppedError                                      a stop was asked for during a wait; what was waited for is given up
       UnsupportedSourceError                            the source has something that we do not copy yet
+      PartitionRefusedError                             a cluster refuses to read or write a partition: a right or setting
       OversizedRecordError                              a record too large for any batch that the target takes
       OffsetMapError                                    a translated link's offset map contradicts what was copied
       CoordinatorUnavailableError(+CoordinatorNotAvailableError, +KafkaTimeoutError)
@@ -173,6 +174,10 @@ class StoppedError(TolerantClientError):
 
 class UnsupportedSourceError(TolerantClientError):
     """The source log holds something that the mirror does not copy yet."""
+
+
+class PartitionRefusedError(TolerantClientError):
+    """A cluster refuses to let us read or write a partition until somebody grants a right or corrects a setting."""
 
 
 class OversizedRecordError(TolerantClientError):

@@ -19,6 +19,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.leaders import metadata_request
 from tolerant_client.errors import ClusterUnreachableError
 
+READ, WRITE = 3, 4  # AclOperation.java
 _WITH_IDS = 10
 _TIMEOUT_MS = 30_000
 _ELECTION_MS = 10_000
@@ -84,6 +85,19 @@ async def visible_topics(
         why = f"of the {cluster.name} may not be described; grant Describe on it"
         there = await cluster.partitions([name for name in topics if name not in hidden])
         return there, {name: refusal(f"topic {name} {why}") for name in hidden}
+
+
+async def not_allowed(cluster: Cluster, topics: Collection[str], operation: int) -> list[str]:
+    """Those of these topics, which exist, on which we may not do this (AclOperation.java), if the brokers tell (KIP-430, Kafka 2.3)."""
+    if not topics:
+        return []
+
+    async def ask() -> Any:
+        return await cluster.send(metadata_request(map(cluster.wire_topic, topics), has_rights=True))
+
+    told = (await cluster.insist("reading our rights to topics", ask)).topics
+    rights = {cluster.topic_of(topic.name): topic.authorized_operations for topic in told if not topic.error_code}
+    return sorted(name for name, allowed in rights.items() if allowed is not None and operation not in allowed)
 
 
 async def topic_ids(cluster: Cluster, topics: Iterable[str]) -> dict[str, uuid.UUID]:

@@ -142,10 +142,12 @@ class ProducerTransaction:
 
         def read(response: Any) -> None:
             topics = response.results_by_topic_v3_and_below
-            codes = [part.partition_error_code for topic in topics for part in topic.results_by_partition]
+            told = [(part.partition_error_code, topic.name) for topic in topics for part in topic.results_by_partition]
             # A partition that is not allowed has the others refused as OPERATION_NOT_ATTEMPTED.
-            codes.sort(key=lambda code: code == Errors.OperationNotAttemptedError.errno)
-            raise_for_code(next(filter(None, codes), 0), f"adding {', '.join(wanted)} to {self.transactional_id!r}")
+            told.sort(key=lambda each: each[0] == Errors.OperationNotAttemptedError.errno)
+            first = next((code for code, _ in told if code), 0)
+            named = dict.fromkeys(name for code, name in told if code == first)
+            raise_for_code(first, f"adding {', '.join(named)} to {self.transactional_id!r}")
 
         await self._ask(
             "adding partitions to a transaction",

@@ -11,7 +11,8 @@ from collections import deque
 import kafka.errors as Errors
 
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff
-from tolerant_client.errors import TolerantClientError
+from tolerant_client.errors import PartitionRefusedError
+from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 
 _ABSENT_S = 3.0  # brokers learn of a new topic at slightly different times
 _PAUSES = Backoff()
@@ -81,12 +82,32 @@ class Troubles:
         self._doubts = 0
 
 
-def refusal(partition: str, doing: str, offset: int, error_code: int) -> TolerantClientError | None:
-    """The error that stops a partition whose fetch or append is refused with this code repeatedly; None for a passing refusal."""
+def refusal(partition: str, doing: str, offset: int, error_code: int, right: str) -> PartitionRefusedError | None:
+    """The error that stops a partition whose fetch or append is refused with this code repeatedly; None for a passing refusal.
+
+    `right` is what such a request needs of its topic, with topic and cluster.
+    """
     error = Errors.for_code(error_code)
     if error_code in _NOT_NEXT or getattr(error, "retriable", False):
         return None
-    return TolerantClientError(
+    return PartitionRefusedError(
         f"{partition}: {doing} at offset {offset} was refused with {error.__name__}"
-        f" (error {error_code}: {getattr(error, 'description', '')}); check the topic's configuration and ACLs"
+        f" (error {error_code}: {getattr(error, 'description', '')}); {remedy(error_code, right)}"
     )
+
+
+def copy_refusal(what: str, error_code: int | None, topic: str) -> PartitionRefusedError:
+    """The error that stops a translated copy into a topic, and the rows of its map, which the target refuses with this code."""
+    right = f"Write, Read and Describe on topic {topic} and on topics that begin with {OWN_TOPICS} of the target"
+    return PartitionRefusedError(f"{what}; {remedy(error_code, right)}")
+
+
+def remedy(error_code: int | None, right: str, otherwise: str = "check the topic's configuration and ACLs") -> str:
+    """What an operator does about a request that is refused with this code, and for lack of `right` if that is the reason."""
+    lacking = {
+        Errors.TopicAuthorizationFailedError.errno: right,
+        Errors.ClusterAuthorizationFailedError.errno: "IdempotentWrite on the target cluster",  # before Kafka 2.8
+        Errors.TransactionalIdAuthorizationFailedError.errno: f"Write on transactional ids that begin with {OWN_TOPICS} of"
+        " the target",
+    }.get(error_code)
+    return otherwise if lacking is None else f"grant {lacking} to the mirror's user, and copying resumes"

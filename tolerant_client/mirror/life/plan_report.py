@@ -10,6 +10,7 @@ from typing import Any
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import Untold, list_led_offsets, stable_ends
+from tolerant_client.cluster.admin.topics import READ, WRITE, not_allowed
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import LinkPromotedError, OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
@@ -192,6 +193,7 @@ async def plan_everything(
         stopped, told = await _differences(source, target, list(reached), Ledger(target, link), control, policy)
         refusals += stopped.values()
         warnings += told
+    refusals += await right_refusals(source, target, planned)
     starts = (await list_led_offsets(source, dict.fromkeys(planned.ends, EARLIEST))).offsets
     high = (await list_led_offsets(source, dict.fromkeys(planned.ends, LATEST))).offsets
     stable = (await stable_ends(source, high)).offsets
@@ -215,6 +217,21 @@ def gone_warnings(gone: Iterable[str]) -> list[str]:
     return [
         f"{NOT_ON_SOURCE}, and the link writes it on the target: {name}; nothing more is copied into it"
         for name in gone
+    ]
+
+
+async def right_refusals(source: Cluster, target: Cluster, planned: PlannedLink) -> list[str]:
+    """Refusals for the rights without which the brokers will refuse to read a topic of the source, or to write one of the target."""
+    copied, there = {topic.name for topic in planned.topics.copied}, planned.described[1]
+    unread = await not_allowed(source, copied, READ)
+    unwritten = await not_allowed(target, copied & there.keys(), WRITE)
+    return [
+        f"the {cluster.name} refuses us topic {some(names)}; grant {right} on it to the mirror's user"
+        for cluster, names, right in (
+            (source, [source.wire_topic(name) for name in unread], "Read"),
+            (target, unwritten, "Write"),
+        )
+        if names
     ]
 
 

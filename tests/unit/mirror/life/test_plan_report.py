@@ -49,6 +49,7 @@ def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytes
         "beside_file": BesideFile(),
         "look_for_others": Others({"theirs": why, "made": why}, (), frozenset({"theirs"})),
         "refuse_circle": (),
+        "not_allowed": ["own"],
         "find_held": [],
         "_differences": ({}, []),
         "_besides": (None, None, None),
@@ -66,11 +67,19 @@ def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytes
 
     monkeypatch.setattr(plan_report, "list_led_offsets", led)
     monkeypatch.setattr(plan_report, "stable_ends", led)
-    cluster: Any = SimpleNamespace(partitions=partitions, cluster_id=cluster_id, wire_topic=str)
-    found = asyncio.run(plan_report.plan_everything(cluster, cluster, "dr", ".*"))
+    both: list[Any] = [
+        SimpleNamespace(name=name, partitions=partitions, cluster_id=cluster_id, wire_topic=str)
+        for name in ("source", "target")
+    ]
+    found = asyncio.run(plan_report.plan_everything(*both, "dr", ".*"))
     rows = {t.topic: (t.action, t.to_copy, t.why) for t in found.topics}
     assert rows == {"own": ("copy", 45, ""), "theirs": ("refuse", None, why), "made": ("refuse", None, why)}
-    assert found.refusals == (why,) and found.exit_code == 3
+    assert found.refusals == (
+        why,
+        "the source refuses us topic own; grant Read on it to the mirror's user",
+        "the target refuses us topic own; grant Write on it to the mirror's user",
+    )
+    assert found.exit_code == 3
     assert asked["_differences"][2] == [OWN], "the others' logs are not compared"
     assert asked["_besides"][-1] == {THEIRS, MADE}, "their configuration and groups stay as they are"
     assert asked["refuse_circle"][2] == ["own"], "as the mirror asks"

@@ -23,12 +23,15 @@ from spark_integration.mirror.supervisor import LinkThread, SparkLink, StuckErro
 from tolerant_client.errors import (
     ClusterUnreachableError,
     LinkPromotedError,
+    PartitionRefusedError,
     TargetDivergedError,
     TolerantClientError,
+    text_of,
 )
 from tolerant_client.mirror.engine.copy_metrics import Measured
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.follow.skipped import Left
+from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.service import ranges
 from tolerant_client.ops.service.duties import Duty, DutyThread, Timetable, lanes
@@ -576,14 +579,21 @@ def writer(
 ROWS = [SimpleNamespace(topic=topic, partition=index, until_offset=None) for topic in ("a", "a-1") for index in (1, 11)]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        TargetDivergedError("a-1-11: records of producer 5 at offset 7"),
+        PartitionRefusedError("a-1-11: append was refused; grant Write on topic a-1 of the target"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 def test_a_service_reports_the_partition_that_cannot_go_on_and_lives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: TolerantClientError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = TargetDivergedError("a-1-11: records of producer 5 at offset 7")
     going_on = writer(tmp_path, monkeypatch, error, goes_on=True)
     going_on.commit([going_on.write(iter([SimpleNamespace(ranges=ROWS)]))], 0)
     told = RunReport(tmp_path).done.read()
-    assert dict(told.blocked) == {STOPPED: "a-1-11: records of producer 5 at offset 7"}
+    assert dict(told.blocked) == {STOPPED: text_of(error)}
 
 
 @pytest.mark.parametrize(
@@ -622,7 +632,23 @@ def test_duties_leave_partitions_alone_whose_place_nobody_has_read_yet(monkeypat
     link._query = SimpleNamespace(isActive=True, lastProgress={"batchId": 0})  # type: ignore[assignment]
     link._claim = SimpleNamespace(require_held=lambda: None, tell=lambda report: None)  # type: ignore[assignment]
     assert link.look() == 0
-    report = TaskReport(acked={placed: 4, blocked: 2, unread: 0})
+    report = TaskReport(1, acked={placed: 4, blocked: 2, unread: 0})
     assert link.look() == 0
     (thread,) = link._duties
     assert (begun, thread.stopped) == ([frozenset((blocked, unread))], frozenset())
+
+
+def test_what_is_blocked_stays_so_across_a_restart_until_the_new_query_has_reported() -> None:
+    """A restart for another reason must not show for a while that nobody has to do anything."""
+    told: list[LinkEvent] = []
+    link = SparkLink(SupervisedLink(MirrorSettings({}, {}, "orders")), None, told.append)  # type: ignore[arg-type]
+    reports = [
+        TaskReport(7, blocked={STOPPED: "grant Write"}),
+        TaskReport(),
+        TaskReport(8, waiting={STOPPED: Waiting("it waits", 8)}),
+        TaskReport(),
+    ]
+    link._report = SimpleNamespace(read=lambda: reports.pop(0))  # type: ignore[assignment]
+    for _ in range(4):
+        link._tell_report()
+    assert [dict(event.facts.blocked) for event in told] == [{STOPPED: "grant Write"}] * 2 + [{}] * 2

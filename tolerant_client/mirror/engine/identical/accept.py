@@ -10,11 +10,20 @@ from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 
 
 def accept(
-    copy: PartitionCopy, part: FetchedPartition, until: int | None, append_lease_s: float, now: float, now_ms: int
+    copy: PartitionCopy,
+    part: FetchedPartition,
+    until: int | None,
+    source_topic: str,
+    append_lease_s: float,
+    now: float,
+    now_ms: int,
 ) -> list[Appendable]:
-    """What to append next, up to an offset, with `position` moved past it; nothing, and trouble, if that is in doubt."""
+    """What to append next, up to an offset, with `position` moved past it; nothing, and trouble, if that is in doubt.
+
+    `source_topic` is the topic's name on the source.
+    """
     if part.error_code:
-        copy.refused("fetch", part.error_code, now)
+        copy.refused("fetch", part.error_code, f"Read on topic {source_topic} of the source", now)
         return []
     copy.last_stable_offset = part.last_stable_offset
     if copy.is_lease_over(now, append_lease_s):

@@ -172,7 +172,8 @@ class Flow:
 
     def _accept(self, copy: PartitionCopy, part: FetchedPartition, until: int | None) -> list[Appendable]:
         append_lease_s = self.link.limits.append_lease_ms / 1000
-        return accept(copy, part, until, append_lease_s, self.clock(), int(time.time() * 1000))
+        source_topic = self.source.wire_topic(copy.partition.topic)
+        return accept(copy, part, until, source_topic, append_lease_s, self.clock(), int(time.time() * 1000))
 
     def leave(self, copy: PartitionCopy) -> None:
         """Takes a partition out of the flow; what is in flight is settled as usual."""

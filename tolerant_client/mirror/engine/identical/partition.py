@@ -41,6 +41,7 @@ from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.produce import NO_APPEND_TIME, add_sequence
 from tolerant_client.errors import (
     OversizedRecordError,
+    PartitionRefusedError,
     RecordBatchError,
     TargetDivergedError,
     TolerantClientError,
@@ -48,7 +49,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState, cover
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
-from tolerant_client.mirror.engine.troubles import refusal
+from tolerant_client.mirror.engine.troubles import refusal, remedy
 from tolerant_client.records.record_batch import BatchHeader, restamp
 
 _BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, besides those of the same response
@@ -270,7 +271,7 @@ class PartitionCopy(CopiedPartition):
                 self._misplaced = finding
             self.trouble(finding, now)
         else:
-            self.refused("append", error_code, now)
+            self.refused("append", error_code, self._needed, now)
 
     def gap_filled(self, gap: Gap, log_end: int, began_at: float, now: float) -> None:
         """Handles the log end that was read after a gap was filled."""
@@ -293,16 +294,22 @@ class PartitionCopy(CopiedPartition):
         if isinstance(error, TolerantClientError):
             self.doubt(error, now)
         else:
-            self.doubt(TolerantClientError(f"{self}: {finding}; {_remedy(error, self.rules.way)}"), now)
+            what = _remedy(error, self.rules.way, self._needed)
+            self.doubt(PartitionRefusedError(f"{self}: {finding}; {what}"), now)
 
     def lost(self, header: BatchHeader, reason: str, now: float) -> None:
         """Handles a batch in flight whose response will not come."""
         if self.acked < header.next_offset:
             self.trouble(reason, now)
 
-    def refused(self, doing: str, error_code: int, now: float) -> None:
-        """Handles an error code of a fetch or an append."""
-        error = refusal(str(self), doing, self.acked, error_code)
+    @property
+    def _needed(self) -> str:
+        """The right without which nothing is appended."""
+        return f"Write on topic {self.partition.topic} of the target"
+
+    def refused(self, doing: str, error_code: int, right: str, now: float) -> None:
+        """Handles an error code of a fetch or an append, which needs `right`."""
+        error = refusal(str(self), doing, self.acked, error_code, right)
         if error is None:
             self.trouble(f"{doing} answered {Errors.for_code(error_code).__name__}", now)
         else:
@@ -429,11 +436,12 @@ class PartitionCopy(CopiedPartition):
         self.position = self.acked = log_end
 
 
-def _remedy(error: Errors.KafkaError, way: GapFill) -> str:
+def _remedy(error: Errors.KafkaError, way: GapFill, right: str) -> str:
     """What an operator can do if a target refuses filler of a gap, or before a log's start."""
     if isinstance(error, Errors.InvalidTimestampError):
         return (
             "the filler's time is this machine's: set its clock right (tolerant-kafka doctor compares it with the brokers'), or"
             " raise message.timestamp.after.max.ms (clock ahead) or message.timestamp.before.max.ms of the target's topic"
         )
-    return "check the mirror's ACLs" + ("" if way is GapFill.RECORDS else ", or set --gap-fill records")
+    is_best = way is GapFill.RECORDS
+    return remedy(error.errno, right, "check the mirror's ACLs" + ("" if is_best else ", or set --gap-fill records"))

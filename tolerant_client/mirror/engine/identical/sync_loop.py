@@ -15,7 +15,7 @@ import kafka.errors as Errors
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import LinkPromotedError, OptionError, TargetDivergedError, TolerantClientError
+from tolerant_client.errors import LinkPromotedError, OptionError, PartitionRefusedError, TargetDivergedError
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER, AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import Loss
@@ -190,7 +190,7 @@ class SyncLoop:
             elif copy is not None and copy.phase is not Phase.STOPPED and not copy.retimed:
                 copy.phase, copy.has_doubtful_facts = Phase.SYNCING, True
                 copy.doubt(
-                    TolerantClientError(
+                    PartitionRefusedError(
                         f"{copy}: the target's topic has message.timestamp.type=LogAppendTime, which would rewrite timestamps;"
                         " set it to CreateTime, and copying resumes"
                     ),

@@ -48,6 +48,7 @@ from tolerant_client.mirror.engine.translated.fetched_queue import FetchedQueue,
 from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets
+from tolerant_client.mirror.engine.troubles import copy_refusal, refusal
 from tolerant_client.mirror.state.claims import claimed_part
 from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import extend, is_another
@@ -167,8 +168,11 @@ class TranslatedPartition(CopiedPartition):
         A response with a newer leader epoch is not used: the log may have been cut, and have grown again (KIP-101).
         """
         try:
-            if part.error_code:
-                raise Errors.for_code(part.error_code)(f"Fetch of {self} at offset {self.position}")
+            if code := part.error_code:
+                right = f"Read on topic {self._link.source.wire_topic(self.partition.topic)} of the source"
+                raise refusal(str(self), "fetch", self.position, code, right) or Errors.for_code(code)(
+                    f"Fetch of {self} at offset {self.position}"
+                )
             epoch, known = newest_epoch(part.records), self.place.leader_epoch
             self.place.leader_epoch = max(known, epoch)
             if epoch > known >= 0:
@@ -356,7 +360,7 @@ class TranslatedPartition(CopiedPartition):
         reason = (self._troubles.reasons or ("the target's brokers have not completed the requests for it",))[-1]
         return (since, reason) if has_work else None
 
-    async def _trouble(self, error: Exception) -> None:
+    async def _trouble(self, error: Errors.KafkaError) -> None:
         """Pauses, or stops: after a finding that was made three times without progress in between, or after the patience."""
         link, now = self._link, self._link.clock()
         loss, self.place.loss = self.place.loss, None
@@ -371,9 +375,7 @@ class TranslatedPartition(CopiedPartition):
         if is_believed and isinstance(error, TolerantClientError) and not getattr(error, "retriable", False):
             await self._decide(error, loss if isinstance(error, (DataLossError, OversizedRecordError)) else None)
         elif is_believed and not isinstance(cause, (Errors.OffsetOutOfRangeError, RecordBatchError)):
-            self.error = TolerantClientError(
-                f"{self} at offset {self.acked}: {error}; check the topics' configuration and ACLs"
-            )
+            self.error = copy_refusal(f"{self} at offset {self.acked}: {error}", cause.errno, self.partition.topic)
         elif not self.has_reached and now - max(self._progressed_at, self.adopted_at) > patience_s:
             self.error = self.without_progress(patience_s)
         else:

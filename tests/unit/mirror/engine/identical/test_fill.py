@@ -122,7 +122,9 @@ def transacting(target: FakeTarget) -> TransactionFiller:
     def add(request: Any) -> Any:
         state.is_open = True
         part = SimpleNamespace(partition_error_code=0)
-        return SimpleNamespace(results_by_topic_v3_and_below=[SimpleNamespace(results_by_partition=[part])])
+        return SimpleNamespace(
+            results_by_topic_v3_and_below=[SimpleNamespace(name=P.topic, results_by_partition=[part])]
+        )
 
     def end(request: Any) -> Any:
         target.log_end += state.is_open

@@ -13,6 +13,7 @@ from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.errors import (
+    PartitionRefusedError,
     RecordBatchError,
     RecoveryExhaustedError,
     TargetDivergedError,
@@ -20,6 +21,7 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
+from tolerant_client.mirror.engine.identical.accept import accept
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
 
@@ -358,8 +360,37 @@ def test_law_e_refusal_that_will_not_heal_stops_with_its_name_and_offset(error_c
         copy.resume(AppendState(100, PRODUCER, 0, 0), RULES, 1.0)
         answer(copy, send(copy, 100), error_code, -1)
     assert copy.phase is Phase.STOPPED
-    assert type(copy.error) is TolerantClientError
+    assert type(copy.error) is PartitionRefusedError
     assert f"orders-3: append at offset 100 was refused with {Errors.for_code(error_code).__name__}" in str(copy.error)
+
+
+@pytest.mark.parametrize(
+    ("error_code", "right"),
+    [
+        (29, "Write on topic orders of the target"),
+        (31, "IdempotentWrite on the target cluster"),
+        (53, "Write on transactional ids that begin with tolerant-mirror- of the target"),
+    ],
+)
+def test_a_right_that_is_missing_on_the_target_is_named_with_its_topic(error_code: int, right: str) -> None:
+    copy, gap = copying(), copying()
+    for _ in range(BELIEVED_AFTER):
+        for each in (copy, gap):
+            each.resume(AppendState(100, PRODUCER, 0, 0), RULES, 1.0)
+        answer(copy, send(copy, 100), error_code, -1)
+        gap.not_filled(Gap(100, 101), Errors.for_code(error_code)("adding orders"), 1.0)
+    for each in (copy, gap):
+        assert isinstance(each.error, PartitionRefusedError)
+        assert str(each.error).endswith(f"; grant {right} to the mirror's user, and copying resumes")
+
+
+def test_a_right_that_is_missing_on_the_source_is_named_with_the_topics_name_there() -> None:
+    copy = copying()
+    for _ in range(BELIEVED_AFTER):
+        copy.resume(AppendState(100, PRODUCER, 0, 0), RULES, 1.0)
+        refused = FetchedPartition(TP, 29, -1, -1, -1, (), memoryview(b""))
+        assert accept(copy, refused, None, "sales", 60.0, 1.0, NOW_MS) == []
+    assert "; grant Read on topic sales of the source to" in str(copy.error)
 
 
 def test_law_e_damaged_batch_counts_as_a_doubt() -> None:

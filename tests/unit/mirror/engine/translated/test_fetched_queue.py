@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,8 @@ from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.patience import BELIEVED_AFTER
+from tolerant_client.errors import PartitionRefusedError
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.limits import CopyLimits, TransactionLimits
@@ -38,7 +41,7 @@ class Rig:
         self.memory = Memory(1 << 30)
         self.left: list[TopicPartition] = []
         link: Any = SimpleNamespace(
-            source=SimpleNamespace(net=net),
+            source=SimpleNamespace(net=net, wire_topic=lambda topic: f"source-{topic}"),
             target=None,
             name="dr",
             clock=lambda: 0.0,
@@ -122,6 +125,15 @@ def test_a_hole_at_the_end_is_the_position_that_is_written_down(rig: Rig) -> Non
     rig.begin(100)
     rig.copy.leave_out(150, 0)
     assert list(rig.queue._items) == [Gap(100, 150)] and rig.queue.skip_gaps() == 150
+
+
+def test_a_right_that_is_missing_is_named_with_its_topic_and_cluster(rig: Rig) -> None:
+    with pytest.raises(PartitionRefusedError, match="; grant Read on topic source-orders of the source to"):
+        rig.take(error_code=29)
+    rig.copy._troubles._doubts = BELIEVED_AFTER - 1
+    asyncio.run(rig.copy._trouble(Errors.TopicAuthorizationFailedError("adding orders to 'x'")))
+    assert isinstance(rig.copy.error, PartitionRefusedError)
+    assert "adding orders to 'x'; grant Write, Read and Describe on topic orders and on" in str(rig.copy.error)
 
 
 def test_errors_are_raised_and_nothing_is_taken(rig: Rig) -> None:
