@@ -46,6 +46,7 @@ _LOOK_S = 0.5
 _STOP_S = 6.0  # for all links together
 _SPARK_STOP_S = 2.0  # then it is killed: a stop takes at most 10 s
 _SPARK_SILENT_S = 60.0  # a JVM that does not respond for so long is dead
+_PAUSE_S = 5.0  # between two checks, which take _LOOK_S: this process was frozen, and could not hear a response
 
 
 @dataclass(frozen=True)
@@ -266,16 +267,24 @@ class LinkThread:
 
 
 class SparkPulse:
-    """Asks Spark once a second whether it lives, in a thread, because a request to a dead JVM may never return."""
+    """Asks Spark once a second whether it lives, in a thread, because a request to a dead JVM may never return.
 
-    def __init__(self, session: SparkSession) -> None:
+    Silence counts only while this process runs: after a pause of its own (a frozen process, a snapshot of its machine) it
+    counts anew.
+    """
+
+    def __init__(self, session: SparkSession, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = session.sparkContext
-        self._beat_at = time.monotonic()
+        self._clock = clock
+        self._beat_at = self._checked_at = clock()
         self._problem = ""
         threading.Thread(target=self._run, name="spark-pulse", daemon=True).start()
 
     def death(self, now: float) -> str:
-        """Why Spark is dead, or ""."""
+        """Why Spark is dead, or ""; call it every _LOOK_S."""
+        if now - self._checked_at > _PAUSE_S:
+            self._beat_at = now
+        self._checked_at = now
         if not self._problem and now - self._beat_at > _SPARK_SILENT_S:
             self._problem = f"its JVM has not responded for {now - self._beat_at:.0f} s"
         return self._problem
@@ -285,7 +294,7 @@ class SparkPulse:
             try:
                 if self._context._jsc.sc().isStopped():
                     self._problem = "its application was ended"
-                self._beat_at = time.monotonic()
+                self._beat_at = self._clock()
             except Exception as error:  # py4j's errors have no common base
                 self._problem = f"its JVM is gone ({type(error).__name__})"
             time.sleep(1)

@@ -19,7 +19,7 @@ from kafka.structs import TopicPartition
 
 from spark_integration.mirror import supervisor
 from spark_integration.mirror.stream_ranges import RangesStreamWriter
-from spark_integration.mirror.supervisor import LinkThread, SparkLink, StuckError, SupervisedLink
+from spark_integration.mirror.supervisor import LinkThread, SparkLink, SparkPulse, StuckError, SupervisedLink
 from tolerant_client.errors import (
     ClusterUnreachableError,
     LinkPromotedError,
@@ -652,3 +652,41 @@ def test_what_is_blocked_stays_so_across_a_restart_until_the_new_query_has_repor
     for _ in range(4):
         link._tell_report()
     assert [dict(event.facts.blocked) for event in told] == [{STOPPED: "grant Write"}] * 2 + [{}] * 2
+
+
+# -- Spark itself --------------------------------------------------------------
+
+
+class SilentJvm:
+    """A session whose JVM responds as long as `responds` is set."""
+
+    def __init__(self) -> None:
+        self.responds = threading.Event()
+        self.asked = threading.Event()
+        java = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=self._is_stopped))
+        self.sparkContext = SimpleNamespace(_jsc=java)
+
+    def _is_stopped(self) -> bool:
+        self.asked.set()
+        self.responds.wait(10)
+        return False
+
+
+def test_spark_is_dead_only_after_a_silence_that_this_process_has_heard() -> None:
+    jvm: Any = SilentJvm()
+    pulse = SparkPulse(jvm, clock=lambda: 0.0)
+    assert jvm.asked.wait(5)
+    heard = [now / 2 for now in range(60)]  # 30 s of silence, then 92 s in which the process is frozen
+    heard += [29.5 + 92 + now / 2 for now in range(121)]
+    assert [pulse.death(now) for now in heard] == [""] * len(heard)
+    assert pulse.death(heard[-1] + 0.5) == "its JVM has not responded for 60 s"
+    jvm.responds.set()
+
+
+def test_spark_is_dead_after_a_minute_of_silence() -> None:
+    jvm: Any = SilentJvm()
+    pulse = SparkPulse(jvm, clock=lambda: 0.0)
+    assert jvm.asked.wait(5)
+    assert {pulse.death(now / 2) for now in range(121)} == {""}
+    assert pulse.death(60.5)
+    jvm.responds.set()
