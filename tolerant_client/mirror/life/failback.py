@@ -18,7 +18,7 @@ Laws:
   the target has records of a topic that no forward link copied, it is another one: it is named, and neither deleted nor adopted.
   Logs that are proved equal are adopted whoever copied them, since nothing is deleted by that.
 - Heartbeats are no data: the link's own former copy of them, which ends with the fence of its promotion, is copied again, and
-  blocks nothing.
+  blocks nothing.  Nor does another link's copy of them, which is left alone.
 - The only write is one record of the control.  If killed before it, failback has done nothing but delete topics, which are copied
   again; another run finds the same.
 """
@@ -282,7 +282,8 @@ async def failback(
     given_up = {p.topic for p in logs if p.is_diverged or not p.is_proved}
     keeps = {p.topic for p in logs if p.lost_records or not (p.is_counted and p.is_proved)}
     undeletable = {name for name in given_up - taken if name in keeps or name not in own}
-    found = (*few(dict.fromkeys(refused.values())), *left_alone(others), *untold(unknown))
+    theirs = dict.fromkeys(why for name, why in refused.items() if not is_heartbeats(chosen, name))
+    found = (*few(theirs), *left_alone(others), *untold(unknown))
     found += (*blockers(logs, discards=discards, undeletable=undeletable), *strangers(undeletable, own))
     doomed = {name for name in own if is_heartbeats(chosen, name)}
     if discards:

@@ -374,9 +374,10 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
     monkeypatch: pytest.MonkeyPatch, discards: bool
 ) -> None:
     async def others(_: Any, link: str, names: Any, *, is_identical: bool, own: LinkControl) -> Others:
-        assert (link, names, is_identical) == ("oops", ["orders", "users"], True)
-        assert own.adopted.keys() == {PLACE, users} and not (own.begun or own.producer_ids or own.is_over)
-        return Others({"orders": "Link back copies into topic orders"}, (), frozenset({"orders"}))
+        assert (link, names, is_identical) == ("oops", ["heartbeats", "orders", "users"], True)
+        assert own.adopted.keys() == {PLACE, users, beats} and not (own.begun or own.producer_ids or own.is_over)
+        refused = {name: f"Link back copies into topic {name}" for name in ("heartbeats", "orders")}
+        return Others(refused, (), frozenset(refused))
 
     async def compare(*arguments: Any) -> SharedLog:
         asked.append(arguments[2])
@@ -389,9 +390,14 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
         return value
 
     asked: list[TopicPartition] = []
-    users = TopicPartition("users", 0)
+
+    async def own_copies(_: Any, __: Any, partitions: list[TopicPartition]) -> set[str]:
+        assert partitions == [users], "another link may have taken over the others"
+        return set()
+
+    users, beats = TopicPartition("users", 0), TopicPartition("heartbeats", 0)
     former = LinkControl(producer_ids=(OURS,), is_promoted=True, begun={PLACE: NOW})
-    view = SimpleNamespace(on_source={"orders": [0], "users": [0]}, require_seen=lambda _: None)
+    view = SimpleNamespace(on_source=dict.fromkeys(("orders", "users", "heartbeats"), [0]), require_seen=lambda _: None)
     source: Any = SimpleNamespace(connect=nothing, wire_topic=str, cluster_id=lambda: told("B-id"))
     target: Any = SimpleNamespace(require_record_batches=nothing)
     responses: dict[str, Any] = {
@@ -402,8 +408,7 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
         "_refuse_translated": None,
         "read_control": former,
         "require_not_forgotten": None,
-        "shared_partitions": [PLACE, users],
-        "_own_copies": set(),
+        "shared_partitions": [beats, PLACE, users],
         "taken_topics": ({"users"}, {}, {}),
         "unshared_logs": [],
     }
@@ -411,6 +416,8 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
         monkeypatch.setattr(failback, name, lambda *_, value=value: told(value))
     monkeypatch.setattr(failback, "with_losses", lambda _, log: told(log))
     monkeypatch.setattr(failback, "look_for_others", others)
+    monkeypatch.setattr(failback, "_own_copies", own_copies)
+    monkeypatch.setattr(failback, "is_heartbeats", lambda _, name: name == "heartbeats")
     monkeypatch.setattr(failback, "compare_logs", compare)
     report = drive(failback.failback(source, target, "oops", "orders|users", discards=discards))
     assert report.exit_code == 3 and not report.is_done and not report.deleted_topics and asked == [users]
