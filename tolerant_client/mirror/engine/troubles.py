@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 import kafka.errors as Errors
+from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff
 from tolerant_client.errors import PartitionRefusedError
@@ -94,6 +95,15 @@ def refusal(partition: str, doing: str, offset: int, error_code: int, right: str
         f"{partition}: {doing} at offset {offset} was refused with {error.__name__}"
         f" (error {error_code}: {getattr(error, 'description', '')}); {remedy(error_code, right)}"
     )
+
+
+def read_refusal(partition: TopicPartition, source_topic: str, what: str) -> PartitionRefusedError:
+    """The error that stops a partition whose position cannot be found, since a cluster does not let us read a log of it."""
+    topic, number = partition
+    there = f"topic {topic} and topics that begin with {OWN_TOPICS} of the target"
+    right = f"Read, Describe and DescribeConfigs on topic {source_topic} of the source, and on {there},"
+    refused = Errors.TopicAuthorizationFailedError.errno
+    return PartitionRefusedError(f"{topic}-{number}: {what}; {remedy(refused, right)}")
 
 
 def copy_refusal(what: str, error_code: int | None, topic: str) -> PartitionRefusedError:

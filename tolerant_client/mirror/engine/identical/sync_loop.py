@@ -17,6 +17,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import LinkPromotedError, OptionError, PartitionRefusedError, TargetDivergedError
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER, AppendRules, AppendState
+from tolerant_client.mirror.batches.divergence import require_readable
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.begun import Begun, unwritable
@@ -31,6 +32,7 @@ from tolerant_client.mirror.engine.identical.placement import placed
 from tolerant_client.mirror.engine.identical.probes import probe_logs
 from tolerant_client.mirror.engine.identical.resume_point import Found, LogStart, read_append_states, read_ids
 from tolerant_client.mirror.engine.strategy import NO_CLAIM
+from tolerant_client.mirror.engine.troubles import read_refusal
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 
 
@@ -81,15 +83,39 @@ class SyncLoop:
     async def _sync_group(self, due: list[TopicPartition]) -> None:
         flow = self._flow
         try:
-            await self.sync(due)
-        except LinkPromotedError:
-            flow.link.obey()
-        except KafkaError as error:
-            flow.not_read(due, f"the logs could not be read: {type(error).__name__}: {error}")
+            await self._try_sync(due)
         finally:
             self._being_read.difference_update(due)
             flow.sync_wanted.notify()
         flow.tasks.notify()
+
+    async def _try_sync(self, due: list[TopicPartition]) -> None:
+        flow = self._flow
+        try:
+            await self.sync(due)
+        except LinkPromotedError:
+            flow.link.obey()
+        except Errors.TopicAuthorizationFailedError as error:
+            topics = sorted(
+                {p.topic for p in due}
+            )  # only its text says which topic is refused: halve until one is left
+            if len(topics) == 1:
+                self._may_not_read(due, error)
+                return
+            for half in topics[: len(topics) // 2], topics[len(topics) // 2 :]:
+                await self._try_sync([p for p in due if p.topic in half])
+        except KafkaError as error:
+            flow.not_read(due, f"the logs could not be read: {type(error).__name__}: {error}")
+
+    def _may_not_read(self, partitions: list[TopicPartition], error: Errors.TopicAuthorizationFailedError) -> None:
+        """Stops partitions of one topic whose logs we may not read, once that is found again."""
+        what = str(error.args[0]) if error.args else type(error).__name__
+        for copy in self._flow.copies(partitions):
+            if copy.phase not in (Phase.STOPPED, Phase.COPYING):
+                copy.phase = Phase.SYNCING
+                source_topic = self._source.wire_topic(copy.partition.topic)
+                copy.doubt(read_refusal(copy.partition, source_topic, what), self._clock())
+                self._flow.after_trouble(copy)
 
     async def sync(self, due: list[TopicPartition]) -> None:
         """Reads where partitions resume, and adds those to the flow that can."""
@@ -228,6 +254,7 @@ class SyncLoop:
         places = await read_append_states(
             self._source, self._target, due, self._producer_id, self._ledger, copied, control, ids
         )
+        await require_readable(self._target, [p for p in due if p not in places])
         unprobed = {
             p: found.log_end
             for p, found in places.items()

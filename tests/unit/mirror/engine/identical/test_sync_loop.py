@@ -1,0 +1,48 @@
+"""Which partitions a refusal to read a log concerns."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.patience import BELIEVED_AFTER
+from tolerant_client.errors import PartitionRefusedError, text_of
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.sync_loop import SyncLoop
+
+ORDERS, SECOND, PAYMENTS = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("payments", 0)
+
+
+def test_a_topic_that_we_may_not_read_stops_alone_and_the_others_are_read() -> None:
+    copies = {p: PartitionCopy(p, 0.0) for p in (ORDERS, PAYMENTS, SECOND)}
+    troubled: list[TopicPartition] = []
+    read: list[list[TopicPartition]] = []
+
+    async def sync(due: list[TopicPartition]) -> None:
+        if ORDERS in due:
+            raise Errors.TopicAuthorizationFailedError("Fetch of orders-0: comparing records of the source")
+        read.append(due)
+
+    loop: Any = SyncLoop.__new__(SyncLoop)
+    loop.sync = sync
+    loop._clock = lambda: 1.0
+    loop._source = SimpleNamespace(wire_topic=lambda topic: f"source-{topic}")
+    loop._flow = SimpleNamespace(
+        copies=lambda partitions: [copies[p] for p in partitions],
+        after_trouble=lambda copy: troubled.append(copy.partition),
+    )
+    for _ in range(BELIEVED_AFTER):
+        asyncio.run(loop._try_sync([ORDERS, PAYMENTS, SECOND]))
+    assert read == [[PAYMENTS]] * BELIEVED_AFTER
+    assert troubled == [ORDERS, SECOND] * BELIEVED_AFTER
+    for copy in (copies[ORDERS], copies[SECOND]):
+        assert copy.phase is Phase.STOPPED and isinstance(copy.error, PartitionRefusedError)
+    error = copies[ORDERS].error
+    assert error is not None and text_of(error).startswith(
+        "orders-0: Fetch of orders-0: comparing records of the source;"
+    )
+    assert "on topic source-orders of the source, and on topic orders and" in str(error)
