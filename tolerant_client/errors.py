@@ -39,6 +39,7 @@ that the driver can raise what a Spark worker raised.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from kafka.errors import (
     CoordinatorNotAvailableError,
@@ -53,9 +54,21 @@ from kafka.errors import (
 )
 from kafka.errors import ProducerFencedError as KafkaProducerFencedError
 
+_Error = TypeVar("_Error", bound="TolerantClientError")
+
 
 class TolerantClientError(KafkaError):  # type: ignore[misc]  # kafka-python is untyped
-    """Base of every error raised by tolerant-client."""
+    """Base of every error raised by tolerant-client; `remedy` is the end of its message that says what to do, if that is known."""
+
+    args: tuple[Any, ...]
+    remedy = ""
+
+    def advising(self: _Error, remedy: str) -> _Error:
+        """This error with a remedy at the end of its message; one that begins with a capital letter is a sentence of its own."""
+        message = f"{self.args[0]}{'.' if remedy[:1].isupper() else ';'} {remedy}"
+        self.args = (message, *self.args[1:])
+        self.remedy = remedy
+        return self
 
 
 class ConnectionLostError(TolerantClientError, KafkaConnectionError):  # type: ignore[misc]
@@ -197,7 +210,9 @@ class OversizedRecordError(TolerantClientError):
 
     def at(self, place: str) -> OversizedRecordError:
         """The same error, with the partition in its message."""
-        return OversizedRecordError(f"{place}: {self}", self.offset, self.size, self.limit)
+        made = OversizedRecordError(f"{place}: {self}", self.offset, self.size, self.limit)
+        made.remedy = self.remedy
+        return made
 
 
 class OffsetMapError(TolerantClientError):

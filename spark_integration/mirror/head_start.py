@@ -92,6 +92,7 @@ class HeadStart(threading.Thread):
             here,
             paused={**here.paused, **spark.paused},
             blocked={**here.blocked, **spark.blocked},
+            remedies={**here.remedies, **spark.remedies},
             waiting=spark.waiting,
             made_again={**here.made_again, **spark.made_again},
         )

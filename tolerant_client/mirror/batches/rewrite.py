@@ -63,6 +63,7 @@ _DELETE_HORIZON_BIT: Final = 0x40  # KIP-534: the base timestamp says when the s
 _WINDOW_BYTES: Final = 4 << 20  # of decompressed records decoded at once: numpy's cost is per call
 _SMALL_SECTION: Final = 4096  # bytes
 _NO_HEADERS: Final = encode_headers(())
+_RAISE: Final = "raise it, or let the mirror leave such records out (--on-oversized continue; in a file tolerant.on.oversized = continue)"
 _FILLER_HEADERS: Final = encode_headers([(FILLER, None)])
 
 Batch = tuple[BatchHeader, memoryview]
@@ -369,12 +370,11 @@ def _encode(rows: _Rows, gaps: Sequence[Gap], codec: int, max_batch_bytes: int) 
             if len(data) > max_batch_bytes:
                 raise OversizedRecordError(
                     f"the record at offset {base_offset} takes a batch of {len(data)} bytes, the target's"
-                    f" max.message.bytes is {max_batch_bytes}; raise it, or let the mirror leave such records out"
-                    " (--on-oversized continue; in a file tolerant.on.oversized = continue)",
+                    f" max.message.bytes is {max_batch_bytes}",
                     base_offset,
                     len(data),
                     max_batch_bytes,
-                )
+                ).advising(_RAISE)
             yield read_header(data)._replace(base_offset=base_offset), data
     yield from reversed(waiting)
 

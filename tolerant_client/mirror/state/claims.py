@@ -5,11 +5,12 @@ copies, or the mirror that started it), its value JSON, complete in itself:
 
     {"version": 1, "link": "dr", "run": "5f0c...", "role": "copier", "host": "m1", "pid": 812, "since_ms": 1763775000000,
      "sequence": 7, "clock_ms": 81234567, "read": 4711, "names": {"orders": [[0, 3]], "clicks": [[2, 2]]}, "asks": {},
-     "waiting": {"orders-3": ["the target's broker ...", 1763775003000]}, "blocked": ["orders-3"], "waiting_count": 1,
-     "is_end": false}
+     "waiting": {"orders-3": ["the target's broker ...", 1763775003000]}, "blocked": ["orders-3"],
+     "remedies": {"orders-3": "..."}, "waiting_count": 1, "is_end": false}
 
 Ranges of partitions include both ends.  A record names every partition that its holder keeps or takes; it releases all others.
-`blocked` are the waiting partitions that need a person; earlier versions did not write it.
+`blocked` are the waiting partitions that need a person, `remedies` the ends of their reasons that say what to do; earlier
+versions did not write them.
 
 Laws:
 A. A partition has one writer at every moment, as the claims log says: a process without a claim appends nothing.  A partition
@@ -83,11 +84,15 @@ class Holder:
 
 
 class Waiting(NamedTuple):
-    """Why a partition waits, and since when (ms since 1970); if `is_blocked`, until a person has done something."""
+    """Why a partition waits, and since when (ms since 1970); if `is_blocked`, until a person has done something.
+
+    `remedy` is the end of the reason that says what to do, or "".
+    """
 
     reason: str
     since_ms: int
     is_blocked: bool = False
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -180,6 +185,7 @@ class _Document(msgspec.Struct):
     clock_ms: Whole = 0
     read: Whole = 0
     blocked: list[str] = []
+    remedies: dict[str, str] = {}
 
 
 def encode_claims(record: ClaimsRecord) -> bytes:
@@ -196,6 +202,7 @@ def encode_claims(record: ClaimsRecord) -> bytes:
         "asks": _ranges(record.asks),
         "waiting": {f"{topic}-{index}": why[:2] for (topic, index), why in shown},
         "blocked": [f"{topic}-{index}" for (topic, index), why in shown if why.is_blocked],
+        "remedies": {f"{topic}-{index}": why.remedy for (topic, index), why in shown if why.remedy},
         "waiting_count": max(record.waiting_count, len(record.waiting)),
     }
     return msgspec.json.encode({name: said[name] for name in _Document.__struct_fields__})
@@ -208,13 +215,17 @@ def decode_claims(key: bytes | None, value: bytes | None) -> ClaimsRecord | None
         if found.version > _VERSION:
             return None
         blocked = frozenset(map(_partition, found.blocked))
+        remedies = {_partition(name): remedy for name, remedy in found.remedies.items()}
         waiting = {_partition(name): why for name, why in found.waiting.items()}
         return ClaimsRecord(
             Holder((key or b"").decode(), found.link, found.run, found.host, found.pid, found.since_ms, found.role),
             found.sequence,
             _names(found.names),
             _names(found.asks),
-            {p: Waiting(reason, since_ms, p in blocked) for p, (reason, since_ms) in waiting.items()},
+            {
+                p: Waiting(reason, since_ms, p in blocked, remedies.get(p, ""))
+                for p, (reason, since_ms) in waiting.items()
+            },
             found.waiting_count,
             found.is_end,
             found.clock_ms,

@@ -40,9 +40,9 @@ DELETED_ON_TARGET = (
     " (refresh.topics.enabled) creates it again within a minute and fills it; else restart the mirror"
 )
 
+DELETE_COPY = "delete the copy on the target only if the topic was deleted on the source and you do not need the copy"
 DELETED_ON_SOURCE = (
-    "the source no longer has this topic, or does not show it to us (is Describe on it still granted?); delete the copy"
-    " on the target only if the topic was deleted on the source and you do not need the copy"
+    "the source no longer has this topic, or does not show it to us (is Describe on it still granted?); " + DELETE_COPY
 )
 PARTITION_DELETED_ON_SOURCE = (
     "the source no longer has this partition: its topic was created again there with fewer; the target keeps its copy"

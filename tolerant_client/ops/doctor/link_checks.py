@@ -12,7 +12,14 @@ from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.mirrors import standing
 from tolerant_client.mirror.state.claims import Run
-from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, DELETED_ON_TARGET, blocked_reasons, counted
+from tolerant_client.mirror.state.health import (
+    DELETE_COPY,
+    DELETED_ON_SOURCE,
+    DELETED_ON_TARGET,
+    by_reason,
+    counted,
+    names,
+)
 from tolerant_client.mirror.state.ledger import UNREADABLE
 from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, MAX_MESSAGE_BYTES, TIMESTAMP_TYPE, TopicSpec, plan_topics
@@ -399,15 +406,27 @@ def control_findings(
 def blocked_findings(
     link: str, mirrors: Iterable[Run], control: LinkControl, left_behind: Collection[str]
 ) -> Iterator[Told]:
-    """What is blocked until a person acts, in the words of `status`: by the source's topics, and by the mirrors that run."""
+    """What is blocked until a person acts, in the words of `status`: by the source's topics, and by the mirrors that run.
+
+    A reason is never split: without a remedy of its own, as an earlier version's mirror tells it, all of it is the evidence.
+    """
     if control.is_over:
         return
     told = {p: DELETED_ON_SOURCE for p in control.begun if p.topic in left_behind and not control.pauses(p)}
-    told |= {p: wait.reason for p, wait in standing(mirrors, told, control).items() if wait.is_blocked}
-    for reason in blocked_reasons(told):
-        evidence, _, remedy = reason.text.rpartition("; ")
-        remedy = remedy[:1].upper() + remedy[1:] if evidence else "Do what it says; status names all partitions"
-        yield Told(Severity.ERROR, f"link {link}", f"blocked: {evidence or reason.text}", remedy)
+    waits = {p: wait for p, wait in standing(mirrors, told, control).items() if wait.is_blocked}
+    told |= {p: wait.reason for p, wait in waits.items()}
+    remedies = {**{wait.reason: wait.remedy for wait in waits.values()}, DELETED_ON_SOURCE: DELETE_COPY}
+    for reason, partitions in by_reason(told).items():
+        evidence, remedy = reason, "Do what it says; status names all partitions"
+        if known := remedies[reason]:
+            evidence, remedy = reason.removesuffix(known).rstrip(";. "), known[:1].upper() + known[1:]
+        which = names(partitions)
+        yield Told(
+            Severity.ERROR,
+            f"link {link}",
+            f"blocked: {evidence if which in evidence else f'{which}: {evidence}'}",
+            remedy,
+        )
 
 
 def renamed(specs: Mapping[str, TopicSpec], names: Mapping[str, str]) -> dict[str, TopicSpec]:

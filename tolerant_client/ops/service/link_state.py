@@ -38,6 +38,7 @@ class TaskReport:
     `troubles` counts positions that were read again from the target's log, `losses` the ledger rows after which a
     partition resumed, `filled` the offsets in gaps.  `losses` and `filled` count micro-batches only, not the time in
     which Spark plans the next one.
+    `remedies` are the ends of the reasons of `blocked` that say what to do, as far as they are known.
     `acked` says for each partition how far it is copied, in source offsets.  `latencies` is a histogram over
     LATENCY_BOUNDS_MS.  `paused` is what an operator has paused, `blocked` what needs a person and why, `waiting` what does
     not move although tasks keep trying; these three and `acked` are as of `time_ms`.  `made_again` says when
@@ -60,6 +61,7 @@ class TaskReport:
     latencies: tuple[int, ...] = _NO_LATENCIES
     recoveries: Mapping[str, int] = field(default_factory=dict)
     made_again: Mapping[str, int] = field(default_factory=dict)
+    remedies: Mapping[TopicPartition, str] = field(default_factory=dict)
 
     def measured(self, found: Measured) -> TaskReport:
         """This report with its process's own measurements, which include the records and bytes between two micro-batches."""
@@ -97,6 +99,7 @@ class TaskReport:
             tuple(latencies),
             dict(recoveries),
             {**self.made_again, **{topic: at for task in tasks for topic, at in task.made_again.items()}},
+            {p: remedy for task in tasks for p, remedy in task.remedies.items()},
         )
 
 

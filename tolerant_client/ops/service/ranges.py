@@ -259,9 +259,10 @@ class RangesCopier:
         except INCURABLE as error:  # concerns the whole task
             if not self._goes_on or isinstance(error, LinkPromotedError):
                 return CopiedRanges(error=error)
-            return CopiedRanges(
-                TaskReport(blocked=dict.fromkeys(until, sentence(error))).measured(take_measures(self._link))
+            report = TaskReport(
+                blocked=dict.fromkeys(until, sentence(error)), remedies=dict.fromkeys(until, error.remedy)
             )
+            return CopiedRanges(report.measured(take_measures(self._link)))
         stopped = {p: why for p, done in copied.items() if (why := done.stopped_by) is not None}
         final = [why for why in stopped.values() if isinstance(why, LinkPromotedError if self._goes_on else INCURABLE)]
         if not final:
@@ -277,6 +278,7 @@ class RangesCopier:
             filled=sum(done.filled for done in copied.values()),
             paused={p: sentence(why) for p, why in paused.items()},
             blocked={p: sentence(why) for p, why in {**blocked, **stopped_now}.items()},
+            remedies={p: why.remedy for p, why in {**blocked, **stopped_now}.items()},
             waiting={p: done.wait for p, done in copied.items() if done.wait is not None},
             acked={p: done.acked for p, done in copied.items() if done.is_placed},
         )

@@ -60,7 +60,12 @@ class RunClaim:
         """Sets what the mirror's heartbeat says about partitions that do not move: those that wait, and those that need a person."""
         now_ms, before = int(time.time() * 1000), self._standing
         blocked = {
-            p: Waiting(why, before[p].since_ms if p in before and before[p].reason == why else now_ms, is_blocked=True)
+            p: Waiting(
+                why,
+                before[p].since_ms if p in before and before[p].reason == why else now_ms,
+                is_blocked=True,
+                remedy=report.remedies.get(p, ""),
+            )
             for p, why in report.blocked.items()
         }
         self._standing = {**carried(before, report, self._acked), **blocked}

@@ -263,6 +263,10 @@ def test_a_record_that_does_not_fit_is_named_and_what_lies_before_it_can_be_had(
         rewrite(batches, 40, **arguments)
     error = pickle.loads(pickle.dumps(caught.value))
     assert (error.offset, error.limit, str(error)) == (41, 1000, str(caught.value))
+    assert error.remedy.startswith("raise it, or let") and error.remedy.endswith(
+        "(--on-oversized continue; in a file tolerant.on.oversized = continue)"
+    )
+    assert error.at("orders-0").remedy == error.remedy and str(error).endswith(f"; {error.remedy}")
     assert error.size > 5000
     assert rewrite(batches, 40, **{**arguments, "max_batch_bytes": error.size})
     with pytest.raises(OversizedRecordError):

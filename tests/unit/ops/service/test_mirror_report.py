@@ -117,11 +117,16 @@ def test_other_errors_are_left_to_spark_to_repeat(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_link_that_goes_on_names_each_stopped_partition_with_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped = {FIRST: progress(stopped=GONE), SECOND: progress(stopped=TargetDivergedError("orders-1: foreign"))}
+    diverged = TargetDivergedError("orders-1: foreign").advising("Stop that writer")
+    stopped = {FIRST: progress(stopped=GONE), SECOND: progress(stopped=diverged)}
     message = write(monkeypatch, stopped, replace(ONCE, goes_on=True))
     assert message.error is None
-    assert message.report.blocked == {FIRST: "orders-0: offsets 5 to 9 are gone", SECOND: "orders-1: foreign"}
-    assert message.report.records == 10
+    assert message.report.blocked == {
+        FIRST: "orders-0: offsets 5 to 9 are gone",
+        SECOND: "orders-1: foreign. Stop that writer",
+    }
+    assert message.report.remedies == {FIRST: "", SECOND: "Stop that writer"} and message.report.records == 10
+    assert TaskReport().plus([message.report], 1).remedies == message.report.remedies
 
 
 def test_an_error_of_a_whole_task_is_told_of_all_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ from tolerant_client.records.record_batch import BatchHeader, Record
 _BATCHES_OF_A_DIFFERENCE = 50  # that are searched for records of the link
 _STRETCHES = 50  # that are compared if the topic was created again on the source: all of 5,000 offsets
 _NEARBY = 1000  # of the source that are searched for a record that the target has elsewhere
+_AFTER_IT = "resume after that offset with --on-loss continue, or delete the target topic to copy it again"
 _KEPT_ON_TARGET = (LossReason.TRUNCATION.value, LossReason.RECREATION.value)
 
 
@@ -300,9 +301,8 @@ async def _first_rewritten(target: Cluster, case: Case) -> int:
 def _diverged(case: Case, foreign: BatchHeader, offset: int) -> TargetDivergedError:
     return TargetDivergedError(
         f"The target log of {case} has a foreign record batch at offset {max(offset, foreign.base_offset)} (producer id"
-        f" {foreign.producer_id}, the mirror's is {case.producer_id}) that the source does not have; stop that writer and mirror"
-        " into a topic of its own"
-    )
+        f" {foreign.producer_id}, the mirror's is {case.producer_id}) that the source does not have"
+    ).advising("stop that writer and mirror into a topic of its own")
 
 
 def _only_gaps(case: Case, first: int, marker: BatchHeader | None, *, is_own: bool) -> TargetDivergedError:
@@ -312,13 +312,14 @@ def _only_gaps(case: Case, first: int, marker: BatchHeader | None, *, is_own: bo
     if is_own:
         return TargetDivergedError(
             f"The target log of {case} has the end of a gap transaction of the mirror at offset {at}, where the source has a"
-            " record: the topic was created again, or lost records, while the transaction was open. Delete the target topic:"
-            " the next start fills it again"
-        )
+            " record: the topic was created again, or lost records, while the transaction was open"
+        ).advising("Delete the target topic: the next start fills it again")
     return TargetDivergedError(
         f"The target log of {case} has {what} at offset {at}{whose} that the source does not have there: another producer"
-        " wrote it, or the source lost what the mirror had filled. Stop that producer. If nobody needs what others wrote"
-        " there, delete the target topic: the next start fills it again; otherwise mirror into a topic of another name"
+        " wrote it, or the source lost what the mirror had filled"
+    ).advising(
+        "Stop that producer. If nobody needs what others wrote there, delete the target topic: the next start fills it again;"
+        " otherwise mirror into a topic of another name"
     )
 
 
@@ -327,8 +328,8 @@ def misplaced(case: Case) -> TargetDivergedError:
     return TargetDivergedError(
         f"The target log of {case} ends at offset {case.logs.target_end}, and the mirror's last batch there was meant for a later"
         f" offset: its next sequence is {case.state.next_sequence}. The topic was deleted and created again on the target, or emptied,"
-        " while the mirror wrote it. Delete the target topic: the next start creates it and fills it again"
-    )
+        " while the mirror wrote it"
+    ).advising("Delete the target topic: the next start creates it and fills it again")
 
 
 async def created_again(target: Cluster, case: Case, link: str) -> TargetDivergedError:
@@ -337,8 +338,10 @@ async def created_again(target: Cluster, case: Case, link: str) -> TargetDiverge
     last = ", the end of a gap transaction that the mirror had left open in the former topic" if is_own else ""
     return TargetDivergedError(
         f"The topic of {case} was deleted and created again on the target since the mirror began to copy into it, and its new log"
-        f" ends at offset {case.logs.target_end}{last}: what lies there is no copy. Delete the target topic: the next start creates it and"
-        " fills it again; if somebody needs those records, mirror into a topic of another name"
+        f" ends at offset {case.logs.target_end}{last}: what lies there is no copy"
+    ).advising(
+        "Delete the target topic: the next start creates it and fills it again; if somebody needs those records, mirror into a"
+        " topic of another name"
     )
 
 
@@ -359,9 +362,8 @@ def overtaken(case: Case, link: str) -> Loss:
     row = case.row(link, start, until, LossReason.RETENTION, "deleted on the source before they were copied")
     anew = ", or delete the target topic to copy what is left" if case.logs.target_end else ""
     error = DataLossError(
-        f"The source of {case} no longer has offsets {start} to {until}: retention overtook the mirror;"
-        f" resume after them with --on-loss continue{anew}"
-    )
+        f"The source of {case} no longer has offsets {start} to {until}: retention overtook the mirror"
+    ).advising(f"resume after them with --on-loss continue{anew}")
     return Loss(row, error, case.state, until)
 
 
@@ -394,9 +396,8 @@ async def recreated(source: Cluster, target: Cluster, case: Case, link: str) -> 
     row = case.row(link, first, until, LossReason.RECREATION, detail)
     error = SourceTruncatedError(
         f"The source topic of {case} was deleted and created again, as its id shows, and its log spans offsets"
-        f" {logs.source_start} to {logs.source_end} now (the target's ends at {logs.target_end}); resume after that offset with"
-        " --on-loss continue, or delete the target topic to copy it again"
-    )
+        f" {logs.source_start} to {logs.source_end} now (the target's ends at {logs.target_end})"
+    ).advising(_AFTER_IT)
     return Loss(row, error, case.state, logs.target_end)
 
 
@@ -434,6 +435,6 @@ def _truncated(case: Case, link: str, first: int) -> Loss:
     row = case.row(link, first, logs.target_end, reason, f"the source has {what}; the target keeps what it has")
     error = SourceTruncatedError(
         f"The source of {case}, offsets {logs.source_start} to {logs.source_end}, has {what} (the target's log ends at"
-        f" {logs.target_end}); resume after that offset with --on-loss continue, or delete the target topic to copy it again"
-    )
+        f" {logs.target_end})"
+    ).advising(_AFTER_IT)
     return Loss(row, error, case.state, logs.target_end)

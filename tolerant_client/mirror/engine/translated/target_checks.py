@@ -15,6 +15,7 @@ from tolerant_client.mirror.batches.losses import LossReason
 from tolerant_client.mirror.state.offset_map import MapRow, is_another
 from tolerant_client.records.record_batch import Record
 
+_ANOTHER_LINK = "mirror it under another link name to copy it again"
 _GO_ON = "resume after the loss with --on-loss continue, or mirror it under another link name to copy what is left"
 
 
@@ -43,20 +44,19 @@ def check_target(row: MapRow, link: str, target: TopicPartition, ids: tuple[str,
     if not row.target_until:
         return  # nothing was ever copied
     copied = f"{row.key.partition.topic}-{row.key.partition.partition}"
-    remedy = "mirror it under another link name to copy it again"
     if row.target_topic != target.topic:
         raise TargetDivergedError(
-            f"{copied} of link {link} was copied to topic {row.target_topic}, not to {target.topic}; {remedy}"
-        )
+            f"{copied} of link {link} was copied to topic {row.target_topic}, not to {target.topic}"
+        ).advising(_ANOTHER_LINK)
     if is_another(row.ids[1], ids[1]):
         raise TargetDivergedError(
-            f"Target topic {target.topic} was deleted and created again after {copied} was copied; {remedy}"
-        )
+            f"Target topic {target.topic} was deleted and created again after {copied} was copied"
+        ).advising(_ANOTHER_LINK)
     if log_end < row.target_until:
         raise TargetDivergedError(
             f"The target log of {target.topic}-{target.partition} ends at offset {log_end}, but records were copied up to"
-            f" {row.target_until}: it has lost them (unclean election); {remedy}"
-        )
+            f" {row.target_until}: it has lost them (unclean election)"
+        ).advising(_ANOTHER_LINK)
 
 
 def is_same_record(original: Record | None, copied: Record | None) -> bool:
@@ -73,8 +73,8 @@ def overwritten(row: MapRow, link: str, offsets: tuple[int, int]) -> TargetDiver
     return TargetDivergedError(
         f"The target log of {row.target_topic}-{row.key.partition.partition} has at offset {offsets[1]} another record than"
         f" the one of {name}, offset {offsets[0]}, that link {link} copied there: it has lost what was copied (unclean"
-        " election), and others wrote in its place; mirror it under another link name to copy it again"
-    )
+        " election), and others wrote in its place"
+    ).advising(_ANOTHER_LINK)
 
 
 def find_losses(
@@ -94,17 +94,16 @@ def find_losses(
     cut = end if cut_at is None else cut_at
     error = DataLossError(
         f"The source log of {name} was cut at offset {cut}, but it was copied up to {position}: it has lost records"
-        f" (unclean election, or a restored copy); {_GO_ON}"
-    )
+        f" (unclean election, or a restored copy)"
+    ).advising(_GO_ON)
     return [(LostOffsets(LossReason.TRUNCATION, cut, position), error), *overtaken(row.key.partition, cut, start)]
 
 
 def created_again(partition: TopicPartition, position: int, what: str) -> tuple[LostOffsets, TolerantClientError]:
     """The loss of a source topic that was created again: no offset of the new one is lost; `what` the former had is unknown."""
     error = DataLossError(
-        f"The source topic of {partition.topic}-{partition.partition} was deleted and created again {what} is not known;"
-        f" {_GO_ON}"
-    )
+        f"The source topic of {partition.topic}-{partition.partition} was deleted and created again {what} is not known"
+    ).advising(_GO_ON)
     return LostOffsets(LossReason.RECREATION, position, position), error
 
 
@@ -120,8 +119,8 @@ def find_adopted_losses(
     if adopted > end:
         error = DataLossError(
             f"The source log of {partition.topic}-{partition.partition} ends at offset {end}, but up to {adopted} it was"
-            f" copied when the link took over: it has lost records (unclean election), or was created again; {_GO_ON}"
-        )
+            f" copied when the link took over: it has lost records (unclean election), or was created again"
+        ).advising(_GO_ON)
         return [(LostOffsets(LossReason.TRUNCATION, end, adopted), error)]
     return overtaken(partition, adopted, start)
 
@@ -132,8 +131,8 @@ def overtaken(partition: TopicPartition, position: int, start: int) -> list[tupl
         return []
     error = DataLossError(
         f"The source of {partition.topic}-{partition.partition} no longer has offsets {position} to {start}: retention"
-        f" overtook the mirror; {_GO_ON}"
-    )
+        f" overtook the mirror"
+    ).advising(_GO_ON)
     return [(LostOffsets(LossReason.RETENTION, position, start), error)]
 
 
