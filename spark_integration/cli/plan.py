@@ -60,7 +60,12 @@ def _show(found: LinkPlan) -> None:
 def besides_of(flow: Flow) -> Besides:
     """What a flow does besides copying: its duties, which flow_links.duties_of derives from the same settings."""
     policy = flow.names.policy
-    others = []
+    duties = (
+        (f"sync of the offsets of groups {flow.groups}", flow.sync_group_offsets_s),
+        ("sync of topic configurations", flow.sync_topic_configs_s),
+        ("sync of ACLs", flow.sync_topic_acls_s),
+    )
+    others = [f"{what}, each {interval_s:g} s" for what, interval_s in duties if interval_s is not None]
     if flow.emit_heartbeats_s is not None:
         others.append(f"heartbeats into topic {policy.heartbeats_topic()}, each {flow.emit_heartbeats_s:g} s")
     if flow.emit_checkpoints_s is not None:

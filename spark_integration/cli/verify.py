@@ -169,7 +169,9 @@ def _of(compared: int, held: int) -> str:
 def verdict(report: VerifyReport) -> str:
     """The result of the comparison, as one sentence."""
     compared = f"{_of(report.compared, report.held)} of the source compared"
-    if report.held:
+    if report.uncounted:
+        compared += f", besides {counted(report.uncounted, 'partition')} that could not be counted"
+    elif report.held:
         compared += f" ({math.floor(1000 * report.compared / report.held) / 10:g} %)"
     words = {
         Outcome.IDENTICAL: "identical",

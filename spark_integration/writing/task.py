@@ -215,14 +215,17 @@ class WriteTask:
         row, partition = int(numbers[wrong[0]]), given[int(wrong[0])].as_py()
         if self._options.dead_letter_topic is None:
             raise RecordRefusedError(
-                f"Row {row} of task {self._task} has partition {partition}, but topic {topic} has {count} partitions,"
-                f" 0 to {count - 1}",
+                f"Row {row} of task {self._task} has partition {partition}, but topic {topic} has"
+                f" {f'{count} partitions, 0 to {count - 1}' if count > 1 else '1 partition, 0'}; leave the column `partition`"
+                " out, or add partitions to the topic",
                 topic,
                 partition,
                 row,
             )
         for number, record in zip(wrong, records_of(rows, wrong.tolist(), now), strict=True):
-            reason = f"partition {given[int(number)].as_py()}, but topic {topic} has {count} partitions"
+            reason = (
+                f"partition {given[int(number)].as_py()}, but topic {topic} has {count} partition{'s' * (count != 1)}"
+            )
             self._bury([record], reason, topic, numbers[number : number + 1])
         right = np.flatnonzero(~is_wrong)
         return _take(rows, right), numbers[right]

@@ -151,7 +151,7 @@ def test_rows_without_keys_keep_their_order_and_their_number(
         ("select 'v' as value", {}, "topic option required when no 'topic' attribute is present"),
         ("select 'v' as value, cast(null as string) as topic", {}, "null topic present in the data"),
         ("select 'v' as value", {"topic": "no-such-topic", "kafka__max__block__ms": "500"}, "Topic no-such-topic does not exist"),
-        ("select 'v' as value, 7 as partition", {"topic": "T"}, "has partition 7, but topic T has 3 partitions"),
+        ("select 'v' as value, 7 as partition", {"topic": "T"}, "has partition 7, but topic T has 3 partitions, 0 to 2; leave the column"),
         ("select repeat('v', 2000000) as value", {"topic": "T"}, "T-[0-2]: the record in row 0 of 20000.. bytes is larger than"),
         ("select repeat('v', 2000) as value", {"topic": "T", "kafka__max__request__size": "1000"}, "larger than max.request.size, 1000"),
         ("select 'v' as value", {"topic": "T", "kafka__transactional__id": "mine"}, "kafka.transactional.id is not supported"),

@@ -81,6 +81,7 @@ class Connections:
             self.manager = TolerantConnectionManager(self.net, **{**_DEFAULTS, **config})
         except ValueError as error:
             raise OptionError(f"The {name}'s configuration is wrong: {error}") from error
+        self.manager.called = name
         self.manager.cluster.config["allow_auto_create_topics"] = False
 
     def __enter__(self: _Self) -> _Self:

@@ -23,6 +23,7 @@ import kafka.errors as Errors
 from tolerant_client.errors import CorrelationIdMismatchError
 from tolerant_client.stock.probe_question import harmless_question
 from tolerant_client.stock.request_errors import error_of, lost
+from tolerant_client.stock.retirements import RETIREMENTS
 from tolerant_client.stock.stock_names import Future, KafkaConnection
 from tolerant_client.tracker.events import (
     Completed,
@@ -62,7 +63,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
 
     `recovery_listener` is called with each event, on the event loop.  `disproved` are
     the nodes whose probes prove nothing; a client's connections share it and
-    `recovery_counters`.
+    `recovery_counters`.  `place` names the cluster, if it has a name, and HOST:PORT.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         recovery_counters: RecoveryCounters | None = None,
         setup_timeout: float = NEVER,
         disproved: set[Any] | None = None,
+        place: tuple[str, str] = ("", ""),
         **configs: Any,
     ) -> None:
         super().__init__(net, node_id=node_id, broker_version_data=broker_version_data, **configs)
@@ -83,6 +85,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
         self._listener = recovery_listener
         self._disproved = set() if disproved is None else disproved
+        self._place = place
         self._setup_timeout = setup_timeout  # seconds for one step of a re-authentication (KIP-368)
         self.in_flight_requests = InFlightRequests(self.recovery_policy, random.getrandbits(31))
         self._unsent: deque[InFlightRequest] = deque()
@@ -342,7 +345,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
     def _close_retired(self, event: Retired, error: BaseException | None) -> None:
         if self.closed:
             return
-        log.warning("%s: connection retired: %s", self._node_name, event.reason)
+        RETIREMENTS.tell(*self._place, self._node_name, event.reason, time.monotonic())
         self.is_retired = True
         if error is None:
             kind = Errors.RequestTimedOutError if event.is_timeout else CorrelationIdMismatchError

@@ -90,6 +90,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             Any, BaseException
         ] = {}  # nodes whose last attempt to connect failed, the newest at the end
         self._leader_watch: LeaderWatch | None = None
+        self.called = ""  # what messages call the cluster
         self._disproved: set[Any] = set()  # nodes that do not respond in order, so that probes prove nothing
         masking.attach()  # again: modules imported since then may log
         super().__init__(net, **configs)
@@ -389,6 +390,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             recovery_counters=self.recovery_counters,
             setup_timeout=max(_LEAST_RENEWAL, setup_s),
             disproved=self._disproved,
+            place=(self.called, f"{node.host}:{node.port}"),
             **self.config,
         )
         closed = connection.close_future

@@ -135,7 +135,7 @@ def unchecked(of: PromotedLink, control: LinkControl) -> tuple[str, ...]:
         return ()
     return (
         f"whether the target has all that link {of.name} had copied could not be checked: the control on the target says nothing"
-        " (any more) of what it copied",
+        " (any more) of what it copied; if it had other topics than those above, they are neither fenced nor named",
     )
 
 

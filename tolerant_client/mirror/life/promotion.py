@@ -30,7 +30,7 @@ from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.comparison import compare_ends, split
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans
-from tolerant_client.mirror.life.mirrors import look_at_claims, mirror_reasons, seen_mirrors
+from tolerant_client.mirror.life.mirrors import look_at_claims, mirror_reasons, seen_mirrors, standing
 from tolerant_client.mirror.life.promotion_blockers import (
     Blocker,
     blockers,
@@ -64,6 +64,7 @@ from tolerant_client.mirror.life.promotion_view import (
     still_copied,
 )
 from tolerant_client.mirror.state.control_topic import half_done, read_control, update_control
+from tolerant_client.mirror.state.health import waiting_reasons
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.link_topics import (
@@ -136,7 +137,9 @@ async def promote(
         ends, found, differing = await _wait(of, source, on_source, 0.0 if is_dry_run else deadline_s, tell)
         if found and (lacking or any(e.copyable for e in ends)):  # somebody has to copy
             mirrors = await seen_mirrors(target, link, claims, looked)
-            found += [reason.text for reason in mirror_reasons(link, mirrors)]
+            behind = {e.partition for e in ends if e.copyable}
+            waits = {p: wait for p, wait in standing(mirrors or (), (), control).items() if p in behind}
+            found += [reason.text for reason in (*waiting_reasons(waits), *mirror_reasons(link, mirrors))]
         found += [f"{text}; start the mirror with it, or take it out of the file" for text in beside.not_begun]
         warnings = []
     alone = [p for p in _to_fence(control, on_target) if p not in of_links]

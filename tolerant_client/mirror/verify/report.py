@@ -142,6 +142,11 @@ class VerifyReport:
         return sum(p.held for p in self.partitions)
 
     @property
+    def uncounted(self) -> int:
+        """Partitions of which it is unknown how many offsets the source has: they are in no sum, and there is no share."""
+        return sum(p.error is not None and p.source_stable is None for p in self.partitions)
+
+    @property
     def compared(self) -> int:
         return sum(p.compared for p in self.partitions)
 
@@ -160,7 +165,7 @@ class VerifyReport:
             "identical": self.identical,
             "held": self.held,
             "compared": self.compared,
-            "share": share(self.compared, self.held),
+            "share": None if self.uncounted else share(self.compared, self.held),
             "records": self.records,
             "explained": self.explained,
             "seconds": round(self.seconds, 3),

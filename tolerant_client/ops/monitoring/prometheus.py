@@ -46,7 +46,7 @@ _TOPIC = ("link", "topic")
 _GAUGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "up": ("1 while the link's query runs", _LINK),
     "health": (
-        "0 ok (healthy, paused, promoted), 1 check it (waiting, unknown), 2 blocked: a person has to act",
+        "0 ok (healthy, paused, promoted, handed back), 1 check it (waiting, unknown), 2 blocked: a person has to act",
         _LINK,
     ),
     "cluster_reachable": ("1 while the cluster responds; absent if it was not asked", ("link", "cluster")),

@@ -51,6 +51,7 @@ def test_a_failover_without_a_control_says_that_nothing_was_checked(world: World
         text for text in world.failover().warnings if "could not be checked: the control on the target says" in text
     ]
     assert len(told) == (0 if is_translated else 1), "a map says itself what was copied"
+    assert all("if it had other topics than those above, they are neither fenced nor named" in text for text in told)
 
 
 def test_a_failover_tells_no_record_of_others_as_copied_and_names_a_partition_that_is_gone(world: World) -> None:

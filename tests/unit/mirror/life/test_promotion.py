@@ -29,6 +29,7 @@ from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, la
 from tolerant_client.mirror.life.promotion_report import PromotionReport, unmade_texts
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state import map_topic as map_topic_module
+from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import differing_topics, require_whole
@@ -390,6 +391,11 @@ def test_a_dry_run_looks_twice_and_answers(world: World) -> None:
     report = world.promote(is_dry_run=True, deadline_s=60.0)
     assert (world.looks, report.exit_code, world.told) == (2, 3, [])
     assert report.blockers == ("2 offsets are not copied yet: orders-0 2",)
+    why = Waiting("orders-0: the record at offset 8 is too large; raise it", 0, is_blocked=True)
+    away = {TopicPartition("orders", 1): why._replace(reason="not behind")}
+    world.mirrors = [replace(run, waiting={P: why, **away}) for run in world.mirrors or ()]
+    text = "orders-0 since 1970-01-01 00:00:00 UTC: the record at offset 8 is too large; raise it"
+    assert world.promote(is_dry_run=True).blockers == (*report.blockers, text), "what status says, too"
     world.mirrors = []
     text = "no mirror of link dr has been seen in the last hour: start it"
     assert world.promote(is_dry_run=True).blockers == (*report.blockers, text)

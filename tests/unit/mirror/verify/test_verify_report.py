@@ -216,6 +216,11 @@ def test_verdict_says_the_share_and_what_the_ledger_explains() -> None:
     assert verdict(whole(emptied)).startswith("NOTHING COMPARED: 0 of 40 offsets")
     short = report((0, 40, 5, 40), done(5, 40))
     assert verdict(whole(short)).startswith("NOT COMPARED to the end: 35 of 40 offsets")
+    hidden = PartitionReport("t", 1, *(None,) * 6, 0, error="we may not describe it")
+    assert verdict(whole(report((0, 40, 0, 40), done(0, 40)), hidden)).startswith(
+        "NOT COMPARED to the end: 40 of 40 offsets of the source compared, besides 1 partition that could not be counted, 40 records"
+    )
+    assert whole(report((0, 40, 0, 40), done(0, 40)), hidden).as_json()["share"] is None
     wrong = report((0, 40, 0, 40), done(0, 40, compared_until=25, difference=WRONG))
     assert verdict(whole(wrong)).startswith("DIFFERENT: 26 of 40 offsets")
 
