@@ -295,7 +295,7 @@ class PartitionCopy(CopiedPartition):
             self.doubt(error, now)
         else:
             what = _remedy(error, self.rules.way, self._needed)
-            self.doubt(PartitionRefusedError(f"{self}: {finding}; {what}"), now)
+            self.doubt(PartitionRefusedError(f"{self}: {finding}").advising(what), now)
 
     def lost(self, header: BatchHeader, reason: str, now: float) -> None:
         """Handles a batch in flight whose response will not come."""

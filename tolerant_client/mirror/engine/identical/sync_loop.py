@@ -217,9 +217,8 @@ class SyncLoop:
                 copy.phase, copy.has_doubtful_facts = Phase.SYNCING, True
                 copy.doubt(
                     PartitionRefusedError(
-                        f"{copy}: the target's topic has message.timestamp.type=LogAppendTime, which would rewrite timestamps;"
-                        " set it to CreateTime, and copying resumes"
-                    ),
+                        f"{copy}: the target's topic has message.timestamp.type=LogAppendTime, which would rewrite timestamps"
+                    ).advising("set it to CreateTime, and copying resumes"),
                     self._clock(),
                 )
                 self._flow.after_trouble(copy)
