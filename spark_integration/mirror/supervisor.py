@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
@@ -194,6 +194,8 @@ class LinkThread:
         self._policy = policy
         self._stuck_at: float | None = None
         self._told = ""
+        self._ending = threading.Lock()
+        self._is_end_told = False
         self._thread = threading.Thread(target=self._run, name=f"link-{name}", daemon=True)
 
     def start(self) -> None:
@@ -214,6 +216,14 @@ class LinkThread:
         except Exception as error:  # a thread that ends unexpectedly must be noticed
             _log.exception("Link %s", self.name)
             self.stuck = StuckError(f"Its thread has ended: {sentence(error)}")
+        self.tell_end()
+
+    def tell_end(self) -> None:
+        """Tells once how the link has ended; a stop does not wait for a thread whose cluster does not respond."""
+        with self._ending:
+            is_told, self._is_end_told = self._is_end_told, True
+        if is_told:
+            return
         if self.stuck is None:
             self._tell(LinkEvent(self.name, "stopped", "stopped"))
         else:
@@ -301,6 +311,9 @@ class SparkPulse:
 
     def kill(self) -> None:
         """Kills the JVM if it is ours; under spark-submit it is our parent, and ends with us."""
+        server: Any = self._context._accumulatorServer
+        if server is not None:
+            server.handle_error = lambda *_: None  # it would print a traceback for the JVM's end of the connection
         process = getattr(self._context._gateway, "proc", None)
         if process is not None:
             process.kill()
@@ -355,6 +368,8 @@ def run_links(
         if not death and not (is_clean and _ends(session.stop, _SPARK_STOP_S)):
             _log.info("Spark did not stop in time and is killed; nothing is lost, the target's log has the position")
             pulse.kill()
+            for thread in threads:
+                thread.tell_end()
     if death:
         pulse.kill()
         raise TolerantClientError(f"Spark died: {death}; the process ends, so that its service manager starts it again")

@@ -259,6 +259,24 @@ def test_a_stop_ends_query_and_duties() -> None:
     assert events[-1].kind == "stopped"
 
 
+def test_a_stop_that_waits_no_longer_for_a_link_tells_its_end_once() -> None:
+    events: list[LinkEvent] = []
+    hanging, stop = threading.Event(), threading.Event()
+
+    class Hangs(FakeJob):
+        def close(self) -> None:
+            hanging.wait(10)
+
+    link = LinkThread("A-B", Hangs(), events.append, stop, POLICY)
+    link.start()
+    stop.set()
+    assert not link.join(0.6)
+    link.tell_end()
+    assert [event.kind for event in events] == ["stopped"]
+    hanging.set()
+    assert link.join(5) and len(events) == 1
+
+
 def test_one_dead_link_does_not_touch_another() -> None:
     stop = threading.Event()
     dead = FakeJob(starts=[RuntimeError("a defect")] * 1000)
@@ -664,7 +682,18 @@ class SilentJvm:
         self.responds = threading.Event()
         self.asked = threading.Event()
         java = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=self._is_stopped))
-        self.sparkContext = SimpleNamespace(_jsc=java)
+        server = SimpleNamespace(handle_error=self._print)
+        self.sparkContext = SimpleNamespace(_jsc=java, _accumulatorServer=server, _gateway=SimpleNamespace(proc=self))
+        self.printed: list[object] = []
+        self.is_killed = False
+
+    def _print(self, *connection: object) -> None:
+        self.printed.append(connection)
+
+    def kill(self) -> None:
+        """The JVM's end ends its connection to the server of accumulators in the middle."""
+        self.is_killed = True
+        self.sparkContext._accumulatorServer.handle_error(None, ("127.0.0.1", 1))
 
     def _is_stopped(self) -> bool:
         self.asked.set()
@@ -690,3 +719,10 @@ def test_spark_is_dead_after_a_minute_of_silence() -> None:
     assert {pulse.death(now / 2) for now in range(121)} == {""}
     assert pulse.death(60.5)
     jvm.responds.set()
+
+
+def test_a_killed_jvm_leaves_no_traceback_of_its_connections() -> None:
+    jvm: Any = SilentJvm()
+    jvm.responds.set()
+    SparkPulse(jvm).kill()
+    assert jvm.is_killed and not jvm.printed
