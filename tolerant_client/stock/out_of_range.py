@@ -104,6 +104,7 @@ class Doubts:
         """Takes a refused fetch (a CompletedFetch) at the current position; called by the polling thread."""
         tp = refusal.topic_partition
         self._open[tp] = _Doubt(refusal, self._subscriptions.position(tp).leader_epoch)
+        self._manager.cluster.request_update()  # the log may be that of another topic (topic_identity.py)
         self._manager.call_soon(self._watch)
 
     async def _watch(self) -> None:

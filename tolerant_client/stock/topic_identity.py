@@ -30,6 +30,7 @@ import time
 import uuid
 import weakref
 from collections import Counter
+from contextlib import suppress
 from typing import Any, Final
 
 import kafka.errors as Errors
@@ -38,6 +39,7 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.stock.out_of_range import report
+from tolerant_client.stock.stock_names import Future
 from tolerant_client.tracker.events import TopicRecreated
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,11 @@ log = logging.getLogger(__name__)
 _ASKED: Final = 3  # brokers at once
 _BELIEVED_BY: Final = 2  # of them that agree
 _ALONE_AFTER_S: Final = 1.0  # then those that respond are enough: others may be frozen, or out of this client's reach
+_DISAGREE_S: Final = 10.0  # after two that contradict each other one is not enough; then it is told, too
+_LONGEST_PAUSE_S: Final = 1.0
+_ASK_AGAIN_S: Final = (
+    5.0  # after Metadata was asked for because of a position that was set: some applications set one in each loop
+)
 _PATIENCE_MS: Final = 1_000  # for a broker's response, beyond the time for which it may hold a fetch
 
 _NO_ID: Final = uuid.UUID(int=0)
@@ -59,13 +66,14 @@ class TopicIds:
         self._cluster = fetcher._manager.cluster
         self._subscriptions = fetcher._subscriptions
         self._pause = fetcher.config["retry_backoff_ms"] / 1000
-        self._patience_s = (fetcher.config["fetch_max_wait_ms"] + _PATIENCE_MS) / 1000
+        self._patience_ms = fetcher.config["fetch_max_wait_ms"] + _PATIENCE_MS
         self._cluster_id: Any = None
         self._ids: dict[
             str, Any
         ] = {}  # that are believed: of topics that exist, and of assigned ones that went missing
         self._doubted: set[str] = set()  # topics of which another id was told: they rest until brokers agree
         self._is_asking = False
+        self._asked_at = float("-inf")  # for Metadata, because of a position that was set
         self._missing: set[str] = set()
         self._recreated: dict[TopicPartition, Any] = {}  # the states whose positions belong to a deleted topic
         self._refused: set[TopicPartition] = set()  # unknown to their leaders: they wait for Metadata
@@ -98,7 +106,9 @@ class TopicIds:
     def fetched(self, tp: TopicPartition) -> None:
         """Has Metadata say which topic a position belongs to that was set since the last one; called by the polling thread."""
         state = self._subscriptions.assignment.get(tp)
-        if state is not None and state.drop_pending_record_batch and tp.topic in self._ids:
+        is_unknown = state is not None and state.drop_pending_record_batch and tp.topic in self._ids
+        if is_unknown and (now := time.monotonic()) - self._asked_at >= _ASK_AGAIN_S:
+            self._asked_at = now
             self._cluster.request_update()
 
     def apply(self) -> None:
@@ -151,48 +161,64 @@ class TopicIds:
 
     async def _settle(self) -> None:
         """Asks brokers which topics there are until no topic is in doubt; on the event loop."""
-        alone_from = time.monotonic() + _ALONE_AFTER_S
+        began = time.monotonic()
+        alone_from, told_at = began + _ALONE_AFTER_S, began + _DISAGREE_S
+        pause = self._pause
         try:
-            while self._doubted:
+            while True:
                 told = await self._told_by_brokers()
-                wanted = min(_BELIEVED_BY, len(self._cluster.brokers())) if time.monotonic() < alone_from else 1
+                now = time.monotonic()
+                wanted = min(_BELIEVED_BY, len(self._cluster.brokers())) if now < alone_from else 1
                 for name in list(self._doubted):
                     ids = Counter(topic_ids.get(name) for topic_ids in told)
+                    if len(ids) > 1:
+                        alone_from = now + _DISAGREE_S  # one that is silent now has contradicted
                     if _NO_ID in ids:
                         ids = Counter({None: _BELIEVED_BY})
                     for topic_id, count in ids.items():
                         if count >= (wanted if len(ids) == 1 else _BELIEVED_BY):
                             self._believe(name, topic_id)
-                if self._doubted:
-                    await self._manager._net.sleep(self._pause)
-                    self._cluster.request_update()  # brokers that are away leave it
+                if not self._doubted:
+                    return
+                if now >= told_at:
+                    told_at = float("inf")
+                    log.warning("Brokers do not agree on the ids of %s: not read until they do", sorted(self._doubted))
+                await self._manager._net.sleep(pause)
+                pause = min(2 * pause, max(self._pause, _LONGEST_PAUSE_S))
+                self._cluster.request_update()  # brokers that are away leave it
         finally:
             self._is_asking = False
 
     async def _told_by_brokers(self) -> list[dict[str, Any]]:
-        """The ids of the doubted topics that exist, as each of some brokers tells them; without those that do not respond."""
+        """The ids of the doubted topics that exist, as each of the first brokers to respond tells them."""
         nodes = [broker.node_id for broker in self._cluster.brokers()]
-        responses = {}
+        responses = []
         for node_id in random.sample(nodes, min(_ASKED, len(nodes))):
             # Not by the manager's send(), which may send a request for metadata to another broker as well.
             topics = [_Topic(name=name) for name in self._doubted]
             request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
-            try:
-                responses[node_id] = self._manager.get_connection(node_id).send_request(request)
-            except Exception as error:
-                log.debug("Metadata could not be requested from node %s: %s", node_id, error)
-        told: list[dict[str, Any]] = []
-        patient_until = time.monotonic() + self._patience_s
-        for node_id, response in responses.items():
-            try:
-                patience_ms = max(0.0, patient_until - time.monotonic()) * 1000
-                metadata = await self._manager.wait_for(response, patience_ms)
-            except Exception as error:
-                log.debug("Metadata could not be fetched from node %s: %s", node_id, error)
-                continue
-            if metadata.cluster_id == self._cluster_id:
-                told.append({topic.name: topic.topic_id or _NO_ID for topic in metadata.topics if not topic.error_code})
-        return told
+            with suppress(Errors.KafkaError):
+                responses.append(self._manager.get_connection(node_id).send_request(request))
+        enough = Future()
+
+        def found() -> list[Any]:
+            return [response.value for response in responses if response.is_done and response.exception is None]
+
+        def look(_: Any = None) -> None:
+            is_over = len(found()) >= _BELIEVED_BY or all(response.is_done for response in responses)
+            if is_over and not enough.is_done:
+                enough.success(None)
+
+        for response in responses:
+            response.add_both(look)
+        look()
+        with suppress(Errors.KafkaTimeoutError):
+            await self._manager.wait_for(enough, self._patience_ms)
+        return [
+            {topic.name: topic.topic_id or _NO_ID for topic in metadata.topics if not topic.error_code}
+            for metadata in found()
+            if metadata.cluster_id == self._cluster_id
+        ]
 
     def _believe(self, name: str, topic_id: Any) -> None:
         """Takes the id on which brokers agree; None: the topic is missing, or some brokers have no ids."""

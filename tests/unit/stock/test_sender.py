@@ -8,7 +8,7 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import ConnectionLostError
+from tolerant_client.errors import ConnectionLostError, ConnectionTimedOutError, RecoveryExhaustedError
 from tolerant_client.stock.sender import TolerantSender
 from tolerant_client.stock.stock_names import ProducerBatch, producer_module
 
@@ -19,12 +19,12 @@ LEADER = 1
 class Producer:
     """kafka-python's accumulator with one batch, and our sender."""
 
-    def __init__(self) -> None:
+    def __init__(self, retries: int = 10) -> None:
         self.cluster = Mock()
         self.cluster.leader_for_partition.return_value = LEADER
         self.cluster.partitions_for_broker.return_value = {PARTITION}
         self.accumulator = producer_module.RecordAccumulator(linger_ms=0, retry_backoff_ms=100)
-        self.sender = TolerantSender(Mock(), self.cluster, self.accumulator, retries=10, retry_backoff_ms=100)
+        self.sender = TolerantSender(Mock(), self.cluster, self.accumulator, retries=retries, retry_backoff_ms=100)
         self.accumulator.append(PARTITION, 0, None, b"value", [], None)
 
     def sent(self) -> ProducerBatch | None:
@@ -56,9 +56,23 @@ def test_a_batch_that_fails_again_waits() -> None:
 
 
 def test_a_batch_that_timed_out_or_was_refused_waits() -> None:
-    for error in (Errors.RequestTimedOutError("silent"), Errors.NotLeaderForPartitionError("moved")):
+    errors = (
+        Errors.RequestTimedOutError,
+        Errors.NotLeaderForPartitionError,
+        ConnectionTimedOutError,
+        RecoveryExhaustedError,
+    )
+    for error in errors:
         producer = Producer()
         batch = producer.sent()
         assert batch is not None
-        producer.fail(batch, error)
+        producer.fail(batch, error("frozen"))
         assert producer.sent() is None
+
+
+def test_the_last_try_waits_until_metadata_may_have_told_another_leader() -> None:
+    producer = Producer(retries=1)
+    batch = producer.sent()
+    assert batch is not None
+    producer.fail(batch, Errors.KafkaConnectionError("reset"))
+    assert producer.sent() is None

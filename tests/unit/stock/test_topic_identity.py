@@ -13,6 +13,7 @@ import pytest
 from kafka.cluster import ClusterMetadata
 from kafka.consumer.fetcher import CompletedFetch
 from kafka.consumer.subscription_state import SubscriptionState
+from kafka.future import Future
 from kafka.protocol.consumer import OffsetResetStrategy
 from kafka.protocol.metadata import MetadataResponse
 from kafka.structs import OffsetAndMetadata, TopicPartition
@@ -26,6 +27,7 @@ A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 FORMER, NEW, NEWEST = (uuid.UUID(int=n) for n in (7, 8, 9))
 NO_ID = uuid.UUID(int=0)
 UNKNOWN_TOPIC = 3
+SILENT = object()  # told by a broker that does not respond
 
 
 class Rig:
@@ -40,8 +42,8 @@ class Rig:
         manager = SimpleNamespace(
             _net=SimpleNamespace(sleep=sleep), cluster=self.cluster, broker_version=(4, 2), call_soon=self.call_soon,
             connection_delay=lambda node_id: 0, recovery_event=lambda event, node_id: self.told.append(event),
-            get_connection=lambda node_id: SimpleNamespace(send_request=lambda request: (node_id, request)),
-            wait_for=self.wait_for,
+            get_connection=lambda node_id: SimpleNamespace(send_request=lambda request: self.respond(node_id, request)),
+            wait_for=wait_for,
         )  # fmt: skip
         self.subscriptions = SubscriptionState(policy)
         self.subscriptions.assign_from_user([A, B])
@@ -62,12 +64,12 @@ class Rig:
         with suppress(StopIteration):
             self.asking.send(None)
 
-    async def wait_for(self, sent: tuple[int, Any], timeout_ms: float) -> Any:
-        node_id, request = sent
+    def respond(self, node_id: int, request: Any) -> Future:
         assert not request.allow_auto_topic_creation and [topic.name for topic in request.topics] == ["orders"]
-        if isinstance(self.tells[node_id], Exception):
-            raise self.tells[node_id]
-        return self.response(self.tells[node_id])
+        response, told = Future(), self.tells[node_id]
+        if told is SILENT:
+            return response
+        return response.failure(told) if isinstance(told, Exception) else response.success(self.response(told))
 
     def metadata(self, topic_id: Any, cluster_id: str = "here", version: int = 12, tells: Any = None) -> None:
         """A Metadata response; brokers that are asked again tell `tells`, by default the same."""
@@ -119,6 +121,12 @@ class Rig:
             for topic in request.topics
             for part in topic.partitions
         }
+
+
+async def wait_for(future: Future, timeout_ms: float) -> Any:
+    if not future.is_done:
+        raise Errors.KafkaTimeoutError()
+    return future.value
 
 
 @types.coroutine
@@ -179,7 +187,7 @@ def test_another_id_is_believed_when_two_brokers_tell_it_and_what_is_buffered_re
     rig.fetcher._completed_fetches.extend([fetched(A, 100, batch(100)), fetched(B, 100, batch(100))])
     assert [record.offset for record in rig.fetcher.fetched_records(10)[0][A]] == list(range(100, 110))
     rig.metadata(NEW, tells=[FORMER, NEW])
-    for tells in ({1: FORMER, 2: NEW}, {1: None, 2: NEW}, {1: Errors.KafkaTimeoutError(), 2: NEW}):
+    for tells in ({1: FORMER, 2: NEW}, {1: None, 2: NEW}, {1: Errors.KafkaTimeoutError(), 2: NEW}, {1: SILENT, 2: NEW}):
         rig.tells.update(tells)
         rig.look()
         assert rig.poll() == [] and rig.asked() == {} and rig.resets() == set() and not rig.told
@@ -229,7 +237,9 @@ def test_the_only_broker_is_believed() -> None:
     assert rig.resets() == {A, B}
 
 
-def test_brokers_that_disagree_are_asked_until_two_agree_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brokers_that_disagree_are_asked_until_two_agree_however_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     rig, now = Rig(), [100.0]
     monkeypatch.setattr(topic_identity.time, "monotonic", lambda: now[-1])
     rig.metadata(FORMER)
@@ -238,7 +248,12 @@ def test_brokers_that_disagree_are_asked_until_two_agree_however_long_it_takes(m
         now.append(now[-1] + 60.0)
         rig.look()
         assert rig.poll() == [] and rig.resets() == set() and rig.asked() == {}
-    rig.tells[3] = rig.tells[1] = NEW
+    assert caplog.text.count("Brokers do not agree") == 1
+    rig.tells[2] = SILENT  # it has contradicted
+    now.append(now[-1] + 1.5)
+    rig.look()
+    assert rig.poll() == [] and rig.resets() == set() and rig.asked() == {}
+    rig.tells.update({1: NEW, 2: NEW})
     rig.look()
     rig.poll()
     assert rig.resets() == {A, B}
@@ -248,16 +263,23 @@ def test_metadata_is_asked_for_when_records_have_come_at_a_position_that_was_set
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else the position would count as set after a recreation that follows within metadata_max_age_ms."""
-    rig, asked = Rig(), []
+    rig, asked, now = Rig(), [], [100.0]
+    monkeypatch.setattr(topic_identity.time, "monotonic", lambda: now[-1])
     monkeypatch.setattr(rig.cluster, "request_update", lambda: asked.append(1))
+    rig.fetcher._topic_ids._asked_at = 0.0
     rig.metadata(FORMER)
     rig.fetcher._completed_fetches.append(fetched(A, 100, batch(100)))
     assert len(rig.poll()) == 30 and not asked
     rig.subscriptions.seek(A, 130)
     rig.fetcher._completed_fetches.append(fetched(A, 130, batch(130)))
-    assert len(rig.poll()) == 30 and asked
+    assert len(rig.poll()) == 30 and len(asked) == 1
+    for _ in range(20):  # an application that seeks in each loop
+        rig.subscriptions.seek(A, 130)
+        rig.fetcher._completed_fetches.append(fetched(A, 130, batch(130)))
+        assert len(rig.poll()) == 30 and len(asked) == 1
     rig.metadata(FORMER)
     asked.clear()
+    now.append(110.0)
     rig.fetcher._completed_fetches.append(fetched(A, 160, batch(160)))
     assert len(rig.poll()) == 30 and not asked
     rig.metadata(NEW)
