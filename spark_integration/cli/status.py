@@ -50,17 +50,16 @@ def _show(found: LinkStatus) -> None:
     for t in found.topics:
         seconds = "unknown" if t.lag_s is None else f"{t.lag_s:,.1f}"
         size = "unknown" if t.lag_bytes is None else f"{t.lag_bytes:,}"
-        is_all = len(t.paused) == t.partitions
-        paused = "all" if t.paused and is_all else ", ".join(map(str, t.paused))
-        uncommitted = f"{t.open_offsets:,}" if t.open_offsets else ""
-        table.add_row(
-            t.topic, str(t.partitions), _lag(t), uncommitted, seconds, size, paused, f"{t.lost:,}" if t.lost else ""
-        )
+        paused = "unknown" if t.paused is None else ", ".join(map(str, t.paused))
+        if t.paused and len(t.paused) == t.partitions:
+            paused = "all"
+        uncommitted, lost = ("unknown" if n is None else f"{n:,}" if n else "" for n in (t.open_offsets, t.lost))
+        table.add_row(t.topic, str(t.partitions), _lag(t), uncommitted, seconds, size, paused, lost)
     print_table(table)
-    for run in at_work(found.mirrors):
+    for run in at_work(found.mirrors or ()):
         where = f"on {run.host}, process {run.pid}, since {utc(run.since_ms)}"
         echo(f"mirror: {where}" if run.holds else f"another process: {where}, {WAITS}")
-    echo_each("loss", found.losses)
+    echo_each("loss", found.losses or ())
     echo_each("note", found.notes)
     for reason in found.reasons:
         echo(f"tolerant-kafka: {reason.health}: {reason.text}", err=True)

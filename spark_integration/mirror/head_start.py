@@ -88,11 +88,12 @@ class HeadStart(threading.Thread):
         here = self._report.done.read()
         if spark.time_ms:
             return replace(here.plus([spark], spark.time_ms), latest=spark.latest)
+        both = spark.besides(here)
         return replace(
             here,
             paused={**here.paused, **spark.paused},
-            blocked={**here.blocked, **spark.blocked},
-            remedies={**here.remedies, **spark.remedies},
+            blocked=both.blocked,
+            remedies=both.remedies,
             waiting=spark.waiting,
             made_again={**here.made_again, **spark.made_again},
         )

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -164,7 +164,7 @@ class SparkLink:
         assert self._report is not None
         report = self._report.read()
         if not report.time_ms:  # no task of this query has reported yet: what the last one found lasts until then
-            report = replace(report, blocked={**self._told.blocked, **report.blocked})
+            report = report.besides(self._told)
         self._unplaced = self._ends - report.acked.keys()
         self._told = report
         if self._claim is not None:

@@ -31,7 +31,7 @@ class RetirementLog:
             self._told[address] = (last, left_out + 1)
             log.info("The broker at %s%s (%s): connection retired: %s", address, of, node, reason)
             return
-        self._told = {each: told for each, told in self._told.items() if now - told[0] < _REMEMBERED_S}
+        self._told = {each: told for each, told in list(self._told.items()) if now - told[0] < _REMEMBERED_S}
         self._told[address] = (now, 0)
         more = f" (and {left_out} more in the {now - last:.0f} s before)" if left_out else ""
         log.warning("The broker at %s%s (%s): connection retired: %s%s", address, of, node, reason, more)

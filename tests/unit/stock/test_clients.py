@@ -57,7 +57,8 @@ def test_a_constructor_that_fails_leaves_no_thread_and_no_descriptor(package: An
         with pytest.raises(Errors.KafkaTimeoutError) as failure:
             getattr(package, kind)(bootstrap_servers=nobody, bootstrap_timeout_ms=200)
         failures.append(failure)
-    assert (threading.active_count(), open_descriptors()) == (threads, descriptors)
+    # Threads of tests before this one may have ended meanwhile.
+    assert threading.active_count() <= threads and open_descriptors() <= descriptors
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -93,8 +93,8 @@ def refusal(partition: str, doing: str, offset: int, error_code: int, right: str
         return None
     return PartitionRefusedError(
         f"{partition}: {doing} at offset {offset} was refused with {error.__name__}"
-        f" (error {error_code}: {getattr(error, 'description', '')}); {remedy(error_code, right)}"
-    )
+        f" (error {error_code}: {getattr(error, 'description', '')})"
+    ).advising(remedy(error_code, right))
 
 
 def read_refusal(partition: TopicPartition, source_topic: str, what: str) -> PartitionRefusedError:
@@ -103,13 +103,19 @@ def read_refusal(partition: TopicPartition, source_topic: str, what: str) -> Par
     there = f"topic {topic} and topics that begin with {OWN_TOPICS} of the target"
     right = f"Read, Describe and DescribeConfigs on topic {source_topic} of the source, and on {there},"
     refused = Errors.TopicAuthorizationFailedError.errno
-    return PartitionRefusedError(f"{topic}-{number}: {what}; {remedy(refused, right)}")
+    return PartitionRefusedError(f"{topic}-{number}: {what}").advising(remedy(refused, right))
 
 
-def copy_refusal(what: str, error_code: int | None, topic: str) -> PartitionRefusedError:
-    """The error that stops a translated copy into a topic, and the rows of its map, which the target refuses with this code."""
-    right = f"Write, Read and Describe on topic {topic} and on topics that begin with {OWN_TOPICS} of the target"
-    return PartitionRefusedError(f"{what}; {remedy(error_code, right)}")
+def copy_refusal(what: str, error: BaseException | None, topic: str, source_topic: str) -> PartitionRefusedError:
+    """The error that stops a translated copy into a topic, and the rows of its map, which one of the clusters refuses."""
+    there = f"Write, Read and Describe on topic {topic} and on topics that begin with {OWN_TOPICS} of the target"
+    right = f"Read and Describe on topic {source_topic} of the source, and {there},"
+    return PartitionRefusedError(what).advising(remedy(error_code(error), right))
+
+
+def error_code(error: BaseException | None) -> int | None:
+    """The code of a broker's response, if the error is one."""
+    return error.errno if isinstance(error, Errors.BrokerResponseError) else None
 
 
 def remedy(error_code: int | None, right: str, otherwise: str = "check the topic's configuration and ACLs") -> str:

@@ -100,8 +100,8 @@ class TopicStatus:
     lag_s: float | None
     lag_bytes: int | None
     open_offsets: int | None  # the part of the lag after the start of open transactions
-    paused: tuple[int, ...] = ()  # partitions
-    lost: int = 0  # offsets in the ledger
+    paused: tuple[int, ...] | None = ()  # partitions
+    lost: int | None = 0  # offsets in the ledger; None if that was not read
     unknown: tuple[int, ...] = ()  # partitions
 
 
@@ -120,10 +120,10 @@ class LinkStatus:
     copied_per_s: float | None
     topics: tuple[TopicStatus, ...]
     reasons: tuple[Reason, ...]
-    losses: tuple[LedgerRow, ...] = ()
-    open_transactions: tuple[Held, ...] = ()
-    is_handed_back: bool = False
-    mirrors: tuple[Run, ...] = ()  # seen in the last hour, the newest last
+    losses: tuple[LedgerRow, ...] | None = ()
+    open_transactions: tuple[Held, ...] | None = ()
+    is_handed_back: bool | None = False
+    mirrors: tuple[Run, ...] | None = ()  # seen in the last hour, the newest last
     notes: tuple[str, ...] = ()  # what a promotion would also take, what a running mirror will create
 
     @property
@@ -147,10 +147,12 @@ class LinkStatus:
     def to_json(self) -> dict[str, Any]:
         return {
             **asdict(replace(self, mirrors=())),
-            "mirrors": [mirror_json(run) for run in self.mirrors],
+            "mirrors": None if self.mirrors is None else [mirror_json(run) for run in self.mirrors],
             "reasons": [reason._asdict() for reason in self.reasons],
-            "losses": [row._asdict() for row in self.losses],
-            "open_transactions": [held.to_json() for held in self.open_transactions],
+            "losses": None if self.losses is None else [row._asdict() for row in self.losses],
+            "open_transactions": None
+            if self.open_transactions is None
+            else [held.to_json() for held in self.open_transactions],
             "findings": self.findings,
             "health": self.health,
             "exit_code": self.exit_code,
@@ -210,7 +212,7 @@ async def read_status(
         compared = await within_bound(target, compare_ends, source, target, seen, ledger, control, is_translated)
     second = await _with_age_and_size(source, second)
     now_ms = int(time.time() * 1000)
-    statuses = topics_of(second, now_ms, control, rows or {}, {**unseen, **taken})
+    statuses = topics_of(second, now_ms, control, rows, {**unseen, **taken})
     held = await find_held(source, held_spans(first, second))
     mirrors = await seen_mirrors(target, link, claims, looked)
     is_unfinished = control.is_promoted and not control.is_fenced
@@ -234,8 +236,8 @@ async def read_status(
         if view.unread:
             reasons.append(Reason(Health.UNKNOWN, unread_map(view.unread, link)))
         reasons += unread
-        if not is_source_away and is_comparable(control, is_translated):
-            reasons += uncompared_reasons(compared)
+        if is_comparable(control, is_translated):
+            reasons += [] if is_source_away else uncompared_reasons(compared)
         elif control.adopted and not is_translated:
             notes.append(ADOPTED_UNCOMPARED)
         reasons += [Reason(Health.WAITING, str(one)) for one in held if is_held_long(one, now_ms)]
@@ -269,10 +271,10 @@ async def read_status(
         moved_per_s(first, second, seconds),
         tuple(statuses),
         sorted_by_weight(reasons),
-        tuple(row for found in (rows or {}).values() for row in found),
-        () if control.is_over else tuple(held),
+        None if rows is None else tuple(row for found in rows.values() for row in found),
+        () if control.is_over else None if is_source_away else tuple(held),
         control.is_handed_back,
-        tuple(mirrors or ()),
+        None if mirrors is None else tuple(mirrors),
         tuple(notes),
     )
 
@@ -342,10 +344,11 @@ async def read_rows(
     return None, [Reason(Health.UNKNOWN, f"what was lost is unknown: the ledger on the target {why}")]
 
 
-def moved_per_s(first: Iterable[PartitionLag], second: Iterable[PartitionLag], seconds: float) -> float:
-    """Copied offsets per second, over the partitions that were seen twice.  Pure."""
+def moved_per_s(first: Iterable[PartitionLag], second: Iterable[PartitionLag], seconds: float) -> float | None:
+    """Copied offsets per second, over the partitions that were seen twice; None without one.  Pure."""
     before = positions_of(first)
-    return sum(position - before[p] for p, position in positions_of(second).items() if p in before) / seconds
+    moved = [position - before[p] for p, position in positions_of(second).items() if p in before]
+    return sum(moved) / seconds if moved else None
 
 
 def held_spans(first: Iterable[PartitionLag], second: Iterable[PartitionLag]) -> dict[TopicPartition, tuple[int, int]]:
@@ -418,10 +421,10 @@ def topics_of(
     ends: Iterable[PartitionLag],
     now_ms: int,
     control: LinkControl,
-    rows: Mapping[TopicPartition, Iterable[LedgerRow]],
+    rows: Mapping[TopicPartition, Iterable[LedgerRow]] | None,
     unseen: Iterable[TopicPartition] = (),
 ) -> list[TopicStatus]:
-    """The partitions' status by topic; `unseen` partitions count, and are in no sum.  Pure."""
+    """The partitions' status by topic; `unseen` partitions count, and are in no sum.  Pure; no `rows` are no known ledger."""
     topics: dict[str, list[PartitionLag]] = {}
     unknown: dict[str, list[int]] = {}
     for e in ends:
@@ -439,11 +442,13 @@ def topics_of(
                 _sum(e.source_end for e in of_topic),
                 _sum(e.position for e in of_topic),
                 _sum(e.lag_offsets for e in of_topic),
-                None if None in ages else max(filter(None, ages), default=0.0),
-                None if None in sizes else int(sum(filter(None, sizes))),
+                None if None in ages or not ages else max(filter(None, ages), default=0.0),
+                None if None in sizes or not sizes else int(sum(filter(None, sizes))),
                 _sum(None if e.source_end is None else e.open_offsets for e in of_topic),
                 tuple(sorted(e.partition.partition for e in of_topic if control.pauses(e.partition))),
-                sum(r.until_offset - r.from_offset for e in of_topic for r in rows.get(e.partition, ())),
+                None
+                if rows is None
+                else sum(r.until_offset - r.from_offset for e in of_topic for r in rows.get(e.partition, ())),
                 tuple(sorted(unknown.get(topic, ()))),
             )
         )
@@ -451,6 +456,6 @@ def topics_of(
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """The sum; None if a part of it is unknown."""
+    """The sum; None if a part of it is unknown, or all of it."""
     known = list(values)
-    return None if None in known else sum(filter(None, known))
+    return None if None in known or not known else sum(filter(None, known))

@@ -59,6 +59,10 @@ async def _of_source(source: Cluster, link: str, topics: LinkTopics, why: str) -
         None,
         None,
         None,
-        tuple(topics_of(lags, now_ms, LinkControl(), {}, unseen)),
+        tuple(replace(topic, paused=None) for topic in topics_of(lags, now_ms, LinkControl(), None, unseen)),
         (Reason(Health.UNKNOWN, not_responding("target", why)), Reason(Health.UNKNOWN, unknown)),
+        losses=None,
+        open_transactions=None,
+        is_handed_back=None,
+        mirrors=None,
     )

@@ -63,6 +63,11 @@ class TaskReport:
     made_again: Mapping[str, int] = field(default_factory=dict)
     remedies: Mapping[TopicPartition, str] = field(default_factory=dict)
 
+    def besides(self, earlier: TaskReport) -> TaskReport:
+        """This report with what an earlier one says to be blocked besides, each with the remedy of its own reason."""
+        kept = {p: remedy for p, remedy in earlier.remedies.items() if p not in self.blocked}
+        return replace(self, blocked={**earlier.blocked, **self.blocked}, remedies={**kept, **self.remedies})
+
     def measured(self, found: Measured) -> TaskReport:
         """This report with its process's own measurements, which include the records and bytes between two micro-batches."""
         return replace(

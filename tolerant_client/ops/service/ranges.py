@@ -264,10 +264,13 @@ class RangesCopier:
             )
             return CopiedRanges(report.measured(take_measures(self._link)))
         stopped = {p: why for p, done in copied.items() if (why := done.stopped_by) is not None}
-        final = [why for why in stopped.values() if isinstance(why, LinkPromotedError if self._goes_on else INCURABLE)]
+        # Without a service that tells what is blocked, a refusal that may pass is tried again, as a task of Spark is.
+        passing = () if self._goes_on else PartitionRefusedError
+        final_kinds = LinkPromotedError if self._goes_on else INCURABLE
+        final = [why for why in stopped.values() if isinstance(why, final_kinds) and not isinstance(why, passing)]
         if not final:
             for why in stopped.values():
-                if not isinstance(why, INCURABLE):
+                if not isinstance(why, INCURABLE) or isinstance(why, passing):
                     raise why
         stopped_now = {} if final else stopped
         blocked = {p: why for p, done in copied.items() if done.is_paused and (why := done.blocked_by) is not None}

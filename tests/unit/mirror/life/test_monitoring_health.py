@@ -266,7 +266,7 @@ def test_what_another_link_has_is_told_with_that_reason_and_is_neither_compared_
         assert found.reasons[0] == Reason(Health.BLOCKED, f"orders-0: {why}")
         assert [r.health for r in found.reasons].count(Health.BLOCKED) == 1, "once, if its mirror says so, too"
         (topic,) = found.topics
-        assert (topic.lag, topic.unknown) == (0, (0,))
+        assert (topic.lag, topic.unknown) == (None, (0,))
 
 
 def test_a_source_that_is_away_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

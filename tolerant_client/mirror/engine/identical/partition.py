@@ -49,7 +49,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState, cover
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
-from tolerant_client.mirror.engine.troubles import refusal, remedy
+from tolerant_client.mirror.engine.troubles import error_code, refusal, remedy
 from tolerant_client.records.record_batch import BatchHeader, restamp
 
 _BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, besides those of the same response
@@ -444,4 +444,6 @@ def _remedy(error: Errors.KafkaError, way: GapFill, right: str) -> str:
             " raise message.timestamp.after.max.ms (clock ahead) or message.timestamp.before.max.ms of the target's topic"
         )
     is_best = way is GapFill.RECORDS
-    return remedy(error.errno, right, "check the mirror's ACLs" + ("" if is_best else ", or set --gap-fill records"))
+    return remedy(
+        error_code(error), right, "check the mirror's ACLs" + ("" if is_best else ", or set --gap-fill records")
+    )

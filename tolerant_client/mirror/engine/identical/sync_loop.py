@@ -96,14 +96,15 @@ class SyncLoop:
         except LinkPromotedError:
             flow.link.obey()
         except Errors.TopicAuthorizationFailedError as error:
-            topics = sorted(
-                {p.topic for p in due}
-            )  # only its text says which topic is refused: halve until one is left
+            # Only its text says which topic is refused: halve until one is left.
+            topics = sorted({p.topic for p in due})
             if len(topics) == 1:
                 self._may_not_read(due, error)
                 return
             for half in topics[: len(topics) // 2], topics[len(topics) // 2 :]:
-                await self._try_sync([p for p in due if p.topic in half])
+                # What this reading has put back is read by run(): twice, it would be placed with batches in flight.
+                if members := [p for p in due if p.topic in half and p not in flow.to_sync]:
+                    await self._try_sync(members)
         except KafkaError as error:
             flow.not_read(due, f"the logs could not be read: {type(error).__name__}: {error}")
 

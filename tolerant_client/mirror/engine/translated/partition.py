@@ -375,7 +375,8 @@ class TranslatedPartition(CopiedPartition):
         if is_believed and isinstance(error, TolerantClientError) and not getattr(error, "retriable", False):
             await self._decide(error, loss if isinstance(error, (DataLossError, OversizedRecordError)) else None)
         elif is_believed and not isinstance(cause, (Errors.OffsetOutOfRangeError, RecordBatchError)):
-            self.error = copy_refusal(f"{self} at offset {self.acked}: {error}", cause.errno, self.partition.topic)
+            what, topic = f"{self} at offset {self.acked}: {error}", self.partition.topic
+            self.error = copy_refusal(what, cause, topic, link.source.wire_topic(topic))
         elif not self.has_reached and now - max(self._progressed_at, self.adopted_at) > patience_s:
             self.error = self.without_progress(patience_s)
         else:

@@ -32,6 +32,7 @@ def test_a_topic_that_we_may_not_read_stops_alone_and_the_others_are_read() -> N
     loop._clock = lambda: 1.0
     loop._source = SimpleNamespace(wire_topic=lambda topic: f"source-{topic}")
     loop._flow = SimpleNamespace(
+        to_sync=set(),
         copies=lambda partitions: [copies[p] for p in partitions],
         after_trouble=lambda copy: troubled.append(copy.partition),
     )
@@ -46,3 +47,20 @@ def test_a_topic_that_we_may_not_read_stops_alone_and_the_others_are_read() -> N
         "orders-0: Fetch of orders-0: comparing records of the source;"
     )
     assert "on topic source-orders of the source, and on topic orders and" in str(error)
+
+
+def test_what_a_refused_reading_has_put_back_is_not_read_by_its_halves() -> None:
+    """It would be placed, and then placed again with batches in flight by the loop that takes what was put back."""
+    read: list[list[TopicPartition]] = []
+    to_sync: set[TopicPartition] = set()
+
+    async def sync(due: list[TopicPartition]) -> None:
+        read.append(due)
+        if len(due) > 1:
+            to_sync.add(ORDERS)  # as not_read() does
+            raise Errors.TopicAuthorizationFailedError("Fetch of payments-0: comparing records of the source")
+
+    loop: Any = SyncLoop.__new__(SyncLoop)
+    loop.sync, loop._flow = sync, SimpleNamespace(to_sync=to_sync, copies=lambda partitions: [])
+    asyncio.run(loop._try_sync([ORDERS, PAYMENTS]))
+    assert read == [[ORDERS, PAYMENTS], [PAYMENTS]]

@@ -133,7 +133,13 @@ def test_a_right_that_is_missing_is_named_with_its_topic_and_cluster(rig: Rig) -
     rig.copy._troubles._doubts = BELIEVED_AFTER - 1
     asyncio.run(rig.copy._trouble(Errors.TopicAuthorizationFailedError("adding orders to 'x'")))
     assert isinstance(rig.copy.error, PartitionRefusedError)
-    assert "adding orders to 'x'; grant Write, Read and Describe on topic orders and on" in str(rig.copy.error)
+    text = str(rig.copy.error)
+    assert "adding orders to 'x'; grant Read and Describe on topic source-orders of the source, and Write," in text
+    assert "Read and Describe on topic orders and on topics that begin with tolerant-mirror- of the target," in text
+    rig.copy.error = None
+    rig.copy._troubles._doubts = BELIEVED_AFTER - 1
+    asyncio.run(rig.copy._trouble(Errors.KafkaProtocolError("a response could not be decoded")))  # has no error code
+    assert "could not be decoded; check the topic's configuration and ACLs" in str(rig.copy.error)
 
 
 def test_errors_are_raised_and_nothing_is_taken(rig: Rig) -> None:
