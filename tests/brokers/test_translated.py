@@ -640,16 +640,41 @@ def test_a_topic_that_is_made_anew_under_a_copier_that_stands_still_is_not_copie
     assert len(committed_logs(target, topic)[0]) == 1000
 
 
-@pytest.mark.long
-def test_records_that_retention_took_before_they_were_copied_are_a_loss(source: str, target: str) -> None:
-    topic = "translated-overtaken"
+def overtake(source: str, target: str, topic: str, link: str) -> None:
+    """Of 30 records a link has copied 10, and the source has deleted the next 10."""
     create_topic(source, topic)
     append_records(source, topic, 10)
-    copy(source, target, topic, "overtaken")
+    copy(source, target, topic, link)
     append_records(source, topic, 20, first=10, per_batch=10)
     admin = kafka.KafkaAdminClient(bootstrap_servers=source)
     admin.delete_records({TopicPartition(topic, 0): 20})
     admin.close()
+
+
+def test_what_retention_took_before_it_was_copied_is_in_the_way_of_a_promotion(source: str, target: str) -> None:
+    topic, link = "translated-behind", "behind"
+    overtake(source, target, topic, link)
+    admin = kafka.KafkaAdminClient(bootstrap_servers=source)
+    admin.delete_records({TopicPartition(topic, 0): 30})  # nothing is left to copy
+    admin.close()
+    with both(source, target) as (origin, there):
+
+        async def look() -> tuple[Any, Any, Any]:
+            promoted = await promote(origin, there, link, deadline_s=0.0)
+            planned = await plan_everything(origin, there, link, LinkTopics.of(topic))
+            return promoted, planned, await read_status(origin, there, link)
+
+        promoted, planned, status = origin.run(look)
+    lost = "no longer has offsets 10 to 30"
+    assert not promoted.is_done and lost in promoted.blockers[0]
+    assert any(lost in text for text in planned.refusals)
+    assert status.health is Health.BLOCKED and lost in str(status.reasons)
+
+
+@pytest.mark.long
+def test_records_that_retention_took_before_they_were_copied_are_a_loss(source: str, target: str) -> None:
+    topic = "translated-overtaken"
+    overtake(source, target, topic, "overtaken")
     with pytest.raises(DataLossError, match="no longer has offsets 10 to 20"):
         copy(source, target, topic, "overtaken")
     partition = TopicPartition(topic, 0)

@@ -208,6 +208,8 @@ async def look_for_others(
         theirs = LinkTopics.from_json(control.topics)
         is_same_kind = is_identical and control.producer_ids
         kind = "" if is_same_kind else _OTHER_KIND.format("translated" if is_identical else "identical")
+        if control.adopted and not (control.producer_ids or control.map_id):
+            kind = "; it was prepared (failback, take-over) and has not started yet"
         begun = {p.topic for p in control.begun}.intersection(names)
         taken |= begun
         may_begin = is_identical and not (is_new and is_same_kind and link < other)

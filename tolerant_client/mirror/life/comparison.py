@@ -10,7 +10,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import Untold, list_led_offsets
-from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import TolerantClientError, text_of
 from tolerant_client.mirror.batches.divergence import require_readable
 from tolerant_client.mirror.batches.losses import Loss
@@ -72,7 +72,8 @@ async def compare_ends(
     refused, the others compared.  Raises what read_both does.
     """
     if is_translated and not control.is_promoted:
-        return Comparison(await contradicted(source, target, ledger.link, partitions))
+        stopped = await contradicted(source, target, ledger.link, partitions)
+        return Comparison({p: text_of(error) for p, error in stopped.items()})
     if not is_comparable(control, is_translated):
         return None
 
@@ -91,24 +92,28 @@ def is_read(state: Found | None) -> bool:
 
 async def contradicted(
     source: Cluster | None, target: Cluster, link: str, partitions: Collection[TopicPartition]
-) -> dict[TopicPartition, str]:
-    """Partitions of a link with translated offsets whose map is no longer true, and why.
+) -> dict[TopicPartition, TolerantClientError]:
+    """What stops partitions of a link with translated offsets: their map is no longer true, or the source has lost records.
 
-    A topic was created again, or a log is shorter than the copy.  Without a source it checks the target alone.
+    A topic was created again, a log is shorter than the copy, or retention took what was not copied.  Without a source it
+    checks the target alone.
     """
+    # Before the rows: of a mirror at work, what they say is never behind a log start that was read earlier.
+    starts = {} if source is None else (await list_led_offsets(source, dict.fromkeys(partitions, EARLIEST))).offsets
     rows = await last_rows(target, link, partitions)
     ids = await read_ids(source, target, {p.topic for p in rows})
     rows = {p: row for p, row in rows.items() if p.topic in ids}
     ends = (await list_led_offsets(target, dict.fromkeys(rows, LATEST))).offsets
     source_ends = {} if source is None else (await list_led_offsets(source, dict.fromkeys(rows, LATEST))).offsets
-    found: dict[TopicPartition, str] = {}
+    found: dict[TopicPartition, TolerantClientError] = {}
     for p, row in rows.items():
         try:
             check_target(row, link, p, ids[p.topic], ends.get(p, row.target_until))
-            for _, error in find_losses(row, ids[p.topic], 0, source_ends.get(p, row.position), None):
+            end = source_ends.get(p, row.position)
+            for _, error in find_losses(row, ids[p.topic], starts.get(p, 0), end, None):
                 raise error
         except TolerantClientError as error:
-            found[p] = text_of(error)
+            found[p] = error
     return found
 
 

@@ -108,7 +108,7 @@ async def find_damage(
     """
     if of.is_translated:
         found = await contradicted(None, of.target, of.name, list(copied))
-        return {p: Damage(text, copied[p]) for p, text in found.items()}
+        return {p: Damage(text_of(error), copied[p]) for p, error in found.items()}
     present = set(there)
     known = {p for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
     damaged = {

@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import Untold, list_led_offsets, stable_ends
 from tolerant_client.cluster.admin.topics import READ, WRITE, not_allowed
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
-from tolerant_client.errors import LinkPromotedError, OptionError, TolerantClientError, text_of
+from tolerant_client.errors import DataLossError, LinkPromotedError, OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.preflight import grown, look_for_others, refuse_circle, require_same_source
@@ -186,7 +186,11 @@ async def plan_everything(
     if is_translated:
         maps = await read_maps(target, link, planned.ends) if was_begun else {}
         reached = {p: found.position for p, found in maps.items()}
-        stopped = await contradicted(source, target, link, list(reached))
+        for p, found in (await contradicted(source, target, link, list(reached))).items():
+            if isinstance(found, DataLossError) and policy.for_topic(p.topic).on_loss is LossPolicy.CONTINUE:
+                warnings.append(f"will be in the ledger as lost: {text_of(found)}")
+            else:
+                stopped[p] = text_of(found)
         refusals += stopped.values()
     else:
         reached = (await list_led_offsets(target, dict.fromkeys(present, LATEST))).offsets

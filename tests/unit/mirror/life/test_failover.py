@@ -9,6 +9,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from support.promotion_world import ORDERS, P, Q, World, ends
+from tolerant_client.errors import OffsetMapError
 from tolerant_client.mirror.life import failover as failover_module
 from tolerant_client.mirror.life import promotion_steps
 from tolerant_client.mirror.life.carriers import Carried
@@ -37,7 +38,9 @@ def test_what_carries_records_of_the_link_is_fenced_though_nobody_has_written_it
 
 def test_a_failover_names_what_the_target_has_lost_of_what_was_copied(world: World) -> None:
     world.is_translated, world.mapped = True, MappedTopics(frozenset({"orders", "clicks"}))
-    world.contradicted = {P: "Target topic orders was deleted and created again after orders-0 was copied"}
+    world.contradicted = {
+        P: OffsetMapError("Target topic orders was deleted and created again after orders-0 was copied")
+    }
     report = world.failover()
     assert report.is_done and report.exit_code == 3 and not report.blockers
     assert [text.split(" was")[0].split(" is")[0] for text in report.damaged] == ["topic clicks", "Target topic orders"]
