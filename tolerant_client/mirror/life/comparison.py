@@ -20,6 +20,7 @@ from tolerant_client.mirror.engine.translated.target_checks import check_target,
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import last_rows
+from tolerant_client.mirror.state.offset_map import is_another
 
 
 class Comparison(NamedTuple):
@@ -72,7 +73,7 @@ async def compare_ends(
     refused, the others compared.  Raises what read_both does.
     """
     if is_translated and not control.is_promoted:
-        stopped = await contradicted(source, target, ledger.link, partitions)
+        stopped = await contradicted(source, target, ledger.link, control, partitions)
         return Comparison({p: text_of(error) for p, error in stopped.items()})
     if not is_comparable(control, is_translated):
         return None
@@ -91,7 +92,7 @@ def is_read(state: Found | None) -> bool:
 
 
 async def contradicted(
-    source: Cluster | None, target: Cluster, link: str, partitions: Collection[TopicPartition]
+    source: Cluster | None, target: Cluster, link: str, control: LinkControl, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, TolerantClientError]:
     """What stops partitions of a link with translated offsets: their map is no longer true, or the source has lost records.
 
@@ -110,6 +111,9 @@ async def contradicted(
         try:
             check_target(row, link, p, ids[p.topic], ends.get(p, row.target_until))
             end = source_ends.get(p, row.position)
+            if not row.has_copied and not is_another(row.ids[0], ids[p.topic][0]):
+                # An operator may have set its start since.
+                row = row._replace(position=max(row.position, control.start_of(p, ids[p.topic][0], end) or 0))
             for _, error in find_losses(row, ids[p.topic], starts.get(p, 0), end, None):
                 raise error
         except TolerantClientError as error:

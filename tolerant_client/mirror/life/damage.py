@@ -107,7 +107,7 @@ async def find_damage(
     With translated offsets: those whose map is no longer true.
     """
     if of.is_translated:
-        found = await contradicted(None, of.target, of.name, list(copied))
+        found = await contradicted(None, of.target, of.name, control, list(copied))
         return {p: Damage(text_of(error), copied[p]) for p, error in found.items()}
     present = set(there)
     known = {p for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}

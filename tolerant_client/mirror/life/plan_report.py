@@ -186,7 +186,7 @@ async def plan_everything(
     if is_translated:
         maps = await read_maps(target, link, planned.ends) if was_begun else {}
         reached = {p: found.position for p, found in maps.items()}
-        for p, found in (await contradicted(source, target, link, list(reached))).items():
+        for p, found in (await contradicted(source, target, link, control, list(reached))).items():
             if isinstance(found, DataLossError) and policy.for_topic(p.topic).on_loss is LossPolicy.CONTINUE:
                 warnings.append(f"will be in the ledger as lost: {text_of(found)}")
             else:
