@@ -354,7 +354,8 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
                 return None
         if completed_fetch.partition_data.error_code == Errors.NoError.errno:
             self._readable_ends[tp] = self._readable_end(completed_fetch.partition_data)
-            self._topic_ids.fetched(tp)
+            if completed_fetch.partition_data.records:
+                self._topic_ids.fetched(tp, offset)
         if completed_fetch.partition_data.records is None:  # the protocol allows it, kafka-python does not
             completed_fetch.partition_data.records = b""
         return super()._parse_fetched_data(completed_fetch)

@@ -13,8 +13,9 @@ Laws:
 - All records of the new topic come after such a position.  So it resumes at the first one, whatever auto_offset_reset
   says; without auto_offset_reset poll() raises, unless nothing had been read at all.
 - A position that was set since the believed id was last told (a seek, a reset, a committed offset) belongs to the topic
-  that is there: it stays.  The flag that kafka-python sets at each seek, and nobody reads, tells that; Metadata clears
-  it, and is asked for when the first fetch brings records.
+  that is there: it stays.  The flag that kafka-python sets at each seek, and nobody reads, tells that.  Metadata clears
+  it, and so do the first records that come there: nothing shows of which topic they are, and to read the new one from
+  its first record may give some twice, but loses none.
 - If the leader of a partition does not know it, it is not fetched before Metadata has told which topic there is.
 - Ids belong to a cluster: if the cluster's id changes (another cluster under the same addresses), they prove nothing.
   Nor does a topic without an id (brokers before 2.8).
@@ -49,9 +50,6 @@ _BELIEVED_BY: Final = 2  # of them that agree
 _ALONE_AFTER_S: Final = 1.0  # then those that respond are enough: others may be frozen, or out of this client's reach
 _DISAGREE_S: Final = 10.0  # after two that contradict each other one is not enough; then it is told, too
 _LONGEST_PAUSE_S: Final = 1.0
-_ASK_AGAIN_S: Final = (
-    5.0  # after Metadata was asked for because of a position that was set: some applications set one in each loop
-)
 _PATIENCE_MS: Final = 1_000  # for a broker's response, beyond the time for which it may hold a fetch
 
 _NO_ID: Final = uuid.UUID(int=0)
@@ -73,7 +71,6 @@ class TopicIds:
         ] = {}  # that are believed: of topics that exist, and of assigned ones that went missing
         self._doubted: set[str] = set()  # topics of which another id was told: they rest until brokers agree
         self._is_asking = False
-        self._asked_at = float("-inf")  # for Metadata, because of a position that was set
         self._missing: set[str] = set()
         self._recreated: dict[TopicPartition, Any] = {}  # the states whose positions belong to a deleted topic
         self._refused: set[TopicPartition] = set()  # unknown to their leaders: they wait for Metadata
@@ -103,13 +100,13 @@ class TopicIds:
             if other.topic == tp.topic and (position := state.position) is not None and position.leader_epoch >= 0:
                 state.drop_pending_record_batch = False
 
-    def fetched(self, tp: TopicPartition) -> None:
-        """Has Metadata say which topic a position belongs to that was set since the last one; called by the polling thread."""
+    def fetched(self, tp: TopicPartition, offset: int) -> None:
+        """Notes that records have come at `offset`: a position there belongs to the believed topic; called by the polling thread."""
         state = self._subscriptions.assignment.get(tp)
-        is_unknown = state is not None and state.drop_pending_record_batch and tp.topic in self._ids
-        if is_unknown and (now := time.monotonic()) - self._asked_at >= _ASK_AGAIN_S:
-            self._asked_at = now
-            self._cluster.request_update()
+        if state is None or state.position is None or state.position.offset != offset:
+            return
+        if tp.topic not in self._doubted and tp.topic not in self._missing:
+            state.drop_pending_record_batch = False
 
     def apply(self) -> None:
         """Has the positions that belong to deleted topics reset; called by the polling thread.
