@@ -5,8 +5,9 @@ from __future__ import annotations
 from spark_integration.cli.link import end_with, given_link
 from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.mirror.life.mirrors import WAITS, at_work
-from tolerant_client.mirror.life.status import LinkStatus, TopicStatus
+from tolerant_client.mirror.life.status import LinkStatus
 from tolerant_client.mirror.life.status_of_one import read_known_status
+from tolerant_client.mirror.life.topic_status import TopicStatus
 from tolerant_client.mirror.state.health import utc
 from tolerant_client.ops.printing import Table, echo, echo_each, print_table
 

@@ -19,9 +19,8 @@ class RetirementLog:
     """Used by the event loops of several threads: a race costs a line too many."""
 
     def __init__(self) -> None:
-        self._told: dict[
-            str, tuple[float, int]
-        ] = {}  # by address: when a warning was logged (s), and how many were left out since
+        # By address: when a warning was logged (s), and how many were left out since.
+        self._told: dict[str, tuple[float, int]] = {}
 
     def tell(self, cluster: str, address: str, node: str, reason: str, now: float) -> None:
         """Logs a retired connection, as info within a minute of a warning about the same broker; `cluster` may be ""."""

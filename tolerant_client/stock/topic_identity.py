@@ -66,9 +66,8 @@ class TopicIds:
         self._pause = fetcher.config["retry_backoff_ms"] / 1000
         self._patience_ms = fetcher.config["fetch_max_wait_ms"] + _PATIENCE_MS
         self._cluster_id: Any = None
-        self._ids: dict[
-            str, Any
-        ] = {}  # that are believed: of topics that exist, and of assigned ones that went missing
+        # Believed ones: of topics that exist, and of assigned ones that went missing.
+        self._ids: dict[str, Any] = {}
         self._doubted: set[str] = set()  # topics of which another id was told: they rest until brokers agree
         self._is_asking = False
         self._missing: set[str] = set()

@@ -16,11 +16,10 @@ from tolerant_client.mirror.batches.divergence import require_readable
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states, read_ids
-from tolerant_client.mirror.engine.translated.target_checks import check_target, find_losses
+from tolerant_client.mirror.engine.translated.target_checks import check_target, find_losses, not_before
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import last_rows
-from tolerant_client.mirror.state.offset_map import is_another
 
 
 class Comparison(NamedTuple):
@@ -111,10 +110,8 @@ async def contradicted(
         try:
             check_target(row, link, p, ids[p.topic], ends.get(p, row.target_until))
             end = source_ends.get(p, row.position)
-            if not row.has_copied and not is_another(row.ids[0], ids[p.topic][0]):
-                # An operator may have set its start since.
-                row = row._replace(position=max(row.position, control.start_of(p, ids[p.topic][0], end) or 0))
-            for _, error in find_losses(row, ids[p.topic], starts.get(p, 0), end, None):
+            begun = not_before(row, ids[p.topic][0], control.start_of(p, ids[p.topic][0], end) or 0)
+            for _, error in find_losses(begun, ids[p.topic], starts.get(p, 0), end, None):
                 raise error
         except TolerantClientError as error:
             found[p] = error

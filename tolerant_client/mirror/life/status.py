@@ -44,6 +44,7 @@ from tolerant_client.mirror.life.mirrors import (
     within_bound,
 )
 from tolerant_client.mirror.life.owners import find_taken
+from tolerant_client.mirror.life.topic_status import TopicStatus, topics_of
 from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.health import (
@@ -81,28 +82,6 @@ ADOPTED_UNCOMPARED = (
     " whether it may"
 )
 TAKEN_UNKNOWN = "whether another link has topics of it is unknown: the target's controls could not be read in time"
-
-
-@dataclass(frozen=True)
-class TopicStatus:
-    """A topic by its name on the target; offsets and bytes are sums over its partitions, seconds the highest of them.
-
-    What one cluster alone would tell is None while it does not respond: on the source `source_end`, on the target `copied`, and
-    all lags.  `lag_s` and `lag_bytes` are None if they are unknown.  `unknown` are partitions whose broker does not respond,
-    whose topic the source does not have, or that another link has: they are in no sum.
-    """
-
-    topic: str
-    partitions: int
-    source_end: int | None
-    copied: int | None
-    lag: int | None
-    lag_s: float | None
-    lag_bytes: int | None
-    open_offsets: int | None  # the part of the lag after the start of open transactions
-    paused: tuple[int, ...] | None = ()  # partitions
-    lost: int | None = 0  # offsets in the ledger; None if that was not read
-    unknown: tuple[int, ...] = ()  # partitions
 
 
 @dataclass(frozen=True)
@@ -415,47 +394,3 @@ def still(
             f" copied{others}",
         )
     ]
-
-
-def topics_of(
-    ends: Iterable[PartitionLag],
-    now_ms: int,
-    control: LinkControl,
-    rows: Mapping[TopicPartition, Iterable[LedgerRow]] | None,
-    unseen: Iterable[TopicPartition] = (),
-) -> list[TopicStatus]:
-    """The partitions' status by topic; `unseen` partitions count, and are in no sum.  Pure; no `rows` are no known ledger."""
-    topics: dict[str, list[PartitionLag]] = {}
-    unknown: dict[str, list[int]] = {}
-    for e in ends:
-        topics.setdefault(e.partition.topic, []).append(e)
-    for topic, index in unseen:
-        topics.setdefault(topic, [])
-        unknown.setdefault(topic, []).append(index)
-    found = []
-    for topic, of_topic in sorted(topics.items()):
-        ages, sizes = [e.lag_seconds(now_ms) for e in of_topic], [e.lag_bytes for e in of_topic]
-        found.append(
-            TopicStatus(
-                topic,
-                len(of_topic) + len(unknown.get(topic, ())),
-                _sum(e.source_end for e in of_topic),
-                _sum(e.position for e in of_topic),
-                _sum(e.lag_offsets for e in of_topic),
-                None if None in ages or not ages else max(filter(None, ages), default=0.0),
-                None if None in sizes or not sizes else int(sum(filter(None, sizes))),
-                _sum(None if e.source_end is None else e.open_offsets for e in of_topic),
-                tuple(sorted(e.partition.partition for e in of_topic if control.pauses(e.partition))),
-                None
-                if rows is None
-                else sum(r.until_offset - r.from_offset for e in of_topic for r in rows.get(e.partition, ())),
-                tuple(sorted(unknown.get(topic, ()))),
-            )
-        )
-    return found
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    """The sum; None if a part of it is unknown, or all of it."""
-    known = list(values)
-    return None if None in known or not known else sum(filter(None, known))

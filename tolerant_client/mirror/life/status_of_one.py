@@ -10,7 +10,8 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, text_of
 from tolerant_client.mirror.life.lens import PartitionLag, source_ends
-from tolerant_client.mirror.life.status import LinkStatus, read_status, topics_of
+from tolerant_client.mirror.life.status import LinkStatus, read_status
+from tolerant_client.mirror.life.topic_status import topics_of
 from tolerant_client.mirror.state.health import Health, Reason, not_responding, sorted_by_weight
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.plan import select_topics

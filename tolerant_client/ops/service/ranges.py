@@ -65,6 +65,8 @@ INCURABLE = (
     TargetDivergedError,
     UnsupportedSourceError,
 )
+# Without a service that tells what is blocked, a refusal that may pass is tried again, as a task of Spark is.
+_INCURABLE_ALONE = tuple(kind for kind in INCURABLE if kind is not PartitionRefusedError)
 _T = TypeVar("_T")
 _NO_TOPICS_S = 1.0
 _LOOK_S = 30.0  # between two checks of the leaders, and of what the target lacks
@@ -264,13 +266,11 @@ class RangesCopier:
             )
             return CopiedRanges(report.measured(take_measures(self._link)))
         stopped = {p: why for p, done in copied.items() if (why := done.stopped_by) is not None}
-        # Without a service that tells what is blocked, a refusal that may pass is tried again, as a task of Spark is.
-        passing = () if self._goes_on else PartitionRefusedError
-        final_kinds = LinkPromotedError if self._goes_on else INCURABLE
-        final = [why for why in stopped.values() if isinstance(why, final_kinds) and not isinstance(why, passing)]
+        incurable = INCURABLE if self._goes_on else _INCURABLE_ALONE
+        final = [why for why in stopped.values() if isinstance(why, LinkPromotedError if self._goes_on else incurable)]
         if not final:
             for why in stopped.values():
-                if not isinstance(why, INCURABLE) or isinstance(why, passing):
+                if not isinstance(why, incurable):
                     raise why
         stopped_now = {} if final else stopped
         blocked = {p: why for p, done in copied.items() if done.is_paused and (why := done.blocked_by) is not None}

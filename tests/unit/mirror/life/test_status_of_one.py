@@ -12,8 +12,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import ClusterUnreachableError
 from tolerant_client.mirror.life import status_of_one
 from tolerant_client.mirror.life.lens import PartitionLag, SourceEnds
-from tolerant_client.mirror.life.status import LinkStatus, TopicStatus, topics_of
+from tolerant_client.mirror.life.status import LinkStatus
 from tolerant_client.mirror.life.status_of_one import read_known_status
+from tolerant_client.mirror.life.topic_status import TopicStatus, topics_of
 from tolerant_client.mirror.state.health import Health, Reason
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import LinkView

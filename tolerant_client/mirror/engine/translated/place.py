@@ -39,6 +39,7 @@ from tolerant_client.mirror.engine.translated.target_checks import (
     find_losses,
     is_same_record,
     never_copied,
+    not_before,
     overwritten,
     taken_over,
 )
@@ -173,8 +174,8 @@ class Place:
         if row is None and not adopted:
             return max(start, least)
         is_anew = row is not None and is_another(row.ids[0], self.ids[0])
-        if row is not None and not row.has_copied and not is_anew:
-            row = row._replace(position=max(row.position, least))  # an operator may have set its start since
+        if row is not None:
+            row = not_before(row, self.ids[0], least)
         self.position = adopted if row is None else row.position
         cuts = [
             accepted.from_offset

@@ -77,6 +77,13 @@ def overwritten(row: MapRow, link: str, offsets: tuple[int, int]) -> TargetDiver
     ).advising(_ANOTHER_LINK)
 
 
+def not_before(row: MapRow, source_id: str, start: int) -> MapRow:
+    """The row, moved to the start that an operator may have set since, if nothing was copied of the topic with this id."""
+    if row.has_copied or is_another(row.ids[0], source_id):
+        return row
+    return row._replace(position=max(row.position, start))
+
+
 def find_losses(
     row: MapRow, ids: tuple[str, str], start: int, end: int, cut_at: int | None
 ) -> list[tuple[LostOffsets, TolerantClientError]]:
