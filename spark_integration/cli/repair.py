@@ -1,4 +1,4 @@
-"""The command `tolerant-kafka repair`: makes the control of a link readable again."""
+"""The command `tolerant-kafka repair`: makes the control of a link readable again, or forgets a link prepared by mistake."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def repair(which: OnTarget, forget: Forget = False, dry_run: DryRun = False, as_
     """Make the control of a link readable again after something else wrote under its name. Stop its mirror first.
 
     The record before that is written once more.  If it is gone, what the link had recorded is forgotten, and only with
-    --forget.  Other links are not touched.  Exit codes: 0 readable, 3 --forget is needed, nothing was written.
+    --forget.  This also forgets a link that failback or take-over prepared, under a mistyped name for example, and that was
+    never started.  Other links are not touched.  Exit codes: 0 readable, 3 --forget is needed, nothing was written.
     """
     given = given_link(which)
     with told_if_interrupted("repairing had begun, it may be done: run this again", dry_run):
@@ -37,14 +38,15 @@ def repair(which: OnTarget, forget: Forget = False, dry_run: DryRun = False, as_
 
 
 def _show(report: RepairReport) -> None:
-    if report.unreadable is None:
+    if report.unreadable is None and not report.forgotten:
         echo(f"The control of link {report.link} can be read; nothing was written")
         return
     would = "would be" if report.is_dry_run or not report.is_done else "is"
-    echo(f"Link {report.link}: {report.unreadable}")
-    echo(
-        "The record before it " + would + " written once more" if report.is_restored else f"Its control {would} removed"
-    )
+    if report.unreadable is not None:
+        echo(f"Link {report.link}: {report.unreadable}")
+        echo(
+            f"The record before it {would} written once more" if report.is_restored else f"Its control {would} removed"
+        )
     if report.forgotten:
         echo(f"Forgotten {would}: {report.forgotten}")
     if not report.is_done:

@@ -51,6 +51,7 @@ from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
+from tolerant_client.mirror.life.repair import repair
 from tolerant_client.mirror.life.shared_log import SharedLog, compare_logs, with_losses
 from tolerant_client.mirror.state import control_topic
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
@@ -556,8 +557,26 @@ def test_a_failback_under_another_name_leaves_the_topics_of_a_live_link_alone(so
         assert report.exit_code == 3 and not report.deleted_topics
         assert [p.topic for p in report.partitions] == [topics[1]], "nothing of the other is compared"
         (text,) = report.blockers
-        assert text.startswith("Link live-back copies into topic life-live-1 of this target: go on with that link")
+        assert text.startswith("Link live-back copies into topic life-live-1 of this target: use that link")
     assert ends(source, topics[0]) == [64]
+    # A mistyped name: what it has prepared stops the right one, until it is forgotten.
+    assert run(target, source, failback, "live-typo", topics[1]).is_done
+    report = run(target, source, failback, "live-back-2", topics[1])
+    assert report.exit_code == 3 and "run tolerant-kafka repair --forget with the target" in report.blockers[0]
+    with pytest.raises(OptionError, match="link live-typo was prepared to copy topic .* run tolerant-kafka repair"):
+        run(source, target, failback, "live-other-way", topics[1])
+    with Cluster({"bootstrap_servers": source}, name="target") as there:
+        for link, forgets, is_dry_run, code in (
+            ("live-back", True, False, 0),  # a live link keeps its control
+            ("live-typo", False, False, 0),
+            ("live-typo", True, True, 3),
+            ("live-typo", True, False, 0),
+        ):
+            before = there.run(read_control, there, link)
+            told = there.run(partial(repair, there, link, forgets=forgets, is_dry_run=is_dry_run))
+            is_forgotten = (link, forgets, is_dry_run) == ("live-typo", True, False)
+            assert told.exit_code == code and bool(told.forgotten) == (link == "live-typo" and forgets)
+            assert there.run(read_control, there, link) == (LinkControl() if is_forgotten else before)
     assert run(target, source, failback, "live-back-2", topics[1]).is_done
     mirror(target, source, topics[1], "live-back-2")
     assert compare(target, source, topics[1]).identical

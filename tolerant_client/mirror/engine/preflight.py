@@ -11,6 +11,7 @@ stops nobody.
 
 from __future__ import annotations
 
+import shlex
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -69,11 +70,23 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
         if control.is_promoted or control.source_cluster_id != there or not control.topics:
             continue
         if both := _in_both(control.topics, topics):
+            way_out = f"Promote link {other} first"
+            what = "copies"
+            if control.is_prepared:
+                what, way_out = "was prepared to copy", _forget(other, source)
             raise OptionError(
-                f"Link {link} would run in a circle: link {other} copies topic {both} from this target to this source."
-                f" Promote link {other} first, or leave its topics out"
+                f"Link {link} would run in a circle: link {other} {what} topic {both} from this target to this source."
+                f" {way_out}, or leave its topics out"
             )
     return ()
+
+
+def _forget(link: str, target: Cluster) -> str:
+    """How to give up a link that was only prepared, as a clause; its control is on `target`."""
+    return (
+        f"If it is not wanted, such as a mistyped name, run tolerant-kafka repair --forget with the {target.name} as --target"
+        f" and --link {shlex.quote(link)}"
+    )
 
 
 def _in_both(taken: str, names: Collection[str]) -> str:
@@ -208,14 +221,16 @@ async def look_for_others(
         theirs = LinkTopics.from_json(control.topics)
         is_same_kind = is_identical and control.producer_ids
         kind = "" if is_same_kind else _OTHER_KIND.format("translated" if is_identical else "identical")
-        if control.adopted and not (control.producer_ids or control.map_id):
+        way_out = f"use that link (a mirror with --link {other}; the flow A->B of a file is link A-B)"
+        if control.is_prepared:
             kind = "; it was prepared (failback, take-over) and has not started yet"
+            way_out += f". {_forget(other, target)}"
         begun = {p.topic for p in control.begun}.intersection(names)
         taken |= begun
         may_begin = is_identical and not (is_new and is_same_kind and link < other)
         refused |= {
-            name: f"Link {other} {'copies' if name in begun else 'may copy'} into topic {name} of this target{kind}: go on with"
-            f" that link (a mirror with --link {other}; the flow A->B of a file is link A-B), or leave the topic out of this one"
+            name: f"Link {other} {'copies' if name in begun else 'may copy'} into topic {name} of this target{kind}: {way_out},"
+            " or leave the topic out of this one"
             for name in sorted(names)
             if name in begun or may_begin and name not in ours and theirs.writes(name)
         }

@@ -1,8 +1,10 @@
-"""Repairs a link's control that cannot be read because something else has written under its key.
+"""Repairs a link's control that cannot be read because something else has written under its key; forgets one by mistake.
 
 Laws:
 - If the record before it is still there, it is written once more, and nothing is forgotten.  If it is gone (the topic was
   compacted meanwhile), or if a newer version wrote the unreadable one, something is forgotten, which takes the operator's consent.
+- A link that was only prepared (failback, take-over), under a mistyped name for example, would stop the links that copy the
+  same topics for ever: with the operator's consent what was prepared is forgotten.  It has copied nothing, so no record is lost.
 - Nothing is written while a mirror of the link runs, or may run: it obeys the record that it has read.
 - Records of other links are not touched.
 """
@@ -39,13 +41,17 @@ _OF_A_NEWER = (
     "what a newer tolerant-client has written about the link since the record before, maybe a promotion; install that version"
     " instead, if there is one"
 )
+_PREPARED = (
+    "what failback or take-over has prepared for it, and what was paused; no mirror of it has started since, so it has copied"
+    " nothing. Other links may copy its topics again"
+)
 
 
 @dataclass(frozen=True)
 class RepairReport:
     """What was found under a link's key: `unreadable` says why its record cannot be read, None if it can.
 
-    `is_restored`: the record before it counts again; else nothing is known of the link.  `forgotten` says what the repair loses,
+    `is_restored`: the record before it counts again, or the newest if it can be read; else nothing is known of the link.  `forgotten` says what the repair loses,
     "" for nothing.  `is_done`: the control can be read now.
     """
 
@@ -73,16 +79,20 @@ def former_of(link: str, records: Iterable[Record]) -> LinkControl | None:
 async def repair(target: Cluster, link: str, *, forgets: bool = False, is_dry_run: bool = False) -> RepairReport:
     """Makes the control of a link readable again; if that loses something, only if it `forgets`.
 
-    Raises OptionError if the control has no record of the link, and if a mirror of it runs or that is unknown; KafkaError.
+    If it `forgets`, the control of a link that was only prepared is removed, too.  Raises OptionError if the control has no record of the link, and if a mirror of it runs or that is unknown; KafkaError.
     """
     records = await read_records(target)
     newest = newest_of(link, records)
     if newest is None:
         raise OptionError(f"{CONTROL_TOPIC} of the target says nothing of link {link}: there is nothing to repair")
-    if (why := why_unreadable(newest)) is None:
-        return RepairReport(link, None, True, "", is_dry_run, True)
-    former = former_of(link, records)
-    forgotten = _OF_A_NEWER if is_newer(newest.value or b"") else "" if former is not None else _EVERYTHING
+    why, former = why_unreadable(newest), former_of(link, records)
+    if why is None:
+        if not (forgets and former is not None and former.is_prepared):
+            return RepairReport(link, None, True, "", is_dry_run, True)
+        # The fence of an earlier generation must not be met again.
+        former, forgotten = LinkControl(generation=former.generation, others=former.others), _PREPARED
+    else:
+        forgotten = _OF_A_NEWER if is_newer(newest.value or b"") else "" if former is not None else _EVERYTHING
     if is_dry_run or (forgotten and not forgets):
         return RepairReport(link, why, former is not None, forgotten, is_dry_run, False)
     await _require_no_mirror(target, link)

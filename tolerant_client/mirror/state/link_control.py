@@ -84,6 +84,11 @@ class LinkControl:
         return self.is_promoted or self.is_handed_back
 
     @property
+    def is_prepared(self) -> bool:
+        """Whether failback or take-over prepared the link, and no mirror of it has started since: it has copied nothing yet."""
+        return bool(self.adopted) and not (self.producer_ids or self.is_over) and self.map_id is None
+
+    @property
     def is_unwritten(self) -> bool:
         """Whether no start of a mirror has written this, as far as we may read it: nothing tells what the link copies."""
         return self.topics is None and not self.is_over and not self.is_hidden

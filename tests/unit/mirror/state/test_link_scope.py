@@ -460,14 +460,29 @@ def test_each_topic_that_another_link_writes_or_may_is_refused_alone_and_says_wh
 
 
 @pytest.mark.usefixtures("keepers")
+def test_a_link_that_was_only_prepared_is_told_as_that_with_the_way_to_forget_it() -> None:
+    for prepared, is_told in (
+        ({}, True),
+        ({"producer_ids": (7,)}, False),
+        ({"map_id": ""}, False),
+    ):
+        record = written("orders", "B-id", adopted={TopicPartition("orders", 0): 9}, **prepared)
+        keeper = Keeper((b"typo", encode_control(record, 1)))
+        found = outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders"], is_identical=True)).refused["orders"]
+        assert ("has not started yet" in found) == ("repair --forget with the target" in found) == is_told
+        with pytest.raises(OptionError) as refused:
+            circle(keeper, "orders")
+        assert ("was prepared to copy" in str(refused.value)) == ("repair --forget" in str(refused.value)) == is_told
+        assert ("Promote link typo first" in str(refused.value)) != is_told
+
+
+@pytest.mark.usefixtures("keepers")
 def test_of_what_is_refused_that_is_told_which_another_link_has_already_and_no_promotion_is_asked_for() -> None:
     begun = {TopicPartition("orders", 0): TopicIds("s", "t")}
     keeper = Keeper((b"eu", encode_control(written("orders|later", producer_ids=(7,), begun=begun), 1)))
     found = outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders", "later", "mine"], is_identical=True))
     assert found.refused.keys() == {"orders", "later"} and found.taken == {"orders"}
-    assert (
-        "go on with that link (a mirror with --link eu; the flow A->B of a file is link A-B)" in found.refused["orders"]
-    )
+    assert "use that link (a mirror with --link eu; the flow A->B of a file is link A-B)" in found.refused["orders"]
     assert "promote" not in found.refused["orders"]
 
 
