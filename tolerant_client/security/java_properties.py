@@ -37,12 +37,14 @@ FORBIDDEN_IN_WRITES: Final[Mapping[str, str]] = {
     "interceptor.classes": "no Java classes are loaded, and interceptors could change the records",
 }
 
-# kafka-python has these under the same names, with _ for dots.
+# Our clients have these under the same names, with _ for dots.
 NUMBERS: Final = (
     "request.timeout.ms", "reconnect.backoff.ms", "reconnect.backoff.max.ms", "metadata.max.age.ms",
     "connections.max.idle.ms", "socket.connection.setup.timeout.ms", "socket.connection.setup.timeout.max.ms",
+    "metadata.recovery.rebootstrap.trigger.ms",
 )  # fmt: skip
-_TEXTS: Final = ("bootstrap.servers", "client.id", "client.dns.lookup", "security.protocol")
+TEXTS: Final = ("client.id", "client.dns.lookup", "metadata.recovery.strategy")
+_ADDRESSES: Final = ("bootstrap.servers", "security.protocol")
 # librdkafka's name: brokers before 0.10 do not report the API versions that they support.
 OURS: Final = ("broker.version.fallback",)
 # Read by options.py and by the writer.
@@ -61,8 +63,8 @@ WITHOUT_EFFECT: Final = (
     "enable.metrics.push", "exclude.internal.topics", "fetch.max.bytes", "fetch.max.wait.ms", "fetch.min.bytes",
     "group.instance.id", "group.protocol", "group.remote.assignor", "heartbeat.interval.ms",
     "internal.throw.on.fetch.stable.offset.unsupported", "max.partition.fetch.bytes", "max.poll.interval.ms",
-    "max.poll.records", "metadata.recovery.rebootstrap.trigger.ms", "metadata.recovery.strategy", "metric.reporters",
-    "metrics.num.samples", "metrics.recording.level", "metrics.sample.window.ms", "partition.assignment.strategy",
+    "max.poll.records", "metric.reporters", "metrics.num.samples",
+    "metrics.recording.level", "metrics.sample.window.ms", "partition.assignment.strategy",
     "receive.buffer.bytes", "retry.backoff.max.ms", "retry.backoff.ms", "send.buffer.bytes", "session.timeout.ms",
     "share.acknowledgement.mode", "share.acquire.mode",
 )  # fmt: skip
@@ -107,7 +109,17 @@ _TRUST_ALGORITHMS: Final = ("PKIX", "SUNX509", "SUNPKIX", "X509", "X.509")
 _NUMERIC: Final = (".ms", ".bytes", ".records", ".samples")
 _BOOLEAN: Final = ("allow.auto.create.topics", "check.crcs", "enable.metrics.push", "exclude.internal.topics")
 _KNOWN: Final = frozenset(
-    (*NUMBERS, *_TEXTS, *READ_ELSEWHERE, *PRODUCING, *WITHOUT_EFFECT, *SECURITY, *SECURITY_WITHOUT_EFFECT, *OURS)
+    (
+        *NUMBERS,
+        *TEXTS,
+        *_ADDRESSES,
+        *READ_ELSEWHERE,
+        *PRODUCING,
+        *WITHOUT_EFFECT,
+        *SECURITY,
+        *SECURITY_WITHOUT_EFFECT,
+        *OURS,
+    )
     + (*REFUSED, *FORBIDDEN, *FORBIDDEN_IN_WRITES)
 )
 _warned: set[str] = set()

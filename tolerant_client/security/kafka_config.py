@@ -17,6 +17,7 @@ from tolerant_client.security.java_properties import (
     FORBIDDEN,
     FORBIDDEN_IN_WRITES,
     NUMBERS,
+    TEXTS,
     check_names,
     check_values,
 )
@@ -43,7 +44,7 @@ def kafka_python_config(java: Mapping[str, str], use: Literal["read", "write"] =
     if use == "read":
         check_values(java)
     config: dict[str, Any] = {"bootstrap_servers": servers, "security_protocol": protocol}
-    for name in ("client.id", "client.dns.lookup"):
+    for name in TEXTS:
         if java.get(name):
             config[name.replace(".", "_")] = java[name]
     for name in NUMBERS:

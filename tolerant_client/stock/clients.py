@@ -4,7 +4,9 @@
     producer = KafkaProducer(bootstrap_servers="broker:9092")
 
 Besides kafka-python's own options they take `recovery_policy` (a RecoveryPolicy
-or its name) and `recovery_listener`; `recovery_counters` says what happened so
+or its name), `recovery_listener`, and two of Java's (KIP-899, KIP-1102):
+`metadata_recovery_strategy` ("rebootstrap" or "none") and
+`metadata_recovery_rebootstrap_trigger_ms`; `recovery_counters` says what happened so
 far.  docs/clients.md lists what else changes.
 """
 
@@ -25,6 +27,8 @@ from tolerant_client.stock.sender import TolerantSender
 from tolerant_client.stock.transactions import TolerantTransactionManager
 from tolerant_client.tracker.events import Listener, RecoveryCounters
 from tolerant_client.tracker.policy import RecoveryPolicy
+
+_RECOVERING_METADATA = ("metadata_recovery_strategy", "metadata_recovery_rebootstrap_trigger_ms")
 
 masking.attach()  # kafka-python logs before it makes a connection manager
 
@@ -82,11 +86,13 @@ class Recovering:
         **configs: Any,
     ) -> None:
         self.recovery_counters = RecoveryCounters()
+        ours = {name: configs.pop(name) for name in _RECOVERING_METADATA if name in configs}
         make_client = functools.partial(
             TolerantNetClient,
             recovery_policy=RecoveryPolicy.of(recovery_policy),
             recovery_listener=recovery_listener,
             recovery_counters=self.recovery_counters,
+            **ours,
         )
         build(_stock_init_with(self._stock, self._replaced), self, args, configs, make_client)
 

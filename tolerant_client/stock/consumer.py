@@ -31,7 +31,7 @@ class KafkaConsumer(Recovering, kafka.KafkaConsumer):  # type: ignore[misc]  # k
     """kafka.KafkaConsumer that recovers from lost, late, duplicate and misnumbered responses, decodes in bulk,
     and checks an OffsetOutOfRange before it believes it.
 
-    Besides kafka-python's options it takes `recovery_policy` and `recovery_listener`;
+    Besides kafka-python's options it takes those that clients.py lists;
     `recovery_counters` says what happened so far.
 
     In a forked child the first call rebuilds it: in a group as a new member,

@@ -24,7 +24,7 @@ from tolerant_client.stock.any_broker import AnyBroker, is_for_any_broker
 from tolerant_client.stock.client_metrics import register
 from tolerant_client.stock.connection import TolerantConnection
 from tolerant_client.stock.leaders import LeaderWatch
-from tolerant_client.stock.metadata import TolerantMetadata
+from tolerant_client.stock.metadata import STRATEGIES, TolerantMetadata
 from tolerant_client.stock.stock_names import (
     KafkaConnectionManager,
     KafkaNetClient,
@@ -60,13 +60,17 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
     """Connections of one client; takes kafka-python's configuration.
 
     It also takes `recovery_policy`, `recovery_listener` (called with every event on
-    the event loop, so it must be quick) and `recovery_counters`.
+    the event loop, so it must be quick) and `recovery_counters`, and Java's `metadata_recovery_strategy`
+    ("rebootstrap" or "none") and `metadata_recovery_rebootstrap_trigger_ms`.
     """
 
     DEFAULT_CONFIG = {
         **KafkaConnectionManager.DEFAULT_CONFIG,
         "receive_message_max_bytes": 100_000_000,  # kafka-python's own default is below the size of a Fetch response
         "max_block_ms": 60_000,  # a producer's; transactions.py bounds its calls by it
+        # Kafka's names and defaults (KIP-899, KIP-1102)
+        "metadata_recovery_strategy": "rebootstrap",
+        "metadata_recovery_rebootstrap_trigger_ms": 300_000,
     }
 
     cluster: Any
@@ -94,6 +98,9 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         self._disproved: set[Any] = set()  # nodes that do not respond in order, so that probes prove nothing
         masking.attach()  # again: modules imported since then may log
         super().__init__(net, **configs)
+        strategy = self.config["metadata_recovery_strategy"]
+        if strategy not in STRATEGIES:
+            raise ValueError(f"metadata_recovery_strategy must be one of {', '.join(STRATEGIES)}; got {strategy!r}")
         self.cluster = TolerantMetadata(**self.cluster.config)
         self.cluster.attach(self)
         if self.config["metrics"]:
@@ -134,6 +141,11 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
     def is_connected(self) -> bool:
         """Whether any broker is connected, paused ones included."""
         return any(connection.connected for connection in self._conns.values())
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether no known broker is connected, and all of them back off after a failure."""
+        return bool(self.cluster.brokers()) and not self.is_connected and self.best_node() is None
 
     def least_loaded_node(self) -> Any:
         """The node for a request that any broker can answer; None where all are backing off.
@@ -195,10 +207,27 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             except Exception:
                 log.exception("recovery_listener failed")
 
-    async def _do_bootstrap(self, deadline: float | None) -> Any:
+    async def rebootstrap(self) -> None:
+        """Asks each bootstrap address once more for the brokers, which may have other addresses by now.
+
+        Raises KafkaTimeoutError if none tells them, or the error of a refused login.
+        """
+        known = {broker.node_id: broker for broker in self.cluster.brokers()}
+        for broker in self.cluster.bootstrap_brokers():
+            self.reset_backoff(broker.node_id)
+        await self._do_bootstrap(
+            time.monotonic() + self.config["socket_connection_setup_timeout_ms"] / 1000, is_once=True
+        )
+        for broker in self.cluster.brokers():
+            self.reset_backoff(broker.node_id)  # it is alive, as the others say
+            if known.get(broker.node_id, broker)[1:3] != broker[1:3]:
+                self.close(broker.node_id)  # a connection to its former address
+
+    async def _do_bootstrap(self, deadline: float | None, *, is_once: bool = False) -> Any:
         """Finds the brokers: tries the addresses in parallel, and begins each _BESIDE_S after the one before.
 
         kafka-python tries one random address at a time, and one whose broker is frozen takes all the time there is.
+        With `is_once` it ends when each has failed.
         """
         trying: dict[Any, Any] = {}
         failures: dict[Any, BaseException] = {}
@@ -216,6 +245,8 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
                     for failure in ended.values():
                         if isinstance(failure, _NOT_CURED):
                             raise failure
+                    if is_once:
+                        break
                 now = time.monotonic()
                 if deadline is not None and now >= deadline:
                     await self._bootstrap_wakeup(max(0.0, deadline + _LAST_WORDS_S - now))

@@ -136,6 +136,8 @@ USES: Final = (
     Use(ClusterMetadata, ("_do_refresh_metadata",), _MANAGER, "metadata from one node, even while others ask"),
     Use(ClusterMetadata, ("_manager", "_refresh_loop", "_refresh_loop_future", "closed", "start_refresh_loop"),
         ("tolerant_client.stock.metadata",), "overridden: the refresh loop outlives a refresh that failed"),
+    Use(ClusterMetadata, ("_bootstrap_brokers", "cluster_id", "config", "_do_refresh_metadata", "_generate_bootstrap_brokers", "failed_update", "update_metadata"),
+        ("tolerant_client.stock.metadata",), "overridden: the bootstrap addresses are asked again"),
     Use(ClusterMetadata, ("attach", "config", "start_refresh_loop"), _MANAGER, "our metadata takes the place of its own"),
     # -- the connection and its transport
     Use(KafkaConnection,

@@ -1,13 +1,15 @@
-"""metadata.py: the loop that refreshes metadata in the background outlives every failure."""
+"""metadata.py: the loop that refreshes metadata in the background outlives every failure, and finds a cluster that has moved."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import kafka.errors as Errors
 import pytest
 from kafka.net.selector import NetworkSelector
 
+import tolerant_client.stock.metadata as metadata_module
 from tolerant_client.stock.metadata import TolerantMetadata
 from tolerant_client.stock.stock_names import Future
 
@@ -20,6 +22,22 @@ class Manager:
         self.bootstrapped = True
         self.refreshes = 0
         self.refreshed = Future()
+        self.is_cut_off = False
+        self.searches = 0
+        self.found: Any = Errors.KafkaTimeoutError("nobody")
+        self.config = {
+            "metadata_recovery_strategy": "rebootstrap",
+            "metadata_recovery_rebootstrap_trigger_ms": 300_000,
+            "reconnect_backoff_max_ms": 4_000,
+        }
+
+    async def rebootstrap(self) -> None:
+        self.searches += 1
+        if isinstance(self.found, Exception):
+            raise self.found
+
+    def not_ready(self) -> Errors.NodeNotReadyError:
+        return Errors.NodeNotReadyError("no broker can be connected to at the moment")
 
     def call_soon(self, function: Any, *args: Any) -> Any:
         return self._net.call_soon_with_future(function, *args)
@@ -66,3 +84,94 @@ def test_the_loop_goes_on_after(is_first: bool) -> None:
     manager.refreshed.failure(Errors.KafkaConnectionError("lost"))
     net.run(wait, net)
     net.close()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """refresh(seconds) moves the clock and refreshes once: the error, or None; with the manager and the metadata."""
+    net, clock = NetworkSelector(), Clock()
+    manager = Manager(net)
+    metadata = TolerantMetadata(bootstrap_servers="a:1")
+    metadata.attach(manager)
+    monkeypatch.setattr(metadata_module, "time", clock)
+
+    def refresh(seconds: float = 0.0) -> Exception | None:
+        clock.now += seconds
+        try:
+            net.run(metadata.refresh_metadata)
+        except Errors.KafkaError as error:
+            return error
+        return None
+
+    yield SimpleNamespace(refresh=refresh, manager=manager, metadata=metadata, net=net)
+    net.close()
+
+
+def response(**fields: Any) -> Any:
+    return SimpleNamespace(
+        **{
+            "API_VERSION": 13,
+            "error_code": 0,
+            "cluster_id": "ours",
+            "brokers": [(1, "b", 2, None)],
+            "topics": [],
+            "controller_id": 1,
+            **fields,
+        }
+    )
+
+
+def test_the_bootstrap_addresses_are_asked_once_a_second_while_no_known_broker_can_be_connected_to(lost: Any) -> None:
+    lost.manager.is_cut_off = True
+    for seconds, searches in ((0, 1), (0.1, 1), (0.6, 1), (0.4, 2), (0.9, 2), (0.2, 3)):
+        assert lost.refresh(seconds) is not None and lost.manager.searches == searches
+    lost.manager.found = None
+    assert lost.refresh(1.0) is None and lost.manager.searches == 4
+    # The brokers that they name cannot be connected to: 2 s, then 4 s, which is reconnect_backoff_max_ms.
+    for seconds, searches in ((1.5, 4), (0.6, 5), (1.5, 5), (2.6, 6), (3.9, 6), (0.2, 7), (3.9, 7)):
+        lost.refresh(seconds)
+        assert lost.manager.searches == searches, seconds
+    lost.manager.is_cut_off = False
+    lost.manager.refreshed.success(response())
+    assert lost.refresh(5.0) is None and lost.manager.searches == 7
+    lost.manager.is_cut_off = True
+    assert lost.refresh() is None and lost.refresh(0.5) is not None and lost.manager.searches == 8
+    lost.manager.config["metadata_recovery_strategy"] = "none"
+    assert lost.refresh(60.0) is None and lost.manager.searches == 8
+
+
+def test_they_are_asked_if_no_broker_has_told_the_metadata_for_long_though_one_accepts_connections(lost: Any) -> None:
+    lost.manager.refreshed.failure(Errors.RequestTimedOutError())
+    for seconds in (0.0, 200.0, 99.0):
+        assert isinstance(lost.refresh(seconds), Errors.RequestTimedOutError) and not lost.manager.searches
+    assert isinstance(lost.refresh(2.0), Errors.KafkaTimeoutError) and lost.manager.searches == 1
+
+
+def test_they_are_asked_if_a_broker_requires_it(lost: Any) -> None:
+    lost.manager.refreshed.success(response(error_code=129, brokers=[]))
+    assert isinstance(lost.refresh(), Errors.KafkaConnectionError) and not lost.manager.searches
+    assert isinstance(lost.refresh(), Errors.KafkaTimeoutError) and lost.manager.searches == 1
+
+
+def test_an_address_that_leads_to_another_cluster_is_not_followed(lost: Any) -> None:
+    lost.metadata.update_metadata(response())
+    lost.manager.is_cut_off = True
+
+    async def found() -> None:
+        lost.metadata.update_metadata(response(cluster_id="another", brokers=[(7, "c", 3, None)]))
+
+    lost.manager.rebootstrap = found
+    assert "leads to cluster another, and this client belongs to cluster ours" in str(lost.refresh())
+    assert [broker.node_id for broker in lost.metadata.brokers()] == [1]
+    # A known broker that has come back with another cluster is believed, as by kafka-python.
+    lost.manager.is_cut_off = False
+    lost.manager.refreshed.success(response(cluster_id="another", brokers=[(7, "c", 3, None)]))
+    assert lost.refresh(2.0) is None and [broker.node_id for broker in lost.metadata.brokers()] == [7]

@@ -253,7 +253,7 @@ _CLIENT_NOTES: Final[Mapping[str, str]] = {
     "transactional.id": _NO_REPEATS,
 }
 _SERIALIZERS: Final = ("key.serializer", "value.serializer", "key.deserializer", "value.deserializer")
-_BARE: Final = ("bootstrap.servers", "client.id", "client.dns.lookup", "security.protocol")
+_BARE: Final = ("bootstrap.servers", *java_properties.TEXTS, "security.protocol")
 
 
 def _client(names: Iterable[str], fate: Fate, why: str) -> list[Key]:

@@ -27,7 +27,7 @@ _FLOW_CLIENTS: Final = (
     *_NOT_READ,
 )
 # Connect's worker reads these of its cluster; here they apply to every client of the cluster.
-TUNING: Final = ("client.id", "client.dns.lookup", *java_properties.NUMBERS, *java_properties.OURS)
+TUNING: Final = (*java_properties.TEXTS, *java_properties.NUMBERS, *java_properties.OURS)
 
 
 class Place(NamedTuple):
