@@ -646,17 +646,32 @@ def overtake(source: str, target: str, topic: str, link: str) -> None:
     append_records(source, topic, 10)
     copy(source, target, topic, link)
     append_records(source, topic, 20, first=10, per_batch=10)
-    admin = kafka.KafkaAdminClient(bootstrap_servers=source)
-    admin.delete_records({TopicPartition(topic, 0): 20})
+    delete_until(source, topic, 20)
+
+
+def delete_until(servers: str, topic: str, offset: int) -> None:
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    admin.delete_records({TopicPartition(topic, 0): offset})
     admin.close()
+
+
+def test_a_plan_names_what_retention_took_of_a_partition_that_was_begun_without_a_record(
+    source: str, target: str
+) -> None:
+    topic = link = "translated-begun"
+    create_topic(source, topic)
+    copy(source, target, topic, link)
+    append_records(source, topic, 10)
+    delete_until(source, topic, 10)
+    with both(source, target) as (origin, there):
+        planned = origin.run(plan_everything, origin, there, link, LinkTopics.of(topic))
+    assert planned.exit_code == 3 and "no longer has offsets 0 to 10" in str(planned.refusals)
 
 
 def test_what_retention_took_before_it_was_copied_is_in_the_way_of_a_promotion(source: str, target: str) -> None:
     topic, link = "translated-behind", "behind"
     overtake(source, target, topic, link)
-    admin = kafka.KafkaAdminClient(bootstrap_servers=source)
-    admin.delete_records({TopicPartition(topic, 0): 30})  # nothing is left to copy
-    admin.close()
+    delete_until(source, topic, 30)  # nothing is left to copy
     with both(source, target) as (origin, there):
 
         async def look() -> tuple[Any, Any, Any]:

@@ -16,7 +16,7 @@ from tolerant_client.mirror.batches.divergence import require_readable
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states, read_ids
-from tolerant_client.mirror.engine.translated.target_checks import check_target, find_losses, not_before
+from tolerant_client.mirror.engine.translated.target_checks import check_target, find_losses, not_before, taken_over
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import last_rows
@@ -95,23 +95,27 @@ async def contradicted(
 ) -> dict[TopicPartition, TolerantClientError]:
     """What stops partitions of a link with translated offsets: their map is no longer true, or the source has lost records.
 
-    A topic was created again, a log is shorter than the copy, or retention took what was not copied.  Without a source it
-    checks the target alone.
+    A topic was created again, a log is shorter than the copy, or retention took what was not copied: as the mirror decides
+    (target_checks.py), without reading records.  Without a source it checks the target alone.
     """
     # Before the rows: of a mirror at work, what they say is never behind a log start that was read earlier.
     starts = {} if source is None else (await list_led_offsets(source, dict.fromkeys(partitions, EARLIEST))).offsets
     rows = await last_rows(target, link, partitions)
-    ids = await read_ids(source, target, {p.topic for p in rows})
-    rows = {p: row for p, row in rows.items() if p.topic in ids}
-    ends = (await list_led_offsets(target, dict.fromkeys(rows, LATEST))).offsets
-    source_ends = {} if source is None else (await list_led_offsets(source, dict.fromkeys(rows, LATEST))).offsets
+    begun = [p for p in partitions if p in rows or p in control.adopted]
+    ids = await read_ids(source, target, {p.topic for p in begun})
+    begun = [p for p in begun if p.topic in ids]
+    ends = (await list_led_offsets(target, dict.fromkeys(begun, LATEST))).offsets
+    source_ends = {} if source is None else (await list_led_offsets(source, dict.fromkeys(begun, LATEST))).offsets
     found: dict[TopicPartition, TolerantClientError] = {}
-    for p, row in rows.items():
+    for p in begun:
+        row, adopted, source_id = rows.get(p), control.adopted_of(p, ends.get(p, 1)), ids[p.topic].source
         try:
-            check_target(row, link, p, ids[p.topic], ends.get(p, row.target_until))
-            end = source_ends.get(p, row.position)
-            begun = not_before(row, ids[p.topic][0], control.start_of(p, ids[p.topic][0], end) or 0)
-            for _, error in find_losses(begun, ids[p.topic], starts.get(p, 0), end, None):
+            end = source_ends.get(p)
+            if row is not None:
+                check_target(row, link, p, ids[p.topic], ends.get(p, row.target_until))
+                row = not_before(taken_over(row, adopted), source_id, control.start_of(p, source_id, end) or 0)
+            end = (adopted if row is None else row.position) if end is None else end
+            for _, error in find_losses(p, row, adopted, source_id, starts.get(p, 0), end):
                 raise error
         except TolerantClientError as error:
             found[p] = error

@@ -35,7 +35,7 @@ from tolerant_client.mirror.state.link_topics import (
     some,
     unread_map,
 )
-from tolerant_client.mirror.state.map_topic import has_map, lost_map, map_partition, mapped_topics, read_maps
+from tolerant_client.mirror.state.map_topic import copied_until, has_map, lost_map, map_partition, mapped_topics
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -184,9 +184,8 @@ async def plan_everything(
     reached: Mapping[TopicPartition, int]
     stopped: dict[TopicPartition, str] = {}
     if is_translated:
-        maps = await read_maps(target, link, planned.ends) if was_begun else {}
-        reached = {p: found.position for p, found in maps.items()}
-        for p, found in (await contradicted(source, target, link, control, list(reached))).items():
+        reached = await copied_until(target, link, planned.ends)
+        for p, found in (await contradicted(source, target, link, control, planned.ends)).items():
             if isinstance(found, DataLossError) and policy.for_topic(p.topic).on_loss is LossPolicy.CONTINUE:
                 warnings.append(f"will be in the ledger as lost: {text_of(found)}")
             else:

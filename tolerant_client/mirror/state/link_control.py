@@ -98,6 +98,13 @@ class LinkControl:
         begun = self.begun.get(partition)
         return begun is not None and begun.is_of_target(ids.get(partition.topic, TopicIds()))
 
+    def adopted_of(self, partition: TopicPartition, target_end: int) -> int:
+        """The source offset before which a target log that ends there has everything since the link took it over; else 0.
+
+        An empty log was created again since.
+        """
+        return self.adopted.get(partition, 0) if target_end else 0
+
     def start_of(self, partition: TopicPartition, source_id: str, source_end: int | None = None) -> int | None:
         """Where an empty log of the target is to begin; None if nothing was set for the source topic with this id.
 

@@ -33,13 +33,11 @@ class Adopted:
 
         Raises OptionError and KafkaError if the offset of an empty log cannot be forgotten.
         """
-        if end:
-            return self._control.value.adopted.get(partition, 0)
-        if partition in self._control.value.adopted:
+        if not end and partition in self._control.value.adopted:
             async with self._locks.held(_CONTROL):
                 if partition in self._control.value.adopted:  # no other task has forgotten it while we waited
                     await self._forget(partition)
-        return 0
+        return self._control.value.adopted_of(partition, end)
 
     async def limit(self, partition: TopicPartition, until: int) -> None:
         """Has the control record that only what lies before `until` was there when the link took over.

@@ -35,10 +35,8 @@ from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.engine.translated.target_checks import (
     LostOffsets,
     check_target,
-    find_adopted_losses,
     find_losses,
     is_same_record,
-    never_copied,
     not_before,
     overwritten,
     taken_over,
@@ -183,20 +181,13 @@ class Place:
             if accepted.reason is LossReason.TRUNCATION
             and accepted.from_offset < self.position <= accepted.until_offset
         ]
-        if row is None:
-            losses = find_adopted_losses(self.partition, adopted, start, min(end, *cuts) if cuts else end)
-        elif is_anew:
+        cut_at = min(cuts, default=None)
+        if is_anew:
             self.leader_epoch = -1  # it counts its leader epochs from 0
-            losses = (
-                find_losses(row, self.ids, start, end, None)
-                if row.has_copied or adopted
-                else [never_copied(self.partition)]
-            )
-        else:
+        elif row is not None:
             self.leader_epoch = max(self.leader_epoch, row.epoch)
-            losses = find_losses(
-                row, self.ids, start, end, min(cuts) if cuts else await self._cut_at(row, adopted, start, end)
-            )
+            cut_at = await self._cut_at(row, adopted, start, end) if cut_at is None else cut_at
+        losses = find_losses(self.partition, row, adopted, self.ids[0], start, end, cut_at)
         for loss, error in losses:
             if not any(loss.is_part_of(accepted) for accepted in self._accepted):
                 self.loss = loss

@@ -1,7 +1,9 @@
 """Where a partition with translated offsets resumes, and what prevents that.  Pure: no I/O, no clock.
 
 The newest committed row of the offset map is the position; both logs must still be those that the row describes.  If the link
-took over from another mirror after that row, the position is where it took over.
+took over from another mirror after that row, or has no row yet, the position is where it took over.
+
+The mirror (place.py) and all who foresee what stops it (status, plan, promote, doctor: comparison.py) decide by these functions.
 """
 
 from __future__ import annotations
@@ -85,54 +87,51 @@ def not_before(row: MapRow, source_id: str, start: int) -> MapRow:
 
 
 def find_losses(
-    row: MapRow, ids: tuple[str, str], start: int, end: int, cut_at: int | None
+    partition: TopicPartition,
+    row: MapRow | None,
+    adopted: int,
+    source_id: str,
+    start: int,
+    end: int,
+    cut_at: int | None = None,
 ) -> list[tuple[LostOffsets, TolerantClientError]]:
     """What the source, whose log spans [start, end), has lost of what was copied or was to be copied, one loss after the other.
 
-    `cut_at` is the offset from which on it is a different log than the row describes, if known.  In a topic that was created
-    again nothing is lost: only what its former log had after the position is unknown.
+    `row` is the newest (taken_over, not_before); another mirror had copied everything before `adopted`.  `cut_at` is the offset
+    from which on it is a different log than was copied, if known.  In a topic that was created again nothing is lost: only what
+    its former log had after the position is unknown.
     """
-    name, position = f"{row.key.partition.topic}-{row.key.partition.partition}", row.position
-    if is_another(row.ids[0], ids[0]):
+    name = f"{partition.topic}-{partition.partition}"
+    if row is None:
+        end = end if cut_at is None else min(end, cut_at)
+        if adopted <= end:
+            return _overtaken(partition, adopted, start) if adopted else []
+        error = DataLossError(
+            f"The source log of {name} ends at offset {end}, but up to {adopted} it was copied when the link took over: it has"
+            " lost records (unclean election), or was created again"
+        ).advising(_GO_ON)
+        return [(LostOffsets(LossReason.TRUNCATION, end, adopted), error)]
+    position = row.position
+    if is_another(row.ids[0], source_id):
+        is_copied = row.has_copied or adopted > 0
         what = f"after it was copied up to {position}, and what it had beyond"
-        return [created_again(row.key.partition, position, what)]
+        what = what if is_copied else "before anything of it was copied, and what it had"
+        error = DataLossError(f"The source topic of {name} was deleted and created again {what} is not known").advising(
+            _GO_ON
+        )
+        at = position if is_copied else 0
+        return [(LostOffsets(LossReason.RECREATION, at, at), error)]
     if position <= end and cut_at is None:
-        return overtaken(row.key.partition, position, start)
+        return _overtaken(partition, position, start)
     cut = end if cut_at is None else cut_at
     error = DataLossError(
         f"The source log of {name} was cut at offset {cut}, but it was copied up to {position}: it has lost records"
         f" (unclean election, or a restored copy)"
     ).advising(_GO_ON)
-    return [(LostOffsets(LossReason.TRUNCATION, cut, position), error), *overtaken(row.key.partition, cut, start)]
+    return [(LostOffsets(LossReason.TRUNCATION, cut, position), error), *_overtaken(partition, cut, start)]
 
 
-def created_again(partition: TopicPartition, position: int, what: str) -> tuple[LostOffsets, TolerantClientError]:
-    """The loss of a source topic that was created again: no offset of the new one is lost; `what` the former had is unknown."""
-    error = DataLossError(
-        f"The source topic of {partition.topic}-{partition.partition} was deleted and created again {what} is not known"
-    ).advising(_GO_ON)
-    return LostOffsets(LossReason.RECREATION, position, position), error
-
-
-def never_copied(partition: TopicPartition) -> tuple[LostOffsets, TolerantClientError]:
-    """The loss of a topic that was created again before the link had copied anything of it."""
-    return created_again(partition, 0, "before anything of it was copied, and what it had")
-
-
-def find_adopted_losses(
-    partition: TopicPartition, adopted: int, start: int, end: int
-) -> list[tuple[LostOffsets, TolerantClientError]]:
-    """Like find_losses, if the link has copied nothing itself: another mirror has copied everything before `adopted`."""
-    if adopted > end:
-        error = DataLossError(
-            f"The source log of {partition.topic}-{partition.partition} ends at offset {end}, but up to {adopted} it was"
-            f" copied when the link took over: it has lost records (unclean election), or was created again"
-        ).advising(_GO_ON)
-        return [(LostOffsets(LossReason.TRUNCATION, end, adopted), error)]
-    return overtaken(partition, adopted, start)
-
-
-def overtaken(partition: TopicPartition, position: int, start: int) -> list[tuple[LostOffsets, TolerantClientError]]:
+def _overtaken(partition: TopicPartition, position: int, start: int) -> list[tuple[LostOffsets, TolerantClientError]]:
     """What retention removed from a source, whose log now starts at `start`, before it was copied."""
     if position >= start:
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,7 +21,8 @@ from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.translated import adopted as module
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.place import Place
-from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_adopted_losses
+from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_losses
+from tolerant_client.mirror.life import comparison
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.offset_map import MapRow, Run, extend
 from tolerant_client.mirror.state.plan import TopicSpec
@@ -595,8 +597,70 @@ def test_what_retention_takes_later_is_another_loss() -> None:
     assert accepted.is_part_of(accepted)
     assert not LostOffsets(LossReason.RETENTION, 100, 250).is_part_of(accepted)
     assert not LostOffsets(LossReason.TRUNCATION, 100, 200).is_part_of(accepted)
-    assert [loss for loss, _ in find_adopted_losses(P, 100, 150, 300)] == [(LossReason.RETENTION, 100, 150)]
-    assert find_adopted_losses(P, 100, 50, 100) == []
+    assert [loss for loss, _ in find_losses(P, None, 100, IDS[0], 150, 300)] == [(LossReason.RETENTION, 100, 150)]
+    assert find_losses(P, None, 100, IDS[0], 50, 100) == []
+    assert find_losses(P, None, 0, IDS[0], 50, 100) == [], "nothing had a position"
+
+
+def copied_at(position: int, source_id: str = IDS[0]) -> MapRow:
+    (row,) = extend(None, P, P.topic, (source_id, IDS[1]), [Run(0, 0, position)], position, -1)
+    return row
+
+
+@pytest.mark.parametrize(
+    ("row", "adopted", "source", "target_end", "lost"),
+    [
+        (None, 1_000, (0, 1_000), 900, None),
+        (None, 1_000, (1_000, 1_300), 900, None),
+        (None, 1_000, (1_300, 1_300), 900, "no longer has offsets 1000 to 1300"),
+        (None, 1_000, (0, 200), 900, "ends at offset 200, but up to 1000 it was copied when the link took over"),
+        (None, 1_000, (500, 700), 0, None),  # the target was created again: all is copied again
+        (copied_at(500), 1_000, (800, 1_000), 900, None),
+        (copied_at(500), 1_000, (1_001, 1_001), 900, "no longer has offsets 1000 to 1001"),
+        (copied_at(1_200), 1_000, (1_100, 1_200), 1_200, None),
+        (copied_at(1_200), 1_000, (1_201, 1_300), 1_200, "no longer has offsets 1200 to 1201"),
+        (copied_at(500), 0, (0, 1_000), 400, "The target log of orders-0 ends at offset 400"),
+        (copied_at(500, "former-id"), 1_000, (0, 10), 900, "created again after it was copied up to 1000"),
+        (copied_at(0, "former-id"), 0, (0, 10), 0, "created again before anything of it was copied"),
+    ],
+)
+def test_what_stops_a_mirror_is_foreseen_and_nothing_else(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    row: MapRow | None,
+    adopted: int,
+    source: tuple[int, int],
+    target_end: int,
+    lost: str | None,
+) -> None:
+    """Status, plan, promote and doctor say what the mirror says of the same logs."""
+    world.row, world.written = row, LinkControl(adopted={P: adopted} if adopted else {})
+    world.value = control = world.written
+    (world.source_start, world.source_end), world.target_ends[P] = source, target_end
+    monkeypatch.setattr(f"{PLACE}.source_truncations", none)
+
+    async def last_rows(*_: Any) -> dict[TopicPartition, MapRow]:
+        return {} if row is None else {P: row}
+
+    async def ids(*_: Any) -> dict[str, TopicIds]:
+        return {P.topic: TopicIds(*IDS)}
+
+    async def led(cluster: str, wanted: Any) -> LedOffsets:
+        ends = {"source": world.source_end, "target": target_end}
+        return LedOffsets({p: world.source_start if at == EARLIEST else ends[cluster] for p, at in wanted.items()}, {})
+
+    monkeypatch.setattr(comparison, "last_rows", last_rows)
+    monkeypatch.setattr(comparison, "read_ids", ids)
+    monkeypatch.setattr(comparison, "list_led_offsets", led)
+    both: list[Any] = ["source", "target"]
+    foreseen = asyncio.run(comparison.contradicted(*both, "dr", control, PLACES))
+    if lost is None:
+        assert not foreseen
+        world.goes_on_at()
+        return
+    with pytest.raises((DataLossError, TargetDivergedError), match=lost) as caught:
+        world.goes_on_at()
+    assert {p: str(error) for p, error in foreseen.items()} == {P: str(caught.value)}
 
 
 def begun_at(position: int) -> MapRow:
