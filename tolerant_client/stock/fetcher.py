@@ -27,7 +27,7 @@ Laws:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -45,10 +45,17 @@ from tolerant_client.tracker.events import CorruptRecords
 
 _CORRUPT_AFTER = 3  # fetches of the same offset
 
-_LAST_FETCH_BY_NAME = 12  # later versions name topics by id (KIP-516), which kafka-python does not do
+_LAST_FETCH_BY_NAME, _FIRST_FETCH_BY_ID = 12, 13  # KIP-516, Kafka 3.1; kafka-python fetches by name
+_UNKNOWN_IDS = (Errors.UnknownTopicIdError.errno, Errors.InconsistentTopicIdError.errno)
 _NO_EPOCH = -1
 
 _Fetch = FetchRequest.FetchTopic.FetchPartition
+
+
+def _drop(partitions: Iterable[Any]) -> None:
+    """Makes these parts of responses refusals: their records are of another topic than is believed."""
+    for part in partitions:
+        part.error_code, part.records = Errors.UnknownTopicIdError.errno, b""
 
 
 class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
@@ -61,6 +68,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         super().__init__(client, subscriptions, **configs)
         self._doubts = Doubts(self)
         self._topic_ids = TopicIds(self)
+        self._asked_ids: dict[Any, dict[str, Any]] = {}  # by node: topics of its fetch session, or last fetch, if by id
         self._corrupt: dict[TopicPartition, tuple[int, int]] = {}  # offset, and how often it was found corrupt
         self._readable_ends: dict[TopicPartition, int] = {}  # where each log ended for this reader at its last fetch
         self._taking = threading.Lock()
@@ -318,13 +326,23 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         }
 
     def _request(self, node_id: Any, partitions: dict[TopicPartition, Any]) -> Any:
+        ids = self._topic_ids.of({tp.topic for tp in partitions})
+        asked = self._asked_ids.setdefault(node_id, {})
         if self._enable_incremental_fetch_sessions:
             handler = self._session_handlers.get(node_id)
             if handler is None:
                 handler = self._session_handlers[node_id] = FetchSessionHandler(node_id)
+            if bool(ids) != bool(asked) or any(asked.get(name, topic_id) != topic_id for name, topic_id in ids.items()):
+                handler.next_metadata = handler.next_metadata.next_close_existing()
             session = handler.build_next(partitions)
         else:
             session = FetchRequestData(partitions, None, FetchMetadata.LEGACY)
+        if session.metadata.is_full:
+            asked.clear()
+        asked.update(ids)
+        topics, forgotten = session.to_send, session.to_forget
+        for topic in (*topics, *forgotten):
+            topic.topic_id = asked.get(topic.topic)
         return FetchRequest(
             max_wait_ms=self.config["fetch_max_wait_ms"],
             min_bytes=self.config["fetch_min_bytes"],
@@ -332,12 +350,26 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
             isolation_level=self._isolation_level,
             session_id=session.id,
             session_epoch=session.epoch,
-            topics=session.to_send,
-            forgotten_topics_data=session.to_forget,
+            topics=topics,
+            forgotten_topics_data=forgotten,
             rack_id=self.config["client_rack"],
             min_version=FetchRequest.min_version_for_isolation_level(self._isolation_level),
-            max_version=_LAST_FETCH_BY_NAME,
+            max_version=_FIRST_FETCH_BY_ID if asked else _LAST_FETCH_BY_NAME,
         )
+
+    def _handle_fetch_response(self, node_id: Any, fetch_offsets: Any, send_time: float, response: Any) -> None:
+        if response.API_VERSION >= _FIRST_FETCH_BY_ID:
+            names = {topic_id: name for name, topic_id in self._asked_ids[node_id].items()}
+            response.responses = [topic for topic in response.responses if topic.topic_id in names]
+            for topic in response.responses:
+                topic.topic = names[topic.topic_id]
+                if self._topic_ids.of([topic.topic]).get(topic.topic) != topic.topic_id:
+                    _drop(topic.partitions)
+        super()._handle_fetch_response(node_id, fetch_offsets, send_time, response)
+
+    def drop_buffered(self, topic: str) -> None:
+        """Drops what was fetched of the former topic of this name; on the event loop."""
+        _drop(fetch.partition_data for fetch in self._completed_fetches.copy() if fetch.topic_partition.topic == topic)
 
     # -- refusals (incident 2) ------------------------------------------------
 
@@ -348,14 +380,17 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         tp, offset = completed_fetch.topic_partition, completed_fetch.fetched_offset
         if completed_fetch.partition_data.error_code == Errors.UnknownTopicOrPartitionError.errno:
             self._topic_ids.refused(tp, offset)
+        if completed_fetch.partition_data.error_code in _UNKNOWN_IDS:
+            self._topic_ids.unknown(tp)
         if completed_fetch.partition_data.error_code == Errors.OffsetOutOfRangeError.errno:
             if not self._doubts.is_believed(completed_fetch) and self._is_refused_here(tp, offset):
                 self._doubts.look_into(completed_fetch)
                 return None
         if completed_fetch.partition_data.error_code == Errors.NoError.errno:
             self._readable_ends[tp] = self._readable_end(completed_fetch.partition_data)
-            if completed_fetch.partition_data.records:
-                self._topic_ids.fetched(tp, offset)
+            is_by_id = completed_fetch.response_version >= _FIRST_FETCH_BY_ID
+            if is_by_id or completed_fetch.partition_data.records:
+                self._topic_ids.fetched(tp, offset, is_by_id)
         if completed_fetch.partition_data.records is None:  # the protocol allows it, kafka-python does not
             completed_fetch.partition_data.records = b""
         return super()._parse_fetched_data(completed_fetch)

@@ -14,9 +14,11 @@ Laws:
   says; without auto_offset_reset poll() raises, unless nothing had been read at all.
 - A position that was set since the believed id was last told (a seek, a reset, a committed offset) belongs to the topic
   that is there: it stays.  The flag that kafka-python sets at each seek, and nobody reads, tells that.  Metadata clears
-  it, and so do the first records that come there: nothing shows of which topic they are, and to read the new one from
-  its first record may give some twice, but loses none.
-- If the leader of a partition does not know it, it is not fetched before Metadata has told which topic there is.
+  it, and so does a fetch by id from there (Kafka 3.1): the topic that is believed was there.
+- Fetches by id bring records of the believed topic only, so nothing is read twice.  Older brokers fetch by name: nothing
+  shows of which topic the first records at a set position are.  They count as those of the believed one: to read the new
+  one from its first record may give some twice, but loses none.
+- If the leader of a partition does not know it, or its id, it is not fetched before Metadata has told which topic there is.
 - Ids belong to a cluster: if the cluster's id changes (another cluster under the same addresses), they prove nothing.
   Nor does a topic without an id (brokers before 2.8).
 - Metadata comes on the event loop, which only marks; positions move in the polling thread, which decodes meanwhile.
@@ -31,6 +33,7 @@ import time
 import uuid
 import weakref
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -63,6 +66,7 @@ class TopicIds:
         self._manager = fetcher._manager
         self._cluster = fetcher._manager.cluster
         self._subscriptions = fetcher._subscriptions
+        self._drop_buffered = fetcher.drop_buffered
         self._pause = fetcher.config["retry_backoff_ms"] / 1000
         self._patience_ms = fetcher.config["fetch_max_wait_ms"] + _PATIENCE_MS
         self._cluster_id: Any = None
@@ -72,19 +76,19 @@ class TopicIds:
         self._is_asking = False
         self._missing: set[str] = set()
         self._recreated: dict[TopicPartition, Any] = {}  # the states whose positions belong to a deleted topic
-        self._refused: set[TopicPartition] = set()  # unknown to their leaders: they wait for Metadata
+        self._unknown: set[TopicPartition] = set()  # to their leaders: they wait for Metadata
         updated = weakref.WeakMethod(self._updated)
         self._cluster.add_listener(lambda _: (update := updated()) is not None and update())
         self._updated()
 
     def __contains__(self, tp: TopicPartition) -> bool:
         """Whether a partition rests."""
-        return tp in self._recreated or tp in self._refused or tp.topic in self._doubted
+        return tp in self._recreated or tp in self._unknown or tp.topic in self._doubted
 
     def clear(self) -> None:
         """Lets no partition rest any more."""
         self._recreated.clear()
-        self._refused.clear()
+        self._unknown.clear()
         self._doubted.clear()
 
     def refused(self, tp: TopicPartition, offset: int) -> None:
@@ -94,17 +98,26 @@ class TopicIds:
             return
         # This position was reached before the topic went missing, as were those that records led to.
         state.drop_pending_record_batch = False
-        self._refused.add(tp)
+        self._unknown.add(tp)
         for other, state in list(self._subscriptions.assignment.items()):
             if other.topic == tp.topic and (position := state.position) is not None and position.leader_epoch >= 0:
                 state.drop_pending_record_batch = False
 
-    def fetched(self, tp: TopicPartition, offset: int) -> None:
-        """Notes that records have come at `offset`: a position there belongs to the believed topic; called by the polling thread."""
+    def of(self, names: Iterable[str]) -> dict[str, Any]:
+        """The believed ids of these topics by name; empty unless each has one."""
+        found = {name: self._ids.get(name) for name in names}
+        return {} if None in found.values() else found
+
+    def unknown(self, tp: TopicPartition) -> None:
+        """Notes that the believed topic is unknown to the leader of a partition; called by the polling thread."""
+        self._unknown.add(tp)
+
+    def fetched(self, tp: TopicPartition, offset: int, is_by_id: bool) -> None:
+        """Notes a fetch at `offset` that succeeded: of the believed topic if by id, else as it seems; called by the polling thread."""
         state = self._subscriptions.assignment.get(tp)
         if state is None or state.position is None or state.position.offset != offset:
             return
-        if tp.topic not in self._doubted and tp.topic not in self._missing:
+        if is_by_id or (tp.topic not in self._doubted and tp.topic not in self._missing):
             state.drop_pending_record_batch = False
 
     def apply(self) -> None:
@@ -145,7 +158,7 @@ class TopicIds:
         self._ids = told | {
             name: topic_id for name, topic_id in known.items() if name not in told or name in self._doubted
         }
-        self._refused.clear()
+        self._unknown.clear()
         for tp, state in assigned:
             # A position that is set while the topic is missing, or in doubt, may belong to the next one.
             if tp.topic not in self._doubted and (tp.topic in told or tp.topic not in self._missing):
@@ -222,6 +235,8 @@ class TopicIds:
         if topic_id is None:
             return
         former, self._ids[name] = self._ids.get(name), topic_id
+        if former != topic_id:
+            self._drop_buffered(name)
         for tp, state in list(self._subscriptions.assignment.items()):
             if tp.topic == name and self._judge(tp, state, former is not None and former != topic_id):
                 event = TopicRecreated(

@@ -14,7 +14,7 @@ from kafka.cluster import ClusterMetadata
 from kafka.consumer.fetcher import CompletedFetch
 from kafka.consumer.subscription_state import SubscriptionState
 from kafka.future import Future
-from kafka.protocol.consumer import OffsetResetStrategy
+from kafka.protocol.consumer import FetchResponse, OffsetResetStrategy
 from kafka.protocol.metadata import MetadataResponse
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
@@ -26,7 +26,7 @@ from tolerant_client.tracker.events import Event, OffsetOutOfRange, TopicRecreat
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 FORMER, NEW, NEWEST = (uuid.UUID(int=n) for n in (7, 8, 9))
 NO_ID = uuid.UUID(int=0)
-UNKNOWN_TOPIC = 3
+UNKNOWN_TOPIC, UNKNOWN_ID = 3, 100
 SILENT = object()  # told by a broker that does not respond
 
 
@@ -108,6 +108,29 @@ class Rig:
     def poll(self) -> list[int]:
         return [record.offset for records in self.fetcher.fetched_records()[0].values() for record in records]
 
+    def fetch_by_id(self, topic_id: Any, parts: dict[TopicPartition, bytes], meanwhile: Any = None) -> Any:
+        """Sends the fetch that is due; a broker that has this topic responds, `meanwhile` after that.  Returns the request."""
+        ((request, offsets),) = self.fetcher._create_fetch_requests().values()
+        if meanwhile is not None:
+            meanwhile()
+        topics = []
+        for asked in request.topics:
+            found = [
+                part_of(
+                    part.partition,
+                    parts.get(TopicPartition("orders", part.partition), b""),
+                    0 if asked.topic_id == topic_id else UNKNOWN_ID,
+                )
+                for part in asked.partitions
+            ]
+            topics.append(FetchResponse.FetchableTopicResponse(topic_id=asked.topic_id, partitions=found))
+        session = request.session_id or 5
+        response = FetchResponse(
+            throttle_time_ms=0, error_code=0, session_id=session, responses=topics, node_endpoints=[], version=13
+        )
+        self.fetcher._handle_fetch_response(1, offsets, 0.0, response)
+        return request
+
     def recreated(self) -> set[tuple[int, int]]:
         return {(event.partition, event.offset) for event in self.told if isinstance(event, TopicRecreated)}
 
@@ -145,6 +168,13 @@ def fetched(tp: TopicPartition, offset: int, data: bytes, error_code: int = 0) -
         diverging_epoch=None, preferred_read_replica=-1, current_leader=None,
     )  # fmt: skip
     return CompletedFetch(tp, offset, 12, part, None)
+
+
+def part_of(index: int, data: bytes, error_code: int) -> Any:
+    return FetchResponse.FetchableTopicResponse.PartitionData(
+        partition_index=index, error_code=error_code, high_watermark=1_000, last_stable_offset=500, log_start_offset=0,
+        aborted_transactions=None, records=b"" if error_code else data, preferred_read_replica=-1,
+    )  # fmt: skip
 
 
 def test_positions_of_a_deleted_topic_are_reset_and_what_is_buffered_is_dropped() -> None:
@@ -271,6 +301,78 @@ def test_a_position_where_records_have_come_belongs_to_the_topic_that_is_believe
     rig.metadata(NEW)
     rig.poll()
     assert rig.resets() == ({A, B} if records else {B})
+
+
+@pytest.mark.parametrize("policy", ["earliest", "none"])
+def test_a_position_that_was_set_in_the_new_topic_stays_and_nothing_of_that_topic_comes_before_it_is_believed(
+    policy: str,
+) -> None:
+    """Metadata may be minutes old.  By name the records would come now, and again once it has told the new id."""
+    rig = Rig(policy)
+    rig.metadata(FORMER)
+    rig.subscriptions.seek(A, 40)
+    request = rig.fetch_by_id(NEW, {A: batch(40)})
+    assert request.topics[0].topic_id == FORMER and request._max_version == 13
+    assert rig.poll() == [] and rig.cluster.need_update and rig.asked() == {}, "they wait for Metadata"
+    rig.metadata(NEW)
+    with suppress(Errors.OffsetOutOfRangeError):  # for B
+        rig.poll()
+    assert rig.resets() == ({B} if policy == "earliest" else set()) and rig.recreated() == {(1, 100)}
+    rig.subscriptions.assign_from_user([A])
+    request = rig.fetch_by_id(NEW, {A: batch(40)})
+    assert request.topics[0].topic_id == NEW and request.session_epoch == 0, (
+        "a session of the former id is not continued"
+    )
+    assert rig.poll() == list(range(40, 70))
+    rig.metadata(NEW)
+    assert rig.poll() == [] and rig.resets() == set()
+
+
+def test_a_fetch_by_id_shows_that_a_position_belongs_to_the_topic_even_if_it_brings_nothing() -> None:
+    rig = Rig("latest")
+    rig.metadata(FORMER)
+    for tp in (A, B):
+        rig.subscriptions.seek(tp, 130)
+    rig.fetch_by_id(FORMER, {})
+    assert rig.poll() == []
+    rig.metadata(NEW)
+    rig.poll()
+    assert rig.resets() == {A, B} and rig.recreated() == {(0, 130), (1, 130)}
+
+
+def test_what_was_fetched_of_the_former_topic_is_dropped_once_another_one_is_believed() -> None:
+    """Buffered at a position that was set, and so stays, or still on its way."""
+    rig = Rig()
+    rig.metadata(FORMER)
+    for tp in (A, B):
+        rig.subscriptions.seek(tp, 0)
+    rig.fetch_by_id(FORMER, {A: batch(0), B: batch(0)})
+    assert [record.offset for record in rig.fetcher.fetched_records(10)[0][A]] == list(range(10))
+    rig.metadata(NEW)  # B's have not been looked at
+    assert rig.poll() == [] and rig.resets() == {A}
+    rig.metadata(NEW)
+    for tp in (A, B):
+        rig.subscriptions.seek(tp, 0)
+    rig.fetch_by_id(NEW, {A: batch(0), B: batch(0)}, meanwhile=lambda: rig.metadata(NEWEST))
+    assert rig.poll() == []
+    rig.metadata(NEWEST)
+    request = rig.fetch_by_id(NEWEST, {A: batch(0), B: batch(0)})
+    assert {part.fetch_offset for part in request.topics[0].partitions} == {0}
+    assert sorted(rig.poll() + rig.poll()) == sorted(2 * list(range(30)))
+
+
+def test_brokers_without_ids_are_asked_by_name_and_a_session_is_not_continued_in_the_other_way() -> None:
+    rig = Rig(first_id=NO_ID)
+    ((request, _),) = rig.fetcher._create_fetch_requests().values()
+    assert request._max_version == 12 and request.topics[0].topic == "orders"
+    rig.metadata(NEW)  # the last broker is upgraded
+    request = rig.fetch_by_id(NEW, {A: batch(100)})
+    assert request._max_version == 13 and request.session_epoch == 0
+    assert len(rig.poll()) == 30
+    rig.subscriptions.assign_from_user([B])
+    rig.subscriptions.seek(B, 100)
+    request = rig.fetch_by_id(NEW, {})
+    assert request.session_epoch == 1 and [topic.topic_id for topic in request.forgotten_topics_data] == [NEW]
 
 
 def test_a_broker_that_never_responds_keeps_no_topic_resting_for_good(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,9 +142,7 @@ class KafkaRequest(Request):
         answered = partitions_of(response.responses, by, "partitions", "partition_index")
         if len(answered) < sum(len(topic.partitions) for topic in response.responses):
             return False, Counter((getattr(t, by), p.partition_index) for t in response.responses for p in t.partitions)
-        if by == "topic_id":
-            return True, Counter()
-        speaks = is_incremental or answered <= partitions_of(request.topics, "topic", "partitions", "partition")
+        speaks = is_incremental or answered <= partitions_of(request.topics, by, "partitions", "partition")
         return speaks, Counter() if speaks else Counter(answered)
 
 
