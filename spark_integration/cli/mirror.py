@@ -22,6 +22,7 @@ from tolerant_client.errors import OptionError, StoppedError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.life.lens import MAP_LOST, look, positions_of
 from tolerant_client.mirror.state.health import counted
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, names_of
 from tolerant_client.ops.monitoring.board import Board
@@ -276,7 +277,7 @@ def _tell_interruption(settings: MirrorSettings, ends: Mapping[TopicPartition, i
     try:
         until = time.monotonic() + _PATIENCE_MS / 1000
         with Cluster(kafka_python_config(settings.target), name="target", patience_ms=_PATIENCE_MS) as target:
-            asked = (look, None, target, settings.link, ends, settings.offsets == "translated")
+            asked = (look, None, target, settings.link, ends, settings.offsets == "translated", LinkControl())
             found = target.run(*asked, is_stopping=lambda: time.monotonic() > until)
     except KafkaError as error:
         if not isinstance(error, StoppedError):

@@ -346,10 +346,16 @@ def test_promotion_waits_until_nothing_is_left_to_copy(source: str, target: str)
     assert ends(target, topic) == [111]  # the fence
     again = run(source, target, promote, link)
     assert again.is_done and ends(target, topic) == [111]
-    control_of(target, link, is_fenced=False)  # as if it had died behind the fence
+    control_of(target, link, is_fenced=False, copied_until={})  # as if it had died behind the fence
+    for rehearsed in (run(source, target, promote, link, is_dry_run=True), fail_over(target, link, is_dry_run=True)):
+        assert rehearsed.partitions[0].copied_until == 110 and not rehearsed.partitions[0].lag
     again = run(source, target, promote, link)
     assert again.is_done and again.exit_code == 0 and again.partitions[0].copied_until == 110
     assert ends(target, topic) == [112]
+    append_records(source, topic, 5, first=110)
+    again, without = run(source, target, promote, link), fail_over(target, link)
+    assert again.is_done and again.exit_code == 3 and without.exit_code == 0
+    assert [(p.copied_until, p.lag) for p in (*again.partitions, *without.partitions)] == [(110, 5), (110, None)]
     json.dumps(report.to_json())
 
 
@@ -731,8 +737,10 @@ def test_the_commands_of_a_life_print_one_document_each(source: str, target: str
         "failback", "--source", target, "--target", source, "--link", "cli-back", "--topics", "life-cli"
     )
     assert code == 3 and [p["lost_records"] for p in found["partitions"]] == [0, 10]
+    append_records(target, "life-cli", 30, first=60)  # an application's
     code, found = invoke("status", *clusters)
-    assert (code, found["health"]) == (0, "promoted")
+    (topic,) = found["topics"]
+    assert (code, found["health"], topic["copied"], topic["lag"]) == (0, "promoted", 110, 10)
 
 
 # -- ranges of time -----------------------------------------------------------

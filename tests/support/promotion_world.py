@@ -159,7 +159,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
         left_out = {p: "it has no leader on the target" for p in wanted if p in found.leaderless}
         return LedOffsets({p: 10 for p in wanted if p not in left_out}, left_out)
 
-    async def look(source: Any, __: Any, ___: str, wanted: Any, is_translated: bool) -> list[PartitionLag]:
+    async def look(
+        source: Any, __: Any, ___: str, wanted: Any, is_translated: bool, control: LinkControl
+    ) -> list[PartitionLag]:
         if source is None:
             return [PartitionLag(p, found.ends.position, None, None) for p in wanted]
         found.looks += 1

@@ -211,6 +211,7 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
         begun={},
         copied={},
         log_starts={},
+        copied_until={},
         map_id=None,
         source_cluster_id=source_cluster_id,
         topics=topics.to_json(),

@@ -20,6 +20,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.damage import Damage, delete_filler, find_damage, missing_topics, unchecked
 from tolerant_client.mirror.life.fence import Fenced
+from tolerant_client.mirror.life.left_behind import promoted_before
 from tolerant_client.mirror.life.lens import PartitionLag, look, positions_of
 from tolerant_client.mirror.life.owners import Owners
 from tolerant_client.mirror.life.promotion_blockers import not_to_be_fenced
@@ -27,7 +28,6 @@ from tolerant_client.mirror.life.promotion_report import (
     PromotionReport,
     carried_warnings,
     failover_warnings,
-    promoted_before,
 )
 from tolerant_client.mirror.life.promotion_steps import (
     LEADERS_MS,
@@ -38,9 +38,10 @@ from tolerant_client.mirror.life.promotion_steps import (
     require_fencing_right,
     require_reading_right,
     without_leader,
+    write_end,
 )
 from tolerant_client.mirror.life.promotion_view import group_places, losses_of, map_damage, promoted_partitions
-from tolerant_client.mirror.state.control_topic import half_done, read_control, update_control
+from tolerant_client.mirror.state.control_topic import half_done, read_control
 from tolerant_client.mirror.state.link_topics import beside_file, partitions_on_target, require_whole, unread_map
 from tolerant_client.mirror.state.map_topic import map_partition, mapped_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -62,7 +63,7 @@ async def failover(
     """
     control = await control_to_promote(target, link, may_be_forgotten=topics is not None)
     if control.is_fenced:
-        return promoted_before("failover", link, is_dry_run)
+        return await promoted_before("failover", None, target, link, control, is_dry_run=is_dry_run)
     chosen = await require_whole(None, target, control, link, topics, of_file=of_file)
     beside = await beside_file(None, target, control, link, topics if of_file else None)
     mapped = await mapped_topics(target, link, control, patience_ms=LEADERS_MS)
@@ -82,8 +83,8 @@ async def failover(
 
     async def seen(owners: Owners, fences: Mapping[TopicPartition, Fenced]) -> PromotionReport:
         shown = [p for p in led if p not in owners.left]
-        ends = as_fenced(await look(None, target, link, shown, of.is_translated), fences)
         control = await read_control(target, link)  # a running mirror writes it until the fence
+        ends = as_fenced(await look(None, target, link, shown, of.is_translated, control), fences)
         damaged = await find_damage(of, control, there, positions_of(ends))
         if fences:
             damaged = await delete_filler(target, control, damaged)
@@ -118,8 +119,7 @@ async def failover(
     with half_done("the promotion"):
         fences, owners = await fence_own(of, led)
         report = await seen(owners, fences)
-        left = frozenset({*leaderless, *mapped.unread})
-        await update_control(target, link, lambda now: replace(now, is_fenced=not left, unfenced=left))
+        await write_end(target, report, frozenset({*leaderless, *mapped.unread}))
     return report
 
 

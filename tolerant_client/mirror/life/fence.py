@@ -68,7 +68,8 @@ async def fence_identical(
         await transaction.add_partitions(some)
     await transaction.begin()  # aborts it: its markers have the next epoch; returns once they are written
     markers = await _markers(target, before, transaction.producer_id)
-    ends = await _copied_until(target, markers, transaction.producer_id)
+    # Markers of earlier fences that did not finish may precede this one.
+    ends = await before_markers(target, markers, {*control.producer_ids, transaction.producer_id}, control.adopted)
     records = await _fence_former(target, control, transaction.producer_id, partitions, ending)
     return {p: Fenced(ends[p], markers[p], records.get(p, ())) for p in partitions}
 
@@ -111,16 +112,23 @@ async def _markers(
     return found
 
 
-async def _copied_until(
-    target: Cluster, markers: Mapping[TopicPartition, int], producer_id: int
+async def before_markers(
+    target: Cluster,
+    ends: Mapping[TopicPartition, int],
+    producer_ids: Collection[int],
+    floors: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
-    """Where the copies end: before this fence's marker, and before markers of earlier fences that did not finish."""
-    ends = dict(markers)
-    while markers:
-        headers = await read_headers(target, {p: ends[p] - 1 for p in markers if ends[p]})
-        markers = {p: h.base_offset for p, h in headers.items() if h.is_control and h.producer_id == producer_id}
-        ends |= markers
-    return ends
+    """Where the logs end without the markers of these producers that end them, but not before `floors`.
+
+    Only a fence writes markers with a link's own producer ids.
+    """
+    found = dict(ends)
+    ending = found
+    while ending:
+        headers = await read_headers(target, {p: found[p] - 1 for p in ending if found[p] > floors.get(p, 0)})
+        ending = {p: h.base_offset for p, h in headers.items() if h.is_control and h.producer_id in producer_ids}
+        found = {**found, **ending}
+    return found
 
 
 async def _fence_former(

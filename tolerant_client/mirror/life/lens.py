@@ -3,6 +3,7 @@
 `status`, the status page, the metrics and `doctor` show these numbers.
 Laws:
 - An unknown value is None, or absent, never 0.
+- The copies of a promoted link end where its fence said, not where the target's logs end: others write there now.
 - The target is asked before the source, so a reported lag is never too small; the source's high watermark before its last stable
   offset, so that records appended in between do not look like an open transaction.
 - Functions that return `left_out` make no partition wait for another one: they leave out those without a leader that responds.
@@ -23,7 +24,9 @@ from tolerant_client.cluster.admin.offsets import LedOffsets, list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.mirror.batches.divergence import first_header
+from tolerant_client.mirror.life.fence import before_markers
 from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import copied_until, lost_map, map_partition
 from tolerant_client.records.record_batch import BatchHeader
 
@@ -31,6 +34,7 @@ MOST_AGES = 64
 _AGES_MAX_BYTES = 1 << 20
 _LOOKS = 2  # Metadata is refreshed in between, so a former leader does not hide that its topic is gone
 MAP_LOST = "the offset map of the link is lost"
+END_UNKNOWN = "its control does not say where the copy ended (version 0.1 did not write it)"
 
 
 @dataclass(frozen=True)
@@ -117,11 +121,16 @@ class SourceEnds(NamedTuple):
 
 
 async def look(
-    source: Cluster | None, target: Cluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
+    source: Cluster | None,
+    target: Cluster,
+    link: str,
+    partitions: Iterable[TopicPartition],
+    is_translated: bool,
+    control: LinkControl,
 ) -> list[PartitionLag]:
     """The lag of all these partitions, or an error; without a source only what the target shows."""
     wanted = list(partitions)
-    copied = await positions(target, link, wanted, is_translated)
+    copied = await positions(target, link, wanted, is_translated, control)
     if source is None:
         return [PartitionLag(p, copied.get(p)) for p in wanted]
     end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
@@ -131,7 +140,12 @@ async def look(
 
 
 async def look_led(
-    source: Cluster | None, target: Cluster, link: str, partitions: Iterable[TopicPartition], is_translated: bool
+    source: Cluster | None,
+    target: Cluster,
+    link: str,
+    partitions: Iterable[TopicPartition],
+    is_translated: bool,
+    control: LinkControl,
 ) -> tuple[list[PartitionLag], dict[TopicPartition, str]]:
     """As look, but no partition waits for the broker of another one; also why some partitions were left out.
 
@@ -149,25 +163,44 @@ async def look_led(
             p: left_out.get(p, MAP_LOST) for p in wanted if p not in copied
         }  # the map may have been lost meanwhile
     else:
-        copied, left_out = await list_led_offsets(target, dict.fromkeys(wanted, LATEST))
+        ends, left_out = await list_led_offsets(target, dict.fromkeys(wanted, LATEST))
+        copied = await _copies_end(target, control, ends)
+        left_out = {**left_out, **dict.fromkeys(ends.keys() - copied.keys(), END_UNKNOWN)}
     if source is None:
         return [PartitionLag(p, copied[p]) for p in wanted if p in copied], left_out
-    ends, stable, unseen = await source_ends(source, copied, looks=BELIEVED_AFTER)
+    high, stable, unseen = await source_ends(source, copied, looks=BELIEVED_AFTER)
     starts, unstarted = await list_led_offsets(source, dict.fromkeys(stable, EARLIEST), looks=BELIEVED_AFTER)
-    lags = [PartitionLag(p, copied[p], stable[p], ends[p], starts[p]) for p in wanted if p in starts]
+    lags = [PartitionLag(p, copied[p], stable[p], high[p], starts[p]) for p in wanted if p in starts]
     return lags, {**left_out, **unseen, **unstarted}
 
 
 async def positions(
-    target: Cluster, link: str, partitions: Collection[TopicPartition], is_translated: bool
+    target: Cluster, link: str, partitions: Collection[TopicPartition], is_translated: bool, control: LinkControl
 ) -> dict[TopicPartition, int]:
     """How far each partition is copied: what the link's map says, or with identical offsets the end of the target's log.
 
-    Empty if the map is lost.
+    Empty if the map is lost; without partitions of a promoted link whose control does not say where they end.
     """
     if is_translated:
         return await copied_until(target, link, partitions)
-    return await target.list_offsets(dict.fromkeys(partitions, LATEST))
+    return await _copies_end(target, control, await target.list_offsets(dict.fromkeys(partitions, LATEST)))
+
+
+async def _copies_end(
+    target: Cluster, control: LinkControl, ends: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """Where copies with identical offsets end whose logs have these ends; absent if that is unknown.
+
+    While a promotion has not ended, a fence that was interrupted may have written its markers, and nobody else has written.
+    """
+    if not control.is_promoted:
+        return dict(ends)
+    told = {p: control.copied_until[p] for p in ends if p in control.copied_until}
+    if control.is_fenced:
+        return told
+    # Once a failover has left some partitions for later, others may write to the rest.
+    untold = {p: end for p, end in ends.items() if p not in told and (p in control.unfenced or not control.unfenced)}
+    return {**told, **await before_markers(target, untold, control.producer_ids, control.adopted)}
 
 
 async def source_ends(source: Cluster, partitions: Collection[TopicPartition], *, looks: int = _LOOKS) -> SourceEnds:

@@ -29,6 +29,7 @@ from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, s
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.comparison import compare_ends, split
 from tolerant_client.mirror.life.fence import Fenced
+from tolerant_client.mirror.life.left_behind import promoted_before
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans
 from tolerant_client.mirror.life.mirrors import look_at_claims, mirror_reasons, seen_mirrors, standing
 from tolerant_client.mirror.life.promotion_blockers import (
@@ -43,7 +44,6 @@ from tolerant_client.mirror.life.promotion_report import (
     PromotionReport,
     carried_warnings,
     gone_warnings,
-    promoted_before,
     unmade_texts,
 )
 from tolerant_client.mirror.life.promotion_steps import (
@@ -55,6 +55,7 @@ from tolerant_client.mirror.life.promotion_steps import (
     require_fencing_right,
     require_reading_right,
     without_leader,
+    write_end,
 )
 from tolerant_client.mirror.life.promotion_view import (
     PromotedLink,
@@ -63,7 +64,7 @@ from tolerant_client.mirror.life.promotion_view import (
     promoted_partitions,
     still_copied,
 )
-from tolerant_client.mirror.state.control_topic import half_done, read_control, update_control
+from tolerant_client.mirror.state.control_topic import half_done, read_control
 from tolerant_client.mirror.state.health import waiting_reasons
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
@@ -103,7 +104,7 @@ async def promote(
     """
     control = await control_to_promote(target, link)
     if control.is_fenced:
-        return promoted_before("promote", link, is_dry_run)
+        return await promoted_before("promote", source, target, link, control, is_dry_run=is_dry_run)
     chosen = await require_whole(source, target, control, link, topics, of_file=of_file)
     beside = await beside_file(source, target, control, link, topics if of_file else None)
     mapped = await mapped_topics(target, link, control, patience_ms=LEADERS_MS)
@@ -131,7 +132,10 @@ async def promote(
         warnings = [f"{named(rest)}: only on the source, so not promoted"] if rest else []
         warnings += beside.not_begun
         there = [p for p in partitions if p not in on_target and p not in of_links]
-        ends, differing = await look(source, target, link, there, of.is_translated), dict[TopicPartition, str]()
+        ends, differing = (
+            await look(source, target, link, there, of.is_translated, control),
+            dict[TopicPartition, str](),
+        )
     else:
         claims, looked = await look_at_claims(target), time.monotonic()
         ends, found, differing = await _wait(of, source, on_source, 0.0 if is_dry_run else deadline_s, tell)
@@ -143,7 +147,7 @@ async def promote(
         found += [f"{text}; start the mirror with it, or take it out of the file" for text in beside.not_begun]
         warnings = []
     alone = [p for p in _to_fence(control, on_target) if p not in of_links]
-    ends = [*ends, *await look(None, target, link, alone, of.is_translated)]
+    ends = [*ends, *await look(None, target, link, alone, of.is_translated, control)]
     warnings += [
         *beside.kept,
         *carried_warnings(of.carried, gone),
@@ -160,7 +164,7 @@ async def promote(
     with half_done("the promotion") if will_do else nullcontext():
         if will_do:
             fences, owners = await fence_own(of, partitions)
-            ends = as_fenced(await _look_again(of, source, ends), fences)
+            ends = as_fenced(await _look_again(of, source, ends, control), fences)
         ends = [e for e in ends if e.partition not in owners.left]
         moved = None
         if groups is not None:
@@ -179,7 +183,7 @@ async def promote(
             not_promoted=(*owners.texts(link), *unmade_texts(unmade, partitions, owners.left)),
         )
         if will_do:
-            await update_control(target, link, lambda now: replace(now, is_fenced=True, unfenced=frozenset()))
+            await write_end(target, report)
     return report
 
 
@@ -216,7 +220,7 @@ async def _wait(
         left = of.owners(control, {*partitions, *lacking}).left
         wanted = sorted({*partitions, *besides} - left.keys())
         lacking = [p for p in lacking if p not in left and of.waits_for(p.topic)]
-        ends = await look(source, of.target, of.name, wanted, of.is_translated)
+        ends = await look(source, of.target, of.name, wanted, of.is_translated, control)
         data = [e for e in ends if not is_heartbeats(of.topics, e.partition.topic)]
         moving |= await still_copied(of, control, before or {}, data)
         kept = [e for e in data if of.waits_for(e.partition.topic) or e.partition in moving]
@@ -239,13 +243,15 @@ async def _wait(
         await source.net.sleep(_LOOK_S)
 
 
-async def _look_again(of: PromotedLink, source: Cluster, ends: Iterable[PartitionLag]) -> list[PartitionLag]:
+async def _look_again(
+    of: PromotedLink, source: Cluster, ends: Iterable[PartitionLag], control: LinkControl
+) -> list[PartitionLag]:
     """Reads the same partitions again; on the target alone those that the source does not have."""
     known = list(ends)
     there = [e.partition for e in known if e.stable_end is not None]
     gone = [e.partition for e in known if e.stable_end is None]
-    found = await look(source, of.target, of.name, there, of.is_translated)
-    return found + await look(None, of.target, of.name, gone, of.is_translated)
+    found = await look(source, of.target, of.name, there, of.is_translated, control)
+    return found + await look(None, of.target, of.name, gone, of.is_translated, control)
 
 
 async def _move_groups(

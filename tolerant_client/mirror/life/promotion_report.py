@@ -66,6 +66,12 @@ class PromotionReport:
     not_promoted: tuple[str, ...] = ()
 
     @property
+    def copies_end(self) -> dict[TopicPartition, int]:
+        """Where the copies end, as far as that is known."""
+        known = ((TopicPartition(p.topic, p.partition), p.copied_until) for p in self.partitions)
+        return {p: at for p, at in known if at is not None}
+
+    @property
     def exit_code(self) -> int:
         """0 if all is well, 3 if an operator has to check the report."""
         are_groups_left = self.groups is not None and (
@@ -80,13 +86,6 @@ class PromotionReport:
         if self.groups is not None:
             found["groups"] = groups_json(self.groups)
         return {**found, "exit_code": self.exit_code}
-
-
-def promoted_before(action: str, link: str, is_dry_run: bool) -> PromotionReport:
-    """The report for a link that is fenced already: nothing is left to do."""
-    return PromotionReport(
-        action, link, is_dry_run, True, (), warnings=(f"link {link} was promoted before; nothing was done",)
-    )
 
 
 def groups_json(report: GroupsReport) -> dict[str, Any]:

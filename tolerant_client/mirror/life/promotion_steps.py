@@ -31,6 +31,7 @@ from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_tra
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.owners import Owners, find_evidence
+from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.state.control_topic import read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -118,6 +119,19 @@ async def fence_own(
         await fence_translated(of.target, of.name, own)
         return {}, owners
     return await fence_identical(of.target, of.name, control, own) if own else {}, owners
+
+
+async def write_end(
+    target: Cluster, report: PromotionReport, unfenced: frozenset[TopicPartition] = frozenset()
+) -> None:
+    """Writes that the link is fenced, except for partitions left `unfenced`, and where its copies end for good."""
+    await update_control(
+        target,
+        report.link,
+        lambda now: replace(
+            now, is_fenced=not unfenced, unfenced=unfenced, copied_until={**now.copied_until, **report.copies_end}
+        ),
+    )
 
 
 def as_fenced(ends: Iterable[PartitionLag], fences: Mapping[TopicPartition, Fenced]) -> list[PartitionLag]:

@@ -22,6 +22,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.comparison import Comparison, compare_ends, is_comparable
+from tolerant_client.mirror.life.left_behind import as_left, unknown_left
 from tolerant_client.mirror.life.lens import (
     PartitionLag,
     bytes_per_offset,
@@ -175,9 +176,13 @@ async def read_status(
     present = [p for p in wanted if p.partition in view.on_target.get(p.topic, ())]
     missing = sorted(set(wanted) - set(present))
     lost = await lost_map(target, link, control)
-    (first, _), began = await look_led(seen_source, target, link, present, is_translated), time.monotonic()
+    notes: list[str] = []
+    (first, _), began = await look_led(seen_source, target, link, present, is_translated, control), time.monotonic()
     await target.net.sleep(_LOOK_S)
-    second, unseen = await look_led(seen_source, target, link, present, is_translated)
+    second, unseen = await look_led(seen_source, target, link, present, is_translated, control)
+    if control.is_promoted and seen_source is not None:
+        second, unlike = await as_left(source, target, control, second)
+        notes += unknown_left({**unseen, **unlike})
     left_behind = view.left_behind(known_topics(chosen, control, view.on_source) | mapped.names)
     if not control.is_over:
         unseen.update(view.why_gone)
@@ -201,7 +206,6 @@ async def read_status(
     ]
     if control.is_hidden:
         reasons.append(Reason(Health.UNKNOWN, f"{UNKNOWN_ORDERS}: {HIDDEN}"))
-    notes: list[str] = []
     if not control.is_over:
         notes += (await beside_file(None, target, control, link, topics if of_file else None)).kept
         differing = compared.differing if compared is not None else {}
@@ -230,7 +234,9 @@ async def read_status(
         untold = [e for e in first if e.partition not in told]
         if still(untold, second, control, seconds):
             await source.net.sleep(max(0.0, began + WAITS_AFTER_S - time.monotonic()))
-            after, away = await look_led(seen_source, target, link, [e.partition for e in untold], is_translated)
+            after, away = await look_led(
+                seen_source, target, link, [e.partition for e in untold], is_translated, control
+            )
             reasons += still(untold, after, control, time.monotonic() - began)
             reasons += _unseen_reasons({p: why for p, why in away.items() if p not in unseen})
         reasons += mirror_reasons(link, mirrors)

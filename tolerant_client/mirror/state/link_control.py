@@ -53,7 +53,8 @@ class LinkControl:
     begun, or has found to be the source's, with the ids of their topics.  `copied` says up to which offset the link had copied
     them when it last came to rest, or where it began them: an empty log counts as a copy only up to that offset.
     `log_starts` are the offsets where filled logs were to begin: a log that does not end after that is the link's filler, which
-    may still have to be deleted.  `map_id` is the topic id of the offset map of a link with translated offsets ("" from brokers
+    may still have to be deleted.  `copied_until` says where the copies of a promoted link end for good, before the records of its
+    fence and of whoever writes there now; version 0.1 did not write it.  `map_id` is the topic id of the offset map of a link with translated offsets ("" from brokers
     without ids), None before it has one.  `is_hidden`: we may not read the control, so nothing of it is known; no record has it.
     """
 
@@ -77,6 +78,7 @@ class LinkControl:
     map_id: str | None = None
     is_hidden: bool = False
     starts_of: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
+    copied_until: Positions = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:

@@ -45,8 +45,8 @@ async def positions(
     target: Cluster, link: str, leaders: Collection[TopicPartition], topics: Mapping[str, str]
 ) -> dict[TopicPartition, int]:
     """How far each source partition is copied, 0 if not at all; `topics` maps the source's names to the target's."""
-    is_translated = await has_map(target, link, await read_control(target, link))
-    found = await lens.positions(target, link, leaders, is_translated)
+    control = await read_control(target, link)
+    found = await lens.positions(target, link, leaders, await has_map(target, link, control), control)
     sources = {name: source for source, name in topics.items()}
     return {TopicPartition(sources[p.topic], p.partition): at for p, at in found.items() if p.topic in sources}
 

@@ -86,9 +86,14 @@ class PartitionWatch:
         *,
         may_ask: bool,
     ) -> dict[TopicPartition, PartitionState]:
-        """The partitions of `state` as of now; with `may_ask` the source is asked for ages and sizes."""
+        """The partitions of `state` as of now; with `may_ask` the source is asked for ages and sizes.
+
+        A promoted link has no lag here: others write to the target's logs, and maybe back to the source's (left_behind.py).
+        """
         ends, stable = (source.ends, source.stable) if source is not None else ({}, {})
         positions = dict(target_ends if self._is_identical else state.report.acked)
+        if state.control.is_promoted:
+            positions = {}
         rates = self._rates.of(now, positions)
         topics = sizes_by_topic(state.report.copied)
         states = {

@@ -103,13 +103,14 @@ def test_a_failover_fences_what_has_a_leader_and_later_the_rest_alone(world: Wor
     report = world.failover()
     assert world.done == ["promoted", "fence", "fenced but some"]
     assert (report.is_done, report.is_begun, report.exit_code) == (False, True, 3) and "orders-1" in report.blockers[0]
+    assert world.control.copied_until == {P: 10}
     assert [(p.topic, p.partition) for p in report.partitions] == [P]
     assert not world.control.is_fenced and decode_control(encode_control(world.control, 1)) == world.control
     world.done.clear()
     world.leaderless = ()
     report = world.failover()
     assert report.is_done and report.exit_code == 0 and world.done == ["fence 1", "fenced"]
-    assert world.control.is_fenced and not world.control.unfenced
+    assert world.control.is_fenced and not world.control.unfenced and world.control.copied_until == {P: 10, Q: 10}
 
 
 def test_a_failover_whose_partition_without_a_leader_was_deleted_is_finished(world: World) -> None:

@@ -20,7 +20,7 @@ from tolerant_client.mirror.life import fence
 def test_a_copy_ends_before_the_marker_of_a_fence_that_was_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records up to 10, markers of two fences at 10 and 11; in another partition one, behind an application's marker."""
     other = TopicPartition("orders", 1)
-    log = {(P, 10): (True, 7), (P, 9): (False, 7), (other, 4): (True, 9)}
+    log = {(P, 11): (True, 7), (P, 10): (True, 7), (P, 9): (False, 7), (other, 4): (True, 9)}
 
     async def headers(_: Any, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, Any]:
         return {
@@ -30,7 +30,8 @@ def test_a_copy_ends_before_the_marker_of_a_fence_that_was_not_finished(monkeypa
 
     monkeypatch.setattr(fence, "read_headers", headers)
     target = FakeTarget()
-    assert target.net.run(fence._copied_until, target, {P: 11, other: 5}, 7) == {P: 10, other: 5}
+    assert target.net.run(fence.before_markers, target, {P: 12, other: 5}, {7}, {}) == {P: 10, other: 5}
+    assert target.net.run(fence.before_markers, target, {P: 12}, {7}, {P: 11}) == {P: 11}, "it was adopted"
 
 
 def test_copiers_of_a_translated_link_are_fenced_by_name_whatever_list_transactions_leaves_out(

@@ -16,8 +16,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin import leaders
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.errors import ClusterUnreachableError
-from tolerant_client.mirror.life import lens
+from tolerant_client.mirror.life import fence, lens
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.records.record_batch import Record, encode_batch
 
 FIRST, SECOND, NEW = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("new", 0)
@@ -142,3 +143,53 @@ def test_what_is_left_to_copy_begins_where_the_sources_log_does() -> None:
     for position in (0, 1_056_770, 6_000_000):
         lag = PartitionLag(TopicPartition("orders", 0), position, 6_000_100, 6_000_100, 6_000_000)
         assert (lag.lag_offsets, lag.copyable) == (100, 100)
+
+
+class Logs:
+    """A target whose logs end at these offsets; `markers` are those of the link's own producer id."""
+
+    name, patience_ms = "target", 5_000
+
+    def __init__(self, ends: Mapping[TopicPartition, int]) -> None:
+        self.ends = ends
+
+    async def list_offsets(self, wanted: Any) -> dict[TopicPartition, int]:
+        return {p: self.ends[p] for p in wanted}
+
+
+@pytest.mark.parametrize(
+    ("control", "positions"),
+    [
+        (LinkControl(), {FIRST: 120, SECOND: 8}),
+        (LinkControl(is_promoted=True, is_fenced=True, copied_until={FIRST: 100, SECOND: 7}), {FIRST: 100, SECOND: 7}),
+        (LinkControl(is_promoted=True, is_fenced=True), {}),  # of version 0.1
+        (LinkControl(is_promoted=True, producer_ids=(7,)), {FIRST: 120, SECOND: 7}),  # killed after its fence
+        (
+            LinkControl(is_promoted=True, copied_until={FIRST: 100}, unfenced=frozenset({SECOND})),
+            {FIRST: 100, SECOND: 8},
+        ),
+        (LinkControl(is_promoted=True, unfenced=frozenset({SECOND}), producer_ids=(7,)), {SECOND: 7}),
+    ],
+)
+def test_a_promoted_link_had_copied_up_to_where_its_fence_said(
+    control: LinkControl, positions: dict[TopicPartition, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Markers of a fence, and what others have written since, are no copies; an unknown end is neither 0 nor the log's."""
+
+    async def read_headers(_: Any, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, Any]:
+        return {
+            p: SimpleNamespace(is_control=(p, offset) == (SECOND, 7), producer_id=7, base_offset=offset)
+            for p, offset in wanted.items()
+        }
+
+    monkeypatch.setattr(fence, "read_headers", read_headers)
+    target: Any = Logs({FIRST: 120, SECOND: 8})
+    assert done(lens.positions(target, "dr", [FIRST, SECOND], False, control)) == positions
+
+    async def led(_: Any, wanted: Any, **__: Any) -> LedOffsets:
+        return LedOffsets({p: target.ends[p] for p in wanted}, {})
+
+    monkeypatch.setattr(lens, "list_led_offsets", led)
+    lags, left_out = done(lens.look_led(None, target, "dr", [FIRST, SECOND], False, control))
+    assert {e.partition: e.position for e in lags} == positions
+    assert left_out == {p: lens.END_UNKNOWN for p in (FIRST, SECOND) if p not in positions}

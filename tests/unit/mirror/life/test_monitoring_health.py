@@ -307,7 +307,7 @@ def read_by(
 ) -> LinkStatus:
     """The status of link "dr" with one topic, as these looks at both clusters show it."""
 
-    async def look_led(_: Any, __: Any, ___: Any, partitions: Any, ____: Any) -> Any:
+    async def look_led(_: Any, __: Any, ___: Any, partitions: Any, *____: Any) -> Any:
         if looked is not None:
             looked.append(list(partitions))
         return looks.pop(0)

@@ -85,7 +85,7 @@ def test_a_lost_map_is_not_made_anew_and_says_of_nothing_that_it_was_not_copied(
     assert asyncio.run(has_map(target, "dr", KNOWN)), "it is no link with identical offsets now"
     assert asyncio.run(mapped_topics(target, "dr", KNOWN)) == NO_MAP
     assert asyncio.run(copied_until(target, "dr", [P])) == {}
-    assert [lag.position for lag in asyncio.run(lens.look(None, target, "dr", [P], True))] == [None]
+    assert [lag.position for lag in asyncio.run(lens.look(None, target, "dr", [P], True, KNOWN))] == [None]
     monkeypatch.setattr(module, "read_control", AsyncMock(return_value=LinkControl(adopted=KNOWN.adopted)))
     assert asyncio.run(copied_until(target, "dr", [P])) == {P: 12}
 

@@ -428,6 +428,10 @@ def test_orders_and_losses_are_read_from_the_target_also_while_the_source_is_awa
     watch.clusters.rows = [loss(1, 5)]
     found = watch.after(11, source=ClusterUnreachableError("refused"))
     assert found.control.is_promoted and found.ledger == (loss(1, 5),)
+    found = watch.after(1, source={FIRST: 30, SECOND: 10}, target={FIRST: 31, SECOND: 11})
+    assert found.topics["orders"].lag_offsets is None, (
+        "the target's logs end with the fence's markers and others' records"
+    )
 
 
 def test_partitions_without_a_leader_are_counted(watch: Watch) -> None:

@@ -1,0 +1,115 @@
+"""left_behind.py without brokers: what a promoted link has left on its source, and where that is unknown."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.life import left_behind
+from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.life.promotion_report import PromotionReport
+from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+
+P, Q = TopicPartition("orders", 0), TopicPartition("clicks", 0)
+PROMOTED = LinkControl(
+    is_promoted=True,
+    is_fenced=True,
+    topics=LinkTopics.of("orders|clicks").to_json(),
+    begun={P: TopicIds("1", "2"), Q: TopicIds("3", "4")},
+    copied_until={P: 100, Q: 20},
+)
+BACK = LinkControl(source_cluster_id="B", topics=LinkTopics.of("orders").to_json(), producer_ids=(9,))
+
+
+class Source:
+    """A source whose logs end at `ends`; `links` copy to it."""
+
+    def __init__(self, links: dict[str, LinkControl] | Exception = {}, ids: dict[str, str] = {}) -> None:
+        self.links, self.ids = links, {"orders": "1", "clicks": "3", **ids}
+        self.ends = {P: 150, Q: 20}
+
+    def wire_topic(self, name: str) -> str:
+        return name
+
+
+class Target:
+    async def cluster_id(self) -> str:
+        return "B"
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def present_ids(source: Source, topics: list[str]) -> dict[str, str]:
+        return {name: source.ids[name] for name in topics}
+
+    async def read_controls(source: Source) -> Controls:
+        if isinstance(source.links, Exception):
+            raise source.links
+        return Controls(source.links)
+
+    async def within_bound(_: Any, function: Any, *args: Any) -> Any:
+        return await function(*args)
+
+    async def look_led(
+        source: Source, _: Any, __: str, wanted: list[TopicPartition], ___: bool, control: LinkControl
+    ) -> Any:
+        return [PartitionLag(p, control.copied_until[p], source.ends[p], source.ends[p], 0) for p in wanted], {}
+
+    async def has_map(*_: Any) -> bool:
+        return False
+
+    for function in (present_ids, read_controls, within_bound, look_led, has_map):
+        monkeypatch.setattr(left_behind, function.__name__, function)
+
+
+def again(source: Source | None, control: LinkControl = PROMOTED) -> PromotionReport:
+    asked: Any = (source, Target(), "dr", control)
+    return asyncio.run(left_behind.promoted_before("promote", *asked, is_dry_run=False))
+
+
+def test_a_promotion_that_is_repeated_says_again_what_was_left_behind() -> None:
+    report = again(Source())
+    assert [(p.topic, p.copied_until, p.lag) for p in report.partitions] == [("clicks", 20, 0), ("orders", 100, 50)]
+    assert (
+        report.is_done
+        and report.exit_code == 3
+        and report.warnings == ("link dr was promoted before; nothing was done",)
+    )
+    report = again(None)  # failover asks no source
+    assert [(p.copied_until, p.lag) for p in report.partitions] == [(20, None), (100, None)] and report.exit_code == 0
+    report = again(Source(), replace(PROMOTED, copied_until={}))
+    assert not report.partitions and report.exit_code == 0 and "version 0.1 did not write it" in report.warnings[1]
+    assert decode_control(encode_control(PROMOTED, 1)) == PROMOTED
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (Source(ids={"orders": "5"}), "was created again on the source"),
+        (Source({"back": BACK}), "link back has copied back to it"),
+        (Source({"back": replace(BACK, is_promoted=True, is_fenced=True)}), "link back has copied back to it"),
+        (Source(Errors.TopicAuthorizationFailedError("no")), "we may not read tolerant-mirror-control of the source"),
+        (Source({"in": replace(BACK, source_cluster_id="C")}), ""),
+        (Source({"back": replace(BACK, producer_ids=(), adopted={P: 100})}), ""),  # prepared, and not started yet
+    ],
+)
+def test_what_the_source_has_now_is_not_called_left_behind_where_others_wrote_it(source: Source, why: str) -> None:
+    report = again(source)
+    lags = {p.topic: p.lag for p in report.partitions}
+    assert lags["orders"] == (None if why else 50) and report.exit_code == (0 if why else 3)
+    assert why in report.warnings[-1]
+
+
+def test_a_source_that_ends_before_what_was_copied_tells_nothing_either() -> None:
+    source = Source()
+    source.ends = {P: 5, Q: 20}
+    report = again(source)
+    assert {p.topic: p.lag for p in report.partitions} == {"orders": None, "clicks": 0}
+    assert "orders-0 left behind on the source is unknown: the source's log ends before" in report.warnings[-1]

@@ -1,0 +1,106 @@
+"""What a promoted link has left behind on its source, as `status` and a repeated promotion report it.
+
+The copies end where the fence said (LinkControl.copied_until), and what the source has after that was left behind.  That is
+unknown where the source's log is no longer the one that was copied: where its topic was created again, where it ends before what was
+copied, and where a link copies back into it.  Offsets are half-open, those of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.topics import present_ids
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.life.lens import END_UNKNOWN, PartitionLag, look_led
+from tolerant_client.mirror.life.mirrors import within_bound
+from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import read_controls
+from tolerant_client.mirror.state.health import by_reason, few, names
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_topics import is_heartbeats
+from tolerant_client.mirror.state.map_topic import has_map
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+
+_CREATED_AGAIN = "its topic was created again on the source"
+_SHORTER = "the source's log ends before what was copied"
+
+
+async def promoted_before(
+    action: str, source: Cluster | None, target: Cluster, link: str, control: LinkControl, *, is_dry_run: bool
+) -> PromotionReport:
+    """The report for a link that is fenced already: nothing is left to do, and what was left behind is repeated."""
+    ends = control.copied_until
+    warnings = [f"link {link} was promoted before; nothing was done"]
+    if not ends:
+        warnings.append(f"how far link {link} had copied is unknown: {END_UNKNOWN}")
+    lags = [PartitionLag(p, at) for p, at in sorted(ends.items())]
+    if source is not None and lags:
+        is_translated = await has_map(target, link, control)
+        seen, unseen = await look_led(source, target, link, list(ends), is_translated, control)
+        seen, unlike = await as_left(source, target, control, seen)
+        known = {e.partition: e for e in seen}
+        lags = [known.get(e.partition, e) for e in lags]
+        warnings += unknown_left({**unseen, **unlike})
+    topics = LinkTopics.from_json(control.topics) if control.topics else None
+    rows = [
+        PromotedPartition(
+            e.partition.topic,
+            e.partition.partition,
+            e.position,
+            e.lag_offsets,
+            last_copied_ms=None,
+            is_heartbeats=topics is not None and is_heartbeats(topics, e.partition.topic),
+        )
+        for e in lags
+    ]
+    return PromotionReport(action, link, is_dry_run, True, tuple(rows), warnings=tuple(warnings))
+
+
+async def as_left(
+    source: Cluster, target: Cluster, control: LinkControl, lags: Iterable[PartitionLag]
+) -> tuple[list[PartitionLag], dict[TopicPartition, str]]:
+    """The lags of a promoted link, without the ends of source logs that are no longer what was copied; and why they are not."""
+    if not (known := list(lags)):
+        return [], {}
+    topics = {e.partition.topic for e in known}
+    ids = await within_bound(source, present_ids, source, sorted(topics))
+    theirs = await within_bound(source, _copied_back, source, target, topics)
+    why: dict[TopicPartition, str] = {}
+    for e in known:
+        if ids is None or theirs is None:
+            why[e.partition] = "the source did not respond in time"
+        elif not control.begun.get(e.partition, TopicIds()).is_of_source(
+            TopicIds(str(ids.get(e.partition.topic) or ""))
+        ):
+            why[e.partition] = _CREATED_AGAIN
+        elif e.partition.topic in theirs:
+            why[e.partition] = theirs[e.partition.topic]
+        elif e.ahead:
+            why[e.partition] = _SHORTER
+    return [replace(e, stable_end=None, source_end=None) if e.partition in why else e for e in known], why
+
+
+def unknown_left(why: Mapping[TopicPartition, str]) -> list[str]:
+    """Sentences about partitions of a promoted link of which nothing tells what it left behind.  Pure."""
+    return few(f"what {names(of)} left behind on the source is unknown: {text}" for text, of in by_reason(why).items())
+
+
+async def _copied_back(source: Cluster, target: Cluster, topics: Collection[str]) -> dict[str, str]:
+    """Which of these topics, by their names on the target, a link has copied back to the source, or may have; and why."""
+    try:
+        links = (await read_controls(source)).links
+    except Errors.TopicAuthorizationFailedError:
+        return dict.fromkeys(topics, f"we may not read {CONTROL_TOPIC} of the source, so a link may have copied back")
+    here = await target.cluster_id()
+    found: dict[str, str] = {}
+    for name, control in links.items():
+        if here is None or control.source_cluster_id != here or not control.topics or control.is_prepared:
+            continue
+        written = LinkTopics.from_json(control.topics)
+        found |= {t: f"link {name} has copied back to it" for t in topics if written.writes(source.wire_topic(t))}
+    return found
