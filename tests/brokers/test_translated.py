@@ -46,7 +46,7 @@ from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import read_status
 from tolerant_client.mirror.state import offset_map
-from tolerant_client.mirror.state.health import Health
+from tolerant_client.mirror.state.health import PARTITION_DELETED_ON_SOURCE, Health
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.map_topic import clear_deleted, map_topic, read_maps
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place
@@ -617,6 +617,20 @@ def test_a_failover_names_a_topic_that_the_target_has_no_more(source: str, targe
         "topic translated-gone is not on the target any more, and link translated-lost has copied it",
     )
     assert [p.topic for p in report.partitions] == ["translated-there"]
+
+
+def test_a_partition_that_the_source_has_no_more_is_named_and_promoted(source: str, target: str) -> None:
+    topic = link = "translated-fewer"
+    create_topic(source, topic, partitions=2)
+    append_records(source, topic, 10, partitions=2)
+    copy(source, target, topic, link)
+    make_anew(source, topic)  # with one partition
+    lacking = f"{topic}-1: {PARTITION_DELETED_ON_SOURCE}"
+    with both(source, target) as (origin, there):
+        planned = origin.run(plan_everything, origin, there, link, topic)
+        report = origin.run(partial(promote, is_dry_run=True), origin, there, link)
+    assert lacking in planned.refusals
+    assert [(p.partition, p.copied_until, p.lag) for p in report.partitions] == [(0, 10, 0), (1, 10, None)]
 
 
 def test_a_topic_that_is_made_anew_under_a_copier_that_stands_still_is_not_copied_behind_the_old_one(

@@ -167,15 +167,19 @@ async def grow_link(
     link: str,
     known: Collection[str],
     control: LinkControl = LinkControl(),
+    mapped: MappedTopics = NO_MAP,
     *,
     is_identical: bool,
 ) -> PlannedLink:
-    """What a running link copies from now on; creates what the target lacks of it.  `control` is the one read at its start.
+    """What a running link copies from now on; creates what the target lacks of it.
 
+    `control` is the one read at its start; `mapped` are the partitions that the link has copied, also of topics that it no longer does.
     Of the topics that are not `known`, those that other links write are refused (look_for_others), as at a start.
     Raises what plan_link does, and KafkaError.
     """
-    planned = await plan_link(source, target, topics, control)
+    topics = LinkTopics.of(topics)
+    own = mapped._replace(partitions=frozenset(p for p in mapped.partitions if topics.writes(p.topic)))
+    planned = await plan_link(source, target, topics, control, own)
     if found := {topic.name for topic in planned.topics.copied} - set(known):
         others = await look_for_others(target, link, found, is_identical=is_identical, is_new=True)
         planned = without_topics(planned, others.refused)

@@ -244,7 +244,7 @@ async def read_status(
             reasons.append(Reason(Health.UNKNOWN, why))
         if paused := control.paused_words:
             reasons.append(Reason(Health.PAUSED, f"an operator has paused {some(paused)}"))
-        soon = made_soon([p for p in missing if p.topic not in mapped.names], control, mirrors or ())
+        soon = made_soon([p for p in missing if p not in mapped.partitions], control, mirrors or ())
         reasons += missing_reasons([p for p in missing if p not in soon], control)
         notes += unmade_notes(soon)
     return LinkStatus(

@@ -254,7 +254,7 @@ async def see_topics(
 ) -> LinkView:
     """The topics of a link on both clusters, or on the target alone, also those that only its control knows.
 
-    The control of a link with translated offsets has no partitions: `mapped` says which topics it has copied.
+    The control of a link with translated offsets has no partitions: `mapped` says which it has copied.
 
     Metadata for all topics leaves out those that we may not describe.  So each cluster is asked by name for every topic that the
     other cluster, the control, the map or the link's expressions name and that it does not list.  The target lists its topics
@@ -272,18 +272,18 @@ async def see_topics(
         more, refused_there = await visible_topics(source, wanted)
         on_source.update(more)
         refused = {**refused, **refused_there}
+    begun = control.begun.keys() | control.copied.keys() | control.adopted.keys() | mapped.partitions
     hidden: dict[TopicPartition, str] = {}
     for name, error in sorted(refused.items()):
-        remembered = sorted(p.partition for p in control.begun if p.topic == name)
+        remembered = sorted(p.partition for p in begun if p.topic == name)
         numbers = on_source.pop(name, None) or on_target.pop(name, None) or remembered or [0]
         hidden.update(dict.fromkeys((TopicPartition(name, n) for n in numbers), str(error.args[0])))
     unknown = [name for name in sorted(on_target.keys() - on_source.keys()) if not is_heartbeats(topics, name)]
     gone = {name: on_target[name] for name in unknown}
     if source is not None:
-        known_partitions = control.begun.keys() | control.copied.keys()
         for name in sorted(on_target.keys() & on_source.keys()):
             fewer = sorted(set(on_target[name]).difference(on_source[name]))
-            if fewer := [n for n in fewer if TopicPartition(name, n) in known_partitions]:
+            if fewer := [n for n in fewer if TopicPartition(name, n) in begun]:
                 gone[name] = fewer
     return LinkView(on_source, on_target, gone, hidden, mapped.unread)
 
@@ -324,7 +324,7 @@ async def partitions_on_target(
 
     Raises OptionError if there may be a topic that we may not describe.
     """
-    view = await see_topics(None, target, topics, control, MappedTopics(mapped.names))
+    view = await see_topics(None, target, topics, control, mapped._replace(unread={}))
     view.require_seen(link)
     return sorted(_partitions(view.on_target))
 

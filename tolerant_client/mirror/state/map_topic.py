@@ -202,10 +202,14 @@ async def read_maps(
 
 
 class MappedTopics(NamedTuple):
-    """The topics (names on the target) of which a map has rows; and why some of its partitions are unread."""
+    """The partitions (names on the target) of which a map has rows; and why some of the map's own partitions are unread."""
 
-    names: frozenset[str] = frozenset()
+    partitions: frozenset[TopicPartition] = frozenset()
     unread: Mapping[TopicPartition, str] = MappingProxyType({})
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(p.topic for p in self.partitions)
 
 
 NO_MAP: Final = MappedTopics()
@@ -214,7 +218,7 @@ NO_MAP: Final = MappedTopics()
 async def mapped_topics(
     target: Cluster, link: str, control: LinkControl, *, patience_ms: int = 0, within_s: float | None = None
 ) -> MappedTopics:
-    """The topics in the map of a link, if it has one; no partition of the map waits for the leader of another one.
+    """The partitions in the map of a link, if it has one; no partition of the map waits for the leader of another one.
 
     Waits `patience_ms` for missing leaders; partitions that are not read `within_s` seconds, if given, stay unread.
     """
@@ -225,20 +229,20 @@ async def mapped_topics(
     starts, more = await list_led_offsets(target, dict.fromkeys(ends, EARLIEST))
     unread = {**unread, **more}
     until = None if within_s is None else time.monotonic() + within_s
-    read = partial(target.net.call_soon_with_future, _topics_of, _map_of(target, link))
+    read = partial(target.net.call_soon_with_future, _partitions_of, _map_of(target, link))
     reads = {p: read(p.partition, start, ends[p]) for p, start in starts.items()}
-    names: set[str] = set()
+    found: set[TopicPartition] = set()
     for partition, reading in reads.items():
         try:
             left_ms = None if until is None else max(0.0, 1000 * (until - time.monotonic()))
-            names |= await target.manager.wait_for(reading, left_ms)
+            found |= await target.manager.wait_for(reading, left_ms)
         except Errors.KafkaError as error:
             unread[partition] = text_of(error)
-    return MappedTopics(frozenset(names), unread)
+    return MappedTopics(frozenset(found), unread)
 
 
-async def _topics_of(topic: StateTopic, number: int, start: int, end: int) -> set[str]:
-    return {key.partition.topic async for key, row in _rows(topic, number, start, end) if row is not None}
+async def _partitions_of(topic: StateTopic, number: int, start: int, end: int) -> set[TopicPartition]:
+    return {key.partition async for key, row in _rows(topic, number, start, end) if row is not None}
 
 
 async def clear_deleted(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> int:

@@ -42,10 +42,11 @@ from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.engine.preflight import RefusalFacts, ends_at, refusal_facts
 from tolerant_client.mirror.engine.prepare import grow_link
 from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges, held_partitions, take_measures
-from tolerant_client.mirror.life.mirrors import within_bound
+from tolerant_client.mirror.life.mirrors import BOUND_S, within_bound
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.map_topic import NO_MAP, mapped_topics
 from tolerant_client.ops.service.clusters import connected
 from tolerant_client.ops.service.link_events import sentence
 from tolerant_client.ops.service.link_state import TaskReport
@@ -95,7 +96,7 @@ class RangesPlanner:
         self._told = None if job.folder is None else RunReport(Path(job.folder)).waiting
         self._refreshed_at = self._looked_at = self._checked_at = float("-inf")
         self._refusals: RefusalFacts | None = None
-        self._scope, self._control = Scope(), LinkControl()
+        self._scope, self._control, self._mapped = Scope(), LinkControl(), NO_MAP
         self._made_again: dict[str, int] = {}
         self._task_of: Mapping[TopicPartition, int] = {}
 
@@ -196,7 +197,9 @@ class RangesPlanner:
         grow = partial(grow_link, is_identical=self._settings.is_identical)
         if not self._has_planned:
             self._control = source.run(read_control, target, link)
-        planned = source.run(grow, source, target, topics, link, known, self._control)
+            self._mapped = source.run(partial(mapped_topics, within_s=BOUND_S), target, link, self._control)
+        mapped = self._mapped._replace(partitions=frozenset({*self._mapped.partitions, *self._scope.ends}))
+        planned = source.run(grow, source, target, topics, link, known, self._control, mapped)
         self._made_again |= dict.fromkeys(self._scope.made_again(planned), int(time.time() * 1000))
         copies = source.run(target.partitions, self._scope.lacking(planned))
         starts: Mapping[TopicPartition, int] = {}

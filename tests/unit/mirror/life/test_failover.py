@@ -37,7 +37,7 @@ def test_what_carries_records_of_the_link_is_fenced_though_nobody_has_written_it
 
 
 def test_a_failover_names_what_the_target_has_lost_of_what_was_copied(world: World) -> None:
-    world.is_translated, world.mapped = True, MappedTopics(frozenset({"orders", "clicks"}))
+    world.is_translated, world.mapped = True, MappedTopics(frozenset({P, TopicPartition("clicks", 0)}))
     world.contradicted = {
         P: OffsetMapError("Target topic orders was deleted and created again after orders-0 was copied")
     }
@@ -127,7 +127,7 @@ def test_a_rehearsed_failover_names_what_has_no_leader_and_writes_nothing(world:
 def test_a_failover_fences_what_has_a_map_that_can_be_read_and_later_the_rest_alone(world: World) -> None:
     away = map_partition("dr", Q)
     world.ends, world.partitions, world.is_translated = ends(10, None, None), (P, Q), True
-    world.leaderless, world.mapped = (away,), MappedTopics(frozenset({"orders"}), {away: "it has no leader"})
+    world.leaderless, world.mapped = (away,), MappedTopics(frozenset({P}), {away: "it has no leader"})
     report = world.failover()
     assert world.done == ["promoted", "fence", "fenced but some"] and report.exit_code == 3
     assert "orders-1 cannot be fenced" in report.blockers[0] and f"{away.topic}-{away.partition}" in report.blockers[1]
@@ -141,7 +141,7 @@ def test_a_failover_fences_what_has_a_map_that_can_be_read_and_later_the_rest_al
 
 def test_topics_that_an_unread_part_of_the_map_alone_may_name_are_told_as_unknown(world: World) -> None:
     world.ends, world.is_translated = ends(10, None, None), True
-    world.mapped = MappedTopics(frozenset({"orders"}), {map_partition("dr", Q): "it has no leader"})
+    world.mapped = MappedTopics(frozenset({P}), {map_partition("dr", Q): "it has no leader"})
     assert map_partition("dr", P) != map_partition("dr", Q)
     report = world.failover()
     assert (report.is_done, report.exit_code) == (False, 3) and not world.control.is_fenced

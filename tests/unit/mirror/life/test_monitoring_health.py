@@ -420,7 +420,7 @@ def test_a_new_topic_is_a_note_while_a_mirror_runs_that_will_create_it(
             see_topics=view,
             read_control=control,
             seen_mirrors=[run],
-            mapped_topics=NO_MAP._replace(names=frozenset({"new"})),
+            mapped_topics=NO_MAP._replace(partitions=frozenset({TopicPartition("new", 0)})),
         )
         assert (found.notes, found.exit_code) == ((), 3)
     assert is_note or "new-0: not on the target yet (1 partition is not): no mirror has created it" in found.findings

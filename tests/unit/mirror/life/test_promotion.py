@@ -467,7 +467,7 @@ def test_what_a_map_names_is_read_where_it_has_a_leader(monkeypatch: pytest.Monk
     )
     found = net.run(mapped_topics, target, "dr", LinkControl())
     net.close()
-    assert found.names == {f"topic-{n}" for n in (0, 1, 2, 4, 7)}
+    assert found.partitions == {TopicPartition(f"topic-{n}", 0) for n in (0, 1, 2, 4, 7)}
     assert found.unread == {away: "no leader", away._replace(partition=5): "its leader went away"}
 
 

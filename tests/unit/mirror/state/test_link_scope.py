@@ -128,9 +128,13 @@ class FakeCluster:
 
 
 def seen(
-    source: FakeCluster | None, target: FakeCluster, topics: LinkTopics | str, control: LinkControl = LinkControl()
+    source: FakeCluster | None,
+    target: FakeCluster,
+    topics: LinkTopics | str,
+    control: LinkControl = LinkControl(),
+    mapped: MappedTopics = NO_MAP,
 ) -> LinkView:
-    course = see_topics(cast("Cluster | None", source), cast(Cluster, target), LinkTopics.of(topics), control)
+    course = see_topics(cast("Cluster | None", source), cast(Cluster, target), LinkTopics.of(topics), control, mapped)
     return cast(LinkView, outcome(course))
 
 
@@ -152,9 +156,11 @@ def test_partitions_that_the_link_has_copied_and_its_source_has_no_more_are_gone
             return dict.fromkeys(await super().partitions(topics), [0, 1, 2, 3])
 
     begun = dict.fromkeys([TopicPartition("orders", n) for n in (0, 2)], TopicIds("s", "t"))
-    view = seen(FakeCluster("orders"), Wider("orders"), "orders", LinkControl(begun=begun))
-    assert view.gone == {"orders": [2]}
-    assert view.why_gone == {TopicPartition("orders", 2): PARTITION_NOT_ON_SOURCE}
+    of_map = MappedTopics(frozenset(begun))  # all that a link with translated offsets has
+    for control, mapped in ((LinkControl(begun=begun), NO_MAP), (LinkControl(), of_map)):
+        view = seen(FakeCluster("orders"), Wider("orders"), "orders", control, mapped)
+        assert view.gone == {"orders": [2]}
+        assert view.why_gone == {TopicPartition("orders", 2): PARTITION_NOT_ON_SOURCE}
     assert seen(FakeCluster("orders"), Wider("orders"), "orders").gone == {}
 
 
@@ -223,7 +229,7 @@ CLICKS = [TopicPartition("clicks", n) for n in (0, 1)]
 REMEMBERED = {"begun": dict.fromkeys(CLICKS, TopicIds("s", "t"))}, {"copied": {CLICKS[0]: 7}}, {"unfenced": {CLICKS[0]}}
 
 
-CLICKS_MAPPED = MappedTopics(frozenset({"clicks"}))
+CLICKS_MAPPED = MappedTopics(frozenset(CLICKS))
 
 
 @pytest.mark.parametrize(("changes", "mapped"), [*((changes, NO_MAP) for changes in REMEMBERED), ({}, CLICKS_MAPPED)])
@@ -250,7 +256,9 @@ def test_what_no_cluster_lists_is_known_from_the_links_control_or_map_or_by_its_
 
 def test_a_map_that_cannot_be_read_is_in_the_way_of_a_promotion_but_of_no_failover() -> None:
     cluster, topics = cast(Cluster, FakeCluster("orders")), LinkTopics.of(".*")
-    mapped = MappedTopics(frozenset({"orders"}), {TopicPartition("tolerant-mirror-offsets-dr", 3): "no leader"})
+    mapped = MappedTopics(
+        frozenset({TopicPartition("orders", 0)}), {TopicPartition("tolerant-mirror-offsets-dr", 3): "no leader"}
+    )
     for course in (partitions_of_link, only_on_target):
         with pytest.raises(OptionError, match=r"tolerant-mirror-offsets-dr-3 cannot be read, so whether link dr has"):
             outcome(course(cluster, cluster, topics, "dr", LinkControl(), mapped))
@@ -261,7 +269,7 @@ def test_the_names_of_a_map_are_those_on_the_target() -> None:
     renamed = LinkTopics(TopicFilter((".*",)), TopicNames(DefaultReplicationPolicy(), "A"))
     target = FakeCluster("A.clicks", name="target", hidden=["A.clicks"])
     with pytest.raises(OptionError, match="topic A.clicks of the target may not be described"):
-        mapped = MappedTopics(frozenset({"A.clicks"}))
+        mapped = MappedTopics(frozenset({TopicPartition("A.clicks", 0)}))
         outcome(partitions_on_target(cast(Cluster, target), renamed, "dr", LinkControl(), mapped))
 
 

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from tolerant_client.errors import OptionError, TargetDivergedError, TolerantCli
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.preflight import RefusalFacts
 from tolerant_client.mirror.engine.prepare import PlannedLink
+from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.map_topic import MappedTopics, mapped_topics
 from tolerant_client.mirror.state.plan import TopicsPlan
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,
@@ -118,19 +122,28 @@ def test_ends_that_are_cut_by_a_time_are_final_however_long_that_took(monkeypatc
 @pytest.mark.parametrize("has_planned", [False, True])
 def test_a_mirror_waits_for_topics_once_it_runs(monkeypatch: pytest.MonkeyPatch, has_planned: bool) -> None:
     asked: list[LinkTopics] = []
+    known: list[MappedTopics] = []
 
     class Clusters:
         partitions = None
 
-        def run(self, _: object, *arguments: Any) -> Any:
+        def run(self, ask: Any, *arguments: Any) -> Any:
             asked.extend(argument for argument in arguments if isinstance(argument, LinkTopics))
+            if ask is read_control:
+                return LinkControl()
+            if isinstance(ask, partial) and ask.func is mapped_topics:
+                return MappedTopics(frozenset({FIRST}))
+            known.extend(argument for argument in arguments if isinstance(argument, MappedTopics))
             return {} if isinstance(arguments[0], set) else PlannedLink(TopicsPlan((), ()), {}, {})
 
-    made = reader(replace(TAIL, refresh_s=0), {})  # its last topic has gone
+    made = reader(replace(TAIL, refresh_s=0))
+    made._scope = Scope({SECOND: 4} if has_planned else {})
     made._refreshed_at = time.monotonic() if has_planned else float("-inf")
     monkeypatch.setattr(made, "_connected", lambda: (Clusters(), Clusters()))
     made._refresh()
     assert [topics.waits_for_topics for topics in asked] == [has_planned]
+    had = SECOND if has_planned else FIRST
+    assert known == [MappedTopics(frozenset({had}))], "what the map or this run has copied may be gone from the source"
 
 
 def test_tail_mode_plans_all_partitions_without_an_end_each_time() -> None:
