@@ -156,7 +156,7 @@ def _change(
         before = await read_control(target, given.link)
         await require_not_forgotten(target, given.link, before)
         require_known(given.link, (await read_controls(target)).links)
-        before.require_not_promoted(given.link)
+        before.require_not_promoted(given.link, target)
         return before, change(before) if dry_run else await update_control(target, given.link, change)
 
     before, after = given.run_on_target(ask)

@@ -52,7 +52,8 @@ def _show(found: LinkPlan) -> None:
         width = f"{t.target_partitions} to {t.partitions}" if t.action == "grow" else str(t.partitions)
         waiting = "" if t.to_copy is None else f"{t.to_copy:,}"
         table.add_row(t.topic, t.action, width, str(t.replication_factor), waiting, t.why)
-    print_table(table)
+    if found.topics:
+        print_table(table)
     for line in _lines(found):
         echo(line)
 

@@ -55,7 +55,14 @@ from tolerant_client.mirror.life.repair import repair
 from tolerant_client.mirror.life.shared_log import SharedLog, compare_logs, with_losses
 from tolerant_client.mirror.state import control_topic
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
-from tolerant_client.mirror.state.control_topic import ControlWatch, read_control, read_controls, update_control
+from tolerant_client.mirror.state.control_topic import (
+    ControlWatch,
+    read_control,
+    read_controls,
+    update_control,
+    write_record,
+)
+from tolerant_client.mirror.state.control_topic import control_topic as control_of_links
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.verify.outcome import Outcome
@@ -519,6 +526,57 @@ def test_a_promotion_leaves_the_copy_of_another_link_and_the_targets_own_topic_a
     append_records(source, "owner-theirs", 10, first=50)
     mirror(source, target, "owner-theirs", "owner-x")
     assert compare(source, target, "owner-theirs").identical
+
+
+def test_a_promotion_writes_nothing_where_the_link_never_ran_and_finds_what_is_its_own_without_a_control(
+    source: str, target: str
+) -> None:
+    """The wrong file, source and target exchanged, a wrong --target or --link, one cluster given twice."""
+    topic, other, topics = "never-ours", "never-apps", LinkTopics.of("never-.*")
+    create_topic(source, topic, 1)
+    append_records(source, topic, 20)
+    mirror(source, target, topic, topic)
+    create_topic(target, other, 1)
+    append_records(target, other, 5)
+    create_topic(target, "never-empty", 1)
+    both_ways, apps = LinkTopics.of(topic), LinkTopics.of("never-apps|never-empty")
+    for wrong, match in (
+        (lambda: fail_over(source, "B-A", topics=both_ways), "Nothing on the target shows that link B-A"),
+        (lambda: fail_over(target, "B-A", topics=apps), "Nothing on the target shows that link B-A"),
+        (
+            lambda: run(target, source, promote, topic, both_ways),
+            f"link {topic} copies .*are source and target exchanged",
+        ),
+        (lambda: run(target, target, promote, topic, both_ways), "the same cluster"),
+    ):
+        with pytest.raises(OptionError, match=match):
+            wrong()
+    assert [ends(source, topic), ends(target, topic), ends(target, other)] == [[20], [20], [5]]
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(write_record, control_of_links(cluster), topic, None)  # as if the control had been deleted
+    done = fail_over(target, topic, topics=topics)
+    assert done.is_done and done.exit_code == 3, done
+    assert [(p.topic, p.copied_until) for p in done.partitions if p.fence_marker is not None] == [(topic, 20)]
+    assert [text.partition(" on the target: not link")[0] for text in done.not_promoted] == ["never-apps-0"]
+    assert [ends(target, name) for name in (topic, other, "never-empty")] == [[21], [5], [0]]
+
+
+def test_the_plan_of_a_promoted_link_ends_with_that_and_a_half_promoted_one_begins_nowhere_else(
+    source: str, target: str
+) -> None:
+    topic = "life-over"
+    create_topic(source, topic, 1)
+    append_records(source, topic, 20)
+    mirror(source, target, topic, topic)
+    assert fail_over(target, topic).is_done
+    (told,) = run(source, target, plan_everything, topic, topic).refusals  # its own fence is no other producer
+    assert "was promoted" in told and "delete" not in told
+    control_of(target, topic, is_fenced=False)
+    for between, link in (((target, source), "over-back"), ((source, target), topic)):
+        with pytest.raises(
+            OptionError, match=f"begun and not finished.*promote --source {source} --target {target} --link"
+        ):
+            run(*between, failback, link, topic)
 
 
 def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(source: str, target: str) -> None:

@@ -77,6 +77,9 @@ class FakeTarget:
     async def list_offsets(self, wanted: Any) -> dict[TopicPartition, int]:
         return dict.fromkeys(wanted, 10)
 
+    async def cluster_id(self) -> str:
+        return f"cluster {id(self)}"
+
     def wire_topic(self, topic: str) -> str:
         return topic
 
@@ -107,6 +110,9 @@ class World:
     seen: dict[TopicPartition, SeenLog] = field(default_factory=dict)
     on_target: tuple[str, ...] = ("orders",)
     forgotten: str | None = None
+    ids: tuple[int, ...] = ()  # those of the link's transactional ids
+    back: str = ""
+    fenced_as: tuple[int, ...] = ()
     mirrors: list[Run] | None = field(default_factory=lambda: [Run("dr", "r", "m1", 812, 0, 60_000, is_alive=True)])
     looks: int = 0
     later: list[PartitionLag] = field(default_factory=list)  # what the next looks find
@@ -152,6 +158,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
         return 7
 
     async def fence_all(_: Any, __: str, *rest: Any) -> dict[TopicPartition, Fenced]:
+        found.fenced_as = () if found.is_translated else rest[0].producer_ids
         found.done.append("fence" if set(rest[-1]) == {P} else f"fence {','.join(f'{p.partition}' for p in rest[-1])}")
         return {p: Fenced(10, 10) for p in rest[-1]}
 
@@ -203,6 +210,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     respond("seen_mirrors", lambda: found.mirrors)
     respond("read_control", lambda: found.control)
     respond("read_ids", dict)
+    respond("_ids_of", lambda: found.ids)
+    respond("link_back", lambda: found.back)
     respond("_seen_logs", lambda: found.seen)
     respond("has_map", lambda: found.is_translated)
     respond("lost_map", lambda: found.lost)

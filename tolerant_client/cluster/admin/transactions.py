@@ -168,8 +168,8 @@ def link_entry(entries: Iterable[ProducerEntry], producer_id: int, own: Collecti
 
 async def list_transactions(
     cluster: Cluster, node_id: int, states: Sequence[str] = (), producer_ids: Iterable[int] = ()
-) -> list[str]:
-    """A coordinator's transactional ids in one of these states, or of these producers; asked once.
+) -> dict[str, int]:
+    """A coordinator's transactional ids in one of these states, or of these producers, and their producer ids; asked once.
 
     Ids that we may not describe are absent.
     """
@@ -178,7 +178,7 @@ async def list_transactions(
     )
     response = await cluster.send(request, node_id)
     raise_for(response.error_code, f"listing the transactions of broker {node_id}")
-    return [state.transactional_id for state in response.transaction_states]
+    return {state.transactional_id: state.producer_id for state in response.transaction_states}
 
 
 def can_list_transactions(cluster: Cluster) -> bool:
@@ -188,16 +188,22 @@ def can_list_transactions(cluster: Cluster) -> bool:
 
 async def transactional_ids(cluster: Cluster, prefix: str, states: Sequence[str] = ()) -> set[str] | None:
     """Transactional ids with this prefix, in one of the states or in any; None where the brokers cannot list them."""
+    found = await transactional_producers(cluster, prefix, states)
+    return None if found is None else set(found)
+
+
+async def transactional_producers(cluster: Cluster, prefix: str, states: Sequence[str] = ()) -> dict[str, int] | None:
+    """As transactional_ids, with the producer id of each."""
     await cluster.connect()
     if not can_list_transactions(cluster):
         return None
 
-    async def ask() -> set[str]:
+    async def ask() -> dict[str, int]:
         await cluster.refresh()
-        found: set[str] = set()
+        found: dict[str, int] = {}
         for broker in cluster.manager.cluster.brokers():
             found.update(await list_transactions(cluster, broker.node_id, states))
-        return {name for name in found if name.startswith(prefix)}
+        return {name: producer_id for name, producer_id in found.items() if name.startswith(prefix)}
 
     return await cluster.insist("listing transactions", ask)
 

@@ -26,7 +26,7 @@ from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cl
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import read_controls, update_control
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, plain_options, unfinished
 from tolerant_client.mirror.state.link_topics import hindrance, require_no_unreadable
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
@@ -50,7 +50,8 @@ async def refuse_one_cluster(source: Cluster, target: Cluster) -> None:
 async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str], link: str) -> tuple[str, ...]:
     """Raises OptionError where a live link copies some of these topics (the source's names) from our target to our source.
 
-    A link lives until it is promoted.  Returns a warning if we may not read the source's control topic.
+    A link lives until it is promoted, and its processes are fenced.  Returns a warning if we may not read the source's control
+    topic.
     """
     there = await target.cluster_id()
     if there is None:
@@ -66,10 +67,16 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
     if may_copy and topics:
         why = hindrance(may_copy[0], min(topics), source)
         raise OptionError(f"Nothing tells whether link {link} runs in a circle: {why}")
-    for other, control in controls.links.items():
-        if control.is_promoted or control.source_cluster_id != there or not control.topics:
-            continue
-        if both := _in_both(control.topics, topics):
+    for other, control in _from_cluster(controls, there):
+        late = {p.topic for p in control.unfenced}
+        both = _in_both(control, [name for name in topics if name in late or not late])
+        if both and control.is_half_promoted:
+            onto, between = plain_options(other, source), plain_options(other, source, target)
+            raise OptionError(
+                f"Link {link} would run in a circle with link {other}, which copied topic {both} from this target to this"
+                f" source: {unfinished(control, onto, between)[0]}"
+            )
+        if both and not control.is_promoted:
             way_out = f"Promote link {other} first"
             what = "copies"
             if control.is_prepared:
@@ -81,6 +88,24 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
     return ()
 
 
+async def link_back(source: Cluster, target: Cluster, topics: Collection[str]) -> str:
+    """Which live link copies some of these topics (the source's names) from our target to our source; "" if none is seen."""
+    there = await target.cluster_id()
+    try:
+        controls = await read_controls(source)
+    except _MAY_NOT:
+        return ""
+    for other, control in _from_cluster(controls, there) if there is not None else ():
+        if not control.is_over and (both := _in_both(control, topics)):
+            return f"link {other} copies topic {both} from this target to this source"
+    return ""
+
+
+def _from_cluster(controls: Controls, cluster_id: str) -> list[tuple[str, LinkControl]]:
+    """The links that copy from a cluster, or have done so."""
+    return [(name, c) for name, c in controls.links.items() if c.source_cluster_id == cluster_id and c.topics]
+
+
 def _forget(link: str, target: Cluster) -> str:
     """How to give up a link that was only prepared, as a clause; its control is on `target`."""
     return (
@@ -89,9 +114,10 @@ def _forget(link: str, target: Cluster) -> str:
     )
 
 
-def _in_both(taken: str, names: Collection[str]) -> str:
-    """The topics among `names` that a link which takes `taken` writes on its target, in words; empty if none."""
-    topics = LinkTopics.from_json(taken)
+def _in_both(control: LinkControl, names: Collection[str]) -> str:
+    """The topics among `names` that a link writes on its target, in words; empty if none."""
+    assert control.topics
+    topics = LinkTopics.from_json(control.topics)
     both = sorted(name for name in names if topics.writes(name))
     return f"{both[0]} and {len(both) - 1} more" if len(both) > 1 else "".join(both)
 

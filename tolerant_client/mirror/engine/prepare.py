@@ -303,7 +303,7 @@ async def _check_link(
     planned = await plan_link(source, target, topics, control, patience_ms=ELECTION_MS)
     if not goes_on:
         planned.require_all()
-    control.require_not_promoted(link)
+    control.require_not_promoted(link, target, source)
     grown(control, LinkTopics.of(topics))
     require_same_source(control, link, await source.cluster_id())
     names = [topic.name for topic in planned.topics.copied]

@@ -21,6 +21,7 @@ from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import text_of
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
+from tolerant_client.records.record_batch import BatchHeader
 
 _BACK = 8  # how many batches we read back from the end: the last ones may fill gaps, with other producer ids
 
@@ -37,16 +38,20 @@ class Carried(NamedTuple):
     hidden: frozenset[TopicPartition] = frozenset()
 
 
-async def find_carried(target: Cluster, producer_ids: Collection[int], known: Collection[TopicPartition]) -> Carried:
-    """The partitions of the target, except the `known` ones, with batches of these producer ids."""
-    if not producer_ids:
-        return Carried()
+async def find_carried(
+    target: Cluster,
+    producer_ids: Collection[int],
+    known: Collection[TopicPartition],
+    only: Collection[TopicPartition] | None = None,
+) -> Carried:
+    """The partitions of the target, or of `only` these, except the `known` ones, with batches of these producer ids."""
     ids, skipped = frozenset(producer_ids), frozenset(known)
     wanted = {
         TopicPartition(topic, n)
         for topic, numbers in (await target.partitions()).items()
         if not topic.startswith((OWN_TOPICS, "__"))
         for n in numbers
+        if only is None or TopicPartition(topic, n) in only
     } - skipped
     ends = await list_led_offsets(target, dict.fromkeys(wanted, LATEST))
     starts = await list_led_offsets(target, dict.fromkeys(ends.offsets, EARLIEST))
@@ -63,11 +68,9 @@ async def find_carried(target: Cluster, producer_ids: Collection[int], known: Co
     for _ in range(_BACK):
         if not left:
             break
-        try:
-            headers = await read_headers(target, left)
-        except Errors.KafkaError as error:
-            unknown.update(dict.fromkeys(left, f"its last batches cannot be read: {text_of(error)}"))
-            break
+        headers, unread = await _read(target, left)
+        unknown.update(unread)
+        left = {p: offset for p, offset in left.items() if p not in unread}
         found |= {p for p, header in headers.items() if header.producer_id in ids}
         foreign |= {p for p, h in headers.items() if p not in found and not (h.is_control or h.is_transactional)}
         unknown.update({p: "its last batch could not be read" for p in left.keys() - headers.keys()})
@@ -84,3 +87,18 @@ async def find_carried(target: Cluster, producer_ids: Collection[int], known: Co
         frozenset(foreign),
         written - found - foreign - unknown.keys(),
     )
+
+
+async def _read(
+    target: Cluster, offsets: Mapping[TopicPartition, int]
+) -> tuple[dict[TopicPartition, BatchHeader], dict[TopicPartition, str]]:
+    """The batches at these offsets, and why others cannot be read: a topic that is refused to us hides no other one."""
+    try:
+        return await read_headers(target, offsets), {}
+    except Errors.KafkaError as error:
+        topics = sorted({p.topic for p in offsets})
+        if len(topics) == 1 or not isinstance(error, Errors.TopicAuthorizationFailedError):
+            return {}, dict.fromkeys(offsets, f"its last batches cannot be read: {text_of(error)}")
+    parts = [topics[: len(topics) // 2], topics[len(topics) // 2 :]]
+    read = [await _read(target, {p: offset for p, offset in offsets.items() if p.topic in part}) for part in parts]
+    return {**read[0][0], **read[1][0]}, {**read[0][1], **read[1][1]}

@@ -48,7 +48,7 @@ from tolerant_client.mirror.life.shared_log import (
 )
 from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, read_control, read_controls, update_control
 from tolerant_client.mirror.state.health import counted, few
-from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds, require_finished
 from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
 from tolerant_client.mirror.state.map_topic import map_topic
 from tolerant_client.mirror.state.plan import select_topics
@@ -256,6 +256,7 @@ async def failback(
     await _refuse_translated(source, names, forward)
     former = await read_control(target, link)
     await require_not_forgotten(target, link, former)
+    require_finished(former, link, target, source)
     if is_live(former):
         raise OptionError(
             f"Link {link} copies into this target already and was not promoted: its mirror needs no failback to resume,"

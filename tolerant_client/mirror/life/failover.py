@@ -37,6 +37,7 @@ from tolerant_client.mirror.life.promotion_steps import (
     promoted_link,
     require_fencing_right,
     require_reading_right,
+    unshown,
     without_leader,
     write_end,
 )
@@ -72,6 +73,8 @@ async def failover(
     there = partitions = sorted({*partitions, *of.carried.partitions})
     if not partitions and not control.unfenced:
         raise OptionError(f"The target has no topic of link {link}; check --target and --link")
+    if not of.is_shown(control):
+        raise OptionError(unshown(of))
     partitions = [p for p in partitions if {p, map_partition(link, p)} & control.unfenced or not control.unfenced]
     first = of.owners(control, partitions)
     leaderless = await without_leader(of, [p for p in partitions if p not in first.left])
@@ -85,9 +88,9 @@ async def failover(
         shown = [p for p in led if p not in owners.left]
         control = await read_control(target, link)  # a running mirror writes it until the fence
         ends = as_fenced(await look(None, target, link, shown, of.is_translated, control), fences)
-        damaged = await find_damage(of, control, there, positions_of(ends))
+        damaged = await find_damage(of, of.knowing(control), there, positions_of(ends))
         if fences:
-            damaged = await delete_filler(target, control, damaged)
+            damaged = await delete_filler(target, of.knowing(control), damaged)
         ends = _as_damaged(ends, damaged)
         rows = await promoted_partitions(of, ends, fences)
         places, unread = await group_places(of, groups or TopicFilter(), positions_of(ends))

@@ -7,8 +7,12 @@ Laws (one writer for each partition, to the last record):
   They are named and not promoted.
 - No process of the link can still write to a partition that it has not begun: each writes that to the control before its first
   record, and finds the promotion there.  So an empty log needs no fence.
-- A control without `begun` (of version 0.1, or of a mirror that may not write there) proves nothing: then the link owns every
-  partition that is not shown to be another's.
+- A control with producer ids and without `begun` (of version 0.1, or of a mirror that may not write there any more) proves
+  nothing: then the link owns every partition that is not shown to be another's.
+- A control without producer ids is that of a link that never ran there (a wrong name, or source and target exchanged), or it was
+  deleted.  Then the link owns only topics of which something shows that it wrote there: a log has batches of the producer id that
+  a coordinator has for its transactional id, or a mirror of it has claimed a partition in the last hour.  A coordinator forgets
+  an id after seven days without use, and a mirror uses it only when it starts: so claims count, too.
 - A fence with translated offsets writes to no log.  Another link's partitions are left all the same: both links may use the same
   transactional id.
 """
@@ -20,11 +24,13 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.transactions import init_producer_id, transactional_producers
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.engine.preflight import Others, look_for_others
 from tolerant_client.mirror.life.carriers import Carried, find_carried
+from tolerant_client.mirror.life.mirrors import look_at_claims
 from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 
@@ -52,12 +58,18 @@ class Owners(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What shows who owns a partition, besides the link's control; `mapped` are topics that its offset map names."""
+    """What shows who owns a partition, besides the link's control; `mapped` are topics that its offset map names.
+
+    `producer_ids` are the link's, also where its control names none; `held` are the partitions that its mirrors have claimed, which
+    are read only then.
+    """
 
     logs: Carried = Carried()
     others: Others = Others()
     ids: Mapping[str, TopicIds] = {}
     mapped: Collection[str] = ()
+    producer_ids: tuple[int, ...] = ()
+    held: Collection[TopicPartition] = frozenset()
 
 
 async def find_evidence(
@@ -72,14 +84,31 @@ async def find_evidence(
     """Reads the evidence for these partitions, which the link's topics match.  Raises KafkaError."""
     wanted = list(partitions)
     ids, claimed = await _claimed(target, control, wanted, is_translated=is_translated)
-    logs = await find_carried(target, control.producer_ids, claimed)
+    own, held = control.producer_ids, frozenset[TopicPartition]()
+    if not (own or is_translated):
+        claims = await look_at_claims(target)
+        own, held = await _ids_of(target, link, control), frozenset() if claims is None else claims.copied_by(link)
+    only = None if control.producer_ids else frozenset(wanted)
+    logs = await find_carried(target, own, claimed, only) if own or held else Carried()
     if not control.begun and (behind := logs.foreign.intersection(wanted)):  # others may have written after its copy
         first = await read_headers(target, await target.list_offsets(dict.fromkeys(behind, EARLIEST)))
-        copied = {p for p, header in first.items() if header.producer_id in control.producer_ids}
+        copied = {p for p, header in first.items() if header.producer_id in own}
         logs = logs._replace(partitions=logs.partitions | copied, foreign=logs.foreign - copied)
     unclaimed = {p.topic for p in wanted} - {p.topic for p in claimed}
     others = await look_for_others(target, link, unclaimed, is_identical=not is_translated) if unclaimed else Others()
-    return Evidence(logs, others, ids, mapped)
+    return Evidence(logs, others, ids, mapped, own, held)
+
+
+async def _ids_of(target: Cluster, link: str, control: LinkControl) -> tuple[int, ...]:
+    """The producer ids of a link whose control names none: those of its transactional ids, in every life of it.
+
+    Brokers before 3.0 list none; there it is the id that a start of the mirror would get, a new one if it never ran.
+    """
+    name = f"tolerant-mirror-{link}"
+    if (found := await transactional_producers(target, name)) is None:
+        return (await init_producer_id(target, control.producer_name(link)),)
+    lives = {of: each for of, each in found.items() if of == name or of.removeprefix(f"{name}~").isdecimal()}
+    return tuple(sorted(set(lives.values())))
 
 
 async def find_taken(
@@ -106,28 +135,30 @@ def find_owners(
     control: LinkControl, partitions: Iterable[TopicPartition], evidence: Evidence, *, is_translated: bool
 ) -> Owners:
     """Who owns these partitions, by what the link's control says now; a partition of nobody is in none of the three.  Pure."""
-    logs, others, ids, mapped = evidence
+    logs, others, ids, mapped, _, held = evidence
     remembers = bool(control.begun)
+    shown = {p.topic for p in (*logs.partitions, *held)}
     refused = others.refused if remembers else {name: others.refused[name] for name in others.taken}
     own: set[TopicPartition] = set()
     of_links: dict[TopicPartition, str] = {}
     of_strangers: dict[TopicPartition, str] = {}
     for p in partitions:
+        is_unsaid = not remembers and (bool(control.producer_ids) or p.topic in shown)
         if is_translated:
             is_theirs = p.topic in refused and p.topic not in mapped
             if is_theirs:
                 of_links[p] = refused[p.topic]
             else:
                 own.add(p)
-        elif _is_claimed(control, p, ids) or p in logs.partitions:
+        elif _is_claimed(control, p, ids) or p in logs.partitions or p in held:
             own.add(p)
         elif p in control.begun:
             continue  # its topic was deleted, and the link's records with it
         elif p.topic in refused:
             of_links[p] = refused[p.topic]
-        elif p in logs.foreign or remembers and p in logs.hidden:
+        elif p in logs.foreign or p in logs.hidden and not is_unsaid:
             of_strangers[p] = _OTHERS_WROTE
-        elif p in logs.unknown or not remembers:
+        elif p in logs.unknown or is_unsaid:
             own.add(p)
     return Owners(frozenset(own), of_links, of_strangers)
 

@@ -85,14 +85,14 @@ class LinkPlan:
 
     link: str
     offsets: str
-    topics: tuple[TopicPlan, ...]
-    refusals: tuple[str, ...]
-    warnings: tuple[str, ...]
-    durability: tuple[str, ...]
-    configs: ConfigsReport | None
-    acls: AclsReport | None
-    groups: GroupsReport | None
-    others: tuple[str, ...]
+    topics: tuple[TopicPlan, ...] = ()
+    refusals: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    durability: tuple[str, ...] = ()
+    configs: ConfigsReport | None = None
+    acls: AclsReport | None = None
+    groups: GroupsReport | None = None
+    others: tuple[str, ...] = ()
     open_transactions: tuple[Held, ...] = ()
 
     @property
@@ -137,11 +137,17 @@ async def plan_everything(
     """The plan of a link; writes nothing.
 
     If `is_translated` is None, the target says whether its offsets are translated.  Warns of topics that the link has besides
-    those `of_file`.  Raises OptionError if no topic matches or both are one cluster, ClusterUnreachableError,
+    those `of_file`.  The plan of a link that was promoted or handed back is that refusal alone: what differs in its target's logs
+    since is its own fence, or its producers' data.  Raises OptionError if no topic matches or both are one cluster, ClusterUnreachableError,
     UnsupportedSourceError.
     """
     chosen = LinkTopics.of(topics)
     control = await read_control(target, link)
+    try:
+        control.require_not_promoted(link, target, source)
+    except LinkPromotedError as error:
+        kind = "translated" if await has_map(target, link, control) else "identical"
+        return LinkPlan(link, kind, refusals=(text_of(error),))
     mapped = await mapped_topics(target, link, control, within_s=_MAP_S)
     planned = await plan_link(source, target, chosen, control, mapped)
     lost = await lost_map(target, link, control)
@@ -157,11 +163,8 @@ async def plan_everything(
     view = await see_topics(source, target, chosen, control, mapped)
     refusals += gone_refusals(planned.gone, view.on_source)
     warnings = [*planned.warnings, *gone_warnings(view.gone.keys() - planned.gone.keys())]
-    warnings += (
-        await beside_file(None, target, control, link, chosen if of_file and not control.is_over else None)
-    ).kept
+    warnings += (await beside_file(None, target, control, link, chosen if of_file else None)).kept
     try:
-        control.require_not_promoted(link)
         if is_translated:
             control.require_not_identical(link)
         grown(control, chosen)
@@ -173,7 +176,7 @@ async def plan_everything(
         planned = without_topics(planned, others)  # the mirror does nothing with what others have
         copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
         warnings += await refuse_circle(source, target, copied, link)
-    except (OptionError, LinkPromotedError) as error:
+    except OptionError as error:
         refusals.append(text_of(error))
     warnings += made_again_warnings((topic.name for topic in planned.topics.create), control)
     is_translated = was_begun if is_translated is None else is_translated

@@ -25,6 +25,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.topics import visible_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
+from tolerant_client.mirror.engine.preflight import link_back, refuse_one_cluster
 from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.comparison import compare_ends, split
@@ -54,6 +55,7 @@ from tolerant_client.mirror.life.promotion_steps import (
     promoted_link,
     require_fencing_right,
     require_reading_right,
+    unshown,
     without_leader,
     write_end,
 )
@@ -102,6 +104,7 @@ async def promote(
     `topics` that are not the link's and for partitions of the target without a leader; TolerantClientError if it fails once the
     promotion is written; KafkaError.
     """
+    await refuse_one_cluster(source, target)
     control = await control_to_promote(target, link)
     if control.is_fenced:
         return await promoted_before("promote", source, target, link, control, is_dry_run=is_dry_run)
@@ -113,6 +116,8 @@ async def promote(
     gone = await only_on_target(source, target, chosen, link, control, mapped)
     matching = {*partitions, *lacking, *gone}
     of = await promoted_link(target, link, control, chosen, mapped, matching, topics if of_file else None)
+    if not of.is_shown(control):
+        raise OptionError(unshown(of, await link_back(source, target, [source.wire_topic(p.topic) for p in matching])))
     if of.lost_map and not control.is_promoted:
         raise OptionError(f"{of.lost_map}. Where the source is gone, run tolerant-kafka failover")
     on_source = await _of_source(of, source, of.carried.partitions)

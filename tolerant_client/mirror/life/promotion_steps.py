@@ -73,6 +73,18 @@ async def promoted_link(
     return PromotedLink(link, target, topics, is_translated, lost, beyond, mapped, evidence, of_file)
 
 
+def unshown(of: PromotedLink, back: str = "") -> str:
+    """What to say if nothing shows that the link has copied to this target; `back` names a link that copies the other way."""
+    which = of.target.file_options or "--target and --link"
+    if back:
+        return f"Link {of.name} has copied nothing to this target, and {back}: are source and target exchanged? Check {which}"
+    return (
+        f"Nothing on the target shows that link {of.name} has copied there, so nothing is promoted: its control says nothing, no log"
+        " of its topics has a batch of its producer id, and no mirror of it has claimed a partition there in the last hour. Check"
+        f" {which}; if they are right, and no mirror of the link runs, nothing has to be fenced before applications write there"
+    )
+
+
 async def without_leader(of: PromotedLink, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
     """Partitions of the target without a leader, and why; also those whose partition of the offset map has none or is unread."""
     maps = {p: map_partition(of.name, p) for p in partitions} if of.is_translated and not of.lost_map else {}
@@ -118,7 +130,7 @@ async def fence_own(
     if of.is_translated:
         await fence_translated(of.target, of.name, own)
         return {}, owners
-    return await fence_identical(of.target, of.name, control, own) if own else {}, owners
+    return await fence_identical(of.target, of.name, of.knowing(control), own) if own else {}, owners
 
 
 async def write_end(

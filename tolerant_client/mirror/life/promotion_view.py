@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -44,6 +44,15 @@ class PromotedLink:
     def owners(self, control: LinkControl, partitions: Collection[TopicPartition]) -> Owners:
         """Who owns these partitions, by what the link's control says now."""
         return find_owners(control, partitions, self.evidence, is_translated=self.is_translated)
+
+    def is_shown(self, control: LinkControl) -> bool:
+        """Whether anything shows that the link has copied to this target: a promotion of another would write into others' logs."""
+        is_said = not control.is_unwritten or bool(control.producer_ids) or self.is_translated
+        return is_said or bool(self.evidence.logs.partitions or self.evidence.held)
+
+    def knowing(self, control: LinkControl) -> LinkControl:
+        """The control with the link's producer ids, also if it names none."""
+        return replace(control, producer_ids=control.producer_ids or self.evidence.producer_ids)
 
     def waits_for(self, topic: str) -> bool:
         """Whether a promotion waits for a topic: not for heartbeats, which never end, nor for one that the file does not name."""

@@ -199,7 +199,6 @@ async def read_status(
     statuses = topics_of(second, now_ms, control, rows, {**unseen, **taken})
     held = await find_held(source, held_spans(first, second))
     mirrors = await seen_mirrors(target, link, claims, looked)
-    is_unfinished = control.is_promoted and not control.is_fenced
     reasons = [
         Reason(Health.BLOCKED, text)
         for text in unfinished(control, link_options(link, target), link_options(link, target, source))
@@ -251,7 +250,7 @@ async def read_status(
         link,
         int(time.time() * 1000),
         is_translated,
-        control.is_promoted and not is_unfinished,
+        control.is_promoted and control.is_fenced,
         control.bytes_per_s,
         moved_per_s(first, second, seconds),
         tuple(statuses),

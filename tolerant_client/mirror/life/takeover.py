@@ -27,7 +27,7 @@ from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.mm2_positions import read_positions_of_mm2, whether_mm2_runs
 from tolerant_client.mirror.life.shared_log import shared_partitions
 from tolerant_client.mirror.state.control_topic import read_control, update_control
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, require_finished
 from tolerant_client.mirror.state.map_topic import last_rows
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.plan import select_topics
@@ -272,6 +272,7 @@ async def take_over(
     await refuse_circle(source, target, [source.wire_topic(name) for name in names], link)
     control = await read_control(target, link)
     await require_not_forgotten(target, link, control)
+    require_finished(control, link, target, source)
     if is_live(control):
         raise OptionError(f"Link {link} {_COPIES_ALREADY}")
     partitions = await shared_partitions(source, target, names)

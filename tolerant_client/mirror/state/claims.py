@@ -349,6 +349,11 @@ class ClaimsLog:
                 found[name] = claim
         return found
 
+    def copied_by(self, link: str) -> Names:
+        """The partitions that copiers of a link were granted last, with identical offsets; of the last hour."""
+        copiers = [s for s in self._seen.values() if (s.record.holder.link, s.record.holder.role) == (link, COPIER)]
+        return frozenset(name for seen in copiers for name in seen.terms if whole_of(name) == name)
+
     def asks_of(self, holder: Holder) -> Names:
         """The names that other processes of a holder's run ask for."""
         asks = [

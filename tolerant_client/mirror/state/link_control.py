@@ -86,6 +86,11 @@ class LinkControl:
         return self.is_promoted or self.is_handed_back
 
     @property
+    def is_half_promoted(self) -> bool:
+        """Whether a promotion has begun and is not finished: a process of the link may still write to its target."""
+        return self.is_promoted and not self.is_fenced
+
+    @property
     def is_prepared(self) -> bool:
         """Whether failback or take-over prepared the link, and no mirror of it has started since: it has copied nothing yet."""
         return bool(self.adopted) and not (self.producer_ids or self.is_over) and self.map_id is None
@@ -181,18 +186,21 @@ class LinkControl:
                 " of its own with --link"
             )
 
-    def require_not_promoted(self, link: str) -> None:
-        """Raises LinkPromotedError for a link that may not write any more."""
+    def require_not_promoted(self, link: str, target: Cluster | None = None, source: Cluster | None = None) -> None:
+        """Raises LinkPromotedError for a link that may not write any more; names the clusters that are given in its commands."""
         if self.is_handed_back:
             raise LinkPromotedError(
                 f"Link {link} was handed back to MirrorMaker 2 and copies nothing any more. To resume after what MirrorMaker 2"
                 " has copied, stop it and run tolerant-kafka take-over"
             )
-        given = f"--target TARGET --link {shlex.quote(link)}"
-        if found := unfinished(self, given, f"--source SOURCE {given}"):
+        if self.is_half_promoted:
+            given = f"--target TARGET --link {shlex.quote(link)}" if target is None else link_options(link, target)
+            both = f"--source SOURCE {given}"
+            if target is not None and (source is not None or target.file_options):
+                both = link_options(link, target, source)
             raise LinkPromotedError(
                 f"Link {link} is being promoted, and nothing is copied into its target any more; if no promotion runs now:"
-                f" {found[0]}"
+                f" {unfinished(self, given, both)[0]}"
             )
         if self.is_promoted or self.is_fenced:
             raise LinkPromotedError(
@@ -209,8 +217,11 @@ def link_options(link: str, target: Cluster, source: Cluster | None = None) -> s
 
     These have its source if that is given.
     """
-    if target.file_options:
-        return target.file_options
+    return target.file_options or plain_options(link, target, source)
+
+
+def plain_options(link: str, target: Cluster, source: Cluster | None = None) -> str:
+    """As link_options, for a link that is not the one of the file that names the clusters."""
     words = []
     for option, cluster in (("source", source), ("target", target)):
         if cluster is not None:
@@ -223,7 +234,7 @@ def link_options(link: str, target: Cluster, source: Cluster | None = None) -> s
 
 def unfinished(control: LinkControl, of_target: str, of_both: str) -> list[str]:
     """Sentences about a promotion that stopped before everything was fenced; pure.  The options name the link (link_options)."""
-    if not control.is_promoted or control.is_fenced:
+    if not control.is_half_promoted:
         return []
     if control.unfenced:
         what = names_of(sorted(control.unfenced))
@@ -232,9 +243,16 @@ def unfinished(control: LinkControl, of_target: str, of_both: str) -> list[str]:
             f" or were deleted, run again: tolerant-kafka failover {of_target}"
         ]
     return [
-        "its promotion was begun and not finished, so a process of it may still write to the target: before anybody else writes"
+        "its promotion was begun and not finished, so a process of it may still write to its target: before anybody else writes"
         f" there, run again: tolerant-kafka promote {of_both} or, without the source, tolerant-kafka failover {of_target}"
     ]
+
+
+def require_finished(control: LinkControl, link: str, target: Cluster, source: Cluster) -> None:
+    """Raises OptionError if a promotion of the link has begun and is not finished: nothing else may begin with it."""
+    if control.is_half_promoted:
+        text = unfinished(control, link_options(link, target), link_options(link, target, source))[0]
+        raise OptionError(f"Link {link} cannot begin again: {text}")
 
 
 def paused(control: LinkControl, topics: Iterable[str], partitions: Iterable[TopicPartition] = ()) -> LinkControl:

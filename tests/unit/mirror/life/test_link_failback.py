@@ -396,7 +396,7 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
         return set()
 
     users, beats = TopicPartition("users", 0), TopicPartition("heartbeats", 0)
-    former = LinkControl(producer_ids=(OURS,), is_promoted=True, begun={PLACE: NOW})
+    former = LinkControl(producer_ids=(OURS,), is_promoted=True, is_fenced=True, begun={PLACE: NOW})
     view = SimpleNamespace(on_source=dict.fromkeys(("orders", "users", "heartbeats"), [0]), require_seen=lambda _: None)
     source: Any = SimpleNamespace(connect=nothing, wire_topic=str, cluster_id=lambda: told("B-id"))
     target: Any = SimpleNamespace(require_record_batches=nothing)

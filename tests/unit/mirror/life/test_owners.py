@@ -69,6 +69,22 @@ def test_an_empty_log_that_the_link_never_began_needs_no_fence() -> None:
     assert owners(BEGUN, Carried(unknown={P: "no leader"})).own == ALONE
 
 
+def test_a_link_without_a_control_owns_only_topics_in_which_something_shows_that_it_wrote() -> None:
+    """Its control was deleted, or it never ran there: then a log of others, or an empty one, is none of its own."""
+    deleted = LinkControl()
+    for logs in (Carried(foreign=ALONE), Carried(hidden=ALONE)):
+        assert owners(deleted, logs).of_strangers.keys() == ALONE
+    assert owners(deleted) == owners(deleted, others=MATCHED) == Owners()
+    assert owners(deleted, Carried(ALONE), THEIRS).own == ALONE
+    held = find_owners(
+        deleted, [P, ELSE], Evidence(Carried(foreign=frozenset((P, ELSE))), held=ALONE), is_translated=False
+    )
+    assert held.own == ALONE and held.of_strangers.keys() == {ELSE}
+    empty = TopicPartition(P.topic, 1)
+    shown = find_owners(deleted, [empty, ELSE], Evidence(Carried(ALONE)), is_translated=False)
+    assert shown == Owners(frozenset((empty,))), "a process that sleeps since it began may fill it"
+
+
 def test_nothing_of_the_link_is_in_a_topic_that_was_made_anew_on_the_target() -> None:
     control = LinkControl(begun={P: TopicIds("s", "former")}, copied={P: 9})
     assert owners(control, Carried(foreign=ALONE)) == owners(control) == Owners()

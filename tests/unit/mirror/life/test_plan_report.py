@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from kafka.structs import TopicPartition
@@ -14,12 +15,29 @@ from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.engine.prepare import PlannedLink
 from tolerant_client.mirror.life import plan_report
+from tolerant_client.mirror.life.plan_report import LinkPlan
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import BesideFile, LinkView
 from tolerant_client.mirror.state.map_topic import NO_MAP
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan
 
 OWN, THEIRS, MADE = (TopicPartition(name, 0) for name in ("own", "theirs", "made"))
+
+
+@pytest.mark.parametrize(
+    "ended", [{"is_promoted": True, "is_fenced": True}, {"is_promoted": True}, {"is_handed_back": True}]
+)
+def test_the_plan_of_a_link_that_is_over_says_only_that(
+    monkeypatch: pytest.MonkeyPatch, ended: dict[str, bool]
+) -> None:
+    """Its fence in the logs is no other producer, and no topic of the new primary is one to delete."""
+    control = LinkControl(producer_ids=(7,), **ended)
+    monkeypatch.setattr(plan_report, "read_control", AsyncMock(return_value=control))
+    clusters: list[Any] = [SimpleNamespace(file_options="--config mm2.properties") for _ in range(2)]
+    found = asyncio.run(plan_report.plan_everything(*clusters, "dr", ".*"))
+    assert found == LinkPlan("dr", "identical", refusals=found.refusals) and found.exit_code == 3
+    (text,) = found.refusals
+    assert "promote --config mm2.properties or" in text if control.is_half_promoted else "delete" not in text
 
 
 def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ import pytest
 from kafka.structs import TopicPartition
 
 from spark_integration.cli.exits import exit_code
-from support.promotion_world import MAP_IS_LOST, P, Q, World
+from support.promotion_world import MAP_IS_LOST, ORDERS, FakeTarget, P, Q, World
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.engine.preflight import Others
+from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state.control_record import Controls
@@ -66,6 +67,7 @@ def test_a_mirror_that_runs_without_a_control_is_not_promoted_also_with_a_file_a
 ) -> None:
     monkeypatch.setattr(link_topics, "read_controls", AsyncMock(return_value=Controls({})))
     world.control, world.forgotten = LinkControl(), "A mirror of link dr runs, and its control says nothing"
+    world.carried, world.ids = Carried(frozenset((P,))), (5,)
     with pytest.raises(OptionError, match="its control says nothing"):
         world.promote(topics=topics, of_file=topics is not None, is_dry_run=True)
     if topics is None:
@@ -73,6 +75,46 @@ def test_a_mirror_that_runs_without_a_control_is_not_promoted_also_with_a_file_a
             world.failover(topics=None)
         return
     assert any("says nothing (any more) of what it copied" in text for text in world.failover(of_file=True).warnings)
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True])
+@pytest.mark.parametrize("carried", [Carried(), Carried(foreign=frozenset((P,)))])
+def test_a_link_that_never_ran_there_is_not_promoted_whatever_its_topics_match(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_dry_run: bool, carried: Carried
+) -> None:
+    """The wrong file, a wrong --target or --link, source and target exchanged: the logs there are others'."""
+    monkeypatch.setattr(link_topics, "read_controls", AsyncMock(return_value=Controls({})))
+    world.control, world.carried, world.ids = LinkControl(), carried, (5,)
+    for action in (world.promote, world.failover):
+        with pytest.raises(
+            OptionError, match="Nothing on the target shows that link dr .* Check --target and --link; if"
+        ):
+            action(topics=ORDERS, is_dry_run=is_dry_run)
+    world.back = "link A-B copies topic orders from this target to this source"
+    with pytest.raises(OptionError, match="link A-B copies topic orders .*: are source and target exchanged"):
+        world.promote(topics=ORDERS, is_dry_run=is_dry_run)
+    assert world.done == [] and not world.control.is_promoted
+
+
+def test_one_cluster_is_not_promoted_from_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeTarget, "cluster_id", AsyncMock(return_value="one"))
+    with pytest.raises(OptionError, match="the same cluster"):
+        world.promote()
+    assert world.done == []
+
+
+def test_of_a_link_whose_control_was_deleted_what_its_producer_id_wrote_is_promoted_and_the_rest_named(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, empty = TopicPartition("clicks", 0), TopicPartition("empty", 0)
+    monkeypatch.setattr(link_topics, "read_controls", AsyncMock(return_value=Controls({})))
+    world.control, world.ids = LinkControl(), (5,)
+    world.partitions, world.carried = (theirs, empty, P), Carried(frozenset((P,)), foreign=frozenset((theirs,)))
+    report = world.failover()
+    assert report.is_done and report.exit_code == 3 and world.done == ["promoted", "fence", "fenced"]
+    assert world.fenced_as == (5,) and world.control.producer_ids == ()
+    assert [(p.topic, p.partition) for p in report.partitions] == [empty, P]
+    assert len(report.not_promoted) == 1 and report.not_promoted[0].startswith("clicks-0 on the target: not link dr's")
 
 
 def test_what_is_promoted_already_is_promoted_by_nobody_again(world: World) -> None:

@@ -42,6 +42,7 @@ from tolerant_client.mirror.state.link_control import (
     TopicIds,
     link_options,
     paused,
+    require_finished,
     resumed,
     unfinished,
 )
@@ -197,6 +198,11 @@ def test_a_promotion_that_was_not_finished_is_told_as_one_and_not_as_done() -> N
         LinkPromotedError, match="may still write there: orders-3; .*run again: tolerant-kafka failover"
     ):
         LinkControl(is_promoted=True, unfenced=frozenset({P})).require_not_promoted("dr")
+    of_file: Any = SimpleNamespace(file_options="--config mm2.properties --flow 'A->B'")
+    with pytest.raises(LinkPromotedError, match="tolerant-kafka promote --config mm2.properties --flow 'A->B' or, "):
+        LinkControl(is_promoted=True).require_not_promoted("dr", of_file)
+    with pytest.raises(OptionError, match="Link dr cannot begin again: its promotion was begun and not finished"):
+        require_finished(LinkControl(is_promoted=True), "dr", of_file, of_file)
 
 
 # -- of several records one counts --------------------------------------------

@@ -19,6 +19,7 @@ from tolerant_client.mirror.engine import preflight, prepare
 from tolerant_client.mirror.engine.preflight import (
     copied_identically,
     grown,
+    link_back,
     look_for_others,
     of_the_same_id,
     refuse_circle,
@@ -382,6 +383,32 @@ def test_a_record_that_says_of_no_link_that_it_copies_stops_nobody_and_is_told(v
     assert circle(keeper, "orders") == ()
     given = LinkTopics.of("orders")
     assert outcome(link_topics._refuse_another(cast(Cluster, keeper), "dr", given, ["orders"])) is None
+
+
+@pytest.mark.usefixtures("keepers")
+def test_a_link_the_other_way_whose_promotion_is_not_finished_is_still_a_circle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight, "plain_options", lambda link, *clusters: f"{len(clusters)} {link}")
+
+    def of(**promotion: Any) -> Keeper:
+        topics = LinkTopics.of("orders|clicks").to_json()
+        control = LinkControl(source_cluster_id="B-id", topics=topics, producer_ids=(7,), **promotion)
+        return Keeper((b"eu", encode_control(control, 1)))
+
+    half = "circle with link eu, which copied topic orders .* promotion was begun and not finished.*: tolerant-kafka promote 2 eu"
+    with pytest.raises(OptionError, match=half):
+        circle(of(is_promoted=True), "orders")
+    left = of(is_promoted=True, unfenced=frozenset({TopicPartition("orders", 1)}))
+    with pytest.raises(OptionError, match="failover left partitions .* orders-1; .*: tolerant-kafka failover 1 eu"):
+        circle(left, "orders")
+    assert circle(left, "clicks") == circle(of(is_promoted=True, is_fenced=True), "orders") == ()
+
+    def back(keeper: Keeper) -> Any:
+        return outcome(link_back(cast(Cluster, keeper), cast(Cluster, Keeper()), ["orders", "clicks"]))
+
+    assert back(of()) == "link eu copies topic clicks and 1 more from this target to this source"
+    assert back(of(is_promoted=True)) == ""
 
 
 @pytest.mark.usefixtures("keepers")

@@ -484,6 +484,22 @@ def test_what_needs_a_person_is_told_first_and_what_the_mirror_says_again_counts
     assert "11 more partitions stand still" in reason.text
 
 
+def test_the_log_says_which_partitions_copiers_of_a_link_have_claimed_with_identical_offsets() -> None:
+    log = ClaimsLog()
+    for at, (who, names) in enumerate(
+        (
+            (holder("mirror", role=MIRROR), {TopicPartition("orders", WHOLE_TOPIC)}),
+            (holder("copier"), {P[0], P[1]}),
+            (holder("late", run="run-2"), {P[1], P[2], claimed_part(P[3], "dr")}),
+            (replace(holder("other"), link="else"), {TopicPartition("clicks", 0)}),
+        )
+    ):
+        log.read(ClaimsRecord(who, 1, frozenset(names)), 1_000, at)
+    assert log.copied_by("dr") == set(P[:3])
+    log.read(ClaimsRecord(holder("copier"), 2), 1_001, 4)
+    assert log.copied_by("dr") == {P[2]} and log.copied_by("none") == frozenset()
+
+
 def test_a_copier_of_a_run_that_has_ended_releases_all_and_takes_nothing_more() -> None:
     main, copier = Claimant(holder("m", role=MIRROR)), Claimant(holder("c"))
     log = Log(main, copier)
