@@ -37,7 +37,7 @@ from support.mirror_link import (
 from support.raising_copier import LinkCopier
 from support.tree import SUPPORT
 from tolerant_client.cluster.admin.coordinators import Coordinators
-from tolerant_client.cluster.admin.topics import delete_topics
+from tolerant_client.cluster.admin.topics import delete_records, delete_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LinkPausedError, LinkPromotedError, OptionError, ProducerFencedError
 from tolerant_client.mirror.batches.gaps import Gap
@@ -348,8 +348,13 @@ def test_promotion_waits_until_nothing_is_left_to_copy(source: str, target: str)
     mirror(source, target, topic, link)
     assert run(source, target, promote, link, deadline_s=5.0, is_dry_run=True).exit_code == 0
     assert ends(target, topic) == [110]
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:  # as retention does
+        assert cluster.run(delete_records, cluster, TopicPartition(topic, 0), 110) == 0
     report = run(source, target, promote, link, deadline_s=5.0)
     assert report.is_done and report.exit_code == 0
+    assert report.warnings[-1].startswith(
+        "the target no longer has offsets 0 to 110 of life-promote-0, which the source has"
+    )
     assert ends(target, topic) == [111]  # the fence
     again = run(source, target, promote, link)
     assert again.is_done and ends(target, topic) == [111]

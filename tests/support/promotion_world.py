@@ -108,6 +108,7 @@ class World:
     carried: Carried = Carried()
     others: Others = Others()
     seen: dict[TopicPartition, SeenLog] = field(default_factory=dict)
+    deleted: list[str] = field(default_factory=list)  # what the target's retention took
     on_target: tuple[str, ...] = ("orders",)
     forgotten: str | None = None
     ids: tuple[int, ...] = ()  # those of the link's transactional ids
@@ -226,6 +227,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     respond("find_held", list)
     respond("find_carried", lambda: found.carried)
     respond("look_for_others", lambda: found.others)
+    respond("deleted_warnings", lambda: found.deleted)
     respond("read_headers", dict)
     patch("require_readable", readable)
     patch("update_control", update)

@@ -19,6 +19,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.damage import Damage, delete_filler, find_damage, missing_topics, unchecked
+from tolerant_client.mirror.life.deleted_copies import deleted_warnings
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.left_behind import promoted_before
 from tolerant_client.mirror.life.lens import PartitionLag, look, positions_of
@@ -92,6 +93,7 @@ async def failover(
         if fences:
             damaged = await delete_filler(target, of.knowing(control), damaged)
         ends = _as_damaged(ends, damaged)
+        deleted = await deleted_warnings(of, control, ends, None)
         rows = await promoted_partitions(of, ends, fences)
         places, unread = await group_places(of, groups or TopicFilter(), positions_of(ends))
         return PromotionReport(
@@ -101,7 +103,14 @@ async def failover(
             not is_dry_run and not blocked,
             rows,
             tuple(blocked),
-            (*beside.kept, *carried_warnings(of.carried), *failover_warnings(rows), *unchecked(of, control), *unread),
+            (
+                *beside.kept,
+                *carried_warnings(of.carried),
+                *deleted,
+                *failover_warnings(rows),
+                *unchecked(of, control),
+                *unread,
+            ),
             group_places=places,
             losses=await losses_of(target, link),
             is_begun=not is_dry_run and bool(blocked),

@@ -29,6 +29,7 @@ from tolerant_client.mirror.engine.preflight import link_back, refuse_one_cluste
 from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.comparison import compare_ends, split
+from tolerant_client.mirror.life.deleted_copies import deleted_warnings
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.left_behind import promoted_before
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans
@@ -162,6 +163,7 @@ async def promote(
     partitions = sorted({*partitions, *(e.partition for e in ends)})  # a running mirror may have created more
     owners = of.owners(await read_control(target, link), partitions)
     warnings += gone_warnings(p for p in gone if p in owners.own)
+    warnings += await deleted_warnings(of, control, (e for e in ends if e.partition in owners.own), source)
     will_do = not is_dry_run and not found
     if will_do:
         await require_reading_right(of, owners.own)

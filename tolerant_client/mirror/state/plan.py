@@ -16,6 +16,7 @@ LOG_APPEND_TIME = "LogAppendTime"
 CLEANUP_POLICY = "cleanup.policy"
 MAX_MESSAGE_BYTES = "max.message.bytes"
 RETENTION_MS = "retention.ms"
+RETENTION_BYTES = "retention.bytes"
 TIMESTAMP_BEFORE = "message.timestamp.before.max.ms"
 TIMESTAMP_AFTER = "message.timestamp.after.max.ms"
 
@@ -247,7 +248,7 @@ def _existing_warnings(wanted: TopicSpec, present: TopicSpec) -> Iterator[str]:
         yield _timestamp_warning(name, TIMESTAMP_BEFORE, limits[TIMESTAMP_BEFORE], "older")
     if limits[TIMESTAMP_AFTER] < _milliseconds(wanted, TIMESTAMP_AFTER):
         yield _timestamp_warning(name, TIMESTAMP_AFTER, limits[TIMESTAMP_AFTER], "further ahead")
-    if _retention(present) < _retention(wanted):
+    if RETENTION_MS in kept_less(wanted, present):
         yield (
             f"topic {name} keeps records {present.value(RETENTION_MS, '')} ms on the target and"
             f" {wanted.value(RETENTION_MS, '')} ms on the source"
@@ -265,6 +266,14 @@ def _milliseconds(topic: TopicSpec, limit: str) -> int:
     return int(topic.value(limit, str(_LONG_MAX)))
 
 
-def _retention(topic: TopicSpec) -> int:
-    retention_ms = int(topic.value(RETENTION_MS, "-1"))
-    return _LONG_MAX if retention_ms < 0 else retention_ms
+def kept_less(wanted: TopicSpec, present: TopicSpec) -> list[str]:
+    """The settings by which the target deletes records that the source keeps.  Pure."""
+    found = [
+        limit for limit in (RETENTION_MS, RETENTION_BYTES) if _retention(present, limit) < _retention(wanted, limit)
+    ]
+    return found + [CLEANUP_POLICY] * (wanted.is_compacted and not present.is_compacted)
+
+
+def _retention(topic: TopicSpec, limit: str) -> int:
+    most = int(topic.value(limit, "-1"))
+    return _LONG_MAX if most < 0 else most

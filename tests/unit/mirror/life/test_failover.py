@@ -149,8 +149,10 @@ def test_topics_that_an_unread_part_of_the_map_alone_may_name_are_told_as_unknow
 
 
 def test_a_failover_fences_and_moves_nothing(world: World) -> None:
-    world.ends = ends(10, None, None)
+    world.ends, world.deleted = ends(10, None, None), ["the target no longer has offsets 0 to 10"]
+    assert world.failover(is_dry_run=True).warnings[0] == world.deleted[0]
     report = world.failover()
+    assert report.exit_code == 0 and report.warnings[0] == world.deleted[0]
     assert report.is_done and world.done == ["promoted", "fence", "fenced"]
     assert "groups of broker 3" in report.warnings[-1]
 
