@@ -1,7 +1,8 @@
 """What a flow does besides copying records: group offsets, topic configurations, ACLs, heartbeats, checkpoints.
 
 Laws:
-- Each duty has an interval.  A duty that fails gives a warning and is tried again after its interval.
+- Each duty has an interval.  A duty that fails gives a warning and is tried again after its interval, or after AGAIN_S if that is
+  shorter: an outage is over sooner than a long interval, and its warning should be.
 - A duty that is late runs once, not once for each interval that it missed.
 - Duties have their own connections and thread: they never wait for records, and records never wait for them.
   Heartbeats, by which others measure whether the mirror is alive, do not wait for other duties either.
@@ -25,6 +26,7 @@ from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError
 from tolerant_client.mirror.state.control_topic import ControlWatch
 
 _log = logging.getLogger(__name__)
+AGAIN_S = 30.0  # at most, after a round failed
 _LOOK_S = 0.25  # between two checks of the timetable
 
 
@@ -49,7 +51,7 @@ def lanes(duties: Iterable[Duty]) -> list[list[Duty]]:
 
 
 class Timetable:
-    """When each duty is due: at once, then one interval after its last round began.  Pure."""
+    """When each duty is due: at once, then one interval after its last round began, or AGAIN_S after it failed.  Pure."""
 
     def __init__(self, duties: Iterable[Duty]) -> None:
         self._due_at = dict.fromkeys(duties, float("-inf"))
@@ -60,6 +62,9 @@ class Timetable:
 
     def begun(self, duty: Duty, now: float) -> None:
         self._due_at[duty] = now + duty.interval_s
+
+    def failed(self, duty: Duty, now: float) -> None:
+        self._due_at[duty] = min(self._due_at[duty], now + AGAIN_S)
 
 
 class DutyThread:
@@ -121,6 +126,7 @@ class DutyThread:
                 _log.exception("Duty %s of link %s", duty.name, self._link)
             if isinstance(error, ClusterUnreachableError) or not isinstance(error, KafkaError):
                 self._disconnect()
+            self._timetable.failed(duty, time.monotonic())
             self._tell(duty.name, None, error)
         else:
             self._tell(duty.name, report, None)

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,7 @@ from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.ops.service import duties as duties_module
 from tolerant_client.ops.service import ranges
 from tolerant_client.ops.service.duties import Duty, DutyThread, Timetable, lanes
 from tolerant_client.ops.service.link_events import EventPrinter, LinkEvent, Listeners, undone
@@ -392,6 +394,12 @@ def test_duties_are_due_at_once_and_then_once_an_interval() -> None:
     assert timetable.due(5000) == [often, seldom]  # once, however late
     timetable.begun(often, 5000)
     assert timetable.due(5009) == [seldom]
+    timetable.begun(seldom, 5000)
+    timetable.failed(often, 5002)
+    timetable.failed(seldom, 5002)
+    assert timetable.due(5010) == [often]
+    timetable.begun(often, 5010)
+    assert timetable.due(5032) == [often, seldom]  # 30 s after it failed, not 600
 
 
 class FakeCluster:
@@ -436,7 +444,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_duty_that_fails_is_a_warning_and_no_other_duty_suffers(promoted: type[FakeControl]) -> None:
+def test_a_duty_that_fails_is_a_warning_and_no_other_duty_suffers(
+    promoted: type[FakeControl], monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[tuple[str, Any, Any]] = []
     made: list[tuple[FakeCluster, FakeCluster]] = []
 
@@ -460,6 +470,10 @@ def test_a_duty_that_fails_is_a_warning_and_no_other_duty_suffers(promoted: type
         ("good", 7, type(None)),
     }
     assert len(made) >= 2  # new connections after the failure
+    told.clear()
+    monkeypatch.setattr(duties_module, "AGAIN_S", 0.01)
+    with closing(DutyThread("A-B", [Duty("bad", 600, fails)], connect, lambda *all: told.append(all))):
+        wait_for(lambda: len(told) >= 2)
     assert all(cluster.closed == 1 for both in made for cluster in both)
 
 
