@@ -22,6 +22,7 @@
       StoppedError                                      a stop was asked for during a wait; what was waited for is given up
       UnsupportedSourceError                            the source has something that we do not copy yet
       PartitionRefusedError                             a cluster refuses to read or write a partition: a right or setting
+        OrdersHiddenError                               ... or the operator's orders, without which nothing is copied
       OversizedRecordError                              a record too large for any batch that the target takes
       OffsetMapError                                    a translated link's offset map contradicts what was copied
       CoordinatorUnavailableError(+CoordinatorNotAvailableError, +KafkaTimeoutError)
@@ -191,6 +192,10 @@ class UnsupportedSourceError(TolerantClientError):
 
 class PartitionRefusedError(TolerantClientError):
     """A cluster refuses to let us read or write a partition until somebody grants a right or corrects a setting."""
+
+
+class OrdersHiddenError(PartitionRefusedError):
+    """The target does not let us read a link's control, so whether the link is paused or promoted is unknown."""
 
 
 class OversizedRecordError(TolerantClientError):

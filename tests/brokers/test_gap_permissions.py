@@ -1,12 +1,18 @@
-"""What filling gaps, and promoting, need of the target's ACLs, and what they say where one is missing."""
+"""What filling gaps, promoting, and hearing the operator need of the target's ACLs, and what they say where one is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import kafka
 import pytest
-from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+from kafka.admin import ACL, ACLFilter, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
@@ -15,8 +21,10 @@ from support.mirror_link import (
     both,
     create_topic,
     delete_topic,
+    ends,
     nobody_is_promoted,
     prepare_translated_link,
+    topics_of,
 )
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import Cluster
@@ -30,6 +38,8 @@ from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import read_status
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = [
@@ -63,6 +73,27 @@ def allow(cluster: KafkaCluster, user: str, operation: ACLOperation, kind: Resou
         admin.create_acls([ACL(f"User:{user}", "*", operation, ACLPermissionType.ALLOW, ResourcePattern(kind, name))])
     finally:
         admin.close()
+
+
+@contextmanager
+def denied(cluster: KafkaCluster, operation: ACLOperation, topic: str) -> Iterator[None]:
+    """While user mirror may not do it."""
+    where = ResourcePattern(ResourceType.TOPIC, topic)
+    acl = ACL("User:mirror", "*", operation, ACLPermissionType.DENY, where)
+    admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    try:
+        admin.create_acls([acl, ACL("User:*", "*", ACLOperation.ALL, ACLPermissionType.ALLOW, where)])
+        yield
+        admin.delete_acls([ACLFilter(acl.principal, acl.host, acl.operation, acl.permission_type, where)])
+    finally:
+        admin.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def as_mirror(cluster: KafkaCluster, net: NetworkSelector | None = None) -> Cluster:
@@ -113,6 +144,40 @@ def test_a_log_start_says_that_it_needs_to_delete(cluster: KafkaCluster) -> None
         target.run(run)
 
 
+@pytest.mark.parametrize("offsets", ["translated", "identical"])
+def test_a_mirror_that_could_not_read_its_orders_for_a_moment_obeys_them_and_one_that_may_not_does_not_start(
+    cluster: KafkaCluster, source: str, tmp_path: Path, offsets: str
+) -> None:
+    """What it had read before is no order any more: a promotion may have been written since."""
+    target, topic = cluster.bootstrap_servers, f"deaf-{offsets}"
+    login = f'org.apache.kafka.common.security.plain.PlainLoginModule required username="mirror" password="{PASSWORD}";'
+    properties = tmp_path / "target.properties"
+    properties.write_text(f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.jaas.config={login}\n")
+    link = ["--source", source, "--target", cluster.servers_of("SASL"), "--target-properties", str(properties)]
+    command = [sys.executable, "-m", "spark_integration.cli.app", "mirror", *link, "--topics", topic, "--link", topic]
+    command += ["--tasks", "0", "--offsets", offsets]
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    mirror = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: topic in topics_of(target) and ends(target, topic)[0] >= 100)
+        with denied(cluster, ACLOperation.READ, CONTROL_TOPIC):
+            with both(source, target) as (_, there):
+                there.run(update_control, there, topic, lambda now: replace(now, is_promoted=True, is_fenced=True))
+            time.sleep(2.5)  # it reads its orders once a second
+            before = ends(target, topic)
+            append_records(source, topic, 100, first=100)
+            time.sleep(1)
+            assert ends(target, topic) == before, "copied without its orders"
+        _, errors = mirror.communicate(timeout=30)
+        assert f"Link {topic} was promoted" in errors and ends(target, topic) == before
+        with denied(cluster, ACLOperation.READ, CONTROL_TOPIC):
+            anew = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert anew.returncode and f"Link {topic} does not start" in anew.stderr and "Read on it" in anew.stderr
+    finally:
+        mirror.kill()
+
+
 def test_a_topic_that_no_cluster_shows_is_known_from_the_map_of_a_translated_link(
     cluster: KafkaCluster, source: str
 ) -> None:
@@ -121,8 +186,8 @@ def test_a_topic_that_no_cluster_shows_is_known_from_the_map_of_a_translated_lin
         create_topic(source, name)
         append_records(source, name, 20)
     with both(source, cluster.bootstrap_servers) as (origin, there):
-        ends = origin.run(prepare_translated_link, origin, there, "mapped.*", link).ends
-        origin.run(LinkCopier(origin, there, translated_offsets(), link=link).copy, ends)
+        until = origin.run(prepare_translated_link, origin, there, "mapped.*", link).ends
+        origin.run(LinkCopier(origin, there, translated_offsets(), link=link).copy, until)
     delete_topic(source, hidden)
     allow(cluster, "another", ACLOperation.DESCRIBE, ResourceType.TOPIC, hidden)
     with both(source, cluster.bootstrap_servers) as (origin, _):

@@ -312,7 +312,7 @@ def test_status_names_the_mirror_that_runs_and_says_when_none_was_seen(
     found = status_of(source, target, "seen")
     assert (found.health, found.exit_code) == (Health.UNKNOWN, 3)
     assert (
-        "no mirror of link seen runs: the last one, on m1" in found.findings[0]
+        "no mirror of link seen is seen at work: the last one, on m1" in found.findings[0]
         and "was last seen at 20" in found.findings[0]
     )
     records.clear()

@@ -10,6 +10,7 @@ Laws:
 - When its run is over a copier gives everything back, as at the end of a call without a lease: the position is stored
   before the claim is released.
 - Leases end and partitions are handed over in time even while the control cannot be read.
+- Nothing is copied while the control may not be read.  If it cannot be read for another reason, the last orders hold.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.tasks import Tasks
-from tolerant_client.errors import LinkPromotedError
+from tolerant_client.errors import LinkPromotedError, OrdersHiddenError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.emptiness import EmptinessChecks
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
 from tolerant_client.mirror.engine.memory import Memory
 from tolerant_client.mirror.engine.partition_locks import PartitionLocks
-from tolerant_client.mirror.engine.strategy import CopiedLink, Strategy
+from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink, Strategy
 from tolerant_client.mirror.engine.throttle import TokenBucket
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.claims_topic import Claims, claimed_by, new_holder
@@ -168,7 +169,11 @@ class LinkCopier:
         """Partitions that have not moved for WAITS_AFTER_S though there is something to copy, and why."""
         now, now_ms = self.link.clock(), int(time.time() * 1000)
         found = {p: copy.waits(WAITS_AFTER_S, now) for p, copy in self.strategy.partitions.items()}
-        return {p: Waiting(w[1], now_ms - int(1000 * (now - w[0]))) for p, w in found.items() if w is not None}
+        waits = {p: Waiting(w[1], now_ms - int(1000 * (now - w[0]))) for p, w in found.items() if w is not None}
+        if self.claims.problem:  # then nothing else that was found matters to what is not claimed
+            unclaimed = [p for p in waits if not self.claims.holds(self.strategy.claim_of(p))]
+            waits |= {p: waits[p]._replace(reason=f"{NO_CLAIM}: {self.claims.problem}") for p in unclaimed}
+        return waits
 
     # -- in the background ----------------------------------------------------
 
@@ -195,9 +200,13 @@ class LinkCopier:
     async def _follow_control(self) -> None:
         try:
             await self.control.refresh()
+        except OrdersHiddenError as error:
+            for partition in list(self.strategy.partitions):
+                self.strategy.doubt(partition, error)
         except KafkaError:
-            return  # the last orders hold
-        self.obey()
+            pass  # the last orders hold
+        else:
+            self.obey()
 
     def obey(self) -> None:
         """Applies the operator's last orders."""

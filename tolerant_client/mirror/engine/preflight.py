@@ -25,7 +25,7 @@ from tolerant_client.cluster.admin.topics import lacking, topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
-from tolerant_client.mirror.state.control_topic import read_controls, update_control
+from tolerant_client.mirror.state.control_topic import orders_hidden, read_controls, update_control
 from tolerant_client.mirror.state.link_control import LinkControl, plain_options, unfinished
 from tolerant_client.mirror.state.link_topics import hindrance, require_no_unreadable
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -222,7 +222,7 @@ async def look_for_others(
     try:
         controls = await read_controls(target, frozenset(names))
     except _MAY_NOT:
-        return Others()  # write_down warns of it
+        return Others()  # a mirror neither starts nor copies then
     try:
         require_no_unreadable(controls, link, names, target)
     except OptionError as error:
@@ -310,12 +310,12 @@ async def copied_identically(
 ) -> dict[TopicPartition, str]:
     """Which of these target logs another link has begun with identical offsets, and why nobody else may write there.
 
-    Call it once the logs are claimed: such a link records it before it appends, under its own claim.
+    Call it once the logs are claimed: such a link records it before it appends, under its own claim.  Raises OrdersHiddenError.
     """
     try:
         controls = await read_controls(target, {p.topic for p in partitions})
-    except _MAY_NOT:
-        return {}
+    except Errors.TopicAuthorizationFailedError as error:
+        raise orders_hidden() from error
     return {
         p: f"{p.topic}-{p.partition} of the target was copied by link {other} with identical offsets, and only that link may"
         " write it: leave the topic out of one of the two links"
@@ -364,8 +364,8 @@ async def write_down(
             raise
         text = text_of(error)
         return (
-            f"link {link} cannot be recorded in {CONTROL_TOPIC} of the target ({text}): pausing, throttling and promotion do"
-            " not reach it, and circles are not detected; grant the mirror Create, Read and Write on that topic"
+            f"link {link} cannot be recorded in {CONTROL_TOPIC} of the target ({text}): status and promote do not know what it"
+            " copies, and circles are not detected; grant the mirror Create, Read and Write on that topic"
         )
     return None
 

@@ -14,7 +14,7 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError, text_of
+from tolerant_client.errors import ClusterUnreachableError, OptionError, OrdersHiddenError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
@@ -29,7 +29,7 @@ from tolerant_client.mirror.engine.preflight import (
     starts_at,
     write_down,
 )
-from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import known_topics, see_topics
@@ -300,6 +300,8 @@ async def _check_link(
 ) -> tuple[PlannedLink, LinkControl]:
     """The plan of a link that may start, at a time if it `has_start`, and its control; writes nothing."""
     control = await read_control(target, link)
+    if control.is_hidden:
+        raise OrdersHiddenError(f"Link {link} does not start, since {UNKNOWN_ORDERS}: {HIDDEN}")
     planned = await plan_link(source, target, topics, control, patience_ms=ELECTION_MS)
     if not goes_on:
         planned.require_all()

@@ -136,9 +136,12 @@ def mirror_reasons(link: str, mirrors: Iterable[Run] | None) -> list[Reason]:
     if not known:
         return [Reason(Health.UNKNOWN, f"no mirror of link {link} has been seen in the last hour: start it")]
     last = known[-1]
-    what = "ended at" if last.is_ended else "was last seen at"
+    one = f"the last one, on {last.host} (process {last.pid}),"
+    if last.is_ended:
+        return [Reason(Health.UNKNOWN, f"no mirror of link {link} runs: {one} ended at {utc(last.seen_ms)}")]
     text = (
-        f"no mirror of link {link} runs: the last one, on {last.host} (process {last.pid}), {what} {utc(last.seen_ms)}"
+        f"no mirror of link {link} is seen at work: {one} was last seen at {utc(last.seen_ms)}. If that process still runs, it"
+        f" cannot say so: grant its user Read and Write on topic {CLAIMS_TOPIC} of the target; otherwise start a mirror"
     )
     return [Reason(Health.UNKNOWN, text)]
 

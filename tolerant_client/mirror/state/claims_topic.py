@@ -120,7 +120,7 @@ class Claims:
         self, target: Cluster, holder: Holder, spawn: Callable[..., None], on_change: Callable[[], None]
     ) -> None:
         self.claimant = Claimant(holder)
-        self.problem = ""  # why nothing can be claimed now
+        self._problems: dict[str, str] = {}  # why the log cannot be written or read now
         self._is_forbidden = False  # and waiting does not change that
         self._guarded = target
         self._apart: Cluster | None = None
@@ -156,6 +156,11 @@ class Claims:
     def term(self, partition: TopicPartition) -> int | None:
         """As Claimant.term."""
         return self.claimant.term(partition, boot_s())
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be claimed now."""
+        return next(iter(self._problems.values()), "")
 
     def rivals(self) -> dict[TopicPartition, Claim]:
         """Wanted partitions that another run holds, if that holder has renewed its claim since we first saw it.
@@ -254,10 +259,11 @@ class Claims:
                     offset = await claims_topic(self._target).put(record.holder.id.encode(), encode_claims(record))
                 except Errors.KafkaError as error:
                     claimant.not_said()
-                    await self._trouble(error, pause_s)
+                    await self._trouble("write", error, pause_s)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                     continue
-                self.problem, pause_s, self._own_offset = "", _FIRST_PAUSE_S, offset
+                self._problems.pop("write", None)
+                pause_s, self._own_offset = _FIRST_PAUSE_S, offset
                 if read_before > offset:
                     self._start_anew()  # the log was created again: it no longer has what we had read
         finally:
@@ -285,20 +291,22 @@ class Claims:
                 if self._follower.log_start > self._own_offset >= 0:
                     raise Errors.OffsetOutOfRangeError("our newest record was deleted")
                 if not is_more:
+                    self._problems.pop("read", None)
                     self._see_to_lapse()
                     return
         except Errors.OffsetOutOfRangeError:
             self._start_anew()
         except OptionError as error:
-            await self._trouble(error, _LONGEST_PAUSE_S)
+            await self._trouble("read", error, _LONGEST_PAUSE_S)
             return
         except Errors.UnknownTopicOrPartitionError as error:
             self._is_current = False  # it was deleted, and will be created again
-            await self._trouble(error, _FIRST_PAUSE_S)
+            await self._trouble("read", error, _FIRST_PAUSE_S)
             return
         except Errors.KafkaError as error:
-            await self._trouble(error, _LONGEST_PAUSE_S)
+            await self._trouble("read", error, _LONGEST_PAUSE_S)
             return
+        self._problems.pop("read", None)
         self._see_to_lapse()
         self._wakeup.notify()
         self._on_change()
@@ -335,11 +343,11 @@ class Claims:
             self._guarded.drop_connections("the claim on the target's partitions was not renewed in time")
             self._on_change()
 
-    async def _trouble(self, error: Errors.KafkaError, pause_s: float) -> None:
+    async def _trouble(self, doing: str, error: Errors.KafkaError, pause_s: float) -> None:
         is_refused = isinstance(error, Errors.TopicAuthorizationFailedError)
         self._is_forbidden = is_refused or isinstance(error, OptionError)
         remedy = "; grant the mirror Create, Describe, Read and Write on it" if is_refused else ""
-        self.problem = f"{CLAIMS_TOPIC} of the target: {text_of(error)}{remedy}"
+        self._problems[doing] = f"{CLAIMS_TOPIC} of the target: {text_of(error)}{remedy}"
         if getattr(error, "invalid_metadata", False):
             self._target.manager.cluster.request_update()
         self._see_to_lapse()

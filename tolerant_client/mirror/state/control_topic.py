@@ -4,6 +4,7 @@ Laws:
 - A writer checks whether its record counts; if not, it applies its change to the one that does (update_control).  So two
   concurrent changes both hold.
 - The engine obeys within about a second, and checks the control before it writes anything that it has just derived from the log.
+- A control that may not be read says nothing: what was read before is not true any more.  So no mirror starts or copies without it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import kafka.errors as Errors
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future
-from tolerant_client.errors import OptionError, TolerantClientError, text_of
+from tolerant_client.errors import OptionError, OrdersHiddenError, TolerantClientError, text_of
 from tolerant_client.mirror.state.control_record import (
     CONTROL_TOPIC,
     Controls,
@@ -33,15 +34,15 @@ from tolerant_client.mirror.state.state_topic import COMPACTED, StateTopic
 from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import Record, encode_batch
 
-HIDDEN = f"we may not read topic {CONTROL_TOPIC} of the target: grant us Describe and Read on it"
+_HIDDEN = f"we may not read topic {CONTROL_TOPIC} of the target, where operators pause and promote links"
+_READABLE = "grant us Describe and Read on it"
+HIDDEN = f"{_HIDDEN}; {_READABLE}"
 UNKNOWN_ORDERS = "whether an operator has paused, limited or promoted the link is unknown"
 FORGOTTEN = (
     f"{CONTROL_TOPIC} of the target says nothing of the link (any more): the topic was deleted since its mirror started, or that"
     " may not write there. So what it copies and what was ordered is unknown, and it gets no orders. Stop that mirror and start it"
     " again with Create, Read and Write on that topic"
 )
-
-_HIDDEN_FOR_S = 60.0  # after that we try again to read a topic that we may not describe
 
 
 def control_topic(cluster: Cluster) -> StateTopic:
@@ -53,30 +54,33 @@ def control_topic(cluster: Cluster) -> StateTopic:
     return StateTopic(cluster, name, COMPACTED, "the controls of links", insync_of_two=1, codec=codecs.GZIP)
 
 
+def orders_hidden() -> OrdersHiddenError:
+    """The error for a control topic that the target does not let us read."""
+    return OrdersHiddenError(_HIDDEN).advising(_READABLE)
+
+
 class ControlWatch:
     """The control of one link as a running engine follows it: `value` was read last.
 
     On the event loop of `target`.  A refresh costs two small requests if nothing is new.
     """
 
-    def __init__(self, target: Cluster, link: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, target: Cluster, link: str) -> None:
         self.value = LinkControl()
         self.is_read = False
         self.link = link
         self._target = target
-        self._clock = clock
         self.position = 0
         self._topic_id = ""
         self.newest: Record | None = None  # the record that counts
         self._was_written = False
-        self._hidden_until = float("-inf")
         self._reading: Future | None = None
         self._waiting: Future | None = None  # for a read that has not begun yet
 
     async def refresh(self) -> LinkControl:
         """The present control, read after this call began; concurrent calls share one read.
 
-        Raises OptionError for a record that is not ours, and KafkaError.
+        Raises OrdersHiddenError if we may not read it, OptionError for a record that is not ours, and KafkaError.
         """
         if self._waiting is not None:
             await self._waiting
@@ -98,11 +102,6 @@ class ControlWatch:
         return self.value
 
     @property
-    def is_hidden(self) -> bool:
-        """Whether we may not read the topic: then nothing is known, and `value` is what was read before."""
-        return self._clock() < self._hidden_until
-
-    @property
     def is_forgotten(self) -> bool:
         """Whether the topic no longer says what the link copies, though it did: `value` is what was read before."""
         return self._was_written and (self.newest is None or self.value.is_unwritten)
@@ -112,16 +111,14 @@ class ControlWatch:
         (await self.refresh()).require_not_promoted(self.link)
 
     async def _read(self) -> None:
-        if self.is_hidden:
-            return
         try:
             topic = control_topic(self._target)
             if await topic.exists():
                 await self._follow(topic)
             else:  # what was read last still holds
                 self.position, self.newest, self._topic_id = 0, None, ""
-        except Errors.TopicAuthorizationFailedError:
-            self._hidden_until = self._clock() + _HIDDEN_FOR_S
+        except Errors.TopicAuthorizationFailedError as error:
+            raise orders_hidden() from error
         self.is_read = True
 
     async def _follow(self, topic: StateTopic) -> None:
@@ -147,9 +144,10 @@ class ControlWatch:
 
 async def read_control(target: Cluster, link: str) -> LinkControl:
     """The control of a link; the default if there is none, or if it is_hidden from us.  Raises OptionError and KafkaError."""
-    watch = ControlWatch(target, link)
-    control = await watch.refresh()
-    return replace(control, is_hidden=True) if watch.is_hidden else control
+    try:
+        return await ControlWatch(target, link).refresh()
+    except OrdersHiddenError:
+        return LinkControl(is_hidden=True)
 
 
 async def read_controls(cluster: Cluster, begun_of: Collection[str] | None = ()) -> Controls:
@@ -173,8 +171,6 @@ async def update_control(target: Cluster, link: str, change: Callable[[LinkContr
     """
     watch = ControlWatch(target, link)
     current = await watch.refresh()
-    if watch.is_hidden:  # our record would replace one that we may not read
-        raise Errors.TopicAuthorizationFailedError(f"{CONTROL_TOPIC} of the {target.name} may not be read")
     wanted = change(current)
     if wanted == current:
         return current

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
-from kafka.errors import KafkaError, KafkaTimeoutError, TopicAuthorizationFailedError
+from kafka.errors import KafkaError, KafkaTimeoutError
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
@@ -17,7 +17,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LoginRefusedError, OptionError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life import lens
-from tolerant_client.mirror.state.control_topic import FORGOTTEN, HIDDEN, ControlWatch
+from tolerant_client.mirror.state.control_topic import FORGOTTEN, ControlWatch
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, find_held
@@ -67,10 +67,8 @@ class LinkClusters:
         return [row for row in self._ask(self._target, read_ledger, self._target) if row.link == self._link]
 
     def control(self) -> LinkControl:
-        """The operator's orders; raises TopicAuthorizationFailedError if we may not read them, OptionError if they are gone."""
+        """The operator's orders; raises OrdersHiddenError if we may not read them, OptionError if they are gone."""
         found = self._ask(self._source, self._control.refresh)
-        if self._control.is_hidden:
-            raise TopicAuthorizationFailedError(HIDDEN)
         if self._control.is_forgotten:
             raise OptionError(FORGOTTEN)
         if found.is_over:

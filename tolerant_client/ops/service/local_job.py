@@ -103,6 +103,7 @@ class _Batches(threading.Thread):
             try:
                 return self._copier.copy(until)
             except TolerantClientError as error:
+                self._copier.settle([self._copier.before_repeat])
                 if attempt == _ATTEMPTS or self.stopped.wait(min(attempt, 5)):
                     raise
                 _log.info("the micro-batch is repeated: %s", error)

@@ -242,6 +242,7 @@ class RangesCopier:
         self._hold_ms, self._lease_ms = (0, 0) if settings.once else (settings.hold_ms, settings.lease_ms)
         self._report = None if job.folder is None else RunReport(Path(job.folder)).done
         self._goes_on = settings.goes_on
+        self.before_repeat = CopiedRanges()  # what was done, and what is refused, before `copy` raised its last error
 
     def copy(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
         """Copies partitions at least up to these offsets, for the time of one micro-batch."""
@@ -257,6 +258,7 @@ class RangesCopier:
         return held_partitions(self._link)
 
     def _copied(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
+        self.before_repeat = CopiedRanges()
         if not until:
             return CopiedRanges()
         try:
@@ -271,11 +273,10 @@ class RangesCopier:
         stopped = {p: why for p, done in copied.items() if (why := done.stopped_by) is not None}
         incurable = INCURABLE if self._goes_on else _INCURABLE_ALONE
         final = [why for why in stopped.values() if isinstance(why, LinkPromotedError if self._goes_on else incurable)]
-        if not final:
-            for why in stopped.values():
-                if not isinstance(why, incurable):
-                    raise why
+        again = None if final else next((why for why in stopped.values() if not isinstance(why, incurable)), None)
         stopped_now = {} if final else stopped
+        if again is not None:
+            stopped_now = {p: why for p, why in stopped.items() if isinstance(why, PartitionRefusedError)}
         blocked = {p: why for p, done in copied.items() if done.is_paused and (why := done.blocked_by) is not None}
         paused = {p: why for p, done in copied.items() if (why := done.paused_by) is not None}
         report = TaskReport(
@@ -288,7 +289,11 @@ class RangesCopier:
             waiting={p: done.wait for p, done in copied.items() if done.wait is not None},
             acked={p: done.acked for p, done in copied.items() if done.is_placed},
         )
-        return CopiedRanges(report.measured(take_measures(self._link)), final[0] if final else None)
+        copied_ranges = CopiedRanges(report.measured(take_measures(self._link)), final[0] if final else None)
+        if again is not None:
+            self.before_repeat = copied_ranges
+            raise again
+        return copied_ranges
 
     def settle(self, done: Sequence[CopiedRanges]) -> None:
         """Adds the results of all tasks of a micro-batch to the report, and raises the first error that no retry cures."""

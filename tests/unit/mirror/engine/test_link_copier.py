@@ -16,7 +16,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
-from tolerant_client.errors import DataLossError, LinkPromotedError
+from tolerant_client.errors import DataLossError, LinkPromotedError, OrdersHiddenError
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.engine.identical import begun, sync_loop
@@ -24,6 +24,8 @@ from tolerant_client.mirror.engine.identical.offsets import IdenticalOffsets, id
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
+from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
+from tolerant_client.mirror.state.control_topic import orders_hidden
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
@@ -161,6 +163,70 @@ def test_a_control_that_cannot_be_read_holds_up_no_look_at_resting_logs_and_no_l
     flow.drop_expired = lambda: done.append("drop")
     asyncio.run(run())
     assert done == ["look at 1", "drop", "look at 1", "drop", "look at 1", "drop"]
+
+
+@pytest.mark.parametrize("is_translated", [False, True], ids=["identical", "translated"])
+def test_a_control_that_may_not_be_read_any_more_takes_what_is_copied_out_of_the_flow(
+    copier: LinkCopier, is_translated: bool
+) -> None:
+    async def hidden() -> None:
+        raise orders_hidden()
+
+    watch: Any = copier.control
+    watch._read = hidden
+    copy: Any = placed(copier, FIRST, 300)
+    if is_translated:
+        link: Any = replace(copier.link, tasks=SimpleNamespace(spawn=lambda *_: None))
+        strategy: Any = translated_offsets()(link)
+        copier.strategy = strategy
+        copy = strategy.adopt(FIRST, 400, 200.0, 200.0)
+    asyncio.run(copier._follow_control())
+    if is_translated:
+        with pytest.raises(
+            Errors.OffsetNotAvailableError, match="orders-0: we may not read topic tolerant-mirror-control"
+        ):
+            copy._check_fetches()
+    else:
+        assert (
+            copy.phase is Phase.DRAINING and "we may not read topic tolerant-mirror-control" in copy.waits(0, 200.0)[1]
+        )
+
+
+def test_what_cannot_hear_the_operator_is_not_taken_over_again_and_stops_with_the_missing_right() -> None:
+    """As a copier that a promotion has fenced: taken over again, it would write after the fence."""
+    taken: list[bool] = []
+    copy: Any = TranslatedPartition.__new__(TranslatedPartition)
+
+    async def hidden(*_: Any) -> Any:
+        raise orders_hidden()
+
+    async def take_over() -> None:
+        taken.append(True)
+
+    copy.__dict__.update(
+        partition=FIRST,
+        _claim=None,
+        _stands_since=1.0,
+        _link=SimpleNamespace(claims=SimpleNamespace(term=lambda _: 1), clock=lambda: 1.0),
+        _parts=SimpleNamespace(reads=SimpleNamespace(copied_identically=hidden)),
+        _producer=SimpleNamespace(take_over=take_over),
+    )
+    with pytest.raises(OrdersHiddenError):
+        asyncio.run(copy._take_over())
+    assert not taken
+
+
+def test_what_is_not_claimed_waits_for_the_right_that_the_claims_lack(copier: LinkCopier, now: list[float]) -> None:
+    copy, claims = placed(copier, FIRST, 300), cast(Any, copier.claims)
+    refused = Errors.TopicAuthorizationFailedError("not authorized")
+    copier.link.target.net.run(claims._trouble, "write", refused, 0.0)
+    copy.trouble("append answered X", 100.0)
+    now.append(200.0)
+    assert copier.waiting()[FIRST].reason == "append answered X", "it is claimed"
+    claims.holds = lambda partition: False
+    told = copier.waiting()[FIRST].reason
+    assert told.startswith("the claim on the target's partition is over: tolerant-mirror-claims of the target: ")
+    assert told.endswith("; grant the mirror Create, Describe, Read and Write on it")
 
 
 def test_patience_begins_where_a_partition_that_had_reached_its_end_is_to_go_on(copier: LinkCopier) -> None:

@@ -808,3 +808,15 @@ def test_a_marker_in_the_place_of_a_record_is_the_links_where_its_coordinator_sa
     monkeypatch.setattr(open_gaps, "ask_nodes", at_once)
     differing = compared(SOURCE, target)
     assert differing is not None and re.search(found, str(differing.differing[P]))
+
+
+@pytest.mark.parametrize(
+    "after", [(), (of_link(11),), (batch(11),)], ids=["alone", "filler of the fence", "the new producers'"]
+)
+def test_the_fence_of_a_promotion_is_not_told_as_anothers_marker_and_nothing_is_to_be_deleted(after: Any) -> None:
+    target: Any = Log(of_link(0), marker(10, producer_id=LINK_ID), *after, end=21 if after else 11)
+    differing = compared(SOURCE, target)
+    assert differing is not None
+    told = str(differing.differing[P])
+    assert "has at offset 10 the fence of this very link (a marker of producer id 7, the mirror's own)" in told
+    assert "elete" not in told and "tolerant-kafka failback copies back after a promotion" in told

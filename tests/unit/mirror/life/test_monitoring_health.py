@@ -152,10 +152,12 @@ def test_a_mirror_that_nobody_sees_is_not_healthy() -> None:
     (dead,) = mirror_reasons("dr", [RUN])
     assert dead.health is Health.UNKNOWN
     assert dead.text == (
-        "no mirror of link dr runs: the last one, on m1 (process 812), was last seen at 2025-11-22 08:21:40 UTC"
+        "no mirror of link dr is seen at work: the last one, on m1 (process 812), was last seen at 2025-11-22 08:21:40 UTC. If"
+        " that process still runs, it cannot say so: grant its user Read and Write on topic tolerant-mirror-claims of the target;"
+        " otherwise start a mirror"
     )
     (ended,) = mirror_reasons("dr", [replace(RUN, is_ended=True)])
-    assert "ended at" in ended.text
+    assert "no mirror of link dr runs: the last one, on m1 (process 812), ended at" in ended.text
     assert "in the last hour" in mirror_reasons("dr", [])[0].text
     assert "unknown" in mirror_reasons("dr", None)[0].text
 

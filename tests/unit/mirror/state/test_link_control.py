@@ -21,7 +21,7 @@ from kafka.structs import TopicPartition
 from spark_integration.cli.exits import exit_code
 from tolerant_client.cluster.admin.transactions import ProducerEntry
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import LinkPromotedError, OptionError
+from tolerant_client.errors import LinkPromotedError, OptionError, OrdersHiddenError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.engine.identical.begun import copied_so_far
 from tolerant_client.mirror.engine.identical.difference import Logs
@@ -216,7 +216,7 @@ class ControlTopic:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[Record] = []
         self.before_append: list[Callable[[], Awaitable[object]]] = []
-        self.is_killed, self.is_there = False, True
+        self.is_killed, self.is_there, self.is_refused = False, True, False
         self.cluster = self
         monkeypatch.setattr(control_topic, "control_topic", lambda _: self)
 
@@ -224,6 +224,8 @@ class ControlTopic:
         return await attempt()
 
     async def exists(self) -> bool:
+        if self.is_refused:
+            raise Errors.TopicAuthorizationFailedError("tolerant-mirror-control")
         return self.is_there
 
     async def end(self) -> int:
@@ -588,6 +590,27 @@ def test_a_control_topic_that_was_made_anew_is_read_from_its_first_record(monkey
     assert asyncio.run(watch.refresh()).bytes_per_s == 7
     topic.log, topic.id = [Record(0, 1, b"other", encode_control(LinkControl(), 1))], "once more"
     assert asyncio.run(watch.refresh()).bytes_per_s == 7, "what it said last still holds"
+
+
+def test_a_control_that_was_readable_and_is_refused_now_says_nothing_until_it_may_be_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = ControlTopic(monkeypatch)
+    topic.log = [Record(0, 1, b"dr", encode_control(LinkControl(bytes_per_s=5), 1))]
+    watch = ControlWatch(cast(Cluster, topic), "dr")
+    assert asyncio.run(watch.refresh()).bytes_per_s == 5
+    topic.is_refused = True
+    topic.log.append(Record(1, 1, b"dr", encode_control(LinkControl(is_promoted=True), 1, 1)))
+    for _ in range(2):
+        with pytest.raises(
+            OrdersHiddenError, match="we may not read topic tolerant-mirror-control .*grant us Describe"
+        ):
+            asyncio.run(watch.refresh())
+    assert asyncio.run(topic.read()) == LinkControl(is_hidden=True)
+    with pytest.raises(OrdersHiddenError):
+        asyncio.run(topic.change(bytes_per_s=7))
+    topic.is_refused = False
+    assert asyncio.run(watch.refresh()).is_promoted, "at once, not a minute later"
 
 
 def test_a_control_that_says_no_more_what_the_link_copies_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

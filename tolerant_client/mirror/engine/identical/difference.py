@@ -210,6 +210,8 @@ async def _explain_difference(source: Cluster, target: Cluster, case: Case, link
             break
         span = (at, min(header.next_offset, at + COMPARED_OFFSETS))
         there = (await read_slices(target, {case.partition: span}, is_committed=False))[case.partition]
+        if header.is_control and header.producer_id in case.own:
+            return _fenced(case, header)
         if header.is_control:
             marker = marker or (None if is_filler_marker(header) else header)
         elif not is_all_filler(there):
@@ -303,6 +305,14 @@ def _diverged(case: Case, foreign: BatchHeader, offset: int) -> TargetDivergedEr
         f"The target log of {case} has a foreign record batch at offset {max(offset, foreign.base_offset)} (producer id"
         f" {foreign.producer_id}, the mirror's is {case.producer_id}) that the source does not have"
     ).advising("stop that writer and mirror into a topic of its own")
+
+
+def _fenced(case: Case, fence: BatchHeader) -> TargetDivergedError:
+    """The link's own producer ids have no transactions but those that fence them (life/fence.py)."""
+    return TargetDivergedError(
+        f"The target log of {case} has at offset {fence.base_offset} the fence of this very link (a marker of producer id"
+        f" {fence.producer_id}, the mirror's own), which its promotion, failover or hand-back wrote: nothing more is copied into it"
+    ).advising("tolerant-kafka status says what it was, and tolerant-kafka failback copies back after a promotion")
 
 
 def _only_gaps(case: Case, first: int, marker: BatchHeader | None, *, is_own: bool) -> TargetDivergedError:

@@ -45,6 +45,7 @@ from tolerant_client.errors import (
     RecordBatchError,
     TargetDivergedError,
     TolerantClientError,
+    text_of,
 )
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState, cover
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
@@ -320,7 +321,7 @@ class PartitionCopy(CopiedPartition):
         """Handles a finding that stops the partition if it is made again (Law E)."""
         if isinstance(error, RecordBatchError):
             self._troubles.damaged(str(error))
-        if self.is_believed(str(error), now):
+        if self.is_believed(text_of(error), now):
             self.stop(error)
 
     def absent(self, now: float) -> None:

@@ -15,7 +15,13 @@ import kafka.errors as Errors
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import LinkPromotedError, OptionError, PartitionRefusedError, TargetDivergedError
+from tolerant_client.errors import (
+    LinkPromotedError,
+    OptionError,
+    OrdersHiddenError,
+    PartitionRefusedError,
+    TargetDivergedError,
+)
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER, AppendRules, AppendState
 from tolerant_client.mirror.batches.divergence import require_readable
 from tolerant_client.mirror.batches.gaps import Gap
@@ -73,6 +79,9 @@ class SyncLoop:
             flow.to_sync.difference_update(due)
             try:
                 groups = await self._by_leaders(due)
+            except OrdersHiddenError as error:
+                self._doubt(due, error)
+                continue
             except KafkaError as error:
                 flow.not_read(due, f"the leaders could not be found: {type(error).__name__}: {error}")
                 continue
@@ -95,6 +104,8 @@ class SyncLoop:
             await self.sync(due)
         except LinkPromotedError:
             flow.link.obey()
+        except OrdersHiddenError as error:
+            self._doubt(due, error)
         except Errors.TopicAuthorizationFailedError as error:
             # Only its text says which topic is refused: halve until one is left.
             topics = sorted({p.topic for p in due})
@@ -111,11 +122,16 @@ class SyncLoop:
     def _may_not_read(self, partitions: list[TopicPartition], error: Errors.TopicAuthorizationFailedError) -> None:
         """Stops partitions of one topic whose logs we may not read, once that is found again."""
         what = str(error.args[0]) if error.args else type(error).__name__
+        for partition in partitions:
+            refused = read_refusal(partition, self._source.wire_topic(partition.topic), what)
+            self._doubt([partition], refused)
+
+    def _doubt(self, partitions: list[TopicPartition], error: PartitionRefusedError) -> None:
+        """Stops partitions that cannot be read, once that is found again."""
         for copy in self._flow.copies(partitions):
             if copy.phase not in (Phase.STOPPED, Phase.COPYING):
                 copy.phase = Phase.SYNCING
-                source_topic = self._source.wire_topic(copy.partition.topic)
-                copy.doubt(read_refusal(copy.partition, source_topic, what), self._clock())
+                copy.doubt(error, self._clock())
                 self._flow.after_trouble(copy)
 
     async def sync(self, due: list[TopicPartition]) -> None:

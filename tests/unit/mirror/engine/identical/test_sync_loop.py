@@ -10,9 +10,10 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.patience import BELIEVED_AFTER
-from tolerant_client.errors import PartitionRefusedError, text_of
+from tolerant_client.errors import OrdersHiddenError, PartitionRefusedError, text_of
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.identical.sync_loop import SyncLoop
+from tolerant_client.mirror.state.control_topic import orders_hidden
 
 ORDERS, SECOND, PAYMENTS = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("payments", 0)
 
@@ -47,6 +48,24 @@ def test_a_topic_that_we_may_not_read_stops_alone_and_the_others_are_read() -> N
         "orders-0: Fetch of orders-0: comparing records of the source;"
     )
     assert "on topic source-orders of the source, and on topic orders and" in str(error)
+
+
+def test_no_log_is_copied_while_the_operators_orders_may_not_be_read() -> None:
+    copies = {p: PartitionCopy(p, 0.0) for p in (ORDERS, PAYMENTS)}
+
+    async def sync(due: list[TopicPartition]) -> None:
+        raise orders_hidden()
+
+    loop: Any = SyncLoop.__new__(SyncLoop)
+    loop.sync, loop._clock = sync, lambda: 1.0
+    loop._flow = SimpleNamespace(
+        copies=lambda partitions: [copies[p] for p in partitions], after_trouble=lambda copy: None
+    )
+    for _ in range(BELIEVED_AFTER):
+        assert all(copy.error is None for copy in copies.values())
+        asyncio.run(loop._try_sync([ORDERS, PAYMENTS]))
+    for copy in copies.values():
+        assert isinstance(copy.error, OrdersHiddenError) and "tolerant-mirror-control" in text_of(copy.error)
 
 
 def test_what_a_refused_reading_has_put_back_is_not_read_by_its_halves() -> None:
