@@ -292,7 +292,7 @@ def test_a_link_with_exactly_the_rights_of_the_table_does_all_its_duties(link: L
         ),
         (
             [("target", "topic", "tolerant-mirror-", "Read")],
-            "could not be claimed",
+            "Link A-B does not start, since whether an operator has paused, limited or promoted the link is unknown",
             "topic tolerant-mirror-claims",
         ),
         (
@@ -315,14 +315,15 @@ def test_what_may_not_be_done_is_said_by_the_mirror_and_by_the_doctor(
 
 
 def test_control_that_may_not_be_read_is_not_overwritten(link: Link) -> None:
-    """A mirror with Write alone would take back what an operator has said."""
+    """A mirror with Write alone would take back what an operator has said, and hears no promotion."""
     flow, servers = link.flow, link.clusters["target"].bootstrap_servers
     with Cluster({"bootstrap_servers": servers}, name="target") as operator:
         stopped: LinkControl = operator.run(
             update_control, operator, flow.link, lambda now: replace(now, paused=frozenset({"x"}))
         )
         with link.without(("target", "topic", "tolerant-mirror-", "Read")):
-            link.run()
+            (refused,) = link.run()
+            assert "does not start" in refused and "where operators pause and promote links; grant us" in refused
             with link.both() as (source, target):
                 seen = source.run(read_status, source, target, flow.link, flow.link_topics)
                 planned = source.run(plan_everything, source, target, flow.link, flow.link_topics)
