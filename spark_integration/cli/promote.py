@@ -147,6 +147,7 @@ def _show(report: PromotionReport) -> None:
     echo_each("damaged", few(report.damaged))
     echo_each("warning", report.warnings)
     echo_each("not promoted", report.not_promoted)
+    echo_each("left behind", (report.left_behind,) if report.left_behind else ())
     echo_each("in the way", report.blockers)
     if report.is_done:
         echo(f"Link {report.link} is promoted: nothing of it writes to the target any more")

@@ -54,7 +54,11 @@ class ListedLink(NamedTuple):
     @property
     def offsets_words(self) -> str:
         """Its offsets, as text."""
-        return self.offsets or ("unknown" if self._given_topics is None else "not copied yet")
+        if self.offsets or self._given_topics is None:
+            return self.offsets or "unknown"
+        if self.control is not None and (self.control.is_prepared or self.control.generation):
+            return "none copied since failback or take-over prepared it"
+        return "not copied yet"
 
     @property
     def topics(self) -> str:

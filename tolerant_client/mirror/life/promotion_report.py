@@ -72,13 +72,22 @@ class PromotionReport:
         return {p: at for p, at in known if at is not None}
 
     @property
+    def left_behind(self) -> str:
+        """A sentence about the records that only the source has; "" if it has none of data, or the blockers say it."""
+        behind = {TopicPartition(p.topic, p.partition): p.lag for p in self.partitions if p.lag and not p.is_heartbeats}
+        if self.blockers or not behind:
+            return ""
+        verb = "would be" if self.is_dry_run else "were"
+        return f"{sum(behind.values()):,} offsets of {names(sorted(behind))} {verb} not copied, so only the source has these records"
+
+    @property
     def exit_code(self) -> int:
         """0 if all is well, 3 if an operator has to check the report."""
         are_groups_left = self.groups is not None and (
             bool(self.groups.behind) or any(left.is_failure for left in self.groups.left)
         )
-        lags = any(p.lag for p in self.partitions if not p.is_heartbeats)
-        return 3 if self.blockers or self.damaged or self.not_promoted or are_groups_left or lags else 0
+        is_left = bool(self.blockers or self.damaged or self.not_promoted or self.left_behind)
+        return 3 if is_left or are_groups_left else 0
 
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)

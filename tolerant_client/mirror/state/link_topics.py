@@ -16,7 +16,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.topics import visible_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.state.control_record import Controls, Unreadable
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls, Unreadable
 from tolerant_client.mirror.state.control_topic import HIDDEN, read_controls
 from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, PARTITION_DELETED_ON_SOURCE
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
@@ -75,7 +75,10 @@ def written_topics(control: LinkControl, link: str, given: LinkTopics | None) ->
     if given is None and control.is_hidden:
         raise OptionError(f"What link {link} copies is unknown, since {HIDDEN}, or give --topics")
     if given is None:
-        raise OptionError(f"No mirror of link {link} has written down what it copies; check --link, or give --topics")
+        raise OptionError(
+            f"No mirror of link {link} has written down on this target what it copies: check --target and --link. Give --topics"
+            f" only if it was never started, or its record in {CONTROL_TOPIC} was deleted"
+        )
     return given
 
 

@@ -32,6 +32,12 @@ class LogBounds(NamedTuple):
     target_stable: int | None
     target_end: int | None
 
+    def source_before(self, until: int | None) -> LogBounds:
+        """These bounds with the source's records before an offset alone, if it has any."""
+        if until is None or self.source_end is None or not (self.source_start or 0) <= until < self.source_end:
+            return self
+        return self._replace(source_end=until, source_stable=min(self.source_stable or 0, until))
+
     @property
     def common(self) -> tuple[int, int]:
         """The offsets to compare: those that both logs have, up to the lower last stable offset."""

@@ -14,7 +14,8 @@ Laws:
 - A topic that is created again while it is compared counts as not compared.  One that was created again since its link began
   to copy it, according to the control, is compared as it is now, with a warning.
 - The copy of a promoted link ends before its fence: if the target has a marker of the link at the source's end, all from that
-  offset on is the target's own, and is not compared; a warning says so.
+  offset on is the target's own, and is not compared; a warning says so.  Heartbeats that the source got after that are not
+  compared either: they never end, and no promotion waits for them.
 
 A Verification decides what to compare and joins the results; the caller decides who compares: this process,
 or the tasks of a Spark job.
@@ -40,7 +41,14 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control, read_controls
 from tolerant_client.mirror.state.ledger import limit_of, of_present_topics, read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE, created_again, see_topics, some, written_topics
+from tolerant_client.mirror.state.link_topics import (
+    NOT_ON_SOURCE,
+    created_again,
+    is_heartbeats,
+    see_topics,
+    some,
+    written_topics,
+)
 from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.plan import select_topics
@@ -100,6 +108,9 @@ class Verification:
         self._waiting: dict[TopicPartition, tuple[Waiting, Waiting]] = {}
         self._compacted: dict[str, tuple[bool, bool]] = {}
         self._fenced_ids: set[int] = set()  # producer ids of promoted links between these clusters
+        self._beats_until: dict[
+            TopicPartition, int
+        ] = {}  # where their copies of heartbeats end, which go on at the source
         self._starts: dict[TopicPartition, int] = {}  # of links that began at a time (--from)
         self._ids: dict[str, Any] = {}
         self._resumed: dict[TopicPartition, Resumed] = {}
@@ -175,6 +186,13 @@ class Verification:
             if (start := control.start_of(p, source.get(p.topic, ""))) is not None
         }
         self._fenced_ids = {number for control in promoted for number in control.producer_ids}
+        self._beats_until = {
+            p: end
+            for control in promoted
+            if control.topics is not None
+            for p, end in control.copied_until.items()
+            if is_heartbeats(LinkTopics.from_json(control.topics), p.topic)
+        }
         return created_again(links, origin, now)
 
     def _leave_out_translated(self, link: str, topics: LinkTopics, identical: Collection[TopicPartition]) -> None:
@@ -184,6 +202,7 @@ class Verification:
 
     async def _before_fences(self, found: Mapping[TopicPartition, LogBounds]) -> dict[TopicPartition, LogBounds]:
         """These bounds, but a target's log with a promoted link's fence at the source's end ends before that fence."""
+        found = {p: b.source_before(self._beats_until.get(p)) for p, b in found.items()}
         longer = {
             p: b.source_end for p, b in found.items() if b.source_end is not None and b.source_end < (b.target_end or 0)
         }

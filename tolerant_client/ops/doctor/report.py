@@ -43,7 +43,7 @@ def as_json(checkup: Checkup, seconds: float) -> dict[str, Any]:
 def print_report(checkup: Checkup, seconds: float, console: Console, *, is_brief: bool = False) -> None:
     """Prints the clusters, a row for each finding, and a verdict; `is_brief` leaves out findings of severity info."""
     for cluster in sorted(checkup.clusters, key=lambda cluster: str(cluster["name"])):
-        said = "did not respond"
+        said = "could not be examined"  # it does not respond, or refuses us: the table says which
         if cluster["is_examined"]:
             said = (
                 f"cluster {cluster['cluster_id']}, {counted(cluster['brokers'], 'broker')},"

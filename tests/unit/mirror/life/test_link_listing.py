@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
+from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
@@ -44,6 +45,12 @@ def test_a_link_that_was_only_prepared_has_no_kind_of_offsets_yet() -> None:
     """failback prepares one: nothing on the target says yet how it will copy."""
     (back,) = listed(Controls({"back": replace(DR, producer_ids=())}), [], ())
     assert back.offsets_words == "not copied yet" and back.to_json()["offsets"] is None
+    for prepared in (
+        {"adopted": {TopicPartition("orders", 0): 5}},
+        {"generation": 1},
+    ):  # it may have copied for weeks before
+        (back,) = listed(Controls({"back": replace(DR, producer_ids=(), **prepared)}), [], ())
+        assert back.offsets_words == "none copied since failback or take-over prepared it"
 
 
 def test_topics_are_data_in_json() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
+import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
@@ -83,6 +86,30 @@ def test_a_link_without_a_control_owns_only_topics_in_which_something_shows_that
     empty = TopicPartition(P.topic, 1)
     shown = find_owners(deleted, [empty, ELSE], Evidence(Carried(ALONE)), is_translated=False)
     assert shown == Owners(frozenset((empty,))), "a process that sleeps since it began may fill it"
+
+
+@pytest.mark.parametrize(
+    ("known", "found"), [({"": 3, "~1": 5, "~x": 6, "-gap-t-0": 7, "2": 8}, (3, 5)), ({}, ()), (None, (9,))]
+)
+def test_a_link_without_a_control_has_the_producer_ids_of_all_its_lives(
+    monkeypatch: pytest.MonkeyPatch, known: dict[str, int] | None, found: tuple[int, ...]
+) -> None:
+    """Brokers before 3.0 list none (None): there a start's id counts."""
+    listed = None if known is None else {f"tolerant-mirror-dr{suffix}": each for suffix, each in known.items()}
+    monkeypatch.setattr(owners_module, "transactional_producers", AsyncMock(return_value=listed))
+    monkeypatch.setattr(owners_module, "init_producer_id", AsyncMock(return_value=9))
+    assert asyncio.run(owners_module._ids_of(cast(Cluster, None), "dr", LinkControl())) == found
+
+
+def test_a_topic_that_is_refused_to_us_hides_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def headers(_: Any, wanted: Any) -> Any:
+        if P in wanted:
+            raise Errors.TopicAuthorizationFailedError("Fetch of orders-0 is not allowed to us")
+        return dict.fromkeys(wanted, 1)
+
+    monkeypatch.setattr(carriers, "read_headers", headers)
+    read, unread = asyncio.run(carriers._read(cast(Cluster, None), {P: 1, ELSE: 2, TopicPartition("zoo", 0): 3}))
+    assert read.keys() == {ELSE, TopicPartition("zoo", 0)} and "Fetch of orders-0 is not allowed" in unread[P]
 
 
 def test_nothing_of_the_link_is_in_a_topic_that_was_made_anew_on_the_target() -> None:

@@ -158,7 +158,7 @@ def test_topics_that_are_given_count_where_nothing_was_written_down(monkeypatch:
     assert whole(LinkControl(), ORDERS, None, target) == ORDERS
     with pytest.raises(OptionError, match="is --link other meant"):
         whole(LinkControl(), LinkTopics.of(".*"), None, target)
-    with pytest.raises(OptionError, match="give --topics"):
+    with pytest.raises(OptionError, match="check --target and --link. Give --topics only if"):
         whole(LinkControl(), None, None, target)
 
 
@@ -479,6 +479,17 @@ def test_a_map_that_a_former_link_of_this_name_has_left_makes_no_link_translated
     translated.require_not_identical("dr")
     with pytest.raises(OptionError, match="a name of its own with --link"):
         identical.require_not_identical("dr")
+
+
+def test_what_a_promotion_leaves_behind_is_said_beside_its_exit_code(world: World) -> None:
+    """One that was interrupted goes on whatever is lost; heartbeats never end."""
+    world.control, world.ends = replace(world.control, is_promoted=True), ends(11, 13, 13)
+    would, left = world.promote(is_dry_run=True), world.promote()
+    assert would.left_behind == "2 offsets of orders-0 would be not copied, so only the source has these records"
+    assert left.left_behind == "3 offsets of orders-0 were not copied, so only the source has these records"
+    assert (would.exit_code, left.exit_code) == (3, 3)
+    beats = replace(left, partitions=tuple(replace(p, is_heartbeats=True) for p in left.partitions))
+    assert beats.left_behind == "" and beats.exit_code == 0
 
 
 def test_groups_that_are_left_by_the_rules_are_no_failure() -> None:

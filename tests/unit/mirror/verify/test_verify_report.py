@@ -72,6 +72,16 @@ def test_the_target_has_nothing_where_its_log_has_ended(target_end: int, gone: l
     assert [offsets for *_, offsets, _, said in _rows(found) if "the source no longer has" in said] == gone
 
 
+def test_heartbeats_after_the_end_of_a_promoted_copy_are_not_compared() -> None:
+    for bounds, until, found in (
+        (logs(0, 96, 96, 0, 62, 62), 60, logs(0, 60, 60, 0, 62, 62)),  # two fences: the promotion was repeated
+        (logs(0, 60, 60, 0, 61, 61), 60, logs(0, 60, 60, 0, 61, 61)),
+        (logs(80, 96, 96, 0, 62, 62), 60, logs(80, 96, 96, 0, 62, 62)),
+        (logs(0, 96, 96, 0, 62, 62), None, logs(0, 96, 96, 0, 62, 62)),
+    ):
+        assert bounds.source_before(until) == found
+
+
 def test_slices_are_put_together_up_to_the_first_that_differs() -> None:
     found = report((0, 40, 0, 40), done(0, 20), done(20, 30, compared_until=25, difference=WRONG), done(30, 40))
     assert (found.identical_until, found.first_difference, found.records) == (25, WRONG, 40)
