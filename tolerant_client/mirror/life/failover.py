@@ -124,12 +124,12 @@ async def failover(
 
     await require_reading_right(of, first.own.difference(leaderless))
     if not is_dry_run:
-        await require_fencing_right(of)
+        producer_id = await require_fencing_right(of)
     report = await seen(first, {})  # reads all that the report needs: a missing right is found before the first write
     if is_dry_run:
         return report
     with half_done("the promotion"):
-        fences, owners = await fence_own(of, led)
+        fences, owners = await fence_own(of, led, producer_id)
         report = await seen(owners, fences)
         await write_end(target, report, frozenset({*leaderless, *mapped.unread}))
     return report

@@ -167,10 +167,10 @@ async def promote(
     will_do = not is_dry_run and not found
     if will_do:
         await require_reading_right(of, owners.own)
-        await require_fencing_right(of)
+        producer_id = await require_fencing_right(of)
     with half_done("the promotion") if will_do else nullcontext():
         if will_do:
-            fences, owners = await fence_own(of, partitions)
+            fences, owners = await fence_own(of, partitions, producer_id)
             ends = as_fenced(await _look_again(of, source, ends, control), fences)
         ends = [e for e in ends if e.partition not in owners.left]
         moved = None

@@ -95,11 +95,14 @@ async def without_leader(of: PromotedLink, partitions: Collection[TopicPartition
     return {p: left_out.get(p) or left_out[maps[p]] for p in partitions if p in left_out or maps.get(p) in left_out}
 
 
-async def require_fencing_right(of: PromotedLink) -> None:
-    """Raises OptionError where we may not fence: found after the control is written, that would leave half a promotion."""
+async def require_fencing_right(of: PromotedLink) -> int:
+    """The producer id that will fence; a new one if the link's transactional.id has expired.
+
+    Raises OptionError where we may not fence: found after the control is written, that would leave half a promotion.
+    """
     name = (await read_control(of.target, of.name)).producer_name(of.name)
     try:
-        await init_producer_id(of.target, name)  # as each start of the mirror does; it writes to no log
+        return await init_producer_id(of.target, name)  # as each start of the mirror does; it writes to no log
     except Errors.TransactionalIdAuthorizationFailedError as error:
         raise OptionError(
             f"We may not use the transactional.id tolerant-mirror-{name} on the target, which fencing takes; grant us Write on"
@@ -118,10 +121,20 @@ async def require_reading_right(of: PromotedLink, partitions: Collection[TopicPa
 
 
 async def fence_own(
-    of: PromotedLink, partitions: Collection[TopicPartition]
+    of: PromotedLink, partitions: Collection[TopicPartition], producer_id: int
 ) -> tuple[dict[TopicPartition, Fenced], Owners]:
-    """Writes that the link is promoted, after which its mirror begins no partition, and fences those of these that are its own."""
-    control = await update_control(of.target, of.name, lambda now: replace(now, is_promoted=True))
+    """Writes that the link is promoted, after which its mirror begins no partition, and fences those of these that are its own.
+
+    The control of a link with identical offsets gets the id that fences, too: whoever reads the logs later tells its markers by it.
+    """
+
+    def change(now: LinkControl) -> LinkControl:
+        ids = now.producer_ids
+        return replace(
+            now, is_promoted=True, producer_ids=(*ids, producer_id) if ids and producer_id not in ids else ids
+        )
+
+    control = await update_control(of.target, of.name, change)
     if not of.is_translated:  # its mirror may have made a deleted topic again since the first look
         ids = await read_ids(None, of.target, {p.topic for p in partitions})
         of = replace(of, evidence=of.evidence._replace(ids=ids))

@@ -96,6 +96,13 @@ def test_a_link_that_never_ran_there_is_not_promoted_whatever_its_topics_match(
     assert world.done == [] and not world.control.is_promoted
 
 
+def test_the_control_names_the_id_that_fenced_also_if_the_coordinator_had_forgotten_the_links(world: World) -> None:
+    """After seven days without a start: else verify and failback would take the fence for another producer's."""
+    for action in (world.promote, world.failover):
+        world.control = replace(world.control, producer_ids=(5,), is_promoted=False, is_fenced=False)
+        assert action().is_done and world.control.producer_ids == (5, 7)
+
+
 def test_one_cluster_is_not_promoted_from_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeTarget, "cluster_id", AsyncMock(return_value="one"))
     with pytest.raises(OptionError, match="the same cluster"):
