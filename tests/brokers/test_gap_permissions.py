@@ -28,7 +28,7 @@ from support.mirror_link import (
 )
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import OptionError, PartitionRefusedError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
@@ -108,7 +108,7 @@ def test_markers_say_that_they_need_cluster_action(cluster: KafkaCluster) -> Non
     allow(cluster, "another", ACLOperation.CLUSTER_ACTION, ResourceType.CLUSTER, "kafka-cluster")
     with as_mirror(cluster) as target:
         filler = MarkerFiller(target, nobody_is_promoted)
-        with pytest.raises(OptionError, match="ClusterAction"):
+        with pytest.raises(PartitionRefusedError, match="ClusterAction"):
             target.run(filler.fill, TopicPartition("markers", 0), Gap(0, 2))
         allow(cluster, "mirror", ACLOperation.CLUSTER_ACTION, ResourceType.CLUSTER, "kafka-cluster")
         assert target.run(filler.fill, TopicPartition("markers", 0), Gap(0, 2)) == 2
@@ -120,7 +120,7 @@ def test_transactions_say_which_transactional_id_they_need(cluster: KafkaCluster
     allow(cluster, "another", ACLOperation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
     with as_mirror(cluster) as target:
         filler = TransactionFiller(target, "link", nobody_is_promoted)
-        with pytest.raises(OptionError, match=f"{name}; grant it Write"):
+        with pytest.raises(PartitionRefusedError, match=f"{name}; grant it Write"):
             target.run(filler.fill, TopicPartition("transactions", 0), Gap(0, 2))
         allow(cluster, "mirror", ACLOperation.WRITE, ResourceType.TRANSACTIONAL_ID, name)
         assert target.run(filler.fill, TopicPartition("transactions", 0), Gap(0, 2)) == 2
@@ -139,7 +139,7 @@ def test_a_log_start_says_that_it_needs_to_delete(cluster: KafkaCluster) -> None
 
     with (
         as_mirror(cluster) as target,
-        pytest.raises(OptionError, match="before offset 50 of starts-0; grant it Delete"),
+        pytest.raises(PartitionRefusedError, match="before offset 50 of starts-0; grant it Delete"),
     ):
         target.run(run)
 

@@ -201,8 +201,9 @@ class LinkCopier:
         try:
             await self.control.refresh()
         except OrdersHiddenError as error:
-            for partition in list(self.strategy.partitions):
-                self.strategy.doubt(partition, error)
+            for partition in [p for p, copy in self.strategy.partitions.items() if not copy.is_stopped]:
+                self.strategy.stop(partition, error)  # its owner tries again
+            self.link.tasks.notify()
         except KafkaError:
             pass  # the last orders hold
         else:

@@ -92,9 +92,6 @@ class Strategy(Protocol):
     def stop(self, partition: TopicPartition, error: TolerantClientError) -> None:
         """Stops it for good."""
 
-    def doubt(self, partition: TopicPartition, error: TolerantClientError) -> None:
-        """Takes it out of the flow for a finding that stops it if it is made again."""
-
     def set_paused(self, partition: TopicPartition, is_paused: bool) -> None:
         """Sets whether the operator has paused it."""
 

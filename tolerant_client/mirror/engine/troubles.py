@@ -126,4 +126,4 @@ def remedy(error_code: int | None, right: str, otherwise: str = "check the topic
         Errors.TransactionalIdAuthorizationFailedError.errno: f"Write on transactional ids that begin with {OWN_TOPICS} of"
         " the target",
     }.get(error_code)
-    return otherwise if lacking is None else f"grant {lacking} to the mirror's user, and copying resumes"
+    return otherwise if lacking is None else f"grant {lacking} to the mirror's user, and a running mirror resumes"

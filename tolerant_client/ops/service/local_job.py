@@ -99,11 +99,15 @@ class _Batches(threading.Thread):
     def _copied(self, ranges: tuple[Range, ...]) -> CopiedRanges:
         """The result for the ranges; an error that a retry may cure is raised only by the last attempt."""
         until = {TopicPartition(topic, partition): end for topic, partition, end in ranges}
+        refused = TaskReport()
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return self._copier.copy(until)
             except TolerantClientError as error:
-                self._copier.settle([self._copier.before_repeat])
+                refused = self._copier.before_repeat.report.besides(
+                    refused
+                )  # each attempt may be over before it finds all
+                self._copier.settle([CopiedRanges(refused)])
                 if attempt == _ATTEMPTS or self.stopped.wait(min(attempt, 5)):
                     raise
                 _log.info("the micro-batch is repeated: %s", error)

@@ -166,9 +166,7 @@ def test_a_control_that_cannot_be_read_holds_up_no_look_at_resting_logs_and_no_l
 
 
 @pytest.mark.parametrize("is_translated", [False, True], ids=["identical", "translated"])
-def test_a_control_that_may_not_be_read_any_more_takes_what_is_copied_out_of_the_flow(
-    copier: LinkCopier, is_translated: bool
-) -> None:
+def test_a_control_that_may_not_be_read_any_more_stops_what_is_copied(copier: LinkCopier, is_translated: bool) -> None:
     async def hidden() -> None:
         raise orders_hidden()
 
@@ -181,18 +179,10 @@ def test_a_control_that_may_not_be_read_any_more_takes_what_is_copied_out_of_the
         copier.strategy = strategy
         copy = strategy.adopt(FIRST, 400, 200.0, 200.0)
     asyncio.run(copier._follow_control())
-    if is_translated:
-        with pytest.raises(
-            Errors.OffsetNotAvailableError, match="orders-0: we may not read topic tolerant-mirror-control"
-        ):
-            copy._check_fetches()
-    else:
-        assert (
-            copy.phase is Phase.DRAINING and "we may not read topic tolerant-mirror-control" in copy.waits(0, 200.0)[1]
-        )
+    assert copy.is_stopped and "we may not read topic tolerant-mirror-control" in str(copy.error)
 
 
-def test_what_cannot_hear_the_operator_is_not_taken_over_again_and_stops_with_the_missing_right() -> None:
+def test_what_cannot_hear_the_operator_is_not_taken_over_again() -> None:
     """As a copier that a promotion has fenced: taken over again, it would write after the fence."""
     taken: list[bool] = []
     copy: Any = TranslatedPartition.__new__(TranslatedPartition)
@@ -211,9 +201,8 @@ def test_what_cannot_hear_the_operator_is_not_taken_over_again_and_stops_with_th
         _parts=SimpleNamespace(reads=SimpleNamespace(copied_identically=hidden)),
         _producer=SimpleNamespace(take_over=take_over),
     )
-    with pytest.raises(OrdersHiddenError):
-        asyncio.run(copy._take_over())
-    assert not taken
+    asyncio.run(copy._take_over())
+    assert not taken and isinstance(copy.error, OrdersHiddenError)
 
 
 def test_what_is_not_claimed_waits_for_the_right_that_the_claims_lack(copier: LinkCopier, now: list[float]) -> None:

@@ -27,6 +27,7 @@ from tolerant_client.errors import (
     LinkPromotedError,
     OffsetMapError,
     OversizedRecordError,
+    PartitionRefusedError,
     RecoveryExhaustedError,
     SourceTruncatedError,
     TargetDivergedError,
@@ -40,7 +41,7 @@ from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.server import StatusServer
 from tolerant_client.ops.monitoring.watch import LinkWatch
-from tolerant_client.ops.service import ranges
+from tolerant_client.ops.service import local_job, ranges
 from tolerant_client.ops.service.link_state import LeftOut, Phase, TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
 from tolerant_client.ops.service.ranges import CopiedRanges
@@ -114,6 +115,30 @@ def test_other_errors_are_left_to_spark_to_repeat(monkeypatch: pytest.MonkeyPatc
     if isinstance(error, TolerantClientError):
         with pytest.raises(type(error)):
             write(monkeypatch, {FIRST: progress(), SECOND: progress(stopped=error)}, replace(ONCE, goes_on=True))
+
+
+def test_a_mirror_without_spark_names_what_is_refused_while_it_still_tries(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    refused = PartitionRefusedError("orders-1: append was refused").advising("grant Write on topic orders")
+    told: list[dict[TopicPartition, str]] = []
+    attempts = iter([SECOND, FIRST, None])  # each attempt may be over before it has found both
+
+    def copy_ranges(*_: object, **__: object) -> Any:
+        at = next(attempts)
+        return {p: progress(stopped=refused if p == at else None) for p in (FIRST, SECOND)}
+
+    def wait(seconds: float) -> bool:
+        told.append(dict(RunReport(tmp_path).read().blocked))
+        return False
+
+    monkeypatch.setattr(ranges, "copy_ranges", copy_ranges)
+    monkeypatch.setattr(ranges, "take_measures", lambda link: MEASURED)
+    batches: Any = local_job._Batches(MirrorJob(ONCE, 7, str(tmp_path)))
+    batches.stopped = SimpleNamespace(wait=wait)
+    done = batches._copied((("orders", 0, 10), ("orders", 1, 10)))
+    why = "orders-1: append was refused; grant Write on topic orders"
+    assert told == [{SECOND: why}, {FIRST: why, SECOND: why}] and done.report.blocked == {}
 
 
 def test_a_link_that_goes_on_names_each_stopped_partition_with_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:

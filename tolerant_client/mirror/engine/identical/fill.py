@@ -43,7 +43,7 @@ from tolerant_client.cluster.admin.coordinators import Coordinators
 from tolerant_client.cluster.admin.offsets import replicated_end
 from tolerant_client.cluster.admin.transactions import can_write_markers, write_abort_markers
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.errors import OptionError, ProducerFencedError
+from tolerant_client.errors import OptionError, PartitionRefusedError, ProducerFencedError
 from tolerant_client.mirror.batches.gaps import Gap, marker_producer
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.engine.partition_locks import PartitionLocks
@@ -100,7 +100,7 @@ class TransactionFiller:
 
         The caller has read the log end at the gap's start.  `gap.until_offset` is returned if all is well; any other offset
         means that the log is not what the caller expected.  A second call for the partition waits for the first.
-        Raises LinkPromotedError, OptionError and KafkaError, retriable or not; the log then has a part of the gap or all
+        Raises LinkPromotedError, PartitionRefusedError and KafkaError, retriable or not; the log then has a part of the gap or all
         of it.
         """
         async with self._locks.held([partition]) as has_waited:  # two fills of one process would not fence each other
@@ -231,7 +231,7 @@ class MarkerFiller:
         if not codes:
             return
         if Errors.ClusterAuthorizationFailedError.errno in codes:
-            raise OptionError(
+            raise PartitionRefusedError(
                 "--gap-fill markers needs the permission ClusterAction on the target cluster;"
                 " grant it to the mirror's user, or set --gap-fill transactions"
             )

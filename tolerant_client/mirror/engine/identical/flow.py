@@ -217,12 +217,6 @@ class Flow:
         self.leave(copy)
         self.to_sync.discard(partition)
 
-    def doubt(self, partition: TopicPartition, error: TolerantClientError) -> None:
-        copy = self.partitions[partition]
-        if copy.phase is Phase.COPYING:
-            copy.doubt(error, self.clock())
-            self.after_trouble(copy)
-
     # -- the operator's orders ------------------------------------------------
 
     def set_paused(self, partition: TopicPartition, is_paused: bool) -> None:

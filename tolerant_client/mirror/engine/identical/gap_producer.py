@@ -21,7 +21,7 @@ from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.stamped import StampedAppends
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import PartitionRefusedError
 from tolerant_client.mirror.batches.gaps import Gap, filler_batches
 
 # Long enough for what a transaction writes; short for read_committed consumers if a writer was killed within one.
@@ -81,7 +81,7 @@ class GapProducer(ProducerTransaction):
         try:
             await super().begin()
         except Errors.TransactionalIdAuthorizationFailedError as error:
-            raise OptionError(
+            raise PartitionRefusedError(
                 f"The mirror may not use the transactional.id {self.transactional_id}; grant it Write on the prefix"
                 " tolerant-mirror- of transactional ids, or set --gap-fill records"
             ) from error

@@ -32,7 +32,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.topics import delete_records, require_topic
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.stamped import StampedAppends
-from tolerant_client.errors import OptionError, TargetDivergedError
+from tolerant_client.errors import PartitionRefusedError, TargetDivergedError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.gaps import Gap, filler_batches, is_filler
@@ -99,7 +99,7 @@ async def start_log_at(
 
     `own` are all producer ids of the link; `may_send` raises KafkaError once nothing more may be written.  If the topic does
     not allow DeleteRecords (cleanup.policy compact alone) the filler stays.
-    Raises OptionError, TargetDivergedError if others have written before `start`, and KafkaError if a batch was not appended,
+    Raises PartitionRefusedError, TargetDivergedError if others have written before `start`, and KafkaError if a batch was not appended,
     or not read back: the next attempt, by any writer, continues where the log then ends.
     """
     batches = filler_batches(
@@ -155,7 +155,7 @@ async def _delete_before(target: Cluster, partition: TopicPartition, offset: int
     code = await delete_records(target, partition, offset)
     where = f"{partition.topic}-{partition.partition}"
     if code == Errors.TopicAuthorizationFailedError.errno:
-        raise OptionError(
+        raise PartitionRefusedError(
             f"The mirror may not delete the filler before offset {offset} of {where}; grant it Delete on the target's topic"
         )
     if code not in (0, Errors.PolicyViolationError.errno):

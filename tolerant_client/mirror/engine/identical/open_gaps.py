@@ -20,7 +20,7 @@ from tolerant_client.cluster.admin.leaders import SilentError, ask_nodes
 from tolerant_client.cluster.admin.transactions import CoordinatorView, can_list_transactions, describe_transactions
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future
-from tolerant_client.errors import OptionError, text_of
+from tolerant_client.errors import PartitionRefusedError, text_of
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.records.record_batch import BatchHeader
 
@@ -92,7 +92,7 @@ class OpenGaps:
         await self._may_write(partition)
         try:
             await GapProducer(self._target, self._coordinators, name, partition, self._clock).begin()
-        except OptionError as error:
+        except PartitionRefusedError as error:
             if not isinstance(error.__cause__, Errors.TransactionalIdAuthorizationFailedError):
                 raise
 

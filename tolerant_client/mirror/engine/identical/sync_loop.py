@@ -17,7 +17,6 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import (
     LinkPromotedError,
-    OptionError,
     OrdersHiddenError,
     PartitionRefusedError,
     TargetDivergedError,
@@ -80,7 +79,7 @@ class SyncLoop:
             try:
                 groups = await self._by_leaders(due)
             except OrdersHiddenError as error:
-                self._doubt(due, error)
+                self._stop(due, error)
                 continue
             except KafkaError as error:
                 flow.not_read(due, f"the leaders could not be found: {type(error).__name__}: {error}")
@@ -105,7 +104,7 @@ class SyncLoop:
         except LinkPromotedError:
             flow.link.obey()
         except OrdersHiddenError as error:
-            self._doubt(due, error)
+            self._stop(due, error)
         except Errors.TopicAuthorizationFailedError as error:
             # Only its text says which topic is refused: halve until one is left.
             topics = sorted({p.topic for p in due})
@@ -122,17 +121,16 @@ class SyncLoop:
     def _may_not_read(self, partitions: list[TopicPartition], error: Errors.TopicAuthorizationFailedError) -> None:
         """Stops partitions of one topic whose logs we may not read, once that is found again."""
         what = str(error.args[0]) if error.args else type(error).__name__
-        for partition in partitions:
-            refused = read_refusal(partition, self._source.wire_topic(partition.topic), what)
-            self._doubt([partition], refused)
-
-    def _doubt(self, partitions: list[TopicPartition], error: PartitionRefusedError) -> None:
-        """Stops partitions that cannot be read, once that is found again."""
         for copy in self._flow.copies(partitions):
             if copy.phase not in (Phase.STOPPED, Phase.COPYING):
                 copy.phase = Phase.SYNCING
-                copy.doubt(error, self._clock())
+                source_topic = self._source.wire_topic(copy.partition.topic)
+                copy.doubt(read_refusal(copy.partition, source_topic, what), self._clock())
                 self._flow.after_trouble(copy)
+
+    def _stop(self, partitions: list[TopicPartition], error: OrdersHiddenError) -> None:
+        for copy in self._flow.copies(partitions):
+            self._flow.stop(copy.partition, error)
 
     async def sync(self, due: list[TopicPartition]) -> None:
         """Reads where partitions resume, and adds those to the flow that can."""
@@ -235,7 +233,7 @@ class SyncLoop:
                 copy.doubt(
                     PartitionRefusedError(
                         f"{copy}: the target's topic has message.timestamp.type=LogAppendTime, which would rewrite timestamps"
-                    ).advising("set it to CreateTime, and copying resumes"),
+                    ).advising("set it to CreateTime, and a running mirror resumes"),
                     self._clock(),
                 )
                 self._flow.after_trouble(copy)
@@ -320,7 +318,7 @@ class SyncLoop:
         try:
             await flow.require_writable(copy.partition)
             if copy.partition not in self._control.value.log_starts:
-                raise OptionError(
+                raise PartitionRefusedError(
                     f"{copy} is to begin at offset {found.start}, and the control does not record it: an unfinished start would"
                     f" be taken for a loss later; grant the mirror Write on the target's topic {CONTROL_TOPIC}"
                 )

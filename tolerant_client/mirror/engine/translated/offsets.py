@@ -16,7 +16,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.patience import BELIEVED_AFTER
-from tolerant_client.errors import TargetDivergedError, TolerantClientError, text_of
+from tolerant_client.errors import TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.reader import Reader
@@ -107,10 +107,6 @@ class TranslatedOffsets:
 
     def stop(self, partition: TopicPartition, error: TolerantClientError) -> None:
         self.partitions[partition].stop(error)
-
-    def doubt(self, partition: TopicPartition, error: TolerantClientError) -> None:
-        """As for any trouble, it takes over again, which finds what is lasting."""
-        self.partitions[partition].trouble(text_of(error), self._link.clock())
 
     def set_paused(self, partition: TopicPartition, is_paused: bool) -> None:
         self.partitions[partition].set_paused(is_paused)

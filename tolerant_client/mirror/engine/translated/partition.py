@@ -29,6 +29,7 @@ from tolerant_client.errors import (
     DataLossError,
     LinkPausedError,
     LinkPromotedError,
+    OrdersHiddenError,
     OversizedRecordError,
     RecordBatchError,
     TargetClaimedError,
@@ -227,16 +228,15 @@ class TranslatedPartition(CopiedPartition):
         self._stands_since = self._stands_since or self._link.clock()
         self._term = self._link.claims.term(self._claim)
         self._require_claim()
-        if why := await self._parts.reads.copied_identically(self.partition):
-            self.error = TargetClaimedError(why)
-            return
-        await self._producer.take_over()
         try:
+            if why := await self._parts.reads.copied_identically(self.partition):
+                raise TargetClaimedError(why)
+            await self._producer.take_over()
             # Promotion is recorded before the copiers are fenced: one that takes over after the fence finds it here.
             control = await self._link.control.refresh()
             control.require_not_promoted(self._link.name)
             self.set_paused(control.pauses(self.partition))
-        except LinkPromotedError as error:
+        except (LinkPromotedError, OrdersHiddenError, TargetClaimedError) as error:
             self.error = error
             return
         known = self.place.row

@@ -12,7 +12,7 @@ from kafka.future import Future
 from kafka.protocol.producer import WriteTxnMarkersRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import LinkPromotedError, OptionError, OutcomeUnknownError
+from tolerant_client.errors import LinkPromotedError, OptionError, OutcomeUnknownError, PartitionRefusedError
 from tolerant_client.mirror.batches.gaps import Gap, marker_producer
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
 
@@ -289,7 +289,7 @@ def test_markers_that_are_there_already_are_passed_over() -> None:
 def test_markers_without_permission_name_the_remedy() -> None:
     target = FakeTarget()
     target.responses["WriteTxnMarkers"] = lambda request: marked(request, 31)
-    with pytest.raises(OptionError, match="ClusterAction .*--gap-fill transactions"):
+    with pytest.raises(PartitionRefusedError, match="ClusterAction .*--gap-fill transactions"):
         run(marking(target).fill(P, Gap(0, 1)))
 
 
@@ -349,7 +349,7 @@ def test_a_transactional_id_without_permission_names_the_remedy() -> None:
     target = FakeTarget()
     filler = transacting(target)
     target.responses["InitProducerId"] = lambda _: SimpleNamespace(error_code=53)
-    with pytest.raises(OptionError, match="tolerant-mirror-link-gap-orders-0; grant it Write"):
+    with pytest.raises(PartitionRefusedError, match="tolerant-mirror-link-gap-orders-0; grant it Write"):
         run(filler.fill(P, Gap(0, 1)))
 
 

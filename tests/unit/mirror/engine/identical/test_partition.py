@@ -381,7 +381,7 @@ def test_a_right_that_is_missing_on_the_target_is_named_with_its_topic(error_cod
         gap.not_filled(Gap(100, 101), Errors.for_code(error_code)("adding orders"), 1.0)
     for each in (copy, gap):
         assert isinstance(each.error, PartitionRefusedError)
-        assert str(each.error).endswith(f"; grant {right} to the mirror's user, and copying resumes")
+        assert str(each.error).endswith(f"; grant {right} to the mirror's user, and a running mirror resumes")
 
 
 def test_a_right_that_is_missing_on_the_source_is_named_with_the_topics_name_there() -> None:
