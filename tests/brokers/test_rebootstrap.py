@@ -20,8 +20,6 @@ from tolerant_client.testing.node import HOST, free_ports
 
 pytestmark = [pytest.mark.broker, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
 
-QUICKLY = {"reconnect_backoff_max_ms": 1_000}
-
 
 @pytest.fixture
 def moving(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -71,14 +69,14 @@ class Flow:
             self.errors.append(error)
 
     def _send(self, servers: str, topic: str, options: dict[str, Any]) -> None:
-        with tolerant_client.KafkaProducer(bootstrap_servers=servers, **QUICKLY, **options) as producer:
+        with tolerant_client.KafkaProducer(bootstrap_servers=servers, **options) as producer:
             while not self._is_over.wait(0.05):
                 self.sent.append(producer.send(topic, b"%d" % len(self.sent)))
             producer.flush(30)
 
     def _read(self, servers: str, topic: str, _: dict[str, Any]) -> None:
         with tolerant_client.KafkaConsumer(
-            topic, bootstrap_servers=servers, group_id=topic, auto_offset_reset="earliest", **QUICKLY
+            topic, bootstrap_servers=servers, group_id=topic, auto_offset_reset="earliest"
         ) as consumer:
             while not self._is_over.is_set() or len(self.read) < len(self.sent):
                 for records in consumer.poll(200).values():
@@ -108,7 +106,7 @@ class Flow:
 
 def test_clients_and_the_mirrors_view_find_a_broker_at_its_new_address(moving: tuple[str, Callable[[], None]]) -> None:
     servers, move = moving
-    admin = tolerant_client.KafkaAdminClient(bootstrap_servers=servers, **QUICKLY)
+    admin = tolerant_client.KafkaAdminClient(bootstrap_servers=servers)
     admin.create_topics([NewTopic("moved", 1, 1)])
     flow = Flow(servers, "moved")
     with Cluster({"bootstrap_servers": servers}) as cluster:
@@ -134,7 +132,7 @@ def test_without_it_a_client_stays_with_the_addresses_that_it_knows(moving: tupl
         tolerant_client.KafkaProducer(bootstrap_servers=servers) as producer,
         tolerant_client.KafkaAdminClient(bootstrap_servers=servers) as admin,
         tolerant_client.KafkaConsumer(
-            bootstrap_servers=servers, metadata_recovery_strategy="none", **QUICKLY
+            bootstrap_servers=servers, metadata_recovery_strategy="none", reconnect_backoff_max_ms=1_000
         ) as consumer,
     ):
         admin.create_topics([NewTopic("stays", 1, 1)])

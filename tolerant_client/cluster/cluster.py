@@ -16,7 +16,6 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.fetch import (
-    FETCH_BY_ID_VERSION,
     FIRST_BATCH_FETCH_VERSION,
     MAX_FETCH_VERSION,
     MIN_FETCH_VERSION,
@@ -33,6 +32,7 @@ from tolerant_client.cluster.produce import (
     RawProduce,
 )
 from tolerant_client.errors import UnsupportedSourceError
+from tolerant_client.tracker.rules.apis import FETCH_BY_ID_VERSION
 
 EARLIEST = -2
 LATEST = -1

@@ -15,12 +15,11 @@ from typing import NamedTuple, Protocol
 from kafka.structs import TopicPartition
 
 from tolerant_client.tracker.primitives import encode_string, encode_uvarint, read_topic, read_uvarint, skip_tags
-from tolerant_client.tracker.rules.apis import FETCH, Request
+from tolerant_client.tracker.rules.apis import FETCH, FETCH_BY_ID_VERSION, Request
 
 MIN_FETCH_VERSION = 0
 MAX_FETCH_VERSION = 11
 FIRST_BATCH_FETCH_VERSION = 4  # responses to older versions hold message sets of v0 and v1
-FETCH_BY_ID_VERSION = 13
 
 FINAL_EPOCH = -1  # a request with this session epoch neither uses nor opens a session
 _PARTITION_V11 = struct.Struct(">iiqqi")

@@ -47,6 +47,8 @@ def kafka_python_config(java: Mapping[str, str], use: Literal["read", "write"] =
     for name in TEXTS:
         if java.get(name):
             config[name.replace(".", "_")] = java[name]
+    if "metadata_recovery_strategy" in config:  # Java ignores its case
+        config["metadata_recovery_strategy"] = config["metadata_recovery_strategy"].strip().lower()
     for name in NUMBERS:
         if name in java:
             config[name.replace(".", "_")] = _number(java, name)

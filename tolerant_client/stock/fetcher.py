@@ -42,11 +42,12 @@ from tolerant_client.stock.out_of_range import Doubts, report, report_truncation
 from tolerant_client.stock.stock_names import Fetcher, FetchMetadata, FetchRequestData, FetchSessionHandler, Future
 from tolerant_client.stock.topic_identity import TopicIds
 from tolerant_client.tracker.events import CorruptRecords
+from tolerant_client.tracker.rules.apis import FETCH_BY_ID_VERSION
 
 _CORRUPT_AFTER = 3  # fetches of the same offset
 
-_LAST_FETCH_BY_NAME, _FIRST_FETCH_BY_ID = 12, 13  # KIP-516, Kafka 3.1; kafka-python fetches by name
 _UNKNOWN_IDS = (Errors.UnknownTopicIdError.errno, Errors.InconsistentTopicIdError.errno)
+_UNKNOWN = (*_UNKNOWN_IDS, Errors.UnknownTopicOrPartitionError.errno)
 _NO_EPOCH = -1
 
 _Fetch = FetchRequest.FetchTopic.FetchPartition
@@ -354,11 +355,11 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
             forgotten_topics_data=forgotten,
             rack_id=self.config["client_rack"],
             min_version=FetchRequest.min_version_for_isolation_level(self._isolation_level),
-            max_version=_FIRST_FETCH_BY_ID if asked else _LAST_FETCH_BY_NAME,
+            max_version=FETCH_BY_ID_VERSION if asked else FETCH_BY_ID_VERSION - 1,
         )
 
     def _handle_fetch_response(self, node_id: Any, fetch_offsets: Any, send_time: float, response: Any) -> None:
-        if response.API_VERSION >= _FIRST_FETCH_BY_ID:
+        if response.API_VERSION >= FETCH_BY_ID_VERSION:
             names = {topic_id: name for name, topic_id in self._asked_ids[node_id].items()}
             response.responses = [topic for topic in response.responses if topic.topic_id in names]
             for topic in response.responses:
@@ -369,7 +370,8 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
 
     def drop_buffered(self, topic: str) -> None:
         """Drops what was fetched of the former topic of this name; on the event loop."""
-        _drop(fetch.partition_data for fetch in self._completed_fetches.copy() if fetch.topic_partition.topic == topic)
+        buffered = [*self._completed_fetches.copy(), *self._paused_completed_fetches.copy().values()]
+        _drop(fetch.partition_data for fetch in buffered if fetch.topic_partition.topic == topic)
 
     # -- refusals (incident 2) ------------------------------------------------
 
@@ -378,17 +380,15 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
             self._too_early.append(completed_fetch)
             return None
         tp, offset = completed_fetch.topic_partition, completed_fetch.fetched_offset
-        if completed_fetch.partition_data.error_code == Errors.UnknownTopicOrPartitionError.errno:
-            self._topic_ids.refused(tp, offset)
-        if completed_fetch.partition_data.error_code in _UNKNOWN_IDS:
-            self._topic_ids.unknown(tp)
+        if completed_fetch.partition_data.error_code in _UNKNOWN:
+            self._topic_ids.refused(tp, offset, completed_fetch.partition_data.error_code in _UNKNOWN_IDS)
         if completed_fetch.partition_data.error_code == Errors.OffsetOutOfRangeError.errno:
             if not self._doubts.is_believed(completed_fetch) and self._is_refused_here(tp, offset):
                 self._doubts.look_into(completed_fetch)
                 return None
         if completed_fetch.partition_data.error_code == Errors.NoError.errno:
             self._readable_ends[tp] = self._readable_end(completed_fetch.partition_data)
-            is_by_id = completed_fetch.response_version >= _FIRST_FETCH_BY_ID
+            is_by_id = completed_fetch.response_version >= FETCH_BY_ID_VERSION
             if is_by_id or completed_fetch.partition_data.records:
                 self._topic_ids.fetched(tp, offset, is_by_id)
         if completed_fetch.partition_data.records is None:  # the protocol allows it, kafka-python does not

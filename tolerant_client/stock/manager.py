@@ -26,6 +26,7 @@ from tolerant_client.stock.connection import TolerantConnection
 from tolerant_client.stock.leaders import LeaderWatch
 from tolerant_client.stock.metadata import STRATEGIES, TolerantMetadata
 from tolerant_client.stock.stock_names import (
+    Future,
     KafkaConnectionManager,
     KafkaNetClient,
     KafkaNetSocket,
@@ -94,6 +95,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             Any, BaseException
         ] = {}  # nodes whose last attempt to connect failed, the newest at the end
         self._leader_watch: LeaderWatch | None = None
+        self._bootstrapping: Any = None  # done when the addresses have been asked
         self.called = ""  # what messages call the cluster
         self._disproved: set[Any] = set()  # nodes that do not respond in order, so that probes prove nothing
         masking.attach()  # again: modules imported since then may log
@@ -227,8 +229,18 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         """Finds the brokers: tries the addresses in parallel, and begins each _BESIDE_S after the one before.
 
         kafka-python tries one random address at a time, and one whose broker is frozen takes all the time there is.
-        With `is_once` it ends when each has failed.
+        With `is_once` it ends when each has failed.  Concurrent calls wait for each other.
         """
+        while self._bootstrapping is not None:
+            await self._bootstrapping
+        self._bootstrapping = Future()
+        try:
+            return await self._ask_addresses(deadline, is_once=is_once)
+        finally:
+            ended, self._bootstrapping = self._bootstrapping, None
+            ended.success(None)
+
+    async def _ask_addresses(self, deadline: float | None, *, is_once: bool) -> Any:
         trying: dict[Any, Any] = {}
         failures: dict[Any, BaseException] = {}
         next_at = 0.0
@@ -270,7 +282,8 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         waited_for = len(silent.keys() | (trying.keys() - broken_off.keys()))
         told = [f"{len(broken_off)} of {len(addresses)} addresses failed{_last(broken_off)}"] if broken_off else []
         told += [f"{waited_for} of {len(addresses)} addresses did not respond{_last(silent)}"] if waited_for else []
-        self.is_misunderstood = any(n in self._accepted for n in broken_off)
+        if not is_once:
+            self.is_misunderstood = any(n in self._accepted for n in broken_off)
         servers = self.cluster.config["bootstrap_servers"]
         raise Errors.KafkaTimeoutError(f"Unable to bootstrap from {servers}: {'; '.join(told) or 'there was no time'}")
 

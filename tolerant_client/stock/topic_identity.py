@@ -91,14 +91,17 @@ class TopicIds:
         self._unknown.clear()
         self._doubted.clear()
 
-    def refused(self, tp: TopicPartition, offset: int) -> None:
-        """Notes that a partition is unknown to its leader, which was asked for `offset`; called by the polling thread."""
+    def refused(self, tp: TopicPartition, offset: int, is_by_id: bool) -> None:
+        """Notes that its leader, which was asked for `offset`, does not know a partition, or the believed topic; in the polling thread."""
         state = self._subscriptions.assignment.get(tp)
         if state is None or state.position is None or state.position.offset != offset or tp.topic not in self._ids:
-            return
+            return  # of a former position
+        self._unknown.add(tp)
+        self._cluster.request_update()  # which ends the rest
+        if is_by_id:
+            return  # the position may have been set in the next topic
         # This position was reached before the topic went missing, as were those that records led to.
         state.drop_pending_record_batch = False
-        self._unknown.add(tp)
         for other, state in list(self._subscriptions.assignment.items()):
             if other.topic == tp.topic and (position := state.position) is not None and position.leader_epoch >= 0:
                 state.drop_pending_record_batch = False
@@ -108,12 +111,8 @@ class TopicIds:
         found = {name: self._ids.get(name) for name in names}
         return {} if None in found.values() else found
 
-    def unknown(self, tp: TopicPartition) -> None:
-        """Notes that the believed topic is unknown to the leader of a partition; called by the polling thread."""
-        self._unknown.add(tp)
-
     def fetched(self, tp: TopicPartition, offset: int, is_by_id: bool) -> None:
-        """Notes a fetch at `offset` that succeeded: of the believed topic if by id, else as it seems; called by the polling thread."""
+        """Notes a fetch at `offset` that succeeded: of the believed topic if by id, else as it seems; in the polling thread."""
         state = self._subscriptions.assignment.get(tp)
         if state is None or state.position is None or state.position.offset != offset:
             return

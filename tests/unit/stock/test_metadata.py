@@ -24,6 +24,7 @@ class Manager:
         self.refreshed = Future()
         self.is_cut_off = False
         self.searches = 0
+        self.node: int | None = 1
         self.found: Any = Errors.KafkaTimeoutError("nobody")
         self.config = {
             "metadata_recovery_strategy": "rebootstrap",
@@ -48,8 +49,10 @@ class Manager:
     def connection_delay(self, node_id: Any) -> float:
         return 0.0
 
-    def least_loaded_node(self) -> int:
-        return 1
+    def least_loaded_node(self) -> int | None:
+        return self.node
+
+    best_node = least_loaded_node
 
     def reset_backoff(self, node_id: Any) -> None: ...
     def send(self, request: Any, node_id: int) -> Future:
@@ -130,7 +133,7 @@ def response(**fields: Any) -> Any:
 
 
 def test_the_bootstrap_addresses_are_asked_once_a_second_while_no_known_broker_can_be_connected_to(lost: Any) -> None:
-    lost.manager.is_cut_off = True
+    lost.manager.is_cut_off, lost.manager.node = True, None
     for seconds, searches in ((0, 1), (0.1, 1), (0.6, 1), (0.4, 2), (0.9, 2), (0.2, 3)):
         assert lost.refresh(seconds) is not None and lost.manager.searches == searches
     lost.manager.found = None
@@ -139,31 +142,40 @@ def test_the_bootstrap_addresses_are_asked_once_a_second_while_no_known_broker_c
     for seconds, searches in ((1.5, 4), (0.6, 5), (1.5, 5), (2.6, 6), (3.9, 6), (0.2, 7), (3.9, 7)):
         lost.refresh(seconds)
         assert lost.manager.searches == searches, seconds
-    lost.manager.is_cut_off = False
+    lost.manager.is_cut_off, lost.manager.node = False, 1
     lost.manager.refreshed.success(response())
     assert lost.refresh(5.0) is None and lost.manager.searches == 7
-    lost.manager.is_cut_off = True
+    lost.manager.is_cut_off, lost.manager.node = True, None
     assert lost.refresh() is None and lost.refresh(0.5) is not None and lost.manager.searches == 8
-    lost.manager.config["metadata_recovery_strategy"] = "none"
+    lost.manager.config["metadata_recovery_strategy"], lost.manager.node = "none", 1
     assert lost.refresh(60.0) is None and lost.manager.searches == 8
 
 
-def test_they_are_asked_if_no_broker_has_told_the_metadata_for_long_though_one_accepts_connections(lost: Any) -> None:
+def test_they_are_asked_if_no_broker_has_told_the_metadata_for_long_and_so_are_the_known_brokers(lost: Any) -> None:
+    """One of these may be the only one left: that of the bootstrap address may be gone for good."""
     lost.manager.refreshed.failure(Errors.RequestTimedOutError())
     for seconds in (0.0, 200.0, 99.0):
         assert isinstance(lost.refresh(seconds), Errors.RequestTimedOutError) and not lost.manager.searches
-    assert isinstance(lost.refresh(2.0), Errors.KafkaTimeoutError) and lost.manager.searches == 1
+    for searches in (1, 2):
+        assert isinstance(lost.refresh(2.0), Errors.RequestTimedOutError) and lost.manager.searches == searches
+    lost.manager.refreshed = Future().success(response())
+    assert lost.refresh(0.1) is None and lost.manager.searches == 2
+    assert lost.refresh(60.0) is None and lost.manager.searches == 2
 
 
-def test_they_are_asked_if_a_broker_requires_it(lost: Any) -> None:
+@pytest.mark.parametrize("strategy", ["rebootstrap", "none"])
+def test_they_are_asked_if_a_broker_requires_it(strategy: str, lost: Any) -> None:
+    lost.manager.config["metadata_recovery_strategy"] = strategy
     lost.manager.refreshed.success(response(error_code=129, brokers=[]))
-    assert isinstance(lost.refresh(), Errors.KafkaConnectionError) and not lost.manager.searches
-    assert isinstance(lost.refresh(), Errors.KafkaTimeoutError) and lost.manager.searches == 1
+    for searches in (0, 1):
+        assert isinstance(lost.refresh(), Errors.KafkaConnectionError)
+        assert lost.manager.searches == (searches if strategy == "rebootstrap" else 0)
+        assert lost.metadata.ttl() > 0, "the next refresh comes after a pause"
 
 
-def test_an_address_that_leads_to_another_cluster_is_not_followed(lost: Any) -> None:
+def test_an_address_that_leads_to_another_cluster_is_not_followed(lost: Any, caplog: Any) -> None:
     lost.metadata.update_metadata(response())
-    lost.manager.is_cut_off = True
+    lost.manager.is_cut_off, lost.manager.node = True, None
 
     async def found() -> None:
         lost.metadata.update_metadata(response(cluster_id="another", brokers=[(7, "c", 3, None)]))
@@ -171,7 +183,9 @@ def test_an_address_that_leads_to_another_cluster_is_not_followed(lost: Any) -> 
     lost.manager.rebootstrap = found
     assert "leads to cluster another, and this client belongs to cluster ours" in str(lost.refresh())
     assert [broker.node_id for broker in lost.metadata.brokers()] == [1]
+    assert caplog.text.count("leads to cluster another") == 1 and lost.refresh(2.0) and lost.refresh(2.0)
+    assert caplog.text.count("leads to cluster another") == 1, "a warning for each outage"
     # A known broker that has come back with another cluster is believed, as by kafka-python.
-    lost.manager.is_cut_off = False
+    lost.manager.is_cut_off, lost.manager.node = False, 1
     lost.manager.refreshed.success(response(cluster_id="another", brokers=[(7, "c", 3, None)]))
     assert lost.refresh(2.0) is None and [broker.node_id for broker in lost.metadata.brokers()] == [7]

@@ -341,15 +341,17 @@ def test_a_fetch_by_id_shows_that_a_position_belongs_to_the_topic_even_if_it_bri
 
 
 def test_what_was_fetched_of_the_former_topic_is_dropped_once_another_one_is_believed() -> None:
-    """Buffered at a position that was set, and so stays, or still on its way."""
+    """Buffered at a position that was set, and so stays, also while paused; or still on its way."""
     rig = Rig()
     rig.metadata(FORMER)
     for tp in (A, B):
         rig.subscriptions.seek(tp, 0)
     rig.fetch_by_id(FORMER, {A: batch(0), B: batch(0)})
-    assert [record.offset for record in rig.fetcher.fetched_records(10)[0][A]] == list(range(10))
-    rig.metadata(NEW)  # B's have not been looked at
-    assert rig.poll() == [] and rig.resets() == {A}
+    rig.subscriptions.pause(B)
+    assert rig.poll() == list(range(30)) and list(rig.fetcher._paused_completed_fetches) == [B]
+    rig.metadata(NEW)
+    rig.subscriptions.resume(B)
+    assert rig.poll() == [] and rig.resets() == {A} and rig.cluster.need_update
     rig.metadata(NEW)
     for tp in (A, B):
         rig.subscriptions.seek(tp, 0)
@@ -359,6 +361,32 @@ def test_what_was_fetched_of_the_former_topic_is_dropped_once_another_one_is_bel
     request = rig.fetch_by_id(NEWEST, {A: batch(0), B: batch(0)})
     assert {part.fetch_offset for part in request.topics[0].partitions} == {0}
     assert sorted(rig.poll() + rig.poll()) == sorted(2 * list(range(30)))
+
+
+def test_no_partition_rests_without_metadata_having_been_asked_for() -> None:
+    """What is dropped, or refused, is of a position that the consumer has left: it fetches at the next one at once."""
+    rig = Rig()
+    rig.metadata(FORMER)
+    for first in (0, 30):  # the second is a fetch ahead, which stays buffered
+        for tp in (A, B):
+            rig.subscriptions.seek(tp, first)
+        rig.fetch_by_id(FORMER, {A: batch(first), B: batch(first)})
+        assert first or len(rig.poll() + rig.poll()) == 60
+    rig.fetcher._topic_ids.fetched(A, 30, True)
+    rig.fetcher._topic_ids.fetched(B, 30, True)
+    rig.metadata(NEW)
+    assert rig.poll() == [] and rig.resets() == {A, B}
+    for tp in (A, B):
+        rig.subscriptions.seek(tp, 0)  # what the resets do
+    assert rig.asked() == {0: 0, 1: 0}
+    away = Rig()
+    away.metadata(FORMER)
+    away.fetch_by_id(NEW, {}, meanwhile=lambda: away.subscriptions.assign_from_user([]))
+    assert away.poll() == []
+    away.subscriptions.assign_from_user([A, B])
+    for tp in (A, B):
+        away.subscriptions.seek(tp, 0)
+    assert away.asked() == {0: 0, 1: 0}
 
 
 def test_brokers_without_ids_are_asked_by_name_and_a_session_is_not_continued_in_the_other_way() -> None:

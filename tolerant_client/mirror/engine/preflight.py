@@ -28,6 +28,7 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import orders_hidden, read_controls, update_control
 from tolerant_client.mirror.state.link_control import LinkControl, plain_options, unfinished
 from tolerant_client.mirror.state.link_topics import hindrance, require_no_unreadable
+from tolerant_client.mirror.state.map_topic import was_never_started
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _OTHER_KIND = ", with {} offsets, and only one link may write a topic that has identical offsets"
@@ -79,7 +80,7 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
         if both and not control.is_promoted:
             way_out = f"Promote link {other} first"
             what = "copies"
-            if control.is_prepared:
+            if await was_never_started(source, other, control):
                 what, way_out = "was prepared to copy", _forget(other, source)
             raise OptionError(
                 f"Link {link} would run in a circle: link {other} {what} topic {both} from this target to this source."
@@ -248,7 +249,7 @@ async def look_for_others(
         is_same_kind = is_identical and control.producer_ids
         kind = "" if is_same_kind else _OTHER_KIND.format("translated" if is_identical else "identical")
         way_out = f"use that link (a mirror with --link {other}; the flow A->B of a file is link A-B)"
-        if control.is_prepared:
+        if await was_never_started(target, other, control):
             kind = "; it was prepared (failback, take-over) and has not started yet"
             way_out += f". {_forget(other, target)}"
         begun = {p.topic for p in control.begun}.intersection(names)

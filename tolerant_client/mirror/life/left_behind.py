@@ -23,7 +23,7 @@ from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.health import by_reason, few, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
-from tolerant_client.mirror.state.map_topic import has_map
+from tolerant_client.mirror.state.map_topic import has_map, was_never_started
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _CREATED_AGAIN = "its topic was created again on the source"
@@ -99,7 +99,9 @@ async def _copied_back(source: Cluster, target: Cluster, topics: Collection[str]
     here = await target.cluster_id()
     found: dict[str, str] = {}
     for name, control in links.items():
-        if here is None or control.source_cluster_id != here or not control.topics or control.is_prepared:
+        if here is None or control.source_cluster_id != here or not control.topics:
+            continue
+        if await was_never_started(source, name, control):
             continue
         written = LinkTopics.from_json(control.topics)
         found |= {t: f"link {name} has copied back to it" for t in topics if written.writes(source.wire_topic(t))}

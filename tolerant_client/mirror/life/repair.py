@@ -27,8 +27,15 @@ from tolerant_client.mirror.state.control_record import (
     newest_of,
     why_unreadable,
 )
-from tolerant_client.mirror.state.control_topic import control_topic, read_control, read_records, write_record
+from tolerant_client.mirror.state.control_topic import (
+    control_topic,
+    read_control,
+    read_records,
+    update_control,
+    write_record,
+)
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
+from tolerant_client.mirror.state.map_topic import was_never_started
 from tolerant_client.records.record_batch import Record
 
 _EVERYTHING = (
@@ -51,8 +58,8 @@ _PREPARED = (
 class RepairReport:
     """What was found under a link's key: `unreadable` says why its record cannot be read, None if it can.
 
-    `is_restored`: the record before it counts again, or the newest if it can be read; else nothing is known of the link.  `forgotten` says what the repair loses,
-    "" for nothing.  `is_done`: the control can be read now.
+    `is_restored`: the record before it counts again, or the newest if it can be read; else nothing is known of the link.
+    `forgotten` says what the repair loses, "" for nothing.  `is_done`: the control can be read now, and was forgotten if it is to be.
     """
 
     link: str
@@ -79,20 +86,21 @@ def former_of(link: str, records: Iterable[Record]) -> LinkControl | None:
 async def repair(target: Cluster, link: str, *, forgets: bool = False, is_dry_run: bool = False) -> RepairReport:
     """Makes the control of a link readable again; if that loses something, only if it `forgets`.
 
-    If it `forgets`, the control of a link that was only prepared is removed, too.  Raises OptionError if the control has no record of the link, and if a mirror of it runs or that is unknown; KafkaError.
+    If it `forgets`, it also forgets a link that was prepared and never started.  Raises OptionError if the control has no
+    record of the link, and if a mirror of it runs or that is unknown; KafkaError.
     """
     records = await read_records(target)
     newest = newest_of(link, records)
     if newest is None:
         raise OptionError(f"{CONTROL_TOPIC} of the target says nothing of link {link}: there is nothing to repair")
-    why, former = why_unreadable(newest), former_of(link, records)
-    if why is None:
-        if not (forgets and former is not None and former.is_prepared):
+    former = former_of(link, records)
+    if (why := why_unreadable(newest)) is None:
+        if not (forgets and former is not None and await was_never_started(target, link, former)):
             return RepairReport(link, None, True, "", is_dry_run, True)
-        # The fence of an earlier generation must not be met again.
-        former, forgotten = LinkControl(generation=former.generation, others=former.others), _PREPARED
-    else:
-        forgotten = _OF_A_NEWER if is_newer(newest.value or b"") else "" if former is not None else _EVERYTHING
+        if not is_dry_run:
+            await _forget(target, link)
+        return RepairReport(link, None, True, _PREPARED, is_dry_run, not is_dry_run)
+    forgotten = _OF_A_NEWER if is_newer(newest.value or b"") else "" if former is not None else _EVERYTHING
     if is_dry_run or (forgotten and not forgets):
         return RepairReport(link, why, former is not None, forgotten, is_dry_run, False)
     await _require_no_mirror(target, link)
@@ -100,6 +108,18 @@ async def repair(target: Cluster, link: str, *, forgets: bool = False, is_dry_ru
     await write_record(control_topic(target), link, value)
     await read_control(target, link)  # raises if it is unreadable again: the stranger may have written once more
     return RepairReport(link, why, former is not None, forgotten, False, True)
+
+
+async def _forget(target: Cluster, link: str) -> None:
+    """Forgets what was prepared, unless a mirror starts meanwhile; raises OptionError then."""
+    await _require_no_mirror(target, link)
+
+    def forgotten(now: LinkControl) -> LinkControl:
+        # The fence of an earlier generation must not be met again.
+        return LinkControl(generation=now.generation, others=now.others) if now.is_prepared else now
+
+    if (await update_control(target, link, forgotten)).topics is not None:
+        raise OptionError(f"A mirror of link {link} has started meanwhile: nothing was forgotten")
 
 
 async def _require_no_mirror(target: Cluster, link: str) -> None:

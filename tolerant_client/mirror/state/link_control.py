@@ -92,8 +92,12 @@ class LinkControl:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether failback or take-over prepared the link, and no mirror of it has started since: it has copied nothing yet."""
-        return bool(self.adopted) and not (self.producer_ids or self.is_over) and self.map_id is None
+        """Whether failback or take-over prepared the link, and nothing here says that a mirror of it has started since.
+
+        A translated link from before `map_id` may have started nevertheless: its offset map tells (map_topic.was_never_started).
+        """
+        has_started = self.producer_ids or self.map_id is not None
+        return self.topics is not None and not (has_started or self.is_over or self.is_hidden)
 
     @property
     def is_unwritten(self) -> bool:

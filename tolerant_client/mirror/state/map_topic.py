@@ -161,6 +161,11 @@ async def has_map(target: Cluster, link: str, control: LinkControl) -> bool:
     return not control.producer_ids and (control.map_id is not None or await _map_of(target, link).exists())
 
 
+async def was_never_started(target: Cluster, link: str, control: LinkControl) -> bool:
+    """Whether failback or take-over prepared the link, and no mirror of it has started since: it has copied nothing yet."""
+    return control.is_prepared and not await has_map(target, link, control)
+
+
 async def last_rows(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, MapRow]:
     """As read_last_rows, but without checking whose map the topic is; empty if there is none."""
     return await _newest_rows(target, link, partitions) if await _map_of(target, link).exists() else {}

@@ -24,7 +24,6 @@ from tolerant_client.tracker.rules.request_facts import expected_ms, order_keys,
 
 _ID_AT = 8  # length, api_key, api_version, correlation_id (RequestHeader.json)
 _ID_END = 12
-_LAST_FETCH_BY_NAME = 12  # later versions name topics by id (KIP-516)
 _OUT_OF_ORDER_SEQUENCE = 45
 _SMALL = 4096  # bytes; a smaller body is copied to decode it
 _LARGEST_ERROR_CODE = 255  # Errors.java has 134 codes (Kafka 4.2) and gets some five a year
@@ -138,7 +137,7 @@ class KafkaRequest(Request):
         is_incremental = self.row is FETCH_IN_SESSION and request.session_epoch != 0
         if is_incremental and response.session_id not in (request.session_id, 0):
             return False, Counter([(response.session_id,)])
-        by = "topic" if self.API_VERSION <= _LAST_FETCH_BY_NAME else "topic_id"
+        by = "topic_id" if self.API_VERSION >= apis.FETCH_BY_ID_VERSION else "topic"
         answered = partitions_of(response.responses, by, "partitions", "partition_index")
         if len(answered) < sum(len(topic.partitions) for topic in response.responses):
             return False, Counter((getattr(t, by), p.partition_index) for t in response.responses for p in t.partitions)

@@ -38,6 +38,9 @@ class Source:
     def wire_topic(self, name: str) -> str:
         return name
 
+    async def partitions(self, topics: list[str]) -> dict[str, list[int]]:
+        return {}
+
 
 class Target:
     async def cluster_id(self) -> str:

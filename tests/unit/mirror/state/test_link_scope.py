@@ -39,7 +39,7 @@ from tolerant_client.mirror.state.link_topics import (
     partitions_on_target,
     see_topics,
 )
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, map_topic
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,
     IdentityReplicationPolicy,
@@ -337,11 +337,15 @@ class Keeper:
 
     def __init__(self, *records: tuple[bytes | None, bytes | None]) -> None:
         self.name = "target"
+        self.maps: dict[str, list[int]] = {}
         self.records = [Record(n, 1, key, value) for n, (key, value) in enumerate(records)]
         self.controls = controls_of(self.records)
 
     async def cluster_id(self) -> str:
         return "B-id"
+
+    async def partitions(self, topics: Collection[str]) -> dict[str, list[int]]:
+        return {topic: self.maps[topic] for topic in topics if topic in self.maps}
 
 
 @pytest.fixture
@@ -482,6 +486,7 @@ def test_each_topic_that_another_link_writes_or_may_is_refused_alone_and_says_wh
         (b"old", encode_control(written("audit", producer_ids=(8,), is_promoted=True), 1)),
         (b"dr", encode_control(written(".*", producer_ids=(9,), begun={TopicPartition("mine", 0): ids}), 1)),
     )
+    keeper.maps = {map_topic("tr"): [0]}
     names = ["audit", "orders", "later", "clicks", "mine"]
     found = outcome(look_for_others(cast(Cluster, keeper), "dr", names, is_identical=is_identical, is_new=is_new))
     assert found.refused.keys() == refused.keys()
@@ -496,13 +501,17 @@ def test_each_topic_that_another_link_writes_or_may_is_refused_alone_and_says_wh
 
 @pytest.mark.usefixtures("keepers")
 def test_a_link_that_was_only_prepared_is_told_as_that_with_the_way_to_forget_it() -> None:
-    for prepared, is_told in (
-        ({}, True),
-        ({"producer_ids": (7,)}, False),
-        ({"map_id": ""}, False),
+    """A translated link of version 0.1 that has started says so by its map alone."""
+    orders = TopicPartition("orders", 0)
+    for prepared, has_map, is_told in (
+        ({"adopted": {orders: 9}}, False, True),
+        ({}, False, True),  # everything is to be copied again
+        ({}, True, False),
+        ({"producer_ids": (7,)}, False, False),
+        ({"map_id": ""}, False, False),
     ):
-        record = written("orders", "B-id", adopted={TopicPartition("orders", 0): 9}, **prepared)
-        keeper = Keeper((b"typo", encode_control(record, 1)))
+        keeper = Keeper((b"typo", encode_control(written("orders", "B-id", **prepared), 1)))
+        keeper.maps = {map_topic("typo"): [0]} if has_map else {}
         found = outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders"], is_identical=True)).refused["orders"]
         assert ("has not started yet" in found) == ("repair --forget with the target" in found) == is_told
         with pytest.raises(OptionError) as refused:
