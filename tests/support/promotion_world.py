@@ -28,7 +28,7 @@ from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.promotion_report import PromotionReport
-from tolerant_client.mirror.state.claims import Run
+from tolerant_client.mirror.state.claims import ClaimsLog, Run
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -112,6 +112,7 @@ class World:
     on_target: tuple[str, ...] = ("orders",)
     forgotten: str | None = None
     ids: tuple[int, ...] = ()  # those of the link's transactional ids
+    claims: ClaimsLog | None = field(default_factory=ClaimsLog)
     back: str = ""
     fenced_as: tuple[int, ...] = ()
     mirrors: list[Run] | None = field(default_factory=lambda: [Run("dr", "r", "m1", 812, 0, 60_000, is_alive=True)])
@@ -207,7 +208,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
             raise OptionError(found.forgotten)
 
     patch("require_not_forgotten", require_not_forgotten)
-    respond("look_at_claims", lambda: None)
+    respond("look_at_claims", lambda: found.claims)
     respond("seen_mirrors", lambda: found.mirrors)
     respond("read_control", lambda: found.control)
     respond("read_ids", dict)

@@ -61,7 +61,7 @@ class Evidence(NamedTuple):
     """What shows who owns a partition, besides the link's control; `mapped` are topics that its offset map names.
 
     `producer_ids` are the link's, also where its control names none; `held` are the partitions that its mirrors have claimed, which
-    are read only then.
+    are read only then; None if they could not be read.
     """
 
     logs: Carried = Carried()
@@ -69,7 +69,7 @@ class Evidence(NamedTuple):
     ids: Mapping[str, TopicIds] = {}
     mapped: Collection[str] = ()
     producer_ids: tuple[int, ...] = ()
-    held: Collection[TopicPartition] = frozenset()
+    held: Collection[TopicPartition] | None = frozenset()
 
 
 async def find_evidence(
@@ -84,10 +84,11 @@ async def find_evidence(
     """Reads the evidence for these partitions, which the link's topics match.  Raises KafkaError."""
     wanted = list(partitions)
     ids, claimed = await _claimed(target, control, wanted, is_translated=is_translated)
-    own, held = control.producer_ids, frozenset[TopicPartition]()
+    own: tuple[int, ...] = control.producer_ids
+    held: frozenset[TopicPartition] | None = frozenset()
     if not (own or is_translated):
         claims = await look_at_claims(target)
-        own, held = await _ids_of(target, link, control), frozenset() if claims is None else claims.copied_by(link)
+        own, held = await _ids_of(target, link, control), None if claims is None else claims.copied_by(link)
     only = None if control.producer_ids else frozenset(wanted)
     logs = await find_carried(target, own, claimed, only) if own or held else Carried()
     if not control.begun and (behind := logs.foreign.intersection(wanted)):  # others may have written after its copy
@@ -135,7 +136,8 @@ def find_owners(
     control: LinkControl, partitions: Iterable[TopicPartition], evidence: Evidence, *, is_translated: bool
 ) -> Owners:
     """Who owns these partitions, by what the link's control says now; a partition of nobody is in none of the three.  Pure."""
-    logs, others, ids, mapped, _, held = evidence
+    logs, others, ids, mapped = evidence[:4]
+    held = evidence.held or frozenset()
     remembers = bool(control.begun)
     shown = {p.topic for p in (*logs.partitions, *held)}
     refused = others.refused if remembers else {name: others.refused[name] for name in others.taken}

@@ -33,8 +33,10 @@ from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.owners import Owners, find_evidence
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.life.promotion_view import PromotedLink
-from tolerant_client.mirror.state.control_topic import read_control, update_control
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
+from tolerant_client.mirror.state.control_topic import HIDDEN, read_control, update_control
+from tolerant_client.mirror.state.health import by_reason, names
+from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
@@ -42,8 +44,13 @@ LEADERS_MS = 10_000  # how long we wait for leaders: an election under way ends 
 
 
 async def control_to_promote(target: Cluster, link: str, *, may_be_forgotten: bool = False) -> LinkControl:
-    """The control of a link that may be promoted.  Raises OptionError for one that was handed back or, unless allowed, forgotten."""
+    """The control of a link that may be promoted.
+
+    Raises OptionError for one that was handed back, that we may not read or, unless allowed, that was forgotten.
+    """
     control = await read_control(target, link)
+    if control.is_hidden:  # what we would write would replace it
+        raise OptionError(f"Whether link {link} was promoted before is unknown: {HIDDEN}")
     if not may_be_forgotten:
         await require_not_forgotten(target, link, control)
     if control.is_handed_back:
@@ -75,13 +82,17 @@ async def promoted_link(
 
 def unshown(of: PromotedLink, back: str = "") -> str:
     """What to say if nothing shows that the link has copied to this target; `back` names a link that copies the other way."""
-    which = of.target.file_options or "--target and --link"
+    which, logs = link_options(of.name, of.target), of.evidence.logs
     if back:
         return f"Link {of.name} has copied nothing to this target, and {back}: are source and target exchanged? Check {which}"
+    unread = "".join(f" ({names(those)} could not be read: {why})" for why, those in by_reason(logs.unknown).items())
+    claims = "no mirror of it has claimed a partition there in the last hour"
+    if of.evidence.held is None:
+        claims = f"whether a mirror of it runs is unknown, since {CLAIMS_TOPIC} could not be read"
     return (
         f"Nothing on the target shows that link {of.name} has copied there, so nothing is promoted: its control says nothing, no log"
-        " of its topics has a batch of its producer id, and no mirror of it has claimed a partition there in the last hour. Check"
-        f" {which}; if they are right, and no mirror of the link runs, nothing has to be fenced before applications write there"
+        f" of its topics has a batch of its producer id{unread}, and {claims}. Check {which}; if that is right, and no mirror of"
+        " the link runs, nothing has to be fenced before applications write there"
     )
 
 

@@ -87,9 +87,14 @@ def test_a_link_that_never_ran_there_is_not_promoted_whatever_its_topics_match(
     world.control, world.carried, world.ids = LinkControl(), carried, (5,)
     for action in (world.promote, world.failover):
         with pytest.raises(
-            OptionError, match="Nothing on the target shows that link dr .* Check --target and --link; if"
+            OptionError, match="Nothing on the target shows that link dr .* Check --target b:9092 --link dr; if"
         ):
             action(topics=ORDERS, is_dry_run=is_dry_run)
+    world.carried, world.claims = Carried(unknown={P: "it has no leader"}), None
+    with pytest.raises(
+        OptionError, match=r"producer id \(orders-0 could not be read: it has no leader\), and whether a mirror"
+    ):
+        world.failover(topics=ORDERS, is_dry_run=is_dry_run)
     world.back = "link A-B copies topic orders from this target to this source"
     with pytest.raises(OptionError, match="link A-B copies topic orders .*: are source and target exchanged"):
         world.promote(topics=ORDERS, is_dry_run=is_dry_run)
@@ -101,6 +106,14 @@ def test_the_control_names_the_id_that_fenced_also_if_the_coordinator_had_forgot
     for action in (world.promote, world.failover):
         world.control = replace(world.control, producer_ids=(5,), is_promoted=False, is_fenced=False)
         assert action().is_done and world.control.producer_ids == (5, 7)
+
+
+def test_who_may_not_read_the_control_promotes_nothing_half(world: World) -> None:
+    world.control = LinkControl(is_hidden=True)
+    for action in (world.promote, world.failover):
+        with pytest.raises(OptionError, match="was promoted before is unknown: we may not read topic"):
+            action(topics=ORDERS)
+    assert world.done == []
 
 
 def test_one_cluster_is_not_promoted_from_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
