@@ -108,14 +108,17 @@ async def contradicted(
     source_ends = {} if source is None else (await list_led_offsets(source, dict.fromkeys(begun, LATEST))).offsets
     found: dict[TopicPartition, TolerantClientError] = {}
     for p in begun:
-        row, adopted, source_id = rows.get(p), control.adopted_of(p, ends.get(p, 1)), ids[p.topic].source
+        row, source_id, end = rows.get(p), ids[p.topic].source, source_ends.get(p)
+        target_end = ends.get(p, max(1, row.target_until if row is not None else 0))
+        adopted = control.adopted_of(p, target_end)
         try:
-            end = source_ends.get(p)
             if row is not None:
-                check_target(row, link, p, ids[p.topic], ends.get(p, row.target_until))
-                row = not_before(taken_over(row, adopted), source_id, control.start_of(p, source_id, end) or 0)
-            end = (adopted if row is None else row.position) if end is None else end
-            for _, error in find_losses(p, row, adopted, source_id, starts.get(p, 0), end):
+                check_target(row, link, p, ids[p.topic], target_end)
+            row = taken_over(row, p, ids[p.topic], target_end, adopted)
+            if row is None:
+                continue
+            row = not_before(row, source_id, control.start_of(p, source_id, end) or 0)
+            for _, error in find_losses(row, source_id, starts.get(p, 0), row.position if end is None else end):
                 raise error
         except TolerantClientError as error:
             found[p] = error

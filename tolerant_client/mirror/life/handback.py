@@ -172,7 +172,7 @@ async def _translated_until(
 
     Raises OptionError if it has copied nothing at all.
     """
-    rows = {p: row for p, row in (await last_rows(target, link, partitions)).items() if row.target_until}
+    rows = {p: row for p, row in (await last_rows(target, link, partitions)).items() if row.is_kept}
     if not rows:
         raise OptionError(
             f"Link {link} has copied nothing into this target: there is nothing to hand back. Start MirrorMaker 2 as it is"

@@ -279,7 +279,7 @@ async def take_over(
     running = await whether_mm2_runs(target, source_alias)
     known = await read_positions_of_mm2(target, source_alias)
     rows = await last_rows(target, link, partitions) if offsets == "translated" else {}
-    rows = {p: row for p, row in rows.items() if row.target_until}
+    rows = {p: row for p, row in rows.items() if row.is_kept}
     if copies_already(control, rows):
         raise OptionError(f"Link {link} {_COPIES_ALREADY}")
     found = []

@@ -174,7 +174,8 @@ async def last_rows(target: Cluster, link: str, partitions: Iterable[TopicPartit
 async def copied_until(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """The source offset before which each partition is on the target: copied, or there when the link took over.
 
-    Empty if the map is lost: then it is unknown.
+    A log that the link took over and that is empty now was created again: it has nothing.  Empty if the map is lost: then it is
+    unknown.
     """
     wanted = list(partitions)
     rows = await last_rows(target, link, wanted)
@@ -182,7 +183,11 @@ async def copied_until(target: Cluster, link: str, partitions: Iterable[TopicPar
     if await lost_map(target, link, control) is not None:
         return {}
     adopted = control.adopted
-    return {p: max(rows[p].position if p in rows else 0, adopted.get(p, 0)) for p in wanted}
+    uncopied = [p for p in wanted if p not in rows or not rows[p].is_kept]
+    taken = [p for p in uncopied if p in adopted or p in rows and rows[p].is_adopted]
+    ends = (await list_led_offsets(target, dict.fromkeys(taken, LATEST))).offsets if taken else {}
+    found = {p: max(rows[p].position if p in rows else 0, adopted.get(p, 0)) for p in wanted}
+    return {**found, **{p: 0 for p, end in ends.items() if not end}}
 
 
 async def read_maps(

@@ -15,7 +15,8 @@ A record of the map topic, in JSON so that any consumer can read it:
             "epoch": 3, "runs": [1000, 5000, 100, 0, 1, 90, ...]}
 
 A row with one run of no records means that the link has begun there and copied nothing yet; the target offset of that run is
-after all that the rows before have.
+after all that the rows before have.  In the first row it is 0, or if the link took over from another mirror, where the log that it
+took over ended.
 
 `position` is the next source offset to copy when the row was written; `ids` show whether a topic was deleted and created
 again (KIP-516; "" from brokers before 2.8), `epoch` is the newest leader epoch that was seen in the source's log (-1: none),
@@ -132,6 +133,11 @@ class MapRow(NamedTuple):
         return self.runs[-1].length > 0
 
     @property
+    def is_adopted(self) -> bool:
+        """Whether it only says how far the link has read a log that it took over: nothing was copied to where that log ended."""
+        return not self.is_kept and self.target_until > 0
+
+    @property
     def is_kept(self) -> bool:
         """Whether its runs count: they have copied records, or show where a new log begins (Law D)."""
         return self.has_copied or self.key.number > 0
@@ -183,7 +189,9 @@ def begun_again(last: MapRow, ids: tuple[str, str], position: int) -> MapRow:
     """The new newest row if the source's log is another one from `position` on than that of `last` (Law D)."""
     began = position if last.has_copied or not last.key.number else min(position, last.runs[0].source)
     key = last.key._replace(number=last.key.number + last.has_copied)
-    return last._replace(key=key, ids=ids, position=position, epoch=-1, runs=(Run(began, last.target_until, 0),))
+    # Of a topic that was created again nothing was taken over.
+    target = 0 if last.is_adopted and is_another(last.ids[0], ids[0]) else last.target_until
+    return last._replace(key=key, ids=ids, position=position, epoch=-1, runs=(Run(began, target, 0),))
 
 
 def is_another(before: str, now: str) -> bool:

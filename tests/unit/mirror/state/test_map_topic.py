@@ -11,6 +11,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
@@ -87,7 +88,9 @@ def test_a_lost_map_is_not_made_anew_and_says_of_nothing_that_it_was_not_copied(
     assert asyncio.run(copied_until(target, "dr", [P])) == {}
     assert [lag.position for lag in asyncio.run(lens.look(None, target, "dr", [P], True, KNOWN))] == [None]
     monkeypatch.setattr(module, "read_control", AsyncMock(return_value=LinkControl(adopted=KNOWN.adopted)))
-    assert asyncio.run(copied_until(target, "dr", [P])) == {P: 12}
+    for end, until in ((9, 12), (0, 0)):  # an empty log was created again since the link took it over
+        monkeypatch.setattr(module, "list_led_offsets", AsyncMock(return_value=LedOffsets({P: end}, {})))
+        assert asyncio.run(copied_until(target, "dr", [P])) == {P: until}
 
 
 def test_a_partition_that_takes_over_again_looks_whether_it_read_the_map_of_its_link(

@@ -135,14 +135,14 @@ def test_before_anything_is_copied_after_a_takeover_only_older_copies_are_known(
 
 def test_a_link_that_took_over_goes_on_where_it_took_over() -> None:
     (row,) = extend(None, PARTITION, "copy", IDS, [Run(50, 100, 50)], 100, 7)
-    assert taken_over(row, 90) == row
-    after = taken_over(row, 180)
-    assert (after.position, after.epoch, after.runs) == (180, -1, row.runs), "the epoch may have ended before it"
-    assert find_losses(PARTITION, after, 180, IDS[0], 150, 200) == [], (
-        "what retention took before it was copied by the other mirror"
+    assert taken_over(row, PARTITION, IDS, 150, 90) == row
+    after = taken_over(row, PARTITION, IDS, 250, 180)
+    assert after is not None and (after.position, after.epoch, after.runs) == (180, -1, row.runs), (
+        "the epoch may have ended before it"
     )
-    assert find_losses(PARTITION, after, 180, IDS[0], 180, 200) == []
-    ((loss, error),) = find_losses(PARTITION, after, 180, IDS[0], 190, 200)
+    assert find_losses(after, IDS[0], 150, 200) == [], "what retention took before it was copied by the other mirror"
+    assert find_losses(after, IDS[0], 180, 200) == []
+    ((loss, error),) = find_losses(after, IDS[0], 190, 200)
     assert loss[1:] == (180, 190) and "no longer has offsets 180 to 190" in str(error)
 
 
@@ -169,9 +169,9 @@ def test_a_row_of_a_beginning_has_a_position_and_gives_way_to_the_first_records(
     assert later.position == 60 and not later.has_copied
     (row,) = extend(later, PARTITION, "copy", IDS, [Run(60, 5, 10)], 70, 7)
     assert row.runs == (Run(60, 5, 10),) and row.key == begun.key and row.has_copied
-    ((loss, _),) = find_losses(PARTITION, begun, 0, IDS[0], 80, 90)
+    ((loss, _),) = find_losses(begun, IDS[0], 80, 90)
     assert loss == LostOffsets(LossReason.RETENTION, 50, 80)
-    ((loss, _),) = find_losses(PARTITION, begun, 0, "another", 0, 90)
+    ((loss, _),) = find_losses(begun, "another", 0, 90)
     assert loss.reason is LossReason.RECREATION
     check_target(begun, "dr", PARTITION, (IDS[0], "another"), 0)  # nothing is there that could be gone
 
@@ -319,7 +319,7 @@ def test_what_the_source_has_lost_is_told_with_its_offsets(
     ids: tuple[str, str], start: int, end: int, cut_at: int | None, lost: list[tuple[LossReason, int, int]]
 ) -> None:
     (found,) = extend(None, PARTITION, "copy", IDS, [Run(0, 0, 100)], 100, 7)
-    losses = find_losses(PARTITION, found, 0, ids[0], start, end, cut_at)
+    losses = find_losses(found, ids[0], start, end, cut_at)
     assert [loss for loss, _ in losses] == lost and all("orders-3" in str(error) for _, error in losses)
 
 

@@ -4,8 +4,9 @@ The newest committed row of the offset map is the position (target_checks.py); a
 begins where the link took over.
 
 Laws:
-- A link has a position from the first time it reads a log.  It writes it as a row of the map before anything is copied: what
-  the source has there by then, and later no longer has, is a loss (M7).  The same holds for what policy has accepted, one loss
+- A link has a position from the first time it reads a log, also one that it took over.  It writes it as a row of the map before
+  anything is copied: what the source has there by then, and later no longer has, is a loss (M7); and the row can follow what is
+  read behind it that is no record (markers, aborted records), of which retention may take all that is left.  The same holds for what policy has accepted, one loss
   after the other: the row names the topic and the leader epoch of its position, and the same loss is not found again.
 - A copy that needs no equal offsets leaves nothing out: it resumes where the source's log becomes a different one, at the start
   of a topic that was created again, or where a log was cut.
@@ -99,8 +100,8 @@ class Place:
             if self.row.has_copied and not is_another(self.row.ids[0], self.ids[0]):
                 self._is_other = await self._has_other(self.row, producer_id)
         adopted = await self._adopted.until(self.partition, end)
-        if self.row is not None:
-            self.row = taken_over(self.row, adopted)
+        known, self.row = self.row, taken_over(self.row, self.partition, self.ids, end, adopted)
+        self.is_begun = self.row == known
         return adopted
 
     async def _has_other(self, row: MapRow, producer_id: int) -> bool:
@@ -168,13 +169,13 @@ class Place:
         start = (await source.list_offsets({self.partition: EARLIEST}))[self.partition]
         end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
         least = self._link.control.value.start_of(self.partition, self.ids[0], end) or 0
-        self.is_begun, self._adopted_until, self._dirty_from = row is not None or adopted > 0, None, None
-        if row is None and not adopted:
+        self._adopted_until = self._dirty_from = None
+        if row is None:
+            self.is_begun = False
             return max(start, least)
-        is_anew = row is not None and is_another(row.ids[0], self.ids[0])
-        if row is not None:
-            row = not_before(row, self.ids[0], least)
-        self.position = adopted if row is None else row.position
+        is_anew = is_another(row.ids[0], self.ids[0])
+        row = not_before(row, self.ids[0], least)
+        self.position = row.position
         cuts = [
             accepted.from_offset
             for accepted in self._accepted
@@ -184,10 +185,10 @@ class Place:
         cut_at = min(cuts, default=None)
         if is_anew:
             self.leader_epoch = -1  # it counts its leader epochs from 0
-        elif row is not None:
+        else:
             self.leader_epoch = max(self.leader_epoch, row.epoch)
             cut_at = await self._cut_at(row, adopted, start, end) if cut_at is None else cut_at
-        losses = find_losses(self.partition, row, adopted, self.ids[0], start, end, cut_at)
+        losses = find_losses(row, self.ids[0], start, end, cut_at)
         for loss, error in losses:
             if not any(loss.is_part_of(accepted) for accepted in self._accepted):
                 self.loss = loss
@@ -201,8 +202,7 @@ class Place:
         position = max(start, least if is_anew else cut)
         last = await read_headers(source, {self.partition: position - 1} if position > start else {})
         self.leader_epoch = last[self.partition].partition_leader_epoch if last else -1
-        if row is not None:
-            self.row = begun_again(row, self.ids, position)
+        self.row = begun_again(row, self.ids, position)
         self._adopted_until = 0 if is_anew else position
         return position
 
@@ -211,6 +211,8 @@ class Place:
         told = (await source_truncations(self._link.source, {self.partition: (row.epoch, row.position)})).get(
             self.partition
         )
+        if row.is_adopted:
+            return told  # no run says which records are copies
         copied_until = max(start, row.runs[-1].source_until, adopted)  # no record that follows was copied
         until = min(row.position, end) if told is None else min(told, end)
         ask = partial(first_other, self._link.source, self._link.target, self._link.name, self.partition, start, until)

@@ -14,7 +14,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import DataLossError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.losses import LossReason
-from tolerant_client.mirror.state.offset_map import MapRow, is_another
+from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run, is_another
 from tolerant_client.records.record_batch import Record
 
 _ANOTHER_LINK = "mirror it under another link name to copy it again"
@@ -43,7 +43,7 @@ class LostOffsets(NamedTuple):
 
 def check_target(row: MapRow, link: str, target: TopicPartition, ids: tuple[str, str], log_end: int) -> None:
     """Raises TargetDivergedError if the target's log cannot have what the map records."""
-    if not row.target_until:
+    if not row.is_kept:
         return  # nothing was ever copied
     copied = f"{row.key.partition.topic}-{row.key.partition.partition}"
     if row.target_topic != target.topic:
@@ -81,39 +81,23 @@ def overwritten(row: MapRow, link: str, offsets: tuple[int, int]) -> TargetDiver
 
 def not_before(row: MapRow, source_id: str, start: int) -> MapRow:
     """The row, moved to the start that an operator may have set since, if nothing was copied of the topic with this id."""
-    if row.has_copied or is_another(row.ids[0], source_id):
+    if row.has_copied or row.is_adopted or is_another(row.ids[0], source_id):
         return row
     return row._replace(position=max(row.position, start))
 
 
 def find_losses(
-    partition: TopicPartition,
-    row: MapRow | None,
-    adopted: int,
-    source_id: str,
-    start: int,
-    end: int,
-    cut_at: int | None = None,
+    row: MapRow, source_id: str, start: int, end: int, cut_at: int | None = None
 ) -> list[tuple[LostOffsets, TolerantClientError]]:
     """What the source, whose log spans [start, end), has lost of what was copied or was to be copied, one loss after the other.
 
-    `row` is the newest (taken_over, not_before); another mirror had copied everything before `adopted`.  `cut_at` is the offset
-    from which on it is a different log than was copied, if known.  In a topic that was created again nothing is lost: only what
-    its former log had after the position is unknown.
+    `row` is the newest (taken_over, not_before).  `cut_at` is the offset from which on it is a different log than was copied, if
+    known.  In a topic that was created again nothing is lost: only what its former log had after the position is unknown.
     """
+    partition, position = row.key.partition, row.position
     name = f"{partition.topic}-{partition.partition}"
-    if row is None:
-        end = end if cut_at is None else min(end, cut_at)
-        if adopted <= end:
-            return _overtaken(partition, adopted, start) if adopted else []
-        error = DataLossError(
-            f"The source log of {name} ends at offset {end}, but up to {adopted} it was copied when the link took over: it has"
-            " lost records (unclean election), or was created again"
-        ).advising(_GO_ON)
-        return [(LostOffsets(LossReason.TRUNCATION, end, adopted), error)]
-    position = row.position
     if is_another(row.ids[0], source_id):
-        is_copied = row.has_copied or adopted > 0
+        is_copied = row.has_copied or row.is_adopted
         what = f"after it was copied up to {position}, and what it had beyond"
         what = what if is_copied else "before anything of it was copied, and what it had"
         error = DataLossError(f"The source topic of {name} was deleted and created again {what} is not known").advising(
@@ -124,11 +108,15 @@ def find_losses(
     if position <= end and cut_at is None:
         return _overtaken(partition, position, start)
     cut = end if cut_at is None else cut_at
-    error = DataLossError(
-        f"The source log of {name} was cut at offset {cut}, but it was copied up to {position}: it has lost records"
-        f" (unclean election, or a restored copy)"
-    ).advising(_GO_ON)
-    return [(LostOffsets(LossReason.TRUNCATION, cut, position), error), *_overtaken(partition, cut, start)]
+    text = (
+        f"The source log of {name} ends at offset {cut}, but up to {position} it was copied when the link took over: it has"
+        " lost records (unclean election), or was created again"
+        if row.is_adopted
+        else f"The source log of {name} was cut at offset {cut}, but it was copied up to {position}: it has lost records"
+        " (unclean election, or a restored copy)"
+    )
+    lost = LostOffsets(LossReason.TRUNCATION, cut, position), DataLossError(text).advising(_GO_ON)
+    return [lost, *_overtaken(partition, cut, start)]
 
 
 def _overtaken(partition: TopicPartition, position: int, start: int) -> list[tuple[LostOffsets, TolerantClientError]]:
@@ -142,9 +130,21 @@ def _overtaken(partition: TopicPartition, position: int, start: int) -> list[tup
     return [(LostOffsets(LossReason.RETENTION, position, start), error)]
 
 
-def taken_over(row: MapRow, position: int) -> MapRow:
-    """The newest row of a partition of which another mirror has since copied more, up to `position`.
+def taken_over(
+    row: MapRow | None, partition: TopicPartition, ids: tuple[str, str], target_end: int, adopted: int
+) -> MapRow | None:
+    """The newest row, moved on to where the link took over from another mirror, which had copied what is before `adopted`.
 
-    The leader epoch at `position` is unknown; the row's own epoch may end before it without a loss.
+    Without a row it is the first one of such a partition.  The leader epoch at `adopted` is unknown; the row's own epoch may end
+    before it without a loss.  What the link has read of a log that it took over says nothing of another log in its place.
     """
-    return row if position <= row.position else row._replace(position=position, epoch=-1)
+    if row is not None and row.is_adopted and (not target_end or is_another(row.ids[1], ids[1])):
+        row = None
+    if not adopted:
+        return row
+    begun = Run(adopted, target_end, 0)
+    if row is None:
+        return MapRow(RowKey(partition, 0), partition.topic, ids, adopted, -1, (begun,))
+    if not (row.is_kept or row.is_adopted):
+        row = row._replace(runs=(begun._replace(source=min(adopted, row.position)),))
+    return row if adopted <= row.position else row._replace(position=adopted, epoch=-1)

@@ -21,7 +21,7 @@ from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.translated import adopted as module
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.place import Place
-from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_losses
+from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_losses, taken_over
 from tolerant_client.mirror.life import comparison
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.offset_map import MapRow, Run, extend
@@ -190,6 +190,27 @@ def test_all_partitions_of_a_topic_that_was_made_anew_are_one_record_of_the_cont
 
     assert world.net.run(all_at_once) == [0, 0, 0, 1_000] and world.writes == 1
     assert world.written.adopted == {PLACES[3]: 1_000, OTHER: 70}, "other topics, and logs with records, stay"
+
+
+def test_what_is_read_behind_a_log_that_was_taken_over_is_recorded_and_holds_for_that_log_alone(world: World) -> None:
+    """Markers after the last record: retention may take them, too, and nothing of that was to be copied."""
+    world.target_ends[P], world.source_end = 900, 1_001
+    place = world.place()
+    assert world.goes_on_at(place) == 1_000 and not place.is_begun
+    (row,) = extend(place.row, P, "orders", place.ids, [], 1_000, -1)
+    assert row.is_adopted and MapRow.decode(row.key, row.encode()) == row
+    (world.row,) = extend(row, P, "orders", place.ids, [], 1_001, -1)
+    world.source_start = 1_001
+    place = world.place()
+    assert world.goes_on_at(place) == 1_001 and place.is_begun, "it is no loss"
+    world.written = world.value = LinkControl(adopted={P: 1_000}).with_starts({P: 1_500}, {P.topic: IDS[0]})
+    assert world.goes_on_at() == 1_001, "what was taken over has its start"
+    world.written, world.source_start = LinkControl(), 0
+    for target_id, end in ((IDS[1], 0), ("another", 7)):
+        world.row, world.target_ends[P] = row._replace(ids=(IDS[0], target_id)), end
+        world.value = world.written
+        place = world.place()
+        assert world.goes_on_at(place) == 0 and not place.is_begun, "the log that was taken over is gone"
 
 
 def test_a_later_life_of_the_link_keeps_what_it_has_taken_over(world: World) -> None:
@@ -597,9 +618,10 @@ def test_what_retention_takes_later_is_another_loss() -> None:
     assert accepted.is_part_of(accepted)
     assert not LostOffsets(LossReason.RETENTION, 100, 250).is_part_of(accepted)
     assert not LostOffsets(LossReason.TRUNCATION, 100, 200).is_part_of(accepted)
-    assert [loss for loss, _ in find_losses(P, None, 100, IDS[0], 150, 300)] == [(LossReason.RETENTION, 100, 150)]
-    assert find_losses(P, None, 100, IDS[0], 50, 100) == []
-    assert find_losses(P, None, 0, IDS[0], 50, 100) == [], "nothing had a position"
+    row = taken_over(None, P, IDS, 90, 100)
+    assert row is not None and row.is_adopted and row == MapRow.decode(row.key, row.encode())
+    assert [loss for loss, _ in find_losses(row, IDS[0], 150, 300)] == [(LossReason.RETENTION, 100, 150)]
+    assert find_losses(row, IDS[0], 50, 100) == []
 
 
 def copied_at(position: int, source_id: str = IDS[0]) -> MapRow:
