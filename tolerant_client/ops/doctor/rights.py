@@ -131,7 +131,7 @@ RIGHTS: Final = (
     ),
     Right(
         "target", "topic", OWN_TOPICS, ("Create", "Write", "Read", "Describe", "DescribeConfigs"), Duty.COPY, _ERROR,
-        "claiming what is written (without it nothing is copied), the link's control, its ledger, its map of offsets",
+        "claiming what is written and reading the orders in the link's control (without either nothing is copied), its ledger, its map of offsets",
     ),
     Right(
         "target", "transactional-id", OWN_TOPICS, ("Write", "Describe"), Duty.COPY, _ERROR,
