@@ -3,7 +3,7 @@
 The newest committed row of the offset map is the position; both logs must still be those that the row describes.  If the link
 took over from another mirror after that row, or has no row yet, the position is where it took over.
 
-The mirror (place.py) and all who foresee what stops it (status, plan, promote, doctor: comparison.py) decide by these functions.
+The mirror (place.py) and all who foresee what stops it (status, plan, promote, failover: comparison.py) decide by these functions.
 """
 
 from __future__ import annotations

@@ -655,7 +655,7 @@ def test_what_stops_a_mirror_is_foreseen_and_nothing_else(
     target_end: int,
     lost: str | None,
 ) -> None:
-    """Status, plan, promote and doctor say what the mirror says of the same logs."""
+    """Status, plan and promote say what the mirror says of the same logs."""
     world.row, world.written = row, LinkControl(adopted={P: adopted} if adopted else {})
     world.value = control = world.written
     (world.source_start, world.source_end), world.target_ends[P] = source, target_end
