@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ pytest.importorskip("pyspark")
 from spark_integration.mirror.stream_ranges import RangesStreamReader
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
+from tolerant_client.ops.service import ranges
 from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
 from tolerant_client.ops.service.task_reports import RunReport
 
@@ -60,7 +62,7 @@ def test_a_service_leaves_refused_topics_out_and_says_why(source: str, target: s
 
 
 def test_a_running_mirror_leaves_out_what_is_refused_or_deleted_and_takes_it_back(
-    source: str, target: str, tmp_path: Path
+    source: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("running.a", "running.b", "running.c")
     for name in names:
@@ -75,7 +77,7 @@ def test_a_running_mirror_leaves_out_what_is_refused_or_deleted_and_takes_it_bac
         start = reader.initialOffset()
         end = reader.latestOffset(start, None)  # type: ignore[arg-type]
         rows: list[Any] = [row for task in reader.partitions(start, end) for row in reader.read(task)]
-        return {topic for (ranges,) in rows for topic, _, _ in ranges}
+        return {topic for (found,) in rows for topic, _, _ in found}
 
     admins = [kafka.KafkaAdminClient(bootstrap_servers=servers) for servers in (source, target)]
     try:
@@ -95,6 +97,14 @@ def test_a_running_mirror_leaves_out_what_is_refused_or_deleted_and_takes_it_bac
             pass
         assert copied() == {"running.a", "running.b"}
         assert waiting.read().blocked == {}
+        reader.stop()
+        alter(admins[1], "running.b", "LogAppendTime")
+        seldom = MirrorJob(replace(settings, refresh_s=600), folder=str(tmp_path))
+        reader = RangesStreamReader(seldom.options)
+        assert [copied(), copied()] == [{"running.a"}] * 2
+        alter(admins[1], "running.b", "CreateTime")
+        monkeypatch.setattr(ranges, "_CHECK_S", 0.0)  # 10 s
+        assert copied() == {"running.a", "running.b"} and waiting.read().blocked == {}
     finally:
         reader.stop()
         for admin in admins:

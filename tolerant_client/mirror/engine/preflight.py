@@ -20,6 +20,7 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.configs import describe_configs, tells_configs
 from tolerant_client.cluster.admin.offsets import stable_ends
 from tolerant_client.cluster.admin.topics import lacking, topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
@@ -29,6 +30,7 @@ from tolerant_client.mirror.state.control_topic import orders_hidden, read_contr
 from tolerant_client.mirror.state.link_control import LinkControl, plain_options, unfinished
 from tolerant_client.mirror.state.link_topics import hindrance, require_no_unreadable
 from tolerant_client.mirror.state.map_topic import was_never_started
+from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _OTHER_KIND = ", with {} offsets, and only one link may write a topic that has identical offsets"
@@ -273,18 +275,22 @@ async def look_for_others(
 
 
 class RefusalFacts(NamedTuple):
-    """What decides `look_for_others`, as far as it is cheap to request: the control topic's end, and which topics exist."""
+    """Why topics are refused, as far as it is cheap to request: the control topic's end, which exist, which are `stamped`."""
 
     control_end: int | None
     topics: Mapping[str, uuid.UUID | None]  # ids of those that exist
+    stamped: frozenset[str] = frozenset()  # with LogAppendTime
 
 
 async def refusal_facts(target: Cluster, refused: Collection[str]) -> RefusalFacts:
-    """The facts that may change once refused topics become free; two requests."""
+    """The facts that may change once refused topics become free; three requests."""
     absent = await lacking(target, {*refused, CONTROL_TOPIC})
     ends = await stable_ends(target, () if CONTROL_TOPIC in absent else [TopicPartition(CONTROL_TOPIC, 0)])
     there = {name: target.topic_id(name) for name in refused if name not in absent}
-    return RefusalFacts(next(iter(ends.offsets.values()), None), there)
+    told = await describe_configs(target, there, [TIMESTAMP_TYPE]) if tells_configs(target) else {}
+    types = {name: found.get(TIMESTAMP_TYPE) for name, found in told.items() if not isinstance(found, Exception)}
+    stamped = frozenset(name for name, found in types.items() if found is not None and found.value == LOG_APPEND_TIME)
+    return RefusalFacts(next(iter(ends.offsets.values()), None), there, stamped)
 
 
 async def _promoted_copies(target: Cluster, other: str, promoted: LinkControl, own: LinkControl) -> dict[str, str]:
