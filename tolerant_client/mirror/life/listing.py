@@ -56,7 +56,7 @@ class ListedLink(NamedTuple):
         """Its offsets, as text."""
         if self.offsets or self._given_topics is None:
             return self.offsets or "unknown"
-        if self.control is not None and (self.control.is_prepared or self.control.generation):
+        if self.control is not None and (self.control.adopted or self.control.generation):
             return "none copied since failback or take-over prepared it"
         return "not copied yet"
 
