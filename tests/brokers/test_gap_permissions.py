@@ -26,6 +26,7 @@ from support.mirror_link import (
     prepare_translated_link,
     topics_of,
 )
+from support.raising_copier import LinkCopier
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, PartitionRefusedError
@@ -33,7 +34,6 @@ from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.engine.identical.log_start import start_log_at
-from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
