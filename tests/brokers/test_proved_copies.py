@@ -36,7 +36,7 @@ from tolerant_client.cluster.admin.transactions import describe_producers, init_
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import (
-    OptionError,
+    PartitionRefusedError,
     RecoveryExhaustedError,
     SourceTruncatedError,
     TargetDivergedError,
@@ -671,7 +671,8 @@ def test_log_start_that_the_control_cannot_say_is_refused_and_nothing_is_filled(
     with monkeypatch.context() as patched:
         patched.setattr(begun, "update_control", refuse)
         for policy in (MirrorPolicy(), CONTINUE):
-            with pytest.raises(OptionError, match=f"{topic}-0 is to begin at offset 40.* Write .*{CONTROL_TOPIC}"):
+            text = f"{topic}-0 is to begin at offset 40.* Write .*{CONTROL_TOPIC}"
+            with pytest.raises(PartitionRefusedError, match=text):
                 mirror(source, target, topic, link=topic, policy=policy)
     assert ends(target, topic) == [0] and ledger_of(target, topic) == []
     mirror(source, target, topic, link=topic)
