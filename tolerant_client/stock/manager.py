@@ -120,6 +120,11 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
     def update_backoff(self, node_id: Any) -> Any:
         """Notes that connecting failed; returns the milliseconds until the next attempt may begin."""
         backoff_ms = super().update_backoff(node_id)
+        if (
+            self.cluster.is_bootstrap(node_id) and self.cluster.brokers()
+        ):  # it is asked while no known broker can be reached
+            failures, until, setup_ms = self._backoff[node_id]
+            self._backoff[node_id] = failures, min(until, time.monotonic() + _BESIDE_S), setup_ms
         if self._leader_watch is not None:
             self._leader_watch.unreachable(node_id)
         return backoff_ms
@@ -209,20 +214,23 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             except Exception:
                 log.exception("recovery_listener failed")
 
-    async def rebootstrap(self) -> None:
+    async def rebootstrap(self, *, resets: bool) -> None:
         """Asks each bootstrap address once more for the brokers, which may have other addresses by now.
 
-        Raises KafkaTimeoutError if none tells them, or the error of a refused login.
+        With `resets` these are connected to at once, whatever failed before.  Raises KafkaTimeoutError if none tells them,
+        or the error of a refused login.
         """
-        known = {broker.node_id: broker for broker in self.cluster.brokers()}
+        known = {broker.node_id: (broker.host, broker.port) for broker in self.cluster.brokers()}
         for broker in self.cluster.bootstrap_brokers():
             self.reset_backoff(broker.node_id)
         await self._do_bootstrap(
             time.monotonic() + self.config["socket_connection_setup_timeout_ms"] / 1000, is_once=True
         )
         for broker in self.cluster.brokers():
-            self.reset_backoff(broker.node_id)  # it is alive, as the others say
-            if known.get(broker.node_id, broker)[1:3] != broker[1:3]:
+            has_moved = known.get(broker.node_id) != (broker.host, broker.port)
+            if resets or has_moved:
+                self.reset_backoff(broker.node_id)
+            if has_moved:
                 self.close(broker.node_id)  # a connection to its former address
 
     async def _do_bootstrap(self, deadline: float | None, *, is_once: bool = False) -> Any:

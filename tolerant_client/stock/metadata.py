@@ -33,10 +33,10 @@ class TolerantMetadata(ClusterMetadata):  # type: ignore[misc]  # kafka-python i
     _refresh_loop_future: Any
     _failing_since: float | None = None  # when the first refresh failed since the last response
     _is_required = False  # a broker requires that the bootstrap addresses are asked
-    _is_rebootstrapping = False  # the bootstrap addresses are being asked
-    _has_warned = False
+    _rebootstrapping: Any = None  # the last round of them
     _rebootstrap_at = 0.0
     _pause_s = _PAUSE_S
+    _has_warned = False
 
     def start_refresh_loop(self) -> None:
         """Starts the loop; again where it has ended because no broker could be reached at first."""
@@ -55,17 +55,31 @@ class TolerantMetadata(ClusterMetadata):  # type: ignore[misc]  # kafka-python i
                 log.debug("A metadata refresh failed: %s", error)
 
     async def _do_refresh_metadata(self, node_id: Any) -> None:
-        if node_id is None and self._must_rebootstrap():
-            try:
-                await self._rebootstrap()
-                return
-            except Exception as error:
-                if self._manager.best_node() is None:  # else a known broker can be asked, and may be the only one left
-                    self.failed_update(error)
-                    raise
-        await super()._do_refresh_metadata(node_id)
-        if node_id is None:
-            self._pause_s, self._has_warned = _PAUSE_S, False
+        if node_id is not None:
+            if self._is_rebootstrapping and self.is_bootstrap(node_id):
+                await self._ask_bootstrap_address(node_id)
+            else:
+                await super()._do_refresh_metadata(node_id)
+            return
+        if self._must_rebootstrap():
+            self._rebootstrap_if_due()
+            if self._manager.best_node() is None:
+                # Who waits for metadata goes on waiting; the loop looks again after retry_backoff_ms.
+                self._failed()
+                self._last_refresh_ms = time.monotonic() * 1000
+                raise self._manager.not_ready()
+        await super()._do_refresh_metadata(None)
+        self._pause_s, self._has_warned = _PAUSE_S, False
+
+    async def _ask_bootstrap_address(self, node_id: Any) -> None:
+        """Raises KafkaConnectionError if it leads to another cluster."""
+        metadata = await self._manager.send(self.metadata_request(), node_id)
+        if self.cluster_id and metadata.cluster_id not in (None, "", self.cluster_id):
+            raise Errors.KafkaConnectionError(
+                f"it leads to cluster {metadata.cluster_id}, and this client belongs to cluster {self.cluster_id}: make a new"
+                " client to work with that one"
+            )
+        self.update_metadata(metadata)
 
     def _must_rebootstrap(self) -> bool:
         """Whether only the bootstrap addresses can tell where the brokers are now."""
@@ -76,48 +90,52 @@ class TolerantMetadata(ClusterMetadata):  # type: ignore[misc]  # kafka-python i
         is_overdue = failing_s * 1000 > config["metadata_recovery_rebootstrap_trigger_ms"]
         return self._is_required or is_overdue or bool(self._manager.is_cut_off)
 
-    async def _rebootstrap(self) -> None:
-        """Asks the bootstrap addresses once; raises if none tells the brokers, or if it is too soon to ask again."""
+    @property
+    def _is_rebootstrapping(self) -> bool:
+        return self._rebootstrapping is not None and not self._rebootstrapping.is_done
+
+    def _rebootstrap_if_due(self) -> None:
+        """Has the bootstrap addresses asked beside the known brokers, of which one may come back first."""
         now = time.monotonic()
+        if now >= self._rebootstrap_at and not self._is_rebootstrapping:
+            self._rebootstrap_at = now + self._pause_s
+            self._rebootstrapping = self._manager.call_soon(self._rebootstrap)
+
+    async def _rebootstrap(self) -> None:
+        """Asks the bootstrap addresses once."""
         try:
-            if now < self._rebootstrap_at:
-                raise self._manager.not_ready()
-            self._is_rebootstrapping, self._rebootstrap_at = True, now + self._pause_s
             if self.config["client_dns_lookup"] != "use_all_dns_ips":  # else names are resolved at each connect
                 self._bootstrap_brokers = self._generate_bootstrap_brokers()
-            await self._manager.rebootstrap()
+            # A broker that could not be connected to since the last round may be out of this client's reach.
+            await self._manager.rebootstrap(resets=self._pause_s == _PAUSE_S)
         except Exception as error:
-            if self._is_rebootstrapping and not self._has_warned:
+            if not self._has_warned and not self.closed:
                 self._has_warned = True
                 log.warning("No known broker responds, and no bootstrap server tells of others: %s", text_of(error))
-            raise
-        finally:
-            self._is_rebootstrapping = False
+            return
         self._has_warned = False
         log.warning("No known broker responded; the bootstrap servers have told these: %s", self)
         # If these cannot be connected to either, the next rounds are further and further apart.
         longest_s = max(self._manager.config["reconnect_backoff_max_ms"] / 1000, _PAUSE_S)
         self._pause_s = min(2 * self._pause_s, longest_s)
-        self._rebootstrap_at = now + self._pause_s
+        self._rebootstrap_at = time.monotonic() + self._pause_s
+
+    def _failed(self) -> None:
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
 
     def failed_update(self, exception: Any) -> None:
         """Notes that a refresh has failed."""
-        if self._failing_since is None:
-            self._failing_since = time.monotonic()
+        self._failed()
         super().failed_update(exception)
 
     def update_metadata(self, metadata: Any) -> None:
-        """Notes what a broker tells; raises KafkaConnectionError if a bootstrap address leads to another cluster."""
+        """Notes what a broker tells; raises KafkaConnectionError if it requires that the bootstrap servers are asked."""
         if metadata.error_code == _REBOOTSTRAP_REQUIRED:
             self._is_required = True
             error = Errors.KafkaConnectionError("a broker requires that the bootstrap servers are asked (KIP-1102)")
             self.failed_update(error)
             raise error
-        if self._is_rebootstrapping and self.cluster_id and metadata.cluster_id not in (None, "", self.cluster_id):
-            raise Errors.KafkaConnectionError(
-                f"it leads to cluster {metadata.cluster_id}, and this client belongs to cluster {self.cluster_id}: make a new"
-                " client to work with that one"
-            )
         super().update_metadata(metadata)
         if metadata.brokers:
             self._failing_since, self._is_required = None, False

@@ -137,8 +137,8 @@ USES: Final = (
     Use(ClusterMetadata, ("_manager", "_refresh_loop", "_refresh_loop_future", "closed", "start_refresh_loop"),
         ("tolerant_client.stock.metadata",), "overridden: the refresh loop outlives a refresh that failed"),
     Use(ClusterMetadata,
-        ("_bootstrap_brokers", "_do_refresh_metadata", "_generate_bootstrap_brokers", "cluster_id", "config",
-         "failed_update", "update_metadata"),
+        ("_bootstrap_brokers", "_do_refresh_metadata", "_generate_bootstrap_brokers", "_last_refresh_ms", "cluster_id",
+         "config", "failed_update", "is_bootstrap", "metadata_request", "update_metadata"),
         ("tolerant_client.stock.metadata",), "overridden: the bootstrap addresses are asked again"),
     Use(ClusterMetadata, ("attach", "config", "start_refresh_loop"), _MANAGER, "our metadata takes the place of its own"),
     # -- the connection and its transport

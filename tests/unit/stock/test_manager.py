@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -364,6 +365,32 @@ def test_a_node_that_is_not_ready_is_told_with_the_reason_that_is_known() -> Non
         assert "(node 3 of the source is not in the metadata)" in str(cluster.unreachable(60_000, own))
         for error in (Errors.NodeNotReadyError(3), Errors.NodeNotReadyError("metadata"), Errors.NodeNotReadyError()):
             assert "node 2 was killed an hour ago" in str(cluster.unreachable(60_000, error))
+
+
+def test_a_cluster_that_has_moved_is_found_at_a_bootstrap_address_and_connected_to(net: NetworkSelector) -> None:
+    with serve(FakeBroker()) as first:
+        manager = TolerantConnectionManager(net, bootstrap_servers=first)
+        net.run(manager.bootstrap_async, 10_000)
+
+        async def connect() -> Any:
+            return await manager.get_connection(1)
+
+        former = net.run(connect)
+    with serve(FakeBroker()) as second:
+        metadata = manager.cluster
+        metadata.config["bootstrap_servers"] = second
+        metadata._bootstrap_brokers = metadata._generate_bootstrap_brokers()
+        manager.update_backoff(1)
+        net.run(partial(manager.rebootstrap, resets=False))
+        (broker,) = metadata.brokers()
+        assert f"{broker.host}:{broker.port}" == second != first
+        assert former.closed and not manager.connection_delay(1) and not manager.is_misunderstood
+        assert net.run(connect).connected
+        manager.update_backoff(1)
+        for resets in (False, True):  # the same address: it may be out of our reach
+            net.run(partial(manager.rebootstrap, resets=resets))
+            assert bool(manager.connection_delay(1)) != resets
+    manager.close()
 
 
 class Closing(socketserver.BaseRequestHandler):

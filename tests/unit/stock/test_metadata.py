@@ -24,6 +24,7 @@ class Manager:
         self.refreshed = Future()
         self.is_cut_off = False
         self.searches = 0
+        self.has_reset: bool | None = None
         self.node: int | None = 1
         self.found: Any = Errors.KafkaTimeoutError("nobody")
         self.config = {
@@ -32,8 +33,9 @@ class Manager:
             "reconnect_backoff_max_ms": 4_000,
         }
 
-    async def rebootstrap(self) -> None:
+    async def rebootstrap(self, *, resets: bool) -> None:
         self.searches += 1
+        self.has_reset = resets
         if isinstance(self.found, Exception):
             raise self.found
 
@@ -112,9 +114,11 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> Any:
             net.run(metadata.refresh_metadata)
         except Errors.KafkaError as error:
             return error
+        finally:
+            net.run(wait, net, 0.001)  # the bootstrap addresses are asked beside it
         return None
 
-    yield SimpleNamespace(refresh=refresh, manager=manager, metadata=metadata, net=net)
+    yield SimpleNamespace(refresh=refresh, manager=manager, metadata=metadata, net=net, clock=clock)
     net.close()
 
 
@@ -134,19 +138,26 @@ def response(**fields: Any) -> Any:
 
 def test_the_bootstrap_addresses_are_asked_once_a_second_while_no_known_broker_can_be_connected_to(lost: Any) -> None:
     lost.manager.is_cut_off, lost.manager.node = True, None
+    lost.metadata._future = waiting = Future()  # as request_update()'s, without the loop
     for seconds, searches in ((0, 1), (0.1, 1), (0.6, 1), (0.4, 2), (0.9, 2), (0.2, 3)):
         assert lost.refresh(seconds) is not None and lost.manager.searches == searches
+        assert not waiting.is_done, "who waits for metadata goes on waiting"
+        assert lost.metadata._last_refresh_ms == lost.clock.now * 1000, "the loop does not spin"
     lost.manager.found = None
-    assert lost.refresh(1.0) is None and lost.manager.searches == 4
+    lost.refresh(1.0)
+    assert lost.manager.searches == 4 and lost.manager.has_reset
     # The brokers that they name cannot be connected to: 2 s, then 4 s, which is reconnect_backoff_max_ms.
     for seconds, searches in ((1.5, 4), (0.6, 5), (1.5, 5), (2.6, 6), (3.9, 6), (0.2, 7), (3.9, 7)):
         lost.refresh(seconds)
         assert lost.manager.searches == searches, seconds
+        assert lost.manager.has_reset == (searches == 4)
     lost.manager.is_cut_off, lost.manager.node = False, 1
     lost.manager.refreshed.success(response())
-    assert lost.refresh(5.0) is None and lost.manager.searches == 7
+    assert lost.refresh(5.0) is None and lost.manager.searches == 7 and waiting.succeeded()
     lost.manager.is_cut_off, lost.manager.node = True, None
-    assert lost.refresh() is None and lost.refresh(0.5) is not None and lost.manager.searches == 8
+    for seconds, searches in ((0.0, 8), (0.5, 8)):
+        lost.refresh(seconds)
+        assert lost.manager.searches == searches
     lost.manager.config["metadata_recovery_strategy"], lost.manager.node = "none", 1
     assert lost.refresh(60.0) is None and lost.manager.searches == 8
 
@@ -177,15 +188,17 @@ def test_an_address_that_leads_to_another_cluster_is_not_followed(lost: Any, cap
     lost.metadata.update_metadata(response())
     lost.manager.is_cut_off, lost.manager.node = True, None
 
-    async def found() -> None:
-        lost.metadata.update_metadata(response(cluster_id="another", brokers=[(7, "c", 3, None)]))
+    lost.manager.refreshed.success(response(cluster_id="another", brokers=[(7, "c", 3, None)]))
+
+    async def found(*, resets: bool) -> None:
+        await lost.metadata._do_refresh_metadata("bootstrap-0")
 
     lost.manager.rebootstrap = found
-    assert "leads to cluster another, and this client belongs to cluster ours" in str(lost.refresh())
+    lost.refresh()
+    assert "leads to cluster another, and this client belongs to cluster ours" in caplog.text
     assert [broker.node_id for broker in lost.metadata.brokers()] == [1]
     assert caplog.text.count("leads to cluster another") == 1 and lost.refresh(2.0) and lost.refresh(2.0)
     assert caplog.text.count("leads to cluster another") == 1, "a warning for each outage"
     # A known broker that has come back with another cluster is believed, as by kafka-python.
     lost.manager.is_cut_off, lost.manager.node = False, 1
-    lost.manager.refreshed.success(response(cluster_id="another", brokers=[(7, "c", 3, None)]))
     assert lost.refresh(2.0) is None and [broker.node_id for broker in lost.metadata.brokers()] == [7]
