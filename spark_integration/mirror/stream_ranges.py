@@ -10,14 +10,17 @@ Both sides get one more option, which describes the link (tolerant_client.ops.se
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kafka.structs import TopicPartition
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, InputPartition, WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
+from tolerant_client.errors import TolerantClientError
 from tolerant_client.ops.service.mirror_settings import MirrorJob
 from tolerant_client.ops.service.ranges import CopiedRanges, Range, RangesCopier, RangesPlanner
 
@@ -83,7 +86,13 @@ class RangesStreamWriter(RangesCopier, DataSourceStreamWriter):
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         until = {TopicPartition(r.topic, r.partition): r.until_offset for row in iterator for r in row.ranges}
-        return RangesMessage(self.copy(until))
+        try:
+            return RangesMessage(self.copy(until))
+        except TolerantClientError:
+            task = TaskContext.get()
+            attempt = 0 if task is None else task.attemptNumber()
+            time.sleep(min(attempt + 1, 5))  # Spark repeats a task at once, and a few times only
+            raise
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self.settle([message.copied for message in messages if isinstance(message, RangesMessage)])

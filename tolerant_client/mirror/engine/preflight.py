@@ -26,7 +26,7 @@ from tolerant_client.cluster.admin.topics import lacking, topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
-from tolerant_client.mirror.state.control_topic import orders_hidden, read_controls, update_control
+from tolerant_client.mirror.state.control_topic import HIDDEN, orders_hidden, read_controls, update_control
 from tolerant_client.mirror.state.link_control import LinkControl, plain_options, unfinished
 from tolerant_client.mirror.state.link_topics import hindrance, require_no_unreadable
 from tolerant_client.mirror.state.map_topic import was_never_started
@@ -225,7 +225,8 @@ async def look_for_others(
     try:
         controls = await read_controls(target, frozenset(names))
     except _MAY_NOT:
-        return Others()  # a mirror neither starts nor copies then
+        # A mirror neither starts nor copies then; what it finds meanwhile must be checked later.
+        return Others(dict.fromkeys(names, HIDDEN)) if is_new else Others()
     try:
         require_no_unreadable(controls, link, names, target)
     except OptionError as error:

@@ -161,7 +161,8 @@ async def plan_everything(
     refusals += [lost] if lost else []
     refusals += [unread_map(mapped.unread, link)] if mapped.unread else []
     view = await see_topics(source, target, chosen, control, mapped)
-    refusals += gone_refusals(planned.gone, view.on_source)
+    kept = {name: [n for n in of if not control.pauses(TopicPartition(name, n))] for name, of in planned.gone.items()}
+    refusals += gone_refusals({name: of for name, of in kept.items() if of}, view.on_source)
     warnings = [*planned.warnings, *gone_warnings(view.gone.keys() - planned.gone.keys())]
     warnings += (await beside_file(None, target, control, link, chosen if of_file else None)).kept
     try:

@@ -46,7 +46,8 @@ DELETED_ON_SOURCE = (
     "the source no longer has this topic, or does not show it to us (is Describe on it still granted?); " + DELETE_COPY
 )
 PARTITION_DELETED_ON_SOURCE = (
-    "the source no longer has this partition: its topic was created again there with fewer; the target keeps its copy"
+    "the source no longer has this partition: its topic was created again there with fewer; the target keeps its copy. Once"
+    " you have seen to it, tolerant-kafka pause with --topic and --partition ends this message"
 )
 
 

@@ -29,7 +29,7 @@ from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import OptionError, TargetDivergedError, text_of
-from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.control_topic import orders_hidden, read_control
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.offset_map import CommittedRows, MapRow, OffsetMap, RowKey
 from tolerant_client.mirror.state.plan import CLEANUP_POLICY
@@ -206,7 +206,9 @@ async def read_maps(
                 of.pop(key.number, None)
             else:
                 of[key.number] = row
-    adopted = (await read_control(target, link)).adopted
+    if (control := await read_control(target, link)).is_hidden:
+        raise orders_hidden()  # what was taken over from another mirror is unknown
+    adopted = control.adopted
     maps = {partition: OffsetMap(of.values(), adopted.get(partition, 0)) for partition, of in rows.items() if of}
     return {partition: found for partition, found in maps.items() if found.runs}
 

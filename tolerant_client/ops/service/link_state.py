@@ -22,11 +22,17 @@ from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, Measured, Span
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.claims import Waiting
-from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, DELETED_ON_TARGET, utc
+from tolerant_client.mirror.state.health import (
+    DELETED_ON_SOURCE,
+    DELETED_ON_TARGET,
+    PARTITION_DELETED_ON_SOURCE,
+    utc,
+)
 from tolerant_client.mirror.state.ledger import lost_offsets
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held
 
+_GONE = (DELETED_ON_SOURCE, PARTITION_DELETED_ON_SOURCE)
 _NO_LATENCIES = (0,) * (len(LATENCY_BOUNDS_MS) + 1)
 OTHERS = "(others)"  # not a legal topic name
 
@@ -244,7 +250,8 @@ class LinkState:
     def blocked(self) -> Mapping[TopicPartition, str]:
         """Partitions that need a person, and why: as the tasks say, or because the source lacks them."""
         told = {**dict.fromkeys(self.left_behind, DELETED_ON_SOURCE), **self.report.blocked}
-        return {p: why for p, why in told.items() if p not in self.absent}
+        seen_to = {p for p, why in told.items() if why in _GONE and self.control.pauses(p)}
+        return {p: why for p, why in told.items() if p not in self.absent and p not in seen_to}
 
     @cached_property
     def waiting(self) -> Mapping[TopicPartition, Waiting]:

@@ -205,6 +205,25 @@ def test_what_cannot_hear_the_operator_is_not_taken_over_again() -> None:
     assert not taken and isinstance(copy.error, OrdersHiddenError)
 
 
+def test_a_copier_that_loses_sight_of_its_orders_while_it_takes_over_records_no_position() -> None:
+    """Its rows are those of before another copier had the partition."""
+    recorded: list[bool] = []
+    copy: Any = TranslatedPartition.__new__(TranslatedPartition)
+
+    async def lost() -> None:
+        copy.error = orders_hidden()
+
+    async def record() -> None:
+        recorded.append(True)
+
+    copy.__dict__.update(
+        error=None, is_released=False, is_done=False, paused=None, until=9, acked=0, hold_until=0.0, lease_until=0.0, _take_over=lost, _record_position=record, _forget=lambda: None,
+        _link=SimpleNamespace(tasks=SimpleNamespace(notify=lambda: None), clock=lambda: 1.0),
+    )  # fmt: skip
+    asyncio.run(copy.run())
+    assert not recorded and isinstance(copy.error, OrdersHiddenError)
+
+
 def test_what_is_not_claimed_waits_for_the_right_that_the_claims_lack(copier: LinkCopier, now: list[float]) -> None:
     copy, claims = placed(copier, FIRST, 300), cast(Any, copier.claims)
     refused = Errors.TopicAuthorizationFailedError("not authorized")

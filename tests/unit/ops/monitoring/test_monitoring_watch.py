@@ -7,6 +7,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -224,6 +225,8 @@ def test_what_the_source_deleted_is_blocked_with_its_remedy_and_leaves_once_the_
     health, (reason, *_) = health_of(found, found.time_ms)
     assert (health, reason.text, found.leaderless) == (Health.BLOCKED, f"new-0: {DELETED_ON_SOURCE}", {})
     assert found.topics["new"].blocked == 1
+    seen_to = replace(found, control=LinkControl(paused=frozenset({"new"})))
+    assert seen_to.blocked == {}, "an operator has seen to it"
 
     watch.clusters.without_leader["target"] = {NEW: "the target has no such topic (any more)"}
     watch.clusters.gone["target"] = {NEW}

@@ -211,7 +211,7 @@ class TranslatedPartition(CopiedPartition):
                     await self._take_over()
                     while not self.is_over:
                         await self._copy_one_transaction()
-                    if not isinstance(self.error, LinkPromotedError):
+                    if not isinstance(self.error, (LinkPromotedError, OrdersHiddenError)):
                         await self._record_position()
                 except Errors.KafkaError as error:
                     self._forget()

@@ -138,7 +138,7 @@ def taken_over(
     Without a row it is the first one of such a partition.  The leader epoch at `adopted` is unknown; the row's own epoch may end
     before it without a loss.  What the link has read of a log that it took over says nothing of another log in its place.
     """
-    if row is not None and row.is_adopted and (not target_end or is_another(row.ids[1], ids[1])):
+    if row is not None and row.is_adopted and (target_end < row.target_until or is_another(row.ids[1], ids[1])):
         row = None
     if not adopted:
         return row

@@ -24,7 +24,7 @@ from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_losses, taken_over
 from tolerant_client.mirror.life import comparison
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.offset_map import MapRow, Run, extend
+from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run, extend
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topics import DescribedTopics
 from tolerant_client.records.record_batch import Record
@@ -622,6 +622,14 @@ def test_what_retention_takes_later_is_another_loss() -> None:
     assert row is not None and row.is_adopted and row == MapRow.decode(row.key, row.encode())
     assert [loss for loss, _ in find_losses(row, IDS[0], 150, 300)] == [(LossReason.RETENTION, 100, 150)]
     assert find_losses(row, IDS[0], 50, 100) == []
+
+
+def test_the_row_of_a_log_that_was_taken_over_does_not_outlive_the_log() -> None:
+    """Brokers before 2.8 have no ids: a log that ends before the row's end was created again."""
+    row = MapRow(RowKey(P, 0), P.topic, ("", ""), 1_001, 3, (Run(1_001, 900, 0),))
+    for target_end, adopted, position in ((900, 1_000, 1_001), (300, 300, 300), (0, 1_000, 1_000)):
+        found = taken_over(row, P, ("", ""), target_end, adopted)
+        assert found is not None and found.position == position
 
 
 def copied_at(position: int, source_id: str = IDS[0]) -> MapRow:
