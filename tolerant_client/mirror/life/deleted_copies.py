@@ -46,7 +46,13 @@ async def deleted_warnings(
     topics = sorted({p.topic for p in found})
     if source is None or not topics:
         whole = {p: span for p, span in found.items() if span.is_whole}
-        return _texts(whole, "whether the source still has them is unknown", {})
+        if not whole:
+            return []
+        first, span = min(whole.items())
+        return [
+            f"the target no longer has any record of {names(whole)}, such as offsets {span.since:,} to {span.until:,} of"
+            f" {first.topic}-{first.partition}; whether the source still has them is unknown"
+        ]
     wanted, present = [(await describe_each_topic(cluster, topics)).topics for cluster in (source, of.target)]
     limits = {name: _limits(wanted[name], present[name]) for name in topics if name in wanted and name in present}
     told = {p: span for p, span in found.items() if span.is_whole or limits.get(p.topic) != ""}

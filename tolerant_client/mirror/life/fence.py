@@ -118,16 +118,26 @@ async def before_markers(
     producer_ids: Collection[int],
     floors: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
-    """Where the logs end without the markers of these producers that end them, but not before `floors`.
+    """Where the logs end without the fences of these producers that end them, but not before `floors`.
 
-    Only a fence writes markers with a link's own producer ids.
+    Only a fence writes markers with a link's own producer ids.  One that was interrupted may have written a filler record after
+    its marker for each former id (law C): single records of the link count as such if its own marker is before them.
     """
     found = dict(ends)
+    steps = dict.fromkeys(found, 0)  # single records since the last marker
     ending = found
     while ending:
-        headers = await read_headers(target, {p: found[p] - 1 for p in ending if found[p] > floors.get(p, 0)})
-        ending = {p: h.base_offset for p, h in headers.items() if h.is_control and h.producer_id in producer_ids}
-        found = {**found, **ending}
+        headers = await read_headers(target, {p: at - 1 for p, at in ending.items() if at > floors.get(p, 0)})
+        own = {p: h for p, h in headers.items() if h.producer_id in producer_ids}
+        markers = {p: h.base_offset for p, h in own.items() if h.is_control}
+        singles = {
+            p: h.base_offset
+            for p, h in own.items()
+            if p not in markers and h.base_offset + 1 == h.next_offset and steps[p] < len(producer_ids)
+        }
+        steps |= {p: steps[p] + 1 for p in singles} | dict.fromkeys(markers, 0)
+        found |= markers
+        ending = {**markers, **singles}
     return found
 
 

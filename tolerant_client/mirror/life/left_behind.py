@@ -21,12 +21,13 @@ from tolerant_client.mirror.life.promotion_report import PromotedPartition, Prom
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.health import by_reason, few, names
-from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
 from tolerant_client.mirror.state.map_topic import has_map, was_never_started
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _CREATED_AGAIN = "its topic was created again on the source"
+_ANOTHER = "this source is another cluster than the one that the link copied"
 _SHORTER = "the source's log ends before what was copied"
 
 
@@ -69,10 +70,13 @@ async def as_left(
         return [], {}
     topics = {e.partition.topic for e in known}
     ids = await within_bound(source, present_ids, source, sorted(topics))
-    theirs = await within_bound(source, _copied_back, source, target, topics)
+    theirs = await within_bound(source, _copied_back, source, target, topics, control.copied_until)
     why: dict[TopicPartition, str] = {}
+    is_another = None not in (was := {control.source_cluster_id, await source.cluster_id()}) and len(was) > 1
     for e in known:
-        if ids is None or theirs is None:
+        if is_another:
+            why[e.partition] = _ANOTHER
+        elif ids is None or theirs is None:
             why[e.partition] = "the source did not respond in time"
         elif not control.begun.get(e.partition, TopicIds()).is_of_source(
             TopicIds(str(ids.get(e.partition.topic) or ""))
@@ -90,8 +94,12 @@ def unknown_left(why: Mapping[TopicPartition, str]) -> list[str]:
     return few(f"what {names(of)} left behind on the source is unknown: {text}" for text, of in by_reason(why).items())
 
 
-async def _copied_back(source: Cluster, target: Cluster, topics: Collection[str]) -> dict[str, str]:
-    """Which of these topics, by their names on the target, a link has copied back to the source, or may have; and why."""
+async def _copied_back(source: Cluster, target: Cluster, topics: Collection[str], ours: Positions) -> dict[str, str]:
+    """Which of these topics, by their names on the target, a link has copied back to the source, or may have; and why.
+
+    Not a link back with the same offsets that was promoted before our own copies, which end at `ours`: all that it wrote is
+    before them (A-B-A-B).
+    """
     try:
         links = (await read_controls(source)).links
     except Errors.TopicAuthorizationFailedError:
@@ -104,5 +112,14 @@ async def _copied_back(source: Cluster, target: Cluster, topics: Collection[str]
         if await was_never_started(source, name, control):
             continue
         written = LinkTopics.from_json(control.topics)
-        found |= {t: f"link {name} has copied back to it" for t in topics if written.writes(source.wire_topic(t))}
+        for topic in topics:
+            wire = source.wire_topic(topic)
+            ends = {p.partition: end for p, end in control.copied_until.items() if p.topic == wire}
+            is_over = (
+                control.is_fenced
+                and control.producer_ids
+                and all(end <= ours.get(TopicPartition(topic, n), end) for n, end in ends.items())
+            )
+            if written.writes(wire) and not (ends and is_over):
+                found[topic] = f"link {name} has copied back to it"
     return found

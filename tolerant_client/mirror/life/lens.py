@@ -34,6 +34,7 @@ MOST_AGES = 64
 _AGES_MAX_BYTES = 1 << 20
 _LOOKS = 2  # Metadata is refreshed in between, so a former leader does not hide that its topic is gone
 MAP_LOST = "the offset map of the link is lost"
+NEVER_HAD = "the link had not copied it when it was promoted"
 END_UNKNOWN = "its control does not say where the copy ended (version 0.1 did not write it)"
 
 
@@ -165,7 +166,10 @@ async def look_led(
     else:
         ends, left_out = await list_led_offsets(target, dict.fromkeys(wanted, LATEST))
         copied = await _copies_end(target, control, ends)
-        left_out = {**left_out, **dict.fromkeys(ends.keys() - copied.keys(), END_UNKNOWN)}
+        left_out = {
+            **left_out,
+            **dict.fromkeys(ends.keys() - copied.keys(), NEVER_HAD if control.copied_until else END_UNKNOWN),
+        }
     if source is None:
         return [PartitionLag(p, copied[p]) for p in wanted if p in copied], left_out
     high, stable, unseen = await source_ends(source, copied, looks=BELIEVED_AFTER)

@@ -36,7 +36,7 @@ from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_topic import HIDDEN, read_control, update_control
 from tolerant_client.mirror.state.health import by_reason, names
-from tolerant_client.mirror.state.link_control import LinkControl, link_options
+from tolerant_client.mirror.state.link_control import LinkControl, Positions, link_options
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
@@ -86,12 +86,18 @@ def unshown(of: PromotedLink, back: str = "") -> str:
     if back:
         return f"Link {of.name} has copied nothing to this target, and {back}: are source and target exchanged? Check {which}"
     unread = "".join(f" ({names(those)} could not be read: {why})" for why, those in by_reason(logs.unknown).items())
+    batches = f"no log of its topics has a batch of its producer id{unread}"
+    if not of.evidence.producer_ids:
+        batches = (
+            f"which records are its own is unknown, since no coordinator names the producer id of tolerant-mirror-{of.name} (after"
+            " seven days without a start it is forgotten, and without Describe on that transactional id it is hidden)"
+        )
     claims = "no mirror of it has claimed a partition there in the last hour"
     if of.evidence.held is None:
         claims = f"whether a mirror of it runs is unknown, since {CLAIMS_TOPIC} could not be read"
     return (
-        f"Nothing on the target shows that link {of.name} has copied there, so nothing is promoted: its control says nothing, no log"
-        f" of its topics has a batch of its producer id{unread}, and {claims}. Check {which}; if that is right, and no mirror of"
+        f"Nothing on the target shows that link {of.name} has copied there, so nothing is promoted: its control says nothing,"
+        f" {batches}, and {claims}. Check {which}; if that is right, and no mirror of"
         " the link runs, nothing has to be fenced before applications write there"
     )
 
@@ -160,14 +166,18 @@ async def fence_own(
 async def write_end(
     target: Cluster, report: PromotionReport, unfenced: frozenset[TopicPartition] = frozenset()
 ) -> None:
-    """Writes that the link is fenced, except for partitions left `unfenced`, and where its copies end for good."""
-    await update_control(
-        target,
-        report.link,
-        lambda now: replace(
-            now, is_fenced=not unfenced, unfenced=unfenced, copied_until={**now.copied_until, **report.copies_end}
-        ),
-    )
+    """Writes that the link is fenced, except for partitions left `unfenced`, and where its copies end for good.
+
+    If the target takes no record of that size, it leaves out where they end: then that is unknown later.
+    """
+
+    def fenced(now: LinkControl, copied_until: Positions) -> LinkControl:
+        return replace(now, is_fenced=not unfenced, unfenced=unfenced, copied_until=copied_until)
+
+    try:
+        await update_control(target, report.link, lambda now: fenced(now, {**now.copied_until, **report.copies_end}))
+    except Errors.MessageSizeTooLargeError:
+        await update_control(target, report.link, lambda now: fenced(now, {}))
 
 
 def as_fenced(ends: Iterable[PartitionLag], fences: Mapping[TopicPartition, Fenced]) -> list[PartitionLag]:

@@ -20,11 +20,13 @@ from tolerant_client.mirror.life import fence
 def test_a_copy_ends_before_the_marker_of_a_fence_that_was_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records up to 10, markers of two fences at 10 and 11; in another partition one, behind an application's marker."""
     other = TopicPartition("orders", 1)
-    log = {(P, 11): (True, 7), (P, 10): (True, 7), (P, 9): (False, 7), (other, 4): (True, 9)}
+    log = {(P, 11): (True, 7), (P, 10): (True, 7), (P, 9): (False, 7), (P, 8): (False, 7), (other, 4): (True, 9)}
 
     async def headers(_: Any, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, Any]:
         return {
-            p: SimpleNamespace(is_control=log[p, offset][0], producer_id=log[p, offset][1], base_offset=offset)
+            p: SimpleNamespace(
+                is_control=log[p, offset][0], producer_id=log[p, offset][1], base_offset=offset, next_offset=offset + 1
+            )
             for p, offset in wanted.items()
         }
 
@@ -32,6 +34,16 @@ def test_a_copy_ends_before_the_marker_of_a_fence_that_was_not_finished(monkeypa
     target = FakeTarget()
     assert target.net.run(fence.before_markers, target, {P: 12, other: 5}, {7}, {}) == {P: 10, other: 5}
     assert target.net.run(fence.before_markers, target, {P: 12}, {7}, {P: 11}) == {P: 11}, "it was adopted"
+    # A fence that was killed: its marker at 10, filler for a former id at 11 (law C), then the marker of the next one.
+    log = {
+        (P, 12): (True, 8),
+        (P, 11): (False, 8),
+        (P, 10): (True, 8),
+        (P, 9): (False, 8),
+        (P, 8): (False, 8),
+        (P, 7): (False, 8),
+    }
+    assert target.net.run(fence.before_markers, target, {P: 13}, {7, 8}, {}) == {P: 10}
 
 
 def test_copiers_of_a_translated_link_are_fenced_by_name_whatever_list_transactions_leaves_out(

@@ -21,11 +21,14 @@ P, Q = TopicPartition("orders", 0), TopicPartition("clicks", 0)
 PROMOTED = LinkControl(
     is_promoted=True,
     is_fenced=True,
+    source_cluster_id="A",
     topics=LinkTopics.of("orders|clicks").to_json(),
     begun={P: TopicIds("1", "2"), Q: TopicIds("3", "4")},
     copied_until={P: 100, Q: 20},
 )
 BACK = LinkControl(source_cluster_id="B", topics=LinkTopics.of("orders").to_json(), producer_ids=(9,))
+
+FORMER_BACK = replace(BACK, is_promoted=True, is_fenced=True, copied_until={P: 60})
 
 
 class Source:
@@ -40,6 +43,9 @@ class Source:
 
     async def partitions(self, topics: list[str]) -> dict[str, list[int]]:
         return {}
+
+    async def cluster_id(self) -> str:
+        return "A"
 
 
 class Target:
@@ -98,6 +104,8 @@ def test_a_promotion_that_is_repeated_says_again_what_was_left_behind() -> None:
         (Source(ids={"orders": "5"}), "was created again on the source"),
         (Source({"back": BACK}), "link back has copied back to it"),
         (Source({"back": replace(BACK, is_promoted=True, is_fenced=True)}), "link back has copied back to it"),
+        (Source({"back": replace(FORMER_BACK, copied_until={P: 101})}), "link back has copied back to it"),
+        (Source({"back": FORMER_BACK}), ""),  # before our own copies
         (Source(Errors.TopicAuthorizationFailedError("no")), "we may not read tolerant-mirror-control of the source"),
         (Source({"in": replace(BACK, source_cluster_id="C")}), ""),
         (Source({"back": replace(BACK, producer_ids=(), adopted={P: 100})}), ""),  # prepared, and not started yet
@@ -108,6 +116,12 @@ def test_what_the_source_has_now_is_not_called_left_behind_where_others_wrote_it
     lags = {p.topic: p.lag for p in report.partitions}
     assert lags["orders"] == (None if why else 50) and report.exit_code == (0 if why else 3)
     assert why in report.warnings[-1]
+
+
+def test_another_cluster_as_source_tells_nothing() -> None:
+    report = again(Source(), replace(PROMOTED, source_cluster_id="C"))
+    assert {p.lag for p in report.partitions} == {None}
+    assert "this source is another cluster than the one that the link copied" in report.warnings[-1]
 
 
 def test_a_source_that_ends_before_what_was_copied_tells_nothing_either() -> None:

@@ -178,7 +178,9 @@ def test_a_promoted_link_had_copied_up_to_where_its_fence_said(
 
     async def read_headers(_: Any, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, Any]:
         return {
-            p: SimpleNamespace(is_control=(p, offset) == (SECOND, 7), producer_id=7, base_offset=offset)
+            p: SimpleNamespace(
+                is_control=(p, offset) == (SECOND, 7), producer_id=7, base_offset=offset, next_offset=offset + 1
+            )
             for p, offset in wanted.items()
         }
 

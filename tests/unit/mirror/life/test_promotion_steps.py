@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from typing import cast
 from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
@@ -12,16 +15,40 @@ from kafka.structs import TopicPartition
 
 from spark_integration.cli.exits import exit_code
 from support.promotion_world import MAP_IS_LOST, ORDERS, FakeTarget, P, Q, World
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.engine.preflight import Others
+from tolerant_client.mirror.life import promotion_steps
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import half_done
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+
+
+def test_where_the_copies_end_is_left_out_if_the_target_takes_no_record_of_that_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Everything is fenced by then: the promotion must end."""
+    written: list[LinkControl] = []
+
+    async def update(_: object, __: str, change: Callable[[LinkControl], LinkControl]) -> LinkControl:
+        control = change(LinkControl(is_promoted=True))
+        if control.copied_until:
+            raise Errors.MessageSizeTooLargeError("too large")
+        written.append(control)
+        return control
+
+    monkeypatch.setattr(promotion_steps, "update_control", update)
+    partition = PromotedPartition("orders", 0, 9, 0, None)
+    report = PromotionReport("promote", "dr", False, True, (partition,))
+    asyncio.run(promotion_steps.write_end(cast(Cluster, None), report))
+    assert [(control.is_fenced, control.copied_until) for control in written] == [(True, {})]
+
 
 ANOTHERS = Others({"clicks": "Link x copies into topic clicks"}, taken=frozenset(("clicks",)))
 

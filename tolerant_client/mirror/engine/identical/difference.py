@@ -311,7 +311,7 @@ def _fenced(case: Case, fence: BatchHeader) -> TargetDivergedError:
     """The link's own producer ids have no transactions but those that fence them (life/fence.py)."""
     return TargetDivergedError(
         f"The target log of {case} has at offset {fence.base_offset} the fence of this very link (a marker of producer id"
-        f" {fence.producer_id}, the mirror's own), which its promotion, failover or hand-back wrote: nothing more is copied into it"
+        f" {fence.producer_id}, the mirror's own), which its promotion or failover wrote: nothing more is copied into it"
     ).advising("tolerant-kafka status says what it was, and tolerant-kafka failback copies back after a promotion")
 
 
