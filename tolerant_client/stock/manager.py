@@ -21,12 +21,12 @@ import kafka.errors as Errors
 from tolerant_client.errors import text_of
 from tolerant_client.stock import forking, masking
 from tolerant_client.stock.any_broker import AnyBroker, is_for_any_broker
+from tolerant_client.stock.bootstrap import BESIDE_S, Bootstrap
 from tolerant_client.stock.client_metrics import register
 from tolerant_client.stock.connection import TolerantConnection
 from tolerant_client.stock.leaders import LeaderWatch
 from tolerant_client.stock.metadata import STRATEGIES, TolerantMetadata
 from tolerant_client.stock.stock_names import (
-    Future,
     KafkaConnectionManager,
     KafkaNetClient,
     KafkaNetSocket,
@@ -42,22 +42,13 @@ log = logging.getLogger(__name__)
 # Older releases of kafka-python 3.0 hand their TLS transport a context, newer ones the ssl_* options.
 _TLS_TAKES_CONTEXT = "ssl_context" in inspect.signature(KafkaSSLTransport.__init__).parameters
 
-_BESIDE_S = 1.0  # after which the next bootstrap address is tried in parallel
-_LAST_WORDS_S = 0.25  # in which attempts that end at the deadline may report why
-# No retry cures these; IncompatibleBrokerVersion may come from a controller, for example.
-_NOT_CURED = (Errors.IncompatibleBrokerVersion, Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)
-_SILENT = (Errors.KafkaTimeoutError, Errors.RequestTimedOutError)
 _LEAST_RENEWAL = 10.0  # seconds for one step of a re-authentication
 
 # The order in which nodes get a request that any broker can answer.
 _RANKS = ("connected", "not tried", "doubtful", "failed")
 
 
-def _last(failures: dict[Any, BaseException]) -> str:
-    return f": {text_of([*failures.values()][-1])}" if failures else ""
-
-
-class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python is untyped
+class TolerantConnectionManager(Bootstrap):
     """Connections of one client; takes kafka-python's configuration.
 
     It also takes `recovery_policy`, `recovery_listener` (called with every event on
@@ -89,13 +80,11 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
         self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
         self._recovery_listener = recovery_listener
         self.guards: list[Callable[[], bool]] = []  # asked before anything is sent; see Cluster.guard
-        self.is_misunderstood = False  # a bootstrap address accepted a connection, then broke it off: another protocol
         self._accepted: set[Any] = set()  # nodes that accepted a TCP connection
         self._failures: dict[
             Any, BaseException
         ] = {}  # nodes whose last attempt to connect failed, the newest at the end
         self._leader_watch: LeaderWatch | None = None
-        self._bootstrapping: Any = None  # done when the addresses have been asked
         self.called = ""  # what messages call the cluster
         self._disproved: set[Any] = set()  # nodes that do not respond in order, so that probes prove nothing
         masking.attach()  # again: modules imported since then may log
@@ -124,7 +113,7 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
             self.cluster.is_bootstrap(node_id) and self.cluster.brokers()
         ):  # it is asked while no known broker can be reached
             failures, until, setup_ms = self._backoff[node_id]
-            self._backoff[node_id] = failures, min(until, time.monotonic() + _BESIDE_S), setup_ms
+            self._backoff[node_id] = failures, min(until, time.monotonic() + BESIDE_S), setup_ms
         if self._leader_watch is not None:
             self._leader_watch.unreachable(node_id)
         return backoff_ms
@@ -213,112 +202,6 @@ class TolerantConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  
                 self._recovery_listener(event)
             except Exception:
                 log.exception("recovery_listener failed")
-
-    async def rebootstrap(self, *, resets: bool) -> None:
-        """Asks each bootstrap address once more for the brokers, which may have other addresses by now.
-
-        With `resets` these are connected to at once, whatever failed before.  Raises KafkaTimeoutError if none tells them,
-        or the error of a refused login.
-        """
-        known = {broker.node_id: (broker.host, broker.port) for broker in self.cluster.brokers()}
-        for broker in self.cluster.bootstrap_brokers():
-            self.reset_backoff(broker.node_id)
-        await self._do_bootstrap(
-            time.monotonic() + self.config["socket_connection_setup_timeout_ms"] / 1000, is_once=True
-        )
-        for broker in self.cluster.brokers():
-            has_moved = known.get(broker.node_id) != (broker.host, broker.port)
-            if resets or has_moved:
-                self.reset_backoff(broker.node_id)
-            if has_moved:
-                self.close(broker.node_id)  # a connection to its former address
-
-    async def _do_bootstrap(self, deadline: float | None, *, is_once: bool = False) -> Any:
-        """Finds the brokers: tries the addresses in parallel, and begins each _BESIDE_S after the one before.
-
-        kafka-python tries one random address at a time, and one whose broker is frozen takes all the time there is.
-        With `is_once` it ends when each has failed.  Concurrent calls wait for each other.
-        """
-        while self._bootstrapping is not None:
-            await self._bootstrapping
-        self._bootstrapping = Future()
-        try:
-            return await self._ask_addresses(deadline, is_once=is_once)
-        finally:
-            ended, self._bootstrapping = self._bootstrapping, None
-            ended.success(None)
-
-    async def _ask_addresses(self, deadline: float | None, *, is_once: bool) -> Any:
-        trying: dict[Any, Any] = {}
-        failures: dict[Any, BaseException] = {}
-        next_at = 0.0
-        addresses = [broker.node_id for broker in self.cluster.bootstrap_brokers()]
-        try:
-            while not self.closed and (
-                deadline is None or time.monotonic() < deadline + (_LAST_WORDS_S if trying else 0.0)
-            ):
-                ended = {n: trying.pop(n).exception for n in [n for n, attempt in trying.items() if attempt.is_done]}
-                if None in ended.values():
-                    return True
-                failures.update(ended)
-                if len(failures) == len(addresses) and not trying:
-                    for failure in ended.values():
-                        if isinstance(failure, _NOT_CURED):
-                            raise failure
-                    if is_once:
-                        break
-                now = time.monotonic()
-                if deadline is not None and now >= deadline:
-                    await self._bootstrap_wakeup(max(0.0, deadline + _LAST_WORDS_S - now))
-                    continue
-                delays = {n: float(self.connection_delay(n)) for n in addresses if n not in trying}
-                ready = [n for n, delay in delays.items() if not delay]
-                if ready and (not trying or now >= next_at):
-                    node_id = random.choice([n for n in ready if n not in failures] or ready)
-                    trying[node_id] = self.call_soon(self._try_address, node_id, deadline)
-                    next_at = now + _BESIDE_S
-                    trying[node_id].add_both(lambda _: self._bootstrap_wakeup.notify())
-                    continue
-                waits = [delay or next_at - now for delay in delays.values()]
-                waits += [] if deadline is None else [deadline - now]
-                await self._bootstrap_wakeup(max(0.0, min(waits)) if waits else None)
-        finally:
-            for node_id in trying:
-                self._forget_address(node_id)
-        silent = {n: e for n, e in failures.items() if isinstance(e, _SILENT) or isinstance(e.__cause__, _SILENT)}
-        broken_off = {n: e for n, e in failures.items() if n not in silent}
-        waited_for = len(silent.keys() | (trying.keys() - broken_off.keys()))
-        told = [f"{len(broken_off)} of {len(addresses)} addresses failed{_last(broken_off)}"] if broken_off else []
-        told += [f"{waited_for} of {len(addresses)} addresses did not respond{_last(silent)}"] if waited_for else []
-        if not is_once:
-            self.is_misunderstood = any(n in self._accepted for n in broken_off)
-        servers = self.cluster.config["bootstrap_servers"]
-        raise Errors.KafkaTimeoutError(f"Unable to bootstrap from {servers}: {'; '.join(told) or 'there was no time'}")
-
-    async def _try_address(self, node_id: Any, deadline: float | None) -> None:
-        """Asks one bootstrap address for the brokers; raises what went wrong."""
-        timeout_ms = None if deadline is None else (deadline - time.monotonic()) * 1000
-        try:
-            await self.get_connection(
-                node_id, timeout_ms, pop_on_close=False, refresh_metadata_on_err=False, reset_backoff_on_connect=False
-            )
-            # Not refresh_metadata: of concurrent callers it sends only the first one's request.
-            await self.cluster._do_refresh_metadata(node_id)
-            if not self.cluster.brokers():
-                raise Errors.KafkaConnectionError("it knows of no brokers")
-        except Exception:
-            if not self.connection_delay(node_id):
-                self.update_backoff(node_id)
-            raise
-        finally:
-            self._forget_address(node_id)
-        self.reset_backoff(node_id)
-        self.cluster.start_refresh_loop()
-
-    def _forget_address(self, node_id: Any) -> None:
-        connection = self._conns.pop(node_id, None)
-        if connection is not None:
-            connection.close()
 
     async def _connect(self, node: Any, connection: Any, *args: Any, **kwargs: Any) -> None:
         """Connects and keeps the reason of a failure; for a while, callers get refused credentials raised at once.

@@ -74,6 +74,7 @@ _COORDINATOR = ("tolerant_client.stock.coordinator",)
 _FETCHER = ("tolerant_client.stock.fetcher",)
 _FORKING = ("tolerant_client.stock.forking",)
 _INSTALLATION = ("tolerant_client.stock.installation",)
+_BOOTSTRAP = ("tolerant_client.stock.bootstrap",)
 _MANAGER = ("tolerant_client.stock.manager",)
 _OUT_OF_RANGE = ("tolerant_client.stock.out_of_range",)
 _CONNECTIONS = ("tolerant_client.cluster.connections",)
@@ -101,15 +102,18 @@ USES: Final = (
         _FORKING, "a forked child closes its copies of the descriptors, and refuses every use"),
     Use(Future, ("__await__", "exception", "failure", "is_done", "value"), _ALL, "what the caller of a request awaits"),
     Use(Future, ("add_both", "add_callback", "add_errback", "success"), ("tolerant_client",), "callbacks for its end"),
-    Use(WakeupNotifier, ("__call__", "notify"), ("tolerant_client.stock.manager", "tolerant_client.mirror"),
+    Use(WakeupNotifier, ("__call__", "notify"), (*_BOOTSTRAP, "tolerant_client.mirror"),
         "a copier sleeps until something happens"),
     # -- the connection manager
     Use(KafkaConnectionManager,
-        ("_build_transport", "_connect", "_do_bootstrap", "bootstrap_async", "DEFAULT_CONFIG", "get_connection",
-         "least_loaded_node", "send", "update_backoff"),
-        _MANAGER, "overridden: tolerant connections, bootstrap addresses in parallel, living brokers first"),
+        ("_build_transport", "_connect", "bootstrap_async", "DEFAULT_CONFIG", "get_connection", "least_loaded_node", "send",
+         "update_backoff"),
+        _MANAGER, "overridden: tolerant connections, living brokers first"),
     Use(KafkaConnectionManager,
-        ("_auth_failures", "_backoff", "_bootstrap_wakeup", "_sensors", "maybe_raise_auth_failure", "reset_backoff",
+        ("_bootstrap_wakeup", "_conns", "_do_bootstrap", "connection_delay", "get_connection", "reset_backoff", "update_backoff"),
+        _BOOTSTRAP, "overridden: bootstrap addresses in parallel, and again"),
+    Use(KafkaConnectionManager,
+        ("_auth_failures", "_backoff", "_sensors", "maybe_raise_auth_failure", "reset_backoff",
          "socket_connection_setup_timeout_ms", "ssl_enabled"),
         _MANAGER, "when to connect, back off and give up stays kafka-python's"),
     Use(KafkaConnectionManager, ("_build_ssl_context",), _MANAGER, "up to 3.0.4 TLS transports take a context",
@@ -133,7 +137,7 @@ USES: Final = (
     Use(ClusterMetadata, ("_topics",), ("tolerant_client.cluster.admin.topics", "tolerant_client.cluster.leaders"), "topics that are tracked"),
     Use(ClusterMetadata, ("_partitions",), ("tolerant_client.stock.leaders",), "all leaders at once"),
     Use(ClusterMetadata, ("add_listener", "cluster_id", "topic_id", "topics"), _TOPIC_IDENTITY, "whether a topic was recreated"),
-    Use(ClusterMetadata, ("_do_refresh_metadata",), _MANAGER, "metadata from one node, even while others ask"),
+    Use(ClusterMetadata, ("_do_refresh_metadata",), _BOOTSTRAP, "metadata from one node, even while others ask"),
     Use(ClusterMetadata, ("_manager", "_refresh_loop", "_refresh_loop_future", "closed", "start_refresh_loop"),
         ("tolerant_client.stock.metadata",), "overridden: the refresh loop outlives a refresh that failed"),
     Use(ClusterMetadata,

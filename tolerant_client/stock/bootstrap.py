@@ -1,0 +1,140 @@
+"""How a connection manager finds the brokers: at the start, and again when none of those that it knows can be connected to.
+
+Law: no bootstrap address holds up another one, or anybody who knows a broker.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import kafka.errors as Errors
+
+from tolerant_client.errors import text_of
+from tolerant_client.stock.stock_names import Future, KafkaConnectionManager
+
+BESIDE_S = 1.0  # after which the next bootstrap address is tried in parallel
+_LAST_WORDS_S = 0.25  # in which attempts that end at the deadline may report why
+# No retry cures these; IncompatibleBrokerVersion may come from a controller, for example.
+_NOT_CURED = (Errors.IncompatibleBrokerVersion, Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)
+_SILENT = (Errors.KafkaTimeoutError, Errors.RequestTimedOutError)
+
+
+def _last(failures: dict[Any, BaseException]) -> str:
+    return f": {text_of([*failures.values()][-1])}" if failures else ""
+
+
+class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python is untyped
+    """The part of the connection manager that asks the bootstrap addresses."""
+
+    cluster: Any
+    is_misunderstood = False  # a bootstrap address accepted a connection, then broke it off: another protocol
+    _accepted: set[Any]  # nodes that accepted a TCP connection
+    _bootstrapping: Any = None  # done when the addresses have been asked
+
+    async def rebootstrap(self, *, resets: bool) -> None:
+        """Asks each bootstrap address once more for the brokers, which may have other addresses by now.
+
+        With `resets` these are connected to at once, whatever failed before.  Raises KafkaTimeoutError if none tells them,
+        or the error of a refused login.
+        """
+        known = {broker.node_id: (broker.host, broker.port) for broker in self.cluster.brokers()}
+        for broker in self.cluster.bootstrap_brokers():
+            self.reset_backoff(broker.node_id)
+        await self._do_bootstrap(
+            time.monotonic() + self.config["socket_connection_setup_timeout_ms"] / 1000, is_once=True
+        )
+        for broker in self.cluster.brokers():
+            has_moved = known.get(broker.node_id) != (broker.host, broker.port)
+            if resets or has_moved:
+                self.reset_backoff(broker.node_id)
+            if has_moved:
+                self.close(broker.node_id)  # a connection to its former address
+
+    async def _do_bootstrap(self, deadline: float | None, *, is_once: bool = False) -> Any:
+        """Finds the brokers: tries the addresses in parallel, and begins each BESIDE_S after the one before.
+
+        kafka-python tries one random address at a time, and one whose broker is frozen takes all the time there is.
+        With `is_once` it ends when each has failed.  Concurrent calls wait for each other.
+        """
+        while self._bootstrapping is not None:
+            await self._bootstrapping
+        self._bootstrapping = Future()
+        try:
+            return await self._ask_addresses(deadline, is_once=is_once)
+        finally:
+            ended, self._bootstrapping = self._bootstrapping, None
+            ended.success(None)
+
+    async def _ask_addresses(self, deadline: float | None, *, is_once: bool) -> Any:
+        trying: dict[Any, Any] = {}
+        failures: dict[Any, BaseException] = {}
+        next_at = 0.0
+        addresses = [broker.node_id for broker in self.cluster.bootstrap_brokers()]
+        try:
+            while not self.closed and (
+                deadline is None or time.monotonic() < deadline + (_LAST_WORDS_S if trying else 0.0)
+            ):
+                ended = {n: trying.pop(n).exception for n in [n for n, attempt in trying.items() if attempt.is_done]}
+                if None in ended.values():
+                    return True
+                failures.update(ended)
+                if len(failures) == len(addresses) and not trying:
+                    for failure in ended.values():
+                        if isinstance(failure, _NOT_CURED):
+                            raise failure
+                    if is_once:
+                        break
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    await self._bootstrap_wakeup(max(0.0, deadline + _LAST_WORDS_S - now))
+                    continue
+                delays = {n: float(self.connection_delay(n)) for n in addresses if n not in trying}
+                ready = [n for n, delay in delays.items() if not delay]
+                if ready and (not trying or now >= next_at):
+                    node_id = random.choice([n for n in ready if n not in failures] or ready)
+                    trying[node_id] = self.call_soon(self._try_address, node_id, deadline)
+                    next_at = now + BESIDE_S
+                    trying[node_id].add_both(lambda _: self._bootstrap_wakeup.notify())
+                    continue
+                waits = [delay or next_at - now for delay in delays.values()]
+                waits += [] if deadline is None else [deadline - now]
+                await self._bootstrap_wakeup(max(0.0, min(waits)) if waits else None)
+        finally:
+            for node_id in trying:
+                self._forget_address(node_id)
+        silent = {n: e for n, e in failures.items() if isinstance(e, _SILENT) or isinstance(e.__cause__, _SILENT)}
+        broken_off = {n: e for n, e in failures.items() if n not in silent}
+        waited_for = len(silent.keys() | (trying.keys() - broken_off.keys()))
+        told = [f"{len(broken_off)} of {len(addresses)} addresses failed{_last(broken_off)}"] if broken_off else []
+        told += [f"{waited_for} of {len(addresses)} addresses did not respond{_last(silent)}"] if waited_for else []
+        if not is_once:
+            self.is_misunderstood = any(n in self._accepted for n in broken_off)
+        servers = self.cluster.config["bootstrap_servers"]
+        raise Errors.KafkaTimeoutError(f"Unable to bootstrap from {servers}: {'; '.join(told) or 'there was no time'}")
+
+    async def _try_address(self, node_id: Any, deadline: float | None) -> None:
+        """Asks one bootstrap address for the brokers; raises what went wrong."""
+        timeout_ms = None if deadline is None else (deadline - time.monotonic()) * 1000
+        try:
+            await self.get_connection(
+                node_id, timeout_ms, pop_on_close=False, refresh_metadata_on_err=False, reset_backoff_on_connect=False
+            )
+            # Not refresh_metadata: of concurrent callers it sends only the first one's request.
+            await self.cluster._do_refresh_metadata(node_id)
+            if not self.cluster.brokers():
+                raise Errors.KafkaConnectionError("it knows of no brokers")
+        except Exception:
+            if not self.connection_delay(node_id):
+                self.update_backoff(node_id)
+            raise
+        finally:
+            self._forget_address(node_id)
+        self.reset_backoff(node_id)
+        self.cluster.start_refresh_loop()
+
+    def _forget_address(self, node_id: Any) -> None:
+        connection = self._conns.pop(node_id, None)
+        if connection is not None:
+            connection.close()
