@@ -160,7 +160,8 @@ def failover_warnings(partitions: Iterable[PromotedPartition]) -> tuple[str, ...
     times = [p.last_copied_ms for p in partitions if p.last_copied_ms is not None]
     newest = f"; the newest record that was copied is of {_text_of(max(times))}" if times else ""
     return (
-        f"what the source had after the offsets above is unknown{newest}; when the source is back, tolerant-kafka failback names the records that only it has",
+        f"what the source had after the offsets above is unknown{newest}; when the source is back, tolerant-kafka status with"
+        " --source says how much of it was not copied",
         "transactions that were open on the source when it was lost are not on the target: none of their records was copied",
     )
 
