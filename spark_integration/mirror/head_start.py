@@ -23,11 +23,10 @@ from typing import Final
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import PartitionRefusedError
 from tolerant_client.mirror.engine.process_copier import close_workers
 from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
-from tolerant_client.ops.service.ranges import INCURABLE, RangesCopier, RangesPlanner
+from tolerant_client.ops.service.ranges import INCURABLE_ALONE, RangesCopier, RangesPlanner
 from tolerant_client.ops.service.task_reports import RunReport
 
 # A copier checks once a second who asks for its partitions, and keeps each for at least half a second (link_copier.py).
@@ -59,9 +58,7 @@ class HeadStart(threading.Thread):
             self._planner.begin(is_final=self._is_once)
             for ranges in self._planner.tasks():
                 self._copy({TopicPartition(topic, partition): end for topic, partition, end in ranges})
-        except PartitionRefusedError as error:  # so it was until now: Spark's tasks try again
-            _log.info("The copy during Spark's start was refused: %s", error)
-        except INCURABLE as error:
+        except INCURABLE_ALONE as error:
             self.error = error
         except Exception as error:  # Spark's tasks retry, and report what they find
             _log.info("The copy during Spark's start has ended: %s", error)

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.ops.service.mirror_settings import MirrorJob
-from tolerant_client.ops.service.ranges import CopiedRanges, Range, RangesCopier, RangesPlanner
+from tolerant_client.ops.service.ranges import CopiedRanges, Range, RangesCopier, RangesPlanner, pause_before_repeat_s
 
 
 @dataclass
@@ -90,8 +90,8 @@ class RangesStreamWriter(RangesCopier, DataSourceStreamWriter):
             return RangesMessage(self.copy(until))
         except TolerantClientError:
             task = TaskContext.get()
-            attempt = 0 if task is None else task.attemptNumber()
-            time.sleep(min(attempt + 1, 5))  # Spark repeats a task at once, and a few times only
+            attempt = 1 if task is None else 1 + task.attemptNumber()
+            time.sleep(pause_before_repeat_s(attempt))  # Spark repeats a task at once, and a few times only
             raise
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

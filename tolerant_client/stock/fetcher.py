@@ -40,7 +40,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from tolerant_client.stock.consumer_records import PartitionRecords
 from tolerant_client.stock.out_of_range import Doubts, report, report_truncations
 from tolerant_client.stock.stock_names import Fetcher, FetchMetadata, FetchRequestData, FetchSessionHandler, Future
-from tolerant_client.stock.topic_identity import TopicIds
+from tolerant_client.stock.topic_identity import AskedTopics, TopicIds
 from tolerant_client.tracker.events import CorruptRecords
 from tolerant_client.tracker.rules.apis import FETCH_BY_ID_VERSION
 
@@ -69,7 +69,7 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         super().__init__(client, subscriptions, **configs)
         self._doubts = Doubts(self)
         self._topic_ids = TopicIds(self)
-        self._asked_ids: dict[Any, dict[str, Any]] = {}  # by node: topics of its fetch session, or last fetch, if by id
+        self._asked: dict[Any, AskedTopics] = {}  # by node
         self._corrupt: dict[TopicPartition, tuple[int, int]] = {}  # offset, and how often it was found corrupt
         self._readable_ends: dict[TopicPartition, int] = {}  # where each log ended for this reader at its last fetch
         self._taking = threading.Lock()
@@ -327,23 +327,24 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         }
 
     def _request(self, node_id: Any, partitions: dict[TopicPartition, Any]) -> Any:
-        ids = self._topic_ids.of({tp.topic for tp in partitions})
-        asked = self._asked_ids.setdefault(node_id, {})
+        ids = {name: self._topic_ids.of(name) for name in {tp.topic for tp in partitions}}
+        ids = {} if None in ids.values() else ids
+        asked = self._asked.setdefault(node_id, AskedTopics())
         if self._enable_incremental_fetch_sessions:
             handler = self._session_handlers.get(node_id)
             if handler is None:
                 handler = self._session_handlers[node_id] = FetchSessionHandler(node_id)
-            if bool(ids) != bool(asked) or any(asked.get(name, topic_id) != topic_id for name, topic_id in ids.items()):
+            if not asked.goes_with(ids):
                 handler.next_metadata = handler.next_metadata.next_close_existing()
             session = handler.build_next(partitions)
         else:
             session = FetchRequestData(partitions, None, FetchMetadata.LEGACY)
         if session.metadata.is_full:
-            asked.clear()
-        asked.update(ids)
+            asked = self._asked[node_id] = AskedTopics()
+        asked.add(ids)
         topics, forgotten = session.to_send, session.to_forget
         for topic in (*topics, *forgotten):
-            topic.topic_id = asked.get(topic.topic)
+            topic.topic_id = asked.ids.get(topic.topic)
         return FetchRequest(
             max_wait_ms=self.config["fetch_max_wait_ms"],
             min_bytes=self.config["fetch_min_bytes"],
@@ -355,16 +356,16 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
             forgotten_topics_data=forgotten,
             rack_id=self.config["client_rack"],
             min_version=FetchRequest.min_version_for_isolation_level(self._isolation_level),
-            max_version=FETCH_BY_ID_VERSION if asked else FETCH_BY_ID_VERSION - 1,
+            max_version=FETCH_BY_ID_VERSION if asked.ids else FETCH_BY_ID_VERSION - 1,
         )
 
     def _handle_fetch_response(self, node_id: Any, fetch_offsets: Any, send_time: float, response: Any) -> None:
         if response.API_VERSION >= FETCH_BY_ID_VERSION:
-            names = {topic_id: name for name, topic_id in self._asked_ids[node_id].items()}
+            names = self._asked[node_id].names
             response.responses = [topic for topic in response.responses if topic.topic_id in names]
             for topic in response.responses:
                 topic.topic = names[topic.topic_id]
-                if self._topic_ids.of([topic.topic]).get(topic.topic) != topic.topic_id:
+                if self._topic_ids.of(topic.topic) != topic.topic_id:
                     _drop(topic.partitions)
         super()._handle_fetch_response(node_id, fetch_offsets, send_time, response)
 

@@ -33,7 +33,7 @@ import time
 import uuid
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -57,6 +57,23 @@ _PATIENCE_MS: Final = 1_000  # for a broker's response, beyond the time for whic
 
 _NO_ID: Final = uuid.UUID(int=0)
 _Topic = MetadataRequest.MetadataRequestTopic
+
+
+class AskedTopics:
+    """The topics that a node was asked for by id: those of its fetch session, or of its last fetch; none if it was asked by name."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, Any] = {}
+        self.names: dict[Any, str] = {}
+
+    def goes_with(self, ids: Mapping[str, Any]) -> bool:
+        """Whether a session with these topics may go on with others that have these ids."""
+        is_same_way = bool(ids) == bool(self.ids)
+        return is_same_way and all(self.ids.get(name, topic_id) == topic_id for name, topic_id in ids.items())
+
+    def add(self, ids: Mapping[str, Any]) -> None:
+        self.ids.update(ids)
+        self.names.update((topic_id, name) for name, topic_id in ids.items())
 
 
 class TopicIds:
@@ -106,10 +123,9 @@ class TopicIds:
             if other.topic == tp.topic and (position := state.position) is not None and position.leader_epoch >= 0:
                 state.drop_pending_record_batch = False
 
-    def of(self, names: Iterable[str]) -> dict[str, Any]:
-        """The believed ids of these topics by name; empty unless each has one."""
-        found = {name: self._ids.get(name) for name in names}
-        return {} if None in found.values() else found
+    def of(self, name: str) -> Any:
+        """The believed id of a topic; None if it has none."""
+        return self._ids.get(name)
 
     def fetched(self, tp: TopicPartition, offset: int, is_by_id: bool) -> None:
         """Notes a fetch at `offset` that succeeded: of the believed topic if by id, else as it seems; in the polling thread."""

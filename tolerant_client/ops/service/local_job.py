@@ -22,7 +22,14 @@ from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.mirror.engine.process_copier import close_workers
 from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
-from tolerant_client.ops.service.ranges import INCURABLE, CopiedRanges, Range, RangesCopier, RangesPlanner
+from tolerant_client.ops.service.ranges import (
+    INCURABLE,
+    CopiedRanges,
+    Range,
+    RangesCopier,
+    RangesPlanner,
+    pause_before_repeat_s,
+)
 from tolerant_client.ops.service.run_claim import RunClaim
 from tolerant_client.ops.service.task_reports import RunReport
 
@@ -108,7 +115,7 @@ class _Batches(threading.Thread):
                     refused
                 )  # each attempt may be over before it finds all
                 self._copier.settle([CopiedRanges(refused)])
-                if attempt == _ATTEMPTS or self.stopped.wait(min(attempt, 5)):
+                if attempt == _ATTEMPTS or self.stopped.wait(pause_before_repeat_s(attempt)):
                     raise
                 _log.info("the micro-batch is repeated: %s", error)
         raise AssertionError("no attempt was made")

@@ -67,11 +67,17 @@ INCURABLE = (
     UnsupportedSourceError,
 )
 # Without a service that tells what is blocked, a refusal that may pass is tried again, as a task of Spark is.
-_INCURABLE_ALONE = tuple(kind for kind in INCURABLE if kind is not PartitionRefusedError)
+INCURABLE_ALONE = tuple(kind for kind in INCURABLE if kind is not PartitionRefusedError)
+_LONGEST_REPEAT_PAUSE_S = 5
 _T = TypeVar("_T")
 _NO_TOPICS_S = 1.0
 _LOOK_S = 30.0  # between two checks of the leaders, and of what the target lacks
 _CHECK_S = 10.0  # between two checks of the reasons for which topics are refused
+
+
+def pause_before_repeat_s(attempt: int) -> int:
+    """Seconds before a micro-batch is repeated after its `attempt`, the first of which is 1."""
+    return min(attempt, _LONGEST_REPEAT_PAUSE_S)
 
 
 @dataclass
@@ -271,7 +277,7 @@ class RangesCopier:
             )
             return CopiedRanges(report.measured(take_measures(self._link)))
         stopped = {p: why for p, done in copied.items() if (why := done.stopped_by) is not None}
-        incurable = INCURABLE if self._goes_on else _INCURABLE_ALONE
+        incurable = INCURABLE if self._goes_on else INCURABLE_ALONE
         final = [why for why in stopped.values() if isinstance(why, LinkPromotedError if self._goes_on else incurable)]
         again = None if final else next((why for why in stopped.values() if not isinstance(why, incurable)), None)
         stopped_now = {} if final else stopped
