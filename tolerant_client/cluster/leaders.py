@@ -130,10 +130,13 @@ class Leaders(Connections):
         node: int | None = self.manager.cluster.leader_for_partition(partition)
         return None if node == -1 else node
 
-    def lacks(self, topic: str) -> bool:
-        """Whether the last Metadata says that there is no such topic."""
+    def lacks(self, topic: str, number: int = 0) -> bool:
+        """Whether the last Metadata says that there is no such topic, or that it has fewer partitions."""
         metadata, wire_topic = self.manager.cluster, self.wire_topic(topic)
-        return wire_topic not in metadata.unauthorized_topics and metadata.partitions_for_topic(wire_topic) is None
+        there = metadata.partitions_for_topic(wire_topic)
+        if there is None:
+            return wire_topic not in metadata.unauthorized_topics
+        return number > max(there, default=number)
 
     def why_leaderless(self, partition: TopicPartition) -> str:
         """Why `known_leader` has none, according to the last Metadata."""
@@ -141,6 +144,8 @@ class Leaders(Connections):
             return f"it may not be described on the {self.name}; grant Describe on its topic"
         if self.lacks(partition.topic):
             return f"the {self.name} has no such topic (any more)"
+        if self.lacks(*partition):
+            return f"the {self.name} has no such partition (any more)"
         return f"it has no leader on the {self.name}"
 
     async def leader(self, partition: TopicPartition) -> int:

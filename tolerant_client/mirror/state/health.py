@@ -51,6 +51,11 @@ PARTITION_DELETED_ON_SOURCE = (
 )
 
 
+def deleted_on_source(*, has_topic: bool) -> str:
+    """Why a partition that the source lacks is not copied, by whether the source has its topic."""
+    return PARTITION_DELETED_ON_SOURCE if has_topic else DELETED_ON_SOURCE
+
+
 class Health(str, enum.Enum):
     """The health of a link, from the best to the worst."""
 

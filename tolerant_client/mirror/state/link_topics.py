@@ -18,7 +18,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls, Unreadable
 from tolerant_client.mirror.state.control_topic import HIDDEN, read_controls
-from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, PARTITION_DELETED_ON_SOURCE
+from tolerant_client.mirror.state.health import deleted_on_source
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -222,11 +222,7 @@ class LinkView(NamedTuple):
 
     def left_behind(self, known: Collection[str]) -> dict[TopicPartition, str]:
         """Those that are gone, of topics that the link is `known` to copy, in the words of its health."""
-        return {
-            p: PARTITION_DELETED_ON_SOURCE if p.topic in self.on_source else DELETED_ON_SOURCE
-            for p in self.why_gone
-            if p.topic in known
-        }
+        return {p: deleted_on_source(has_topic=p.topic in self.on_source) for p in self.why_gone if p.topic in known}
 
     def require_seen(self, link: str) -> None:
         """Raises OptionError if the link may have a topic that we may not describe, or that only an unread map names."""

@@ -18,6 +18,7 @@ from tolerant_client.errors import LoginRefusedError, OptionError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life import lens
 from tolerant_client.mirror.state.control_topic import FORGOTTEN, ControlWatch
+from tolerant_client.mirror.state.health import deleted_on_source
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, find_held
@@ -53,10 +54,14 @@ class LinkClusters:
         """The target's log ends; leaves out partitions without a leader that responds."""
         return self._ask(self._target, lens.log_ends, self._target, partitions)
 
-    def deleted(self, name: str, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """The partitions whose topic a cluster ("source", "target") does not have, according to its last metadata."""
-        cluster = self._source if name == "source" else self._target
-        return {p for p in partitions if cluster.lacks(p.topic)}
+    def not_on_source(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
+        """The partitions that the source does not have, according to its last metadata, in the words of their health."""
+        source = self._source
+        return {p: deleted_on_source(has_topic=not source.lacks(p.topic)) for p in partitions if source.lacks(*p)}
+
+    def not_on_target(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """The partitions that the target does not have, according to its last metadata."""
+        return {p for p in partitions if self._target.lacks(*p)}
 
     def held(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> list[Held]:
         """The open transactions that hold back these source partitions, given by last stable offset and high watermark."""

@@ -30,7 +30,7 @@ class Deletions(NamedTuple):
     """Partitions that a cluster lacks, in LinkState's fields."""
 
     deleted: Mapping[TopicPartition, int]
-    left_behind: frozenset[TopicPartition]
+    left_behind: Mapping[TopicPartition, str]
     absent: frozenset[TopicPartition]
 
 
@@ -50,17 +50,16 @@ def deletions(
     before = Deletions(state.deleted, state.left_behind, state.absent)
     if target is None:
         return before
-    on_target = clusters.deleted("target", target.left_out)
-    if source is None:
-        on_source = before.left_behind | before.absent
-    else:
-        on_source = frozenset(clusters.deleted("source", source.left_out))
+    on_target = clusters.not_on_target(target.left_out)
+    gone = before.left_behind if source is None else clusters.not_on_source(source.left_out)
+    on_source = gone.keys() | before.absent if source is None else gone.keys()
     unasked = before.absent - target.left_out.keys() - target.offsets.keys()
-    absent = on_source & on_target | unasked
+    absent = frozenset(on_source & on_target | unasked)
     begun = {p for p in (on_source | on_target) - absent if state.has_begun(p) and p not in state.report.blocked}
     waiting = on_target & begun if is_identical else set()
     deleted = {p: before.deleted.get(p, now_ms) for p in waiting}
-    return Deletions(deleted, frozenset(on_source & begun & target.offsets.keys()), absent)
+    left_behind = {p: why for p, why in gone.items() if p in begun and p in target.offsets}
+    return Deletions(deleted, left_behind, absent)
 
 
 class PartitionWatch:

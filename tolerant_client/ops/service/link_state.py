@@ -206,8 +206,8 @@ class LinkState:
     `asked` are the clusters ("source", "target") that the last sample asked, `unreachable` says why some of them did not
     respond, `refused` are those of `unreachable` that refuse our login, so that a person is needed, `blind` says why no
     sample could be taken at all, `leaderless` which partitions had no leader that responds.
-    `deleted` says since when the target lacks partitions that the link had begun, `left_behind` are those that the source lacks,
-    `absent` those that neither cluster has: they are in none of the other fields until one has them again.
+    `deleted` says since when the target lacks partitions that the link had begun, `left_behind` which the source lacks, in the
+    words of their health, `absent` those that neither cluster has: they are in none of the other fields until one has them again.
     `recent` is what was copied in about the last minute, by partition.
     `still` says since when partitions have not moved although they could, `held` which of them have open transactions on
     the source.  `control` is the operator's orders as last read, `control_problem` why they could not be read
@@ -230,7 +230,7 @@ class LinkState:
     asked: frozenset[str] = frozenset()
     leaderless: Mapping[str, LeftOut] = field(default_factory=dict)
     deleted: Mapping[TopicPartition, int] = field(default_factory=dict)
-    left_behind: frozenset[TopicPartition] = frozenset()
+    left_behind: Mapping[TopicPartition, str] = field(default_factory=dict)
     absent: frozenset[TopicPartition] = frozenset()
     partitions: Mapping[TopicPartition, PartitionState] = field(default_factory=dict)
     report: TaskReport = TaskReport()
@@ -249,7 +249,7 @@ class LinkState:
     @cached_property
     def blocked(self) -> Mapping[TopicPartition, str]:
         """Partitions that need a person, and why: as the tasks say, or because the source lacks them."""
-        told = {**dict.fromkeys(self.left_behind, DELETED_ON_SOURCE), **self.report.blocked}
+        told = {**self.left_behind, **self.report.blocked}
         seen_to = {p for p, why in told.items() if why in _GONE and self.control.pauses(p)}
         return {p: why for p, why in told.items() if p not in self.absent and p not in seen_to}
 

@@ -7,7 +7,6 @@ import io
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +23,13 @@ from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import Copied, Span
 from tolerant_client.mirror.life.lens import MOST_AGES, SourceEnds
 from tolerant_client.mirror.state.claims import Waiting
-from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, DELETED_ON_TARGET, Health, Reason
+from tolerant_client.mirror.state.health import (
+    DELETED_ON_SOURCE,
+    DELETED_ON_TARGET,
+    PARTITION_DELETED_ON_SOURCE,
+    Health,
+    Reason,
+)
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
 from tolerant_client.ops.monitoring import watch as module
@@ -55,7 +60,7 @@ class Clusters:
         self.stable: dict[TopicPartition, int] = {}  # where that is not the end
         self.open: list[Held] = []
         self.closed = 0
-        self.gone: dict[str, set[TopicPartition]] = {}  # of those without a leader
+        self.gone: dict[str, Mapping[TopicPartition, str]] = {}  # of those without a leader
 
     def _ends(self, name: str) -> dict[TopicPartition, int]:
         found = self.ends[name]
@@ -70,8 +75,11 @@ class Clusters:
     def target_ends(self, partitions: Any) -> LedOffsets:
         return LedOffsets(self._ends("target"), self.without_leader.get("target", {}))
 
-    def deleted(self, name: str, partitions: Any) -> set[TopicPartition]:
-        return self.gone.get(name, set()) & set(partitions)
+    def not_on_source(self, partitions: Any) -> dict[TopicPartition, str]:
+        return {p: why for p, why in self.gone.get("source", {}).items() if p in partitions}
+
+    def not_on_target(self, partitions: Any) -> set[TopicPartition]:
+        return self.gone.get("target", {}).keys() & set(partitions)
 
     def held(self, spans: Any) -> list[Held]:
         self.asked.append(("held", spans))
@@ -199,7 +207,7 @@ def test_what_somebody_deleted_on_the_target_waits_in_the_words_of_status_and_wh
     watch.after(0)
     watch.tell(report(2, acked={FIRST: 4, SECOND: 10}, blocked={NEW: "refused"}))
     watch.clusters.without_leader["target"] = dict.fromkeys((FIRST, NEW), "the target has no such topic (any more)")
-    watch.clusters.gone["target"] = {FIRST, NEW}
+    watch.clusters.gone["target"] = dict.fromkeys((FIRST, NEW), "")
     found = watch.after(1, target={SECOND: 10})
     assert found.waiting.keys() == {FIRST} and found.leaderless == {}
     assert found.topics["orders"].waiting == 1
@@ -212,25 +220,29 @@ def test_what_somebody_deleted_on_the_target_waits_in_the_words_of_status_and_wh
 
 
 @pytest.mark.parametrize("offsets", ["identical", "translated"])
+@pytest.mark.parametrize("why", [DELETED_ON_SOURCE, PARTITION_DELETED_ON_SOURCE])
 def test_what_the_source_deleted_is_blocked_with_its_remedy_and_leaves_once_the_copy_is_deleted_too(
-    monkeypatch: pytest.MonkeyPatch, offsets: str
+    monkeypatch: pytest.MonkeyPatch, offsets: str, why: str
 ) -> None:
     watch = Watch(monkeypatch, link(offsets=offsets))
     now_ms, acked = module._now_ms(), {FIRST: 10, SECOND: 10, NEW: 3}
     watch.tell(report(now_ms, acked=acked))
     watch.after(0, source={FIRST: 10, SECOND: 10, NEW: 3}, target={FIRST: 10, SECOND: 10, NEW: 3})
     watch.clusters.without_leader["source"] = {NEW: "the source has no such topic (any more)"}
-    watch.clusters.gone["source"] = {NEW}
+    watch.clusters.gone["source"] = {NEW: why}
     found = watch.after(1, source={FIRST: 10, SECOND: 10})
     health, (reason, *_) = health_of(found, found.time_ms)
-    assert (health, reason.text, found.leaderless) == (Health.BLOCKED, f"new-0: {DELETED_ON_SOURCE}", {})
+    assert (health, reason.text, found.leaderless) == (Health.BLOCKED, f"new-0: {why}", {})
     assert found.topics["new"].blocked == 1
-    seen_to = replace(found, control=LinkControl(paused=frozenset({"new"})))
-    assert seen_to.blocked == {}, "an operator has seen to it"
+    watch.clusters.ordered = LinkControl(paused=frozenset({"new"}))
+    found = watch.after(5)
+    assert (health_of(found, found.time_ms)[0], found.leaderless) == (Health.PAUSED, {}), "an operator has seen to it"
+    watch.clusters.ordered = LinkControl()
+    watch.after(5)
 
     watch.clusters.without_leader["target"] = {NEW: "the target has no such topic (any more)"}
-    watch.clusters.gone["target"] = {NEW}
-    watch.tell(report(now_ms + 1, acked=acked, blocked={NEW: DELETED_ON_SOURCE}))  # the planner has not seen it yet
+    watch.clusters.gone["target"] = {NEW: ""}
+    watch.tell(report(now_ms + 1, acked=acked, blocked={NEW: why}))  # the planner has not seen it yet
     assert health_of(watch.after(1, target={FIRST: 10, SECOND: 10}), now_ms)[0] is Health.HEALTHY
     watch.tell(report(now_ms + 2, acked=acked, waiting={NEW: Waiting("no leader on the source", 1)}))
     for found in (watch.state, watch.after(1), watch.after(20)):
@@ -238,7 +250,7 @@ def test_what_the_source_deleted_is_blocked_with_its_remedy_and_leaves_once_the_
         assert found.leaderless == {} and "new" not in found.topics
 
     watch.tell(report(now_ms + 3, acked=acked))
-    watch.clusters.without_leader["source"], watch.clusters.gone["source"] = {}, set()
+    watch.clusters.without_leader["source"], watch.clusters.gone["source"] = {}, {}
     watch.after(20, source={FIRST: 10, SECOND: 10, NEW: 1})
     assert watch.after(1).partitions[NEW].source_end == 1
     assert (NEW in watch.state.waiting) is (offsets == "identical")  # a mirror fills it again
@@ -252,7 +264,7 @@ def test_a_topic_of_translated_offsets_that_the_target_has_no_more_is_filled_aga
     watch.tell(report(1, acked={FIRST: 4, SECOND: 10}))
     watch.after(0)
     watch.clusters.without_leader["target"] = {FIRST: "the target has no such topic"}
-    watch.clusters.gone["target"] = {FIRST}
+    watch.clusters.gone["target"] = {FIRST: ""}
     found = watch.after(1, target={SECOND: 10})
     assert (found.waiting.keys() == {FIRST}) is (offsets == "identical")
     assert bool(found.leaderless) is (offsets == "translated")
