@@ -125,6 +125,30 @@ def test_clients_and_the_mirrors_view_find_a_broker_at_its_new_address(moving: t
     assert flow.read == list(range(len(flow.sent))), "nothing is lost, doubled or out of order"
 
 
+def test_a_log_that_was_written_before_and_after_a_restart_is_read_without_a_pause(
+    moving: tuple[str, Callable[[], None]],
+) -> None:
+    """Its leader epoch changes in the middle, where kafka-python up to 3.0.5 validated a position for ever."""
+    servers, move = moving
+    with tolerant_client.KafkaAdminClient(bootstrap_servers=servers) as admin:
+        admin.create_topics([NewTopic("epochs", 2, 1)])
+    with tolerant_client.KafkaProducer(bootstrap_servers=servers) as producer:
+        for first in (0, 400):
+            for number in range(first, first + 400):
+                for partition in range(2):
+                    producer.send("epochs", b"%d" % number, partition=partition)
+            producer.flush(30)
+            if not first:
+                move()
+    read: dict[int, list[int]] = {0: [], 1: []}
+    with tolerant_client.KafkaConsumer("epochs", bootstrap_servers=servers, auto_offset_reset="earliest") as consumer:
+        until = time.monotonic() + 10
+        while sum(map(len, read.values())) < 1600 and time.monotonic() < until:
+            for place, records in consumer.poll(1000).items():
+                read[place.partition] += [int(record.value) for record in records]
+    assert read == {0: list(range(800)), 1: list(range(800))}
+
+
 def test_without_it_a_client_stays_with_the_addresses_that_it_knows(moving: tuple[str, Callable[[], None]]) -> None:
     """As kafka-python's own clients do: it shows that the test above tests something."""
     servers, move = moving

@@ -205,12 +205,22 @@ def test_a_copy_that_takes_longer_than_spark_to_start_is_handed_over_to_its_task
     assert run(*mirror).returncode == 0
     for first in range(RECORDS, 10 * RECORDS, RECORDS):
         fill(clusters[0], "cmd-slow", first=first)
-    assert run("throttle", "40000", "--target", clusters[1], "--link", "slow").returncode == 0
-    done = run(*mirror)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["records"] == PARTITIONS * 9 * RECORDS
+    throttle = ("throttle", "--target", clusters[1], "--link", "slow")
+    assert run(*throttle, "10000").returncode == 0
+    process = subprocess.Popen(command(*mirror), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 240  # Spark starts, beside whatever else runs
+        while len(copiers(clusters[1], "cmd-slow")) < 4:
+            assert process.poll() is None and time.monotonic() < deadline, "Spark's tasks take over"
+            time.sleep(0.5)
+        assert run(*throttle, "off").returncode == 0
+        told, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert json.loads(told)["records"] == PARTITIONS * 9 * RECORDS
     _, here, *tasks = copiers(clusters[1], "cmd-slow")
-    assert len(tasks) == 2, "one for each task, after the process of the command"
+    assert len(tasks) == 2 and here == process.pid, "one for each task, after the process of the command"
     assert run("verify", *link(clusters, "cmd-slow")).returncode == 0
 
 

@@ -32,7 +32,7 @@ PRODUCER_ID = 4000
 CLIENT_ID = "matrix"
 MECHANISM = "PLAIN"
 
-_ROOM = 1 << 20  # kafka-python 3.0.4 does not make room for what follows a large field
+_ROOM = 1 << 20  # the oldest kafka-python does not make room for what follows a large field
 
 # Fields whose value means something, in requests and in answers.
 VALUES: dict[str, Any] = {

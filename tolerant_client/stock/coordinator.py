@@ -128,10 +128,7 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
         except Errors.KafkaTimeoutError:
             return False
         for partition, offset in committed.items():
-            # Without it (3.0.4) a position whose epoch is older than its leader's is validated on every poll, for ever.
-            can_validate = hasattr(self._subscription.assignment[partition], "_current_leader_epoch")
-            epoch = offset.leader_epoch if can_validate else -1
-            self._subscription.seek(partition, OffsetAndMetadata(offset.offset, "", epoch))
+            self._subscription.seek(partition, OffsetAndMetadata(offset.offset, "", offset.leader_epoch))
         return True
 
     @contextmanager

@@ -9,7 +9,6 @@ Laws:
 
 from __future__ import annotations
 
-import inspect
 import logging
 import random
 import time
@@ -30,7 +29,6 @@ from tolerant_client.stock.stock_names import (
     KafkaConnectionManager,
     KafkaNetClient,
     KafkaNetSocket,
-    KafkaSSLTransport,
     NetworkSelector,
 )
 from tolerant_client.stock.transport import QuietSocket, TolerantSSLTransport, TolerantTCPTransport
@@ -38,9 +36,6 @@ from tolerant_client.tracker.events import Event, Listener, RecoveryCounters
 from tolerant_client.tracker.policy import RecoveryPolicy
 
 log = logging.getLogger(__name__)
-
-# Older releases of kafka-python 3.0 hand their TLS transport a context, newer ones the ssl_* options.
-_TLS_TAKES_CONTEXT = "ssl_context" in inspect.signature(KafkaSSLTransport.__init__).parameters
 
 _LEAST_RENEWAL = 10.0  # seconds for one step of a re-authentication
 
@@ -284,10 +279,6 @@ class TolerantConnectionManager(Bootstrap):
     def _wrap(self, sock: Any, host: str) -> Any:
         if not self.ssl_enabled:
             return TolerantTCPTransport(self._net, QuietSocket.taking_over(sock), host=host)
-        if _TLS_TAKES_CONTEXT:
-            is_checked = self.config["ssl_check_hostname"]
-            context = self._build_ssl_context()
-            return TolerantSSLTransport(self._net, sock, context, host=host, ssl_check_hostname=is_checked)
         options = {key: value for key, value in self.config.items() if key.startswith("ssl_")}
         return TolerantSSLTransport(self._net, sock, host=host, **options)
 

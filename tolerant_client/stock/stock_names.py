@@ -116,8 +116,6 @@ USES: Final = (
         ("_auth_failures", "_backoff", "_sensors", "maybe_raise_auth_failure", "reset_backoff",
          "socket_connection_setup_timeout_ms", "ssl_enabled"),
         _MANAGER, "when to connect, back off and give up stays kafka-python's"),
-    Use(KafkaConnectionManager, ("_build_ssl_context",), _MANAGER, "up to 3.0.4 TLS transports take a context",
-        is_optional=True),
     Use(KafkaConnectionManager, ("_conns",),
         (*_FORKING, *_MANAGER, *_CONNECTIONS, "tolerant_client.cluster.cluster", "tolerant_client.ops.doctor.probing"), "the connections by node"),
     Use(KafkaConnectionManager, ("_net",),
@@ -215,8 +213,6 @@ USES: Final = (
         _FORKING, "the subscription and positions of another consumer"),
     Use(TopicPartitionState, ("_position", "highwater", "position", "preferred_read_replica"), _FETCHER, "the state of a partition"),
     Use(TopicPartitionState, ("paused", "position", "reset_strategy"), _FORKING, "the state of a partition"),
-    Use(TopicPartitionState, ("_current_leader_epoch",), _COORDINATOR, "since 3.0.5 a position is validated once",
-        is_optional=True),
     # -- the group's coordinator
     Use(ConsumerCoordinator,
         ("_do_join_and_sync_async", "_handle_heartbeat_response", "_handle_offset_commit_response",

@@ -612,9 +612,6 @@ def test_position_taken_from_a_commit_keeps_its_leader_epoch_so_that_truncation_
         assert coordinator.refresh_committed_offsets_if_needed(timeout_ms=10_000)
     state = coordinator._subscription.assignment[PARTITIONS[0]]
     assert state.position.offset == 5
-    if not hasattr(state, "_current_leader_epoch"):  # an older kafka-python, which would validate for ever
-        assert state.position.leader_epoch == -1
-        return
     assert state.position.leader_epoch == 2
     assert coordinator._subscription.maybe_validate_position_for_current_leader(PARTITIONS[0], 3)
     assert coordinator._subscription.partitions_needing_validation()
