@@ -564,6 +564,12 @@ def test_a_promotion_writes_nothing_where_the_link_never_ran_and_finds_what_is_i
     assert [(p.topic, p.copied_until) for p in done.partitions if p.fence_marker is not None] == [(topic, 20)]
     assert [text.partition(" on the target: not link")[0] for text in done.not_promoted] == ["never-apps-0"]
     assert [ends(target, name) for name in (topic, other, "never-empty")] == [[21], [5], [0]]
+    assert compare(source, target, topic).identical
+    append_records(source, topic, 3, first=20)  # nobody copies them
+    again = run(source, target, promote, topic)  # the control says by now what its failover found out
+    assert again.is_done and {p.topic: p.lag for p in again.partitions} == {topic: 3, "never-empty": None}
+    back = run(target, source, failback, "never-back", topic, discards=True, is_dry_run=True)
+    assert back.deleted_topics == (topic,) and not back.blockers
 
 
 def test_the_plan_of_a_promoted_link_ends_with_that_and_a_half_promoted_one_begins_nowhere_else(

@@ -13,7 +13,8 @@ Laws:
 - What another link copies into the target, or may copy, is refused as its mirror's start would be (preflight.look_for_others),
   before anything is compared: it is named, and neither deleted nor adopted, and the link is not called ready.
 - A topic is deleted only if a forward link copied it from this very target, or if it is this link's own former copy with no
-  record of others at its end: an equal name is no proof.
+  record of others at its end: an equal name is no proof.  If a failover without a control fenced the forward link, nobody knows
+  its source: then only topics whose two logs share records are its copies.
 - Whether a forward link copied a topic is decided as for its promotion (owners.py), by its control and by the source's logs.  If
   the target has records of a topic that no forward link copied, it is another one: it is named, and neither deleted nor adopted.
   Logs that are proved equal are adopted whoever copied them, since nothing is deleted by that.
@@ -43,6 +44,7 @@ from tolerant_client.mirror.life.shared_log import (
     SharedLog,
     compare_logs,
     shared_partitions,
+    shares_records,
     unshared_logs,
     with_losses,
 )
@@ -269,7 +271,9 @@ async def failback(
     own_after = begun(former, cluster_id, chosen, dict.fromkeys(shared, 0))  # as the mirror finds it
     refused = (await look_for_others(target, link, names, is_identical=True, own=own_after)).refused
     shared = [p for p in shared if p.topic not in refused]
-    copied_by = {producer_id for control in forward.values() for producer_id in control.producer_ids}
+    copied_by = {
+        number for control in forward.values() if not control.is_of_unknown_source for number in control.producer_ids
+    }
     own = await _own_copies(target, former, shared)
     logs = []
     data = [name for name in names if name not in refused and not is_heartbeats(chosen, name)]
@@ -319,12 +323,12 @@ async def _own_copies(target: Cluster, former: LinkControl, partitions: Iterable
 
 
 async def _forward_links(source: Cluster, target: Cluster) -> dict[str, LinkControl]:
-    """The links that have copied from our target to our source."""
+    """The links that have copied from our target to our source, or may have (LinkControl.may_copy_from)."""
     there = await target.cluster_id()
     if there is None:
         return {}
     found = (await read_controls(source, None)).links
-    return {name: control for name, control in found.items() if control.source_cluster_id == there and control.topics}
+    return {name: control for name, control in found.items() if control.may_copy_from(there) and control.topics}
 
 
 async def taken_topics(
@@ -345,6 +349,10 @@ async def taken_topics(
     unread: dict[str, str] = {}
     for name, control in forward.items():
         assert control.topics is not None
+        if control.is_of_unknown_source:
+            fenced = {p.topic for p in control.copied_until}
+            taken |= {log.topic for log in logs if log.topic in fenced and await shares_records(source, target, log)}
+            continue
         topics = LinkTopics.from_json(control.topics)
         taken |= {p.topic for p in written if is_heartbeats(topics, source.wire_topic(p.topic))}
         again = {p for p, of in control.begun.items() if not of.is_of_source(ids.get(p.topic, TopicIds()))}

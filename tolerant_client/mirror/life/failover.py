@@ -131,7 +131,7 @@ async def failover(
     with half_done("the promotion"):
         fences, owners = await fence_own(of, led, producer_id)
         report = await seen(owners, fences)
-        await write_end(target, report, frozenset({*leaderless, *mapped.unread}))
+        await write_end(of, report, producer_id, frozenset({*leaderless, *mapped.unread}))
     return report
 
 

@@ -107,7 +107,7 @@ async def _copied_back(source: Cluster, target: Cluster, topics: Collection[str]
     here = await target.cluster_id()
     found: dict[str, str] = {}
     for name, control in links.items():
-        if here is None or control.source_cluster_id != here or not control.topics:
+        if here is None or not control.may_copy_from(here) or not control.topics:
             continue
         if await was_never_started(source, name, control):
             continue

@@ -117,6 +117,7 @@ async def promote(
     gone = await only_on_target(source, target, chosen, link, control, mapped)
     matching = {*partitions, *lacking, *gone}
     of = await promoted_link(target, link, control, chosen, mapped, matching, topics if of_file else None)
+    of = replace(of, source_id=await source.cluster_id())
     if not of.is_shown(control):
         raise OptionError(unshown(of, await link_back(source, target, [source.wire_topic(p.topic) for p in matching])))
     if of.lost_map and not control.is_promoted:
@@ -190,7 +191,7 @@ async def promote(
             not_promoted=(*owners.texts(link), *unmade_texts(unmade, partitions, owners.left)),
         )
         if will_do:
-            await write_end(target, report)
+            await write_end(of, report, producer_id)
     return report
 
 

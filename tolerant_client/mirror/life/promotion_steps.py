@@ -7,6 +7,9 @@ Laws:
 - The first write says in the control that the link is promoted.  Whatever can be found to block it is found before that.
 - After that there is no way back: an error on the way says so, and the same command again resumes.  The control says that the
   link is fenced once the report is complete; after that nothing fences it again.
+- What it had to find out because the control tells of no start (deleted, or restored empty) is in the control that it leaves:
+  the topics from the first write on, so that a repeat takes the same; which logs the link had begun, its producer ids and the
+  one that fences, and the source if it was asked, with the last write, since a repeat decides by the same evidence.
 - A promotion writes the control, fences, and only then commits for groups.  A running mirror checks the control right before each
   request that commits for a group (cluster/admin/groups.py).  So only a request that is in flight for as long as all the fencing
   takes could set a group back.
@@ -147,9 +150,8 @@ async def fence_own(
 
     def change(now: LinkControl) -> LinkControl:
         ids = now.producer_ids
-        return replace(
-            now, is_promoted=True, producer_ids=(*ids, producer_id) if ids and producer_id not in ids else ids
-        )
+        ids = (*ids, producer_id) if ids and producer_id not in ids else ids
+        return replace(now, is_promoted=True, topics=now.topics or of.topics.to_json(), producer_ids=ids)
 
     control = await update_control(of.target, of.name, change)
     if not of.is_translated:  # its mirror may have made a deleted topic again since the first look
@@ -164,7 +166,7 @@ async def fence_own(
 
 
 async def write_end(
-    target: Cluster, report: PromotionReport, unfenced: frozenset[TopicPartition] = frozenset()
+    of: PromotedLink, report: PromotionReport, producer_id: int, unfenced: frozenset[TopicPartition] = frozenset()
 ) -> None:
     """Writes that the link is fenced, except for partitions left `unfenced`, and where its copies end for good.
 
@@ -172,12 +174,13 @@ async def write_end(
     """
 
     def fenced(now: LinkControl, copied_until: Positions) -> LinkControl:
-        return replace(now, is_fenced=not unfenced, unfenced=unfenced, copied_until=copied_until)
+        end = replace(now, is_fenced=not unfenced, unfenced=unfenced, copied_until=copied_until)
+        return of.with_found(end, producer_id) if end.is_fenced else end
 
     try:
-        await update_control(target, report.link, lambda now: fenced(now, {**now.copied_until, **report.copies_end}))
+        await update_control(of.target, of.name, lambda now: fenced(now, {**now.copied_until, **report.copies_end}))
     except Errors.MessageSizeTooLargeError:
-        await update_control(target, report.link, lambda now: fenced(now, {}))
+        await update_control(of.target, of.name, lambda now: fenced(now, {}))
 
 
 def as_fenced(ends: Iterable[PartitionLag], fences: Mapping[TopicPartition, Fenced]) -> list[PartitionLag]:

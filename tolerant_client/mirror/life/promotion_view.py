@@ -21,7 +21,7 @@ from tolerant_client.mirror.life.lens import PartitionLag, positions_of
 from tolerant_client.mirror.life.owners import Evidence, Owners, find_owners
 from tolerant_client.mirror.life.promotion_report import GroupPlace, PromotedPartition
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, read_ledger
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
 from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -40,6 +40,7 @@ class PromotedLink:
     mapped: MappedTopics = NO_MAP
     evidence: Evidence = Evidence()
     of_file: LinkTopics | None = None
+    source_id: str | None = None  # None if the source is not asked
 
     def owners(self, control: LinkControl, partitions: Collection[TopicPartition]) -> Owners:
         """Who owns these partitions, by what the link's control says now."""
@@ -53,6 +54,20 @@ class PromotedLink:
     def knowing(self, control: LinkControl) -> LinkControl:
         """The control with the link's producer ids, also if it names none."""
         return replace(control, producer_ids=control.producer_ids or self.evidence.producer_ids)
+
+    def with_found(self, control: LinkControl, producer_id: int) -> LinkControl:
+        """The control of a link that was fenced with this id, with what was found out because it tells of no start."""
+        if not control.tells_no_start:
+            return control
+        control = replace(control, source_cluster_id=self.source_id)
+        own = () if self.is_translated else sorted(self.owners(control, control.copied_until).own)
+        if not own:
+            return control
+        return replace(
+            control,
+            producer_ids=tuple(sorted({*self.evidence.producer_ids, producer_id})),
+            begun={p: self.evidence.ids.get(p.topic, TopicIds()) for p in own},
+        )
 
     def waits_for(self, topic: str) -> bool:
         """Whether a promotion waits for a topic: not for heartbeats, which never end, nor for one that the file does not name."""

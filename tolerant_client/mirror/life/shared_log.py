@@ -131,6 +131,13 @@ async def _is_shown(
     return any(offset in original.records or original.is_vacant(offset) for offset in copied.records)
 
 
+async def shares_records(source: Cluster, target: Cluster, log: SharedLog) -> bool:
+    """Whether both logs have the same records somewhere before `shared_until`: two topics of one name have none in common."""
+    partition = TopicPartition(log.topic, log.partition)
+    start = max(log.source_start, (await target.list_offsets({partition: EARLIEST}))[partition])
+    return start < log.shared_until and await _is_shown(source, target, partition, start, log.shared_until)
+
+
 async def _was_copied(source: Cluster, partition: TopicPartition, offset: int, copied_by: Collection[int]) -> bool:
     """Whether one of these producers wrote the records at an offset; a control batch is no proof: it may be a fence."""
     header = (await read_headers(source, {partition: offset})).get(partition)

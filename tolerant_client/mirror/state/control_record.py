@@ -24,6 +24,7 @@ Laws:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -34,7 +35,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
-from tolerant_client.mirror.state.topic_filter import OWN_TOPICS, LinkTopics
+from tolerant_client.mirror.state.topic_filter import OWN_TOPICS, LinkTopics, TopicFilter
 from tolerant_client.records.record_batch import Record
 from tolerant_client.state_json import (
     MOST_INDEX,
@@ -96,6 +97,11 @@ def decode_control(value: bytes) -> LinkControl:
         begun = nested.get("begun", {})  # an earlier version did not write starts_of
         starts_of = {p: TopicIds(begun[p].source) for p in nested.get("starts", ()) if p in begun and begun[p].source}
         nested["starts_of"] = {**starts_of, **nested.get("starts_of", {})}
+        if (
+            control.is_fenced and control.topics is None
+        ):  # an earlier failover without a control wrote where copies end alone
+            fenced = sorted({re.escape(p.topic) for p in nested.get("copied_until", {})})
+            control = replace(control, topics=LinkTopics(TopicFilter(tuple(fenced))).to_json() if fenced else None)
         return replace(control, **nested, others={n: shallow(each) for n, each in found.items() if n not in _KNOWN})
     except ValueError as error:
         raise OptionError(f"A record of {CONTROL_TOPIC} is not ours ({text_of(error)})") from error

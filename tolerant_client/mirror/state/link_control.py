@@ -104,6 +104,20 @@ class LinkControl:
         """Whether no start of a mirror has written this, as far as we may read it: nothing tells what the link copies."""
         return self.topics is None and not self.is_over and not self.is_hidden
 
+    @property
+    def tells_no_start(self) -> bool:
+        """Whether it tells of no start of a mirror: only a promotion can have found out what the link copied."""
+        return self.source_cluster_id is None and not self.producer_ids and self.map_id is None
+
+    @property
+    def is_of_unknown_source(self) -> bool:
+        """Whether a failover fenced the link without its control: it does not ask the source."""
+        return self.is_promoted and self.source_cluster_id is None
+
+    def may_copy_from(self, cluster_id: str | None) -> bool:
+        """Whether the link copies from this cluster, or may have."""
+        return self.source_cluster_id == cluster_id or self.is_of_unknown_source
+
     def has_begun(self, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
         """Whether the link has begun this very log of the target, not a former one; `ids` are the topics' present ids."""
         begun = self.begun.get(partition)

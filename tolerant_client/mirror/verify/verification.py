@@ -172,12 +172,10 @@ class Verification:
                 " target; grant Read and Describe on it"
             ]
         origin = self._ids["source"]["cluster"]
-        promoted = [
-            control for control in links.values() if control.is_promoted and control.source_cluster_id == origin
-        ]
+        promoted = [control for control in links.values() if control.is_promoted and control.may_copy_from(origin)]
         copying = [control for control in links.values() if control.source_cluster_id == origin and not control.is_over]
         for link, control in links.items():
-            if control.topics and control.source_cluster_id == origin and await has_map(self.target, link, control):
+            if control.topics and control.may_copy_from(origin) and await has_map(self.target, link, control):
                 self._leave_out_translated(link, written_topics(control, link, None), _begun(copying, now))
         self._starts = {
             p: start

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from kafka.structs import TopicPartition
@@ -255,6 +256,20 @@ def test_what_the_forward_link_has_begun_adopted_or_written_is_its_copy(monkeypa
     grown = SharedLog("own", 1, 0, 5, 0)  # a partition of it that was never begun
     found, others = taken(monkeypatch, replace(LINK, begun={p: NOW}), Carried(), OWN, grown)
     assert found == {"own"} and not others
+
+
+def test_a_copy_of_a_link_whose_failover_did_not_know_the_source_is_known_by_records_of_both_logs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its control was deleted before: an equal name alone shows nothing, since it may have copied from another cluster."""
+    fenced = LinkControl(
+        is_promoted=True, is_fenced=True, topics=EVERYTHING, copied_until={TopicPartition("own", 0): 9}
+    )
+    for shares in (True, False):
+        monkeypatch.setattr(failback, "shares_records", AsyncMock(return_value=shares))
+        found, others = taken(monkeypatch, fenced, Carried())
+        assert found == ({"own"} if shares else set()) and not others
+    assert not taken(monkeypatch, replace(fenced, copied_until={}), Carried())[0], "another topic of that name"
 
 
 def test_a_topic_of_the_target_that_was_created_again_is_not_the_one_that_was_copied(

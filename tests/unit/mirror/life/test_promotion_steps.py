@@ -14,7 +14,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from spark_integration.cli.exits import exit_code
-from support.promotion_world import MAP_IS_LOST, ORDERS, FakeTarget, P, Q, World
+from support.promotion_world import CLICKS, MAP_IS_LOST, ORDERS, FakeTarget, P, Q, World
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
 from tolerant_client.mirror.engine.preflight import Others
@@ -22,6 +22,7 @@ from tolerant_client.mirror.life import promotion_steps
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport
+from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import half_done
@@ -46,7 +47,8 @@ def test_where_the_copies_end_is_left_out_if_the_target_takes_no_record_of_that_
     monkeypatch.setattr(promotion_steps, "update_control", update)
     partition = PromotedPartition("orders", 0, 9, 0, None)
     report = PromotionReport("promote", "dr", False, True, (partition,))
-    asyncio.run(promotion_steps.write_end(cast(Cluster, None), report))
+    of = PromotedLink("dr", cast(Cluster, None), ORDERS, is_translated=False, lost_map=None)
+    asyncio.run(promotion_steps.write_end(of, report, 7))
     assert [(control.is_fenced, control.copied_until) for control in written] == [(True, {})]
 
 
@@ -159,9 +161,43 @@ def test_of_a_link_whose_control_was_deleted_what_its_producer_id_wrote_is_promo
     world.partitions, world.carried = (theirs, empty, P), Carried(frozenset((P,)), foreign=frozenset((theirs,)))
     report = world.failover()
     assert report.is_done and report.exit_code == 3 and world.done == ["promoted", "fence", "fenced"]
-    assert world.fenced_as == (5,) and world.control.producer_ids == ()
-    assert [(p.topic, p.partition) for p in report.partitions] == [empty, P]
+    assert world.fenced_as == (5,) and [(p.topic, p.partition) for p in report.partitions] == [empty, P]
     assert len(report.not_promoted) == 1 and report.not_promoted[0].startswith("clicks-0 on the target: not link dr's")
+
+
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_what_a_promotion_found_out_without_a_control_is_in_the_one_that_it_leaves(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_translated: bool
+) -> None:
+    """Else status and promote deny it, verify knows no fence of it, and failback finds no owner of its copies."""
+    monkeypatch.setattr(link_topics, "read_controls", AsyncMock(return_value=Controls({})))
+    world.ids, world.carried, world.is_translated = (5,), Carried(frozenset((P,))), is_translated
+    for action in (world.failover, world.promote):
+        world.control, world.ledger = LinkControl(), [None, ClusterUnreachableError("away")]
+        with pytest.raises(TolerantClientError, match="begun and is not finished: run this again"):
+            action(topics=ORDERS)
+        assert world.control.topics == ORDERS.to_json() and world.control.tells_no_start, "so a repeat decides the same"
+        action(topics=None)
+        found = world.control
+        assert found.is_fenced and found.topics == ORDERS.to_json()
+        assert found.is_of_unknown_source == found.may_copy_from("A") == (action == world.failover)
+        assert (found.producer_ids, found.begun) == (((), {}) if is_translated else ((5, 7), {P: TopicIds()}))
+
+
+def test_what_a_failover_without_a_control_left_for_later_is_decided_by_the_same_evidence(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty log of a topic that the link writes, whose leader was away, is fenced, and a stranger's is not."""
+    monkeypatch.setattr(link_topics, "read_controls", AsyncMock(return_value=Controls({})))
+    away = {Q: "it has no leader", CLICKS: "it has no leader"}
+    world.control, world.ids, world.carried = LinkControl(), (5,), Carried(frozenset((P,)), unknown=away)
+    world.partitions, world.leaderless = (P, Q, CLICKS), (Q, CLICKS)
+    both = LinkTopics.of("orders|clicks")
+    assert world.failover(topics=both).is_begun and world.control.unfenced == {Q, CLICKS} and not world.control.begun
+    world.leaderless, world.carried = (), Carried(frozenset((P,)), foreign=frozenset((CLICKS,)))
+    report = world.failover(topics=None)
+    assert report.is_done and world.done[-2:] == ["fence 1", "fenced"] and world.control.begun.keys() == {P, Q}
+    assert report.not_promoted[0].startswith("clicks-0 on the target: not link dr's")
 
 
 def test_what_is_promoted_already_is_promoted_by_nobody_again(world: World) -> None:

@@ -77,6 +77,16 @@ def test_a_control_is_read_as_it_was_written() -> None:
     assert decode_control(encode_control(LinkControl(), 1)) == LinkControl()
 
 
+def test_a_control_that_an_earlier_failover_wrote_without_topics_has_those_that_it_fenced() -> None:
+    written = LinkControl(is_promoted=True, is_fenced=True, copied_until={TopicPartition("a.b", 0): 3, P: 9})
+    read = decode_control(encode_control(written, 1))
+    assert read == replace(written, topics=read.topics) and read.topics is not None
+    topics = LinkTopics.from_json(read.topics)
+    assert topics.writes("a.b") and topics.writes("orders") and not topics.writes("aab")
+    unfinished = replace(written, is_fenced=False, unfenced=frozenset((Q,)))
+    assert decode_control(encode_control(unfinished, 1)) == unfinished, "its repeat is given the topics"
+
+
 def test_fields_of_other_versions_are_kept() -> None:
     value = json.dumps({**json.loads(encode_control(FULL, 1)), "colour": ["blue"]}).encode()
     read = decode_control(value)
