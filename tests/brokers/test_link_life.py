@@ -53,6 +53,7 @@ from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.repair import repair
 from tolerant_client.mirror.life.shared_log import SharedLog, compare_logs, with_losses
+from tolerant_client.mirror.life.status import read_status
 from tolerant_client.mirror.state import control_topic
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import (
@@ -384,12 +385,16 @@ def test_a_promoted_copy_is_identical_up_to_its_fence_and_what_lies_there_unprom
         return await compare_here(verification), verification.warnings
 
     assert run(source, target, promote, link, deadline_s=5.0).is_done
-    assert ends(target, topic, 2) == [101, 1]
+    control_of(target, link, is_fenced=False, copied_until={})  # as two promotions at once, which write two fences
+    assert run(source, target, promote, link).is_done and ends(target, topic, 2) == [102, 2]
     report, (warning,) = run(source, target, compared)
     assert report.outcome is Outcome.IDENTICAL, report
     assert "from the fence on" in warning and "(life-verified-0: 100, life-verified-1: 0)" in warning
     append_records(target, topic, 5, first=100)  # an application's, after the fence
     assert run(source, target, compared)[0].outcome is Outcome.IDENTICAL
+    append_records(source, topic, 1, first=100)  # left behind; the second fence is at the source's end now
+    report, (warning,) = run(source, target, compared)
+    assert report.outcome is Outcome.DIFFERENT and "(life-verified-0: 100, life-verified-1: 0)" in warning
     control_of(target, link, is_promoted=False, is_fenced=False)
     assert run(source, target, compared)[0].outcome is Outcome.DIFFERENT
 
@@ -718,6 +723,8 @@ def test_what_the_old_source_took_into_a_partition_that_nobody_had_made_on_the_t
     assert report.exit_code == 3 and lost == [(0, 10, 15, 5), (1, 0, 5, 5)]
     assert "10 committed records in all" in report.blockers[0]
     assert run(target, source, failback, "grown-back", topic, discards=True).deleted_topics == (topic,)
+    status = run(source, target, read_status, link)  # the link back has not made the topic again
+    assert status.is_promoted and status.exit_code == 0 and "no such topic" in status.notes[0], status
     mirror(target, source, topic, "grown-back")
     assert compare(target, source, topic).identical
 

@@ -164,7 +164,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
         found.done.append("fence" if set(rest[-1]) == {P} else f"fence {','.join(f'{p.partition}' for p in rest[-1])}")
         return {p: Fenced(10, 10) for p in rest[-1]}
 
-    async def leaders(_: Any, wanted: Any, *, patience_ms: int) -> LedOffsets:
+    async def leaders(_: Any, wanted: Any, *, patience_ms: int = 0) -> LedOffsets:
         left_out = {p: "it has no leader on the target" for p in wanted if p in found.leaderless}
         return LedOffsets({p: 10 for p in wanted if p not in left_out}, left_out)
 
@@ -220,6 +220,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     respond("mapped_topics", lambda: found.mapped)
     respond("contradicted", lambda: found.contradicted)
     respond("read_slices", lambda: {})
+    respond("last_rows", lambda: {})
     respond("partitions_of_link", lambda: (list(found.partitions), list(found.lacking)))
     respond("partitions_on_target", lambda: list(found.partitions))
     patch("look", look)

@@ -70,7 +70,7 @@ async def failover(
     beside = await beside_file(None, target, control, link, topics if of_file else None)
     mapped = await mapped_topics(target, link, control, patience_ms=LEADERS_MS)
     partitions = await partitions_on_target(target, chosen, link, control, mapped)
-    of = await promoted_link(target, link, control, chosen, mapped, partitions)
+    of = await promoted_link(target, link, control, chosen, mapped, partitions, alone=partitions)
     there = partitions = sorted({*partitions, *of.carried.partitions})
     if not partitions and not control.unfenced:
         raise OptionError(f"The target has no topic of link {link}; check --target and --link")

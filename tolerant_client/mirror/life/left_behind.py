@@ -84,9 +84,18 @@ async def as_left(
             why[e.partition] = _CREATED_AGAIN
         elif e.partition.topic in theirs:
             why[e.partition] = theirs[e.partition.topic]
-        elif e.ahead:
-            why[e.partition] = _SHORTER
-    return [replace(e, stable_end=None, source_end=None) if e.partition in why else e for e in known], why
+    why = {**shorter(known), **why}
+    return without_ends(known, why), why
+
+
+def shorter(lags: Iterable[PartitionLag]) -> dict[TopicPartition, str]:
+    """The partitions whose source logs end before what was copied, and that they do.  Pure."""
+    return {e.partition: _SHORTER for e in lags if e.ahead}
+
+
+def without_ends(lags: Iterable[PartitionLag], unlike: Collection[TopicPartition]) -> list[PartitionLag]:
+    """The lags without the ends of source logs that are not (any more) what was copied.  Pure."""
+    return [replace(e, stable_end=None, source_end=None) if e.partition in unlike else e for e in lags]
 
 
 def unknown_left(why: Mapping[TopicPartition, str]) -> list[str]:

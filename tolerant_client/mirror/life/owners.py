@@ -13,6 +13,8 @@ Laws (one writer for each partition, to the last record):
   deleted.  Then the link owns only topics of which something shows that it wrote there: a log has batches of the producer id that
   a coordinator has for its transactional id, or a mirror of it has claimed a partition in the last hour.  A coordinator forgets
   an id after seven days without use, and a mirror uses it only when it starts: so claims count, too.
+- Without a control, a topic with records that only the target has and that the link's offset map does not name is not what the
+  link has copied.  It is named, and fenced all the same.
 - A fence with translated offsets writes to no log.  Another link's partitions are left all the same: both links may use the same
   transactional id.
 """
@@ -35,6 +37,7 @@ from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 
 _OTHERS_WROTE = "its last records are of others, and nothing shows that the link has copied it"
+_NOT_MAPPED = "the offset map of the link does not name it, so its records are of others"
 
 
 class Owners(NamedTuple):
@@ -150,6 +153,8 @@ def find_owners(
             is_theirs = p.topic in refused and p.topic not in mapped
             if is_theirs:
                 of_links[p] = refused[p.topic]
+            elif p in logs.foreign:
+                of_strangers[p] = _NOT_MAPPED
             else:
                 own.add(p)
         elif _is_claimed(control, p, ids) or p in logs.partitions or p in held:

@@ -31,7 +31,7 @@ from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.comparison import compare_ends, split
 from tolerant_client.mirror.life.deleted_copies import deleted_warnings
 from tolerant_client.mirror.life.fence import Fenced
-from tolerant_client.mirror.life.left_behind import promoted_before
+from tolerant_client.mirror.life.left_behind import promoted_before, shorter, unknown_left, without_ends
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans
 from tolerant_client.mirror.life.mirrors import look_at_claims, mirror_reasons, seen_mirrors, standing
 from tolerant_client.mirror.life.promotion_blockers import (
@@ -116,7 +116,8 @@ async def promote(
     # Topics that the source has deleted are promoted, too; nobody knows how much of them was not copied.
     gone = await only_on_target(source, target, chosen, link, control, mapped)
     matching = {*partitions, *lacking, *gone}
-    of = await promoted_link(target, link, control, chosen, mapped, matching, topics if of_file else None)
+    of_file_alone = topics if of_file else None
+    of = await promoted_link(target, link, control, chosen, mapped, matching, of_file_alone, alone=gone)
     of = replace(of, source_id=await source.cluster_id())
     if not of.is_shown(control):
         raise OptionError(unshown(of, await link_back(source, target, [source.wire_topic(p.topic) for p in matching])))
@@ -177,6 +178,8 @@ async def promote(
         moved = None
         if groups is not None:
             moved = await _move_groups(of, source, groups, owners.left, is_dry_run=not will_do)
+        unlike = shorter(ends)
+        ends = without_ends(ends, unlike)
         report = PromotionReport(
             "promote",
             link,
@@ -184,7 +187,7 @@ async def promote(
             will_do,
             await promoted_partitions(of, ends, fences),
             tuple(found),
-            (*warnings, *map(str, await find_held(source, open_spans(ends)))),
+            (*warnings, *unknown_left(unlike), *map(str, await find_held(source, open_spans(ends)))),
             moved,
             losses=await losses_of(target, link),
             damaged=(*map_damage(of), *(text for p, text in differing.items() if p not in owners.left)),

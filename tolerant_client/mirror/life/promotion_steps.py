@@ -71,10 +71,16 @@ async def promoted_link(
     mapped: MappedTopics,
     partitions: Collection[TopicPartition],
     of_file: LinkTopics | None = None,
+    *,
+    alone: Collection[TopicPartition],
 ) -> PromotedLink:
-    """The link, with the evidence of who owns these partitions, which its topics match."""
+    """The link, with the evidence of who owns these partitions, which its topics match; the target has some of them `alone`."""
     is_translated = await has_map(target, link, control)
     evidence = await find_evidence(target, link, control, partitions, mapped.names, is_translated=is_translated)
+    if is_translated and control.tells_no_start and not mapped.unread:
+        unmapped = [p for p in alone if p.topic not in mapped.names]
+        ends = (await list_led_offsets(target, dict.fromkeys(unmapped, LATEST))).offsets
+        evidence = evidence._replace(logs=Carried(foreign=frozenset(p for p, end in ends.items() if end)))
     found = evidence.logs
     beyond = Carried(
         found.partitions.difference(partitions), {p: w for p, w in found.unknown.items() if p not in partitions}
@@ -159,8 +165,8 @@ async def fence_own(
         of = replace(of, evidence=of.evidence._replace(ids=ids))
     owners = of.owners(control, partitions)
     own = sorted(owners.own)
-    if of.is_translated:
-        await fence_translated(of.target, of.name, own)
+    if of.is_translated:  # it may just be copying its first records of what its map does not name
+        await fence_translated(of.target, of.name, [*own, *owners.of_strangers])
         return {}, owners
     return await fence_identical(of.target, of.name, of.knowing(control), own) if own else {}, owners
 

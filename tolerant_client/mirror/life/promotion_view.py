@@ -23,7 +23,7 @@ from tolerant_client.mirror.life.promotion_report import GroupPlace, PromotedPar
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, last_rows
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 
@@ -124,10 +124,12 @@ async def promoted_partitions(
 ) -> tuple[PromotedPartition, ...]:
     """The rows of the report, with the timestamp of the last copied record of each partition and its fence."""
     known = list(ends)
-    copied = positions_of(known)
-    asked = {} if of.is_translated else {p: position - 1 for p, position in copied.items() if position}
-    last = await read_headers(of.target, asked)
-    lasts = {p: (copied[p] - 1, copied[p]) for p in last}
+    until = positions_of(known)  # where the copies end in the target's logs
+    if of.is_translated:
+        rows = await last_rows(of.target, of.name, until)
+        until = {p: row.target_until for p, row in rows.items() if row.has_copied}
+    last = await read_headers(of.target, {p: end - 1 for p, end in until.items() if end})
+    lasts = {p: (until[p] - 1, until[p]) for p in last}
     ends_with = await read_slices(of.target, lasts, is_committed=False)
     partitions = []
     for e in known:

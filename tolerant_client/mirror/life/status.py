@@ -163,9 +163,10 @@ async def read_status(
     view = await see_topics(seen_source, target, chosen, control, mapped)
     if is_source_away:
         view = view.of_target_alone({p.topic for p in (*control.begun, *control.copied)} | mapped.names)
-    elif not (view.on_source or view.hidden or view.gone and not control.is_over):
+    elif not (view.on_source or view.hidden or view.gone or control.is_over):
         select_topics(chosen, await source.partitions())  # raises the reason why no topic matches
-    wanted = [TopicPartition(t, n) for t, numbers in sorted(view.on_source.items()) for n in numbers]
+    has = {TopicPartition(t, n) for t, numbers in view.on_source.items() for n in numbers}
+    wanted = sorted(has.union(control.copied_until))  # of a promoted link, though the source may have them no more
     is_translated = await has_map(target, link, control)
     ask_taken = partial(find_taken, target, link, control, wanted, mapped.names, is_translated=is_translated)
     # What another link has is its copy, or its producers' by now: our mirror is refused it, and comparing it says nothing.

@@ -107,7 +107,7 @@ class Verification:
         self._ledger: dict[TopicPartition, list[LedgerRange]] = {}
         self._waiting: dict[TopicPartition, tuple[Waiting, Waiting]] = {}
         self._compacted: dict[str, tuple[bool, bool]] = {}
-        self._fenced_ids: set[int] = set()  # producer ids of promoted links between these clusters
+        self._promoted: list[LinkControl] = []  # of links between these clusters
         self._beats_until: dict[
             TopicPartition, int
         ] = {}  # where their copies of heartbeats end, which go on at the source
@@ -172,7 +172,9 @@ class Verification:
                 " target; grant Read and Describe on it"
             ]
         origin = self._ids["source"]["cluster"]
-        promoted = [control for control in links.values() if control.is_promoted and control.may_copy_from(origin)]
+        self._promoted = promoted = [
+            control for control in links.values() if control.is_promoted and control.may_copy_from(origin)
+        ]
         copying = [control for control in links.values() if control.source_cluster_id == origin and not control.is_over]
         for link, control in links.items():
             if control.topics and control.may_copy_from(origin) and await has_map(self.target, link, control):
@@ -183,7 +185,6 @@ class Verification:
             for p in control.starts
             if (start := control.start_of(p, source.get(p.topic, ""))) is not None
         }
-        self._fenced_ids = {number for control in promoted for number in control.producer_ids}
         self._beats_until = {
             p: end
             for control in promoted
@@ -204,11 +205,12 @@ class Verification:
         longer = {
             p: b.source_end for p, b in found.items() if b.source_end is not None and b.source_end < (b.target_end or 0)
         }
-        headers = await read_headers(self.target, longer) if longer and self._fenced_ids else {}
+        headers = await read_headers(self.target, longer) if longer and self._promoted else {}
         fences = {
-            p: header.base_offset
+            p: min(longer[p], control.copied_until.get(p, longer[p]))  # two promotions at once write two fences
+            for control in self._promoted
             for p, header in headers.items()
-            if header.is_control and header.producer_id in self._fenced_ids and header.base_offset == longer[p]
+            if header.is_control and header.producer_id in control.producer_ids and header.base_offset == longer[p]
         }
         if fences:
             names = some(f"{topic}-{index}: {offset:,}" for (topic, index), offset in sorted(fences.items()))

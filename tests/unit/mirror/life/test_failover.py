@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from kafka.structs import TopicPartition
 
-from support.promotion_world import ORDERS, P, Q, World, ends
+from support.promotion_world import CLICKS, ORDERS, P, Q, World, ends
 from tolerant_client.errors import OffsetMapError
 from tolerant_client.mirror.life import failover as failover_module
-from tolerant_client.mirror.life import promotion_steps
+from tolerant_client.mirror.life import promotion_steps, promotion_view
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.damage import SeenLog
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, failover_warnings
-from tolerant_client.mirror.state.control_record import decode_control, encode_control
+from tolerant_client.mirror.state import link_topics
+from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import MappedTopics, map_partition
+from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 
@@ -25,6 +29,44 @@ def test_a_failover_says_what_nobody_can_know() -> None:
     known = PromotedPartition("orders", 0, 10, None, 1_700_000_000_123)
     assert "2023-11-14 22:13:20.123 UTC" in failover_warnings([known])[0]
     assert "newest" not in failover_warnings([replace(known, last_copied_ms=None)])[0]
+
+
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_a_failover_says_of_when_the_newest_record_is_that_was_copied(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_translated: bool
+) -> None:
+    """With translated offsets the offset map says where it is on the target."""
+    row = MapRow(RowKey(P, 0), "orders", ("", ""), 10, 0, (Run(8, 70, 2),))
+    world.is_translated, asked = is_translated, dict[TopicPartition, int]()
+
+    async def read_headers(_: Any, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, Any]:
+        asked.update(offsets)
+        return {p: SimpleNamespace(is_control=False, max_timestamp=1_700_000_000_123) for p in offsets}
+
+    monkeypatch.setattr(promotion_view, "read_headers", read_headers)
+    monkeypatch.setattr(promotion_view, "last_rows", AsyncMock(return_value={P: row}))
+    assert "the newest record that was copied is of 2023-11-14 22:13:20.123 UTC" in world.failover().warnings[0]
+    assert asked == {P: 71 if is_translated else 9}
+
+
+def test_of_a_translated_link_without_a_control_what_its_map_does_not_name_is_fenced_and_not_called_copied(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic of others that --topics matches; but the link may just be copying its first records there."""
+    monkeypatch.setattr(link_topics, "read_controls", AsyncMock(return_value=Controls({})))
+    both, world.on_target = LinkTopics.of("orders|clicks"), ("orders", "clicks")
+    world.is_translated, world.partitions, world.mapped = True, (CLICKS, P), MappedTopics(frozenset({P}))
+    for is_known in (False, True):
+        world.control = LinkControl(topics=both.to_json(), map_id="m") if is_known else LinkControl()
+        report = world.failover(topics=both)
+        assert report.is_done and world.done[-3] == "promoted" and world.done[-2].startswith("fence 0,0")
+        assert world.control.copied_until.keys() == ({CLICKS, P} if is_known else {P})
+        assert [text.partition(" on the target: not link")[0] for text in report.not_promoted] == [
+            *([] if is_known else ["clicks-0"])
+        ]
+    away = map_partition("dr", Q)
+    world.control, world.mapped = LinkControl(), MappedTopics(frozenset({P}), {away: "it has no leader"})
+    assert not world.failover(topics=both).not_promoted, "a part of the map that is unread may name it"
 
 
 def test_what_carries_records_of_the_link_is_fenced_though_nobody_has_written_it_down(world: World) -> None:

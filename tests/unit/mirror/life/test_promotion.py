@@ -99,6 +99,17 @@ def test_what_an_operator_has_paused_is_named_with_the_command_that_resumes_it()
     assert blockers([idle], {P: idle}, LinkControl(frozenset({""}))) == []
 
 
+def test_of_a_source_that_ends_before_what_was_copied_nobody_knows_what_a_promotion_leaves_behind(world: World) -> None:
+    """Its topic was created again, and the loss was accepted: its records are others than those of the target."""
+    world.ends = ends(50, 5, 5)
+    report = world.promote()
+    assert report.is_done and [p.lag for p in report.partitions] == [None]
+    assert (
+        "what orders-0 left behind on the source is unknown: the source's log ends before what was"
+        in report.warnings[0]
+    )
+
+
 def test_a_target_that_is_ahead_has_no_lag() -> None:
     assert (ends(12, 10, 10).lag_offsets, ends(12, 10, 10).ahead) == (0, 2)
     assert (ends(12, None, None).lag_offsets, ends(12, None, None).ahead) == (None, 0)
