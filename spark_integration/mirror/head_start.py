@@ -69,7 +69,8 @@ class HeadStart(threading.Thread):
     def _copy(self, until: Mapping[TopicPartition, int | None]) -> None:
         left = until
         while left and not self.stopped.is_set():
-            self._copier.settle([self._copier.copy(left)])
+            if (repeat := self._copier.settle([self._copier.copy(left)])) is not None:
+                raise repeat.error
             if self._is_once:
                 told = self._report.read()
                 stands = told.paused or told.blocked or told.waiting

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka.structs import TopicPartition
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, InputPartition, WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
-from tolerant_client.errors import TolerantClientError
 from tolerant_client.ops.service.mirror_settings import MirrorJob
-from tolerant_client.ops.service.ranges import CopiedRanges, Range, RangesCopier, RangesPlanner, pause_before_repeat_s
+from tolerant_client.ops.service.ranges import CopiedRanges, Range, RangesCopier, RangesPlanner
 
 
 @dataclass
@@ -47,7 +45,8 @@ class RangesStreamReader(RangesPlanner, DataSourceStreamReader, SupportsTriggerA
     """An offset is {"trigger": n}, the number of the micro-batch.
 
     Only this reader knows what each micro-batch copies: a query of ranges never starts from a checkpoint, so thousands of
-    offsets need not be stored for each.  In tail mode n grows each time, so that tasks always run; otherwise only once.
+    offsets need not be stored for each.  In tail mode n grows each time, so that tasks always run; otherwise only once,
+    unless the micro-batch is repeated.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -64,9 +63,11 @@ class RangesStreamReader(RangesPlanner, DataSourceStreamReader, SupportsTriggerA
         self.begin(is_final=True)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        if not self.is_tail:
-            return {"trigger": 1}
-        self.look()
+        if not self.repeats:
+            if self.is_tail:
+                self.look()
+            elif start["trigger"]:
+                return start
         return {"trigger": start["trigger"] + 1}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -86,16 +87,12 @@ class RangesStreamWriter(RangesCopier, DataSourceStreamWriter):
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         until = {TopicPartition(r.topic, r.partition): r.until_offset for row in iterator for r in row.ranges}
-        try:
-            return RangesMessage(self.copy(until))
-        except TolerantClientError:
-            task = TaskContext.get()
-            attempt = 1 if task is None else 1 + task.attemptNumber()
-            time.sleep(pause_before_repeat_s(attempt))  # Spark repeats a task at once, and a few times only
-            raise
+        return RangesMessage(self.copy(until))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self.settle([message.copied for message in messages if isinstance(message, RangesMessage)])
+        repeat = self.settle([message.copied for message in messages if isinstance(message, RangesMessage)])
+        if repeat is not None:
+            time.sleep(repeat.pause_s)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Undoes nothing: a retried task resumes from the target's log."""

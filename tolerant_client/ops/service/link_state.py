@@ -49,7 +49,7 @@ class TaskReport:
     LATENCY_BOUNDS_MS.  `paused` is what an operator has paused, `blocked` what needs a person and why, `waiting` what does
     not move although tasks keep trying; these three and `acked` are as of `time_ms`.  `made_again` says when
     target topics were created again that had been copied to and then deleted.  `latest` is what the last micro-batch
-    copied.  All other fields are sums since the start of the query.
+    copied, `repeats` how many micro-batches in a row ended with an error that a retry may cure.  All other fields are sums since the start of the query.
     """
 
     time_ms: int = 0
@@ -68,6 +68,7 @@ class TaskReport:
     recoveries: Mapping[str, int] = field(default_factory=dict)
     made_again: Mapping[str, int] = field(default_factory=dict)
     remedies: Mapping[TopicPartition, str] = field(default_factory=dict)
+    repeats: int = 0
 
     def besides(self, earlier: TaskReport) -> TaskReport:
         """This report with what an earlier one says to be blocked besides, each with the remedy of its own reason."""
@@ -111,6 +112,7 @@ class TaskReport:
             dict(recoveries),
             {**self.made_again, **{topic: at for task in tasks for topic, at in task.made_again.items()}},
             {p: remedy for task in tasks for p, remedy in task.remedies.items()},
+            self.repeats + 1 if any(task.repeats for task in tasks) else 0,
         )
 
 

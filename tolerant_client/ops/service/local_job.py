@@ -6,7 +6,6 @@ during a micro-batch, and a stop waits for its end.
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import threading
 import time
@@ -17,28 +16,17 @@ from typing import Final
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.mirror.engine.process_copier import close_workers
 from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
-from tolerant_client.ops.service.ranges import (
-    INCURABLE,
-    CopiedRanges,
-    Range,
-    RangesCopier,
-    RangesPlanner,
-    pause_before_repeat_s,
-)
+from tolerant_client.ops.service.ranges import INCURABLE, RangesCopier, RangesPlanner
 from tolerant_client.ops.service.run_claim import RunClaim
 from tolerant_client.ops.service.task_reports import RunReport
 
 _HOLD_MS: Final = 1_000
-_ATTEMPTS: Final = 8  # as for a task of Spark; each resumes from the target's log
 _LOOK_S: Final = 1.0
 _END_S: Final = 6.0  # for the copier's end; a stop takes at most 10 s
-
-_log = logging.getLogger(__name__)
 
 
 def run(
@@ -93,29 +81,17 @@ class _Batches(threading.Thread):
         try:
             self._planner.begin(is_final=self._is_once)
             while not self.stopped.is_set():
-                self._copier.settle([self._copied(ranges) for ranges in self._planner.tasks()])
-                if self._is_once:
+                until = [{TopicPartition(t, n): end for t, n, end in ranges} for ranges in self._planner.tasks()]
+                repeat = self._copier.settle([self._copier.copy(ranges) for ranges in until])
+                if repeat is not None:
+                    if self.stopped.wait(repeat.pause_s):
+                        raise repeat.error
+                elif self._is_once:
                     break
-                self._planner.look()
+                else:
+                    self._planner.look()
         except Exception as error:  # the command reports errors of every kind
             self.error = error
         finally:
             self._planner.stop()
             close_workers()
-
-    def _copied(self, ranges: tuple[Range, ...]) -> CopiedRanges:
-        """The result for the ranges; an error that a retry may cure is raised only by the last attempt."""
-        until = {TopicPartition(topic, partition): end for topic, partition, end in ranges}
-        refused = TaskReport()
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return self._copier.copy(until)
-            except TolerantClientError as error:
-                refused = self._copier.before_repeat.report.besides(
-                    refused
-                )  # each attempt may be over before it finds all
-                self._copier.settle([CopiedRanges(refused)])
-                if attempt == _ATTEMPTS or self.stopped.wait(pause_before_repeat_s(attempt)):
-                    raise
-                _log.info("the micro-batch is repeated: %s", error)
-        raise AssertionError("no attempt was made")

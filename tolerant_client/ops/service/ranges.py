@@ -4,20 +4,23 @@ Laws:
 - A partition keeps its task from micro-batch to micro-batch.  If Spark gives that task to another Python worker, the
   old worker hands the partition over to the new one (mirror/state/claims.py).
 - An error of one topic or partition is reported for it alone; the others continue, and it is checked again.
-- A task does not raise an error that no retry cures, because Spark would retry the task.  It is raised when the
-  micro-batch is settled, after the other tasks have finished their partitions.  With `goes_on` only
-  LinkPromotedError is raised; any other is reported as the reason why the partition is blocked, and the next micro-batch
-  tries again.
+- A task raises no error of ours: Spark would retry it in a new process, and nobody would hear of it meanwhile.  One that
+  no retry cures is raised when the micro-batch is settled, after the other tasks have finished their partitions.
+  With `goes_on` only LinkPromotedError is raised; any other is reported as the reason why the partition is blocked, and
+  the next micro-batch tries again.
+- What a retry may cure is reported, too, and the next micro-batch is the retry, after a pause; the last of several that
+  failed in a row raises it.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
@@ -55,6 +58,8 @@ from tolerant_client.ops.service.ranges_scope import Scope
 from tolerant_client.ops.service.task_reports import RunReport
 from tolerant_client.security.kafka_config import kafka_python_config
 
+_log = logging.getLogger(__name__)
+
 INCURABLE = (
     DataLossError,
     LinkPromotedError,
@@ -66,26 +71,30 @@ INCURABLE = (
     TargetDivergedError,
     UnsupportedSourceError,
 )
-# Without a service that tells what is blocked, a refusal that may pass is tried again, as a task of Spark is.
+# Without a service that tells what is blocked, a refusal that may pass is tried again, but not for ever.
 INCURABLE_ALONE = tuple(kind for kind in INCURABLE if kind is not PartitionRefusedError)
-_LONGEST_REPEAT_PAUSE_S = 5
+_ATTEMPTS = 10  # to copy a micro-batch; each resumes from the target's log
+_LONGEST_PAUSE_S = 3  # a stop waits for it
 _T = TypeVar("_T")
 _NO_TOPICS_S = 1.0
 _LOOK_S = 30.0  # between two checks of the leaders, and of what the target lacks
 _CHECK_S = 10.0  # between two checks of the reasons for which topics are refused
 
 
-def pause_before_repeat_s(attempt: int) -> int:
-    """Seconds before a micro-batch is repeated after its `attempt`, the first of which is 1."""
-    return min(attempt, _LONGEST_REPEAT_PAUSE_S)
-
-
 @dataclass
 class CopiedRanges:
-    """What one task did, and the error that ended it, if no retry cures that."""
+    """What one task did, and what ended it: an `error` that no retry cures, or else a `curable` one."""
 
     report: TaskReport = TaskReport()
     error: TolerantClientError | None = None
+    curable: TolerantClientError | None = None
+
+
+class Repeat(NamedTuple):
+    """The next micro-batch is to repeat the last one because of this error, after a pause in seconds."""
+
+    error: TolerantClientError
+    pause_s: int
 
 
 Range = tuple[str, int, int | None]  # topic, partition, until_offset
@@ -99,7 +108,7 @@ class RangesPlanner:
         self._clusters: tuple[Cluster, Cluster] | None = None
         self._tasks = max(1, settings.tasks)
         self._refresh_s = float("inf") if settings.refresh_s is None else settings.refresh_s
-        self._told = None if job.folder is None else RunReport(Path(job.folder)).waiting
+        self._report = None if job.folder is None else RunReport(Path(job.folder))
         self._refreshed_at = self._looked_at = self._checked_at = float("-inf")
         self._refusals: RefusalFacts | None = None
         self._scope, self._control, self._mapped = Scope(), LinkControl(), NO_MAP
@@ -118,6 +127,11 @@ class RangesPlanner:
         if is_final and (until_ms := self._settings.until_ms) is not None:
             source, _ = self._connected()
             self._scope = replace(self._scope, ends=source.run(ends_at, source, self._scope.ends, until_ms))
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the next micro-batch repeats the last one, so that nothing is planned."""
+        return self._report is not None and self._report.done.read().repeats > 0
 
     def look(self) -> None:
         """Plans again, as often as is due; without any topic it waits a moment."""
@@ -215,12 +229,13 @@ class RangesPlanner:
 
     def _take(self, scope: Scope) -> None:
         is_told = (scope.blocked, scope.leaderless) == (self._scope.blocked, self._scope.leaderless)
-        if self._told is not None and not (is_told and self._told.read().made_again == self._made_again):
-            now_ms, known = int(time.time() * 1000), self._told.read().waiting
+        told = None if self._report is None else self._report.waiting
+        if told is not None and not (is_told and told.read().made_again == self._made_again):
+            now_ms, known = int(time.time() * 1000), told.read().waiting
             waiting = {
                 p: Waiting(why, known[p].since_ms if p in known else now_ms) for p, why in scope.leaderless.items()
             }
-            self._told.write(TaskReport(blocked=scope.blocked, waiting=waiting, made_again=self._made_again))
+            told.write(TaskReport(blocked=scope.blocked, waiting=waiting, made_again=self._made_again))
         self._scope = scope
 
 
@@ -248,13 +263,12 @@ class RangesCopier:
         self._hold_ms, self._lease_ms = (0, 0) if settings.once else (settings.hold_ms, settings.lease_ms)
         self._report = None if job.folder is None else RunReport(Path(job.folder)).done
         self._goes_on = settings.goes_on
-        self.before_repeat = CopiedRanges()  # what was done, and what is refused, before `copy` raised its last error
 
     def copy(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
         """Copies partitions at least up to these offsets, for the time of one micro-batch."""
         hold_until = time.monotonic() + self._hold_ms / 1000
         done = self._copied(until)
-        if until and done.error is None:
+        if until and done.error is None and done.curable is None:
             # If all partitions are paused the copier returns at once; without the wait Spark would plan without a pause.
             time.sleep(max(0.0, hold_until - time.monotonic()))
         return done
@@ -264,7 +278,6 @@ class RangesCopier:
         return held_partitions(self._link)
 
     def _copied(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
-        self.before_repeat = CopiedRanges()
         if not until:
             return CopiedRanges()
         try:
@@ -276,12 +289,14 @@ class RangesCopier:
                 blocked=dict.fromkeys(until, sentence(error)), remedies=dict.fromkeys(until, error.remedy)
             )
             return CopiedRanges(report.measured(take_measures(self._link)))
+        except TolerantClientError as error:
+            return CopiedRanges(TaskReport(repeats=1), curable=error)
         stopped = {p: why for p, done in copied.items() if (why := done.stopped_by) is not None}
         incurable = INCURABLE if self._goes_on else INCURABLE_ALONE
         final = [why for why in stopped.values() if isinstance(why, LinkPromotedError if self._goes_on else incurable)]
-        again = None if final else next((why for why in stopped.values() if not isinstance(why, incurable)), None)
+        curable = None if final else next((why for why in stopped.values() if not isinstance(why, incurable)), None)
         stopped_now = {} if final else stopped
-        if again is not None:
+        if curable is not None:
             stopped_now = {p: why for p, why in stopped.items() if isinstance(why, PartitionRefusedError)}
         blocked = {p: why for p, done in copied.items() if done.is_paused and (why := done.blocked_by) is not None}
         paused = {p: why for p, done in copied.items() if (why := done.paused_by) is not None}
@@ -294,20 +309,31 @@ class RangesCopier:
             remedies={p: why.remedy for p, why in {**blocked, **stopped_now}.items()},
             waiting={p: done.wait for p, done in copied.items() if done.wait is not None},
             acked={p: done.acked for p, done in copied.items() if done.is_placed},
+            repeats=int(curable is not None),
         )
-        copied_ranges = CopiedRanges(report.measured(take_measures(self._link)), final[0] if final else None)
-        if again is not None:
-            self.before_repeat = copied_ranges
-            raise again
-        return copied_ranges
+        return CopiedRanges(report.measured(take_measures(self._link)), final[0] if final else None, curable)
 
-    def settle(self, done: Sequence[CopiedRanges]) -> None:
-        """Adds the results of all tasks of a micro-batch to the report, and raises the first error that no retry cures."""
+    def settle(self, done: Sequence[CopiedRanges]) -> Repeat | None:
+        """Adds the results of all tasks of a micro-batch to the report, and says whether it is to be repeated.
+
+        Raises the first error that no retry cures, or that none of several has cured.
+        """
+        before = TaskReport() if self._report is None else self._report.read()
+        now = before.plus([each.report for each in done], int(time.time() * 1000))
+        if now.repeats > 1:
+            now = now.besides(before)  # each attempt may be over before it finds all
         if self._report is not None:
-            self._report.write(self._report.read().plus([each.report for each in done], int(time.time() * 1000)))
+            self._report.write(now)
         for each in done:
             if each.error is not None:
                 raise each.error
+        error = next((each.curable for each in done if each.curable is not None), None)
+        if error is None:
+            return None
+        if now.repeats >= _ATTEMPTS:
+            raise error
+        _log.info("the micro-batch is repeated: %s", error)
+        return Repeat(error, min(now.repeats, _LONGEST_PAUSE_S))
 
 
 def dealt(

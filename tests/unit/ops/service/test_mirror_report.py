@@ -17,8 +17,9 @@ pytest.importorskip("pyspark")
 
 from kafka.structs import TopicPartition
 
+from spark_integration.mirror import stream_ranges
 from spark_integration.mirror.mirror_job import original_error
-from spark_integration.mirror.stream_ranges import RangesMessage, RangesStreamWriter
+from spark_integration.mirror.stream_ranges import RangesMessage, RangesStreamReader, RangesStreamWriter
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.errors import (
     ClusterUnreachableError,
@@ -108,17 +109,39 @@ def test_error_that_no_repeat_cures_is_raised_once_by_the_commit(
     assert type(original_error(text)) is type(error)
 
 
-@pytest.mark.parametrize("error", [RecoveryExhaustedError("lost"), ClusterUnreachableError("away"), OSError("socket")])
-def test_other_errors_are_left_to_spark_to_repeat(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    with pytest.raises(type(error)):
-        write(monkeypatch, error)
-    if isinstance(error, TolerantClientError):
-        with pytest.raises(type(error)):
-            write(monkeypatch, {FIRST: progress(), SECOND: progress(stopped=error)}, replace(ONCE, goes_on=True))
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("error", [RecoveryExhaustedError("lost"), ClusterUnreachableError("away")])
+def test_what_a_retry_may_cure_is_repeated_by_the_next_micro_batches_and_raised_by_the_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: TolerantClientError, goes_on: bool
+) -> None:
+    settings = replace(ONCE, goes_on=goes_on)
+    writer = RangesStreamWriter(MirrorJob(settings, 7, str(tmp_path)).options)
+    reader = RangesStreamReader(MirrorJob(settings, 7, str(tmp_path)).options)
+    pauses: list[float] = []
+    offset = reader.latestOffset({"trigger": 0}, None)  # type: ignore[arg-type]  # it takes no limit
+    monkeypatch.setattr(stream_ranges, "time", SimpleNamespace(sleep=pauses.append))
+    for outcome in (error, {FIRST: progress(), SECOND: progress(stopped=error)}):
+        failed = RangesMessage(write(monkeypatch, outcome, settings))
+        for _ in range(9):
+            writer.commit([failed, RangesMessage(CopiedRanges())], 0)
+            assert reader.latestOffset(offset, None) == {"trigger": 2}  # type: ignore[arg-type]
+        with pytest.raises(type(error), match=str(error)):
+            writer.commit([failed], 0)
+        assert pauses == [1, 2, 3, 3, 3, 3, 3, 3, 3]
+        pauses.clear()
+        writer.commit([RangesMessage(CopiedRanges())], 0)
+        assert pauses == []
+        assert reader.latestOffset(offset, None) == offset  # type: ignore[arg-type]
 
 
-def test_a_mirror_without_spark_names_what_is_refused_while_it_still_tries(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_errors_that_are_not_ours_are_left_to_spark_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OSError, match="socket"):
+        write(monkeypatch, OSError("socket"))
+
+
+@pytest.mark.parametrize("has_spark", [False, True])
+def test_a_mirror_names_what_is_refused_while_it_still_tries(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_spark: bool
 ) -> None:
     refused = PartitionRefusedError("orders-1: append was refused").advising("grant Write on topic orders")
     told: list[dict[TopicPartition, str]] = []
@@ -128,17 +151,32 @@ def test_a_mirror_without_spark_names_what_is_refused_while_it_still_tries(
         at = next(attempts)
         return {p: progress(stopped=refused if p == at else None) for p in (FIRST, SECOND)}
 
-    def wait(seconds: float) -> bool:
+    def wait(seconds: float) -> None:
         told.append(dict(RunReport(tmp_path).read().blocked))
-        return False
 
     monkeypatch.setattr(ranges, "copy_ranges", copy_ranges)
     monkeypatch.setattr(ranges, "take_measures", lambda link: MEASURED)
-    batches: Any = local_job._Batches(MirrorJob(ONCE, 7, str(tmp_path)))
-    batches.stopped = SimpleNamespace(wait=wait)
-    done = batches._copied((("orders", 0, 10), ("orders", 1, 10)))
+    job = MirrorJob(ONCE, 7, str(tmp_path))
+    if has_spark:
+        monkeypatch.setattr(stream_ranges, "time", SimpleNamespace(sleep=wait))
+        for _ in range(3):
+            writer = RangesStreamWriter(job.options)
+            writer.commit(
+                [writer.write(iter([SimpleNamespace(ranges=[Row("orders", 0, 10), Row("orders", 1, 10)])]))], 0
+            )
+    else:
+        batches: Any = local_job._Batches(job)
+        batches.stopped = SimpleNamespace(wait=wait, is_set=lambda: False)
+        batches._planner = SimpleNamespace(
+            begin=lambda is_final: None,
+            tasks=lambda: [(("orders", 0, 10), ("orders", 1, 10))],
+            stop=lambda: None,
+        )
+        batches.run()
+        assert batches.error is None
     why = "orders-1: append was refused; grant Write on topic orders"
-    assert told == [{SECOND: why}, {FIRST: why, SECOND: why}] and done.report.blocked == {}
+    assert told == [{SECOND: why}, {FIRST: why, SECOND: why}]
+    assert RunReport(tmp_path).read().blocked == {}
 
 
 def test_a_link_that_goes_on_names_each_stopped_partition_with_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
