@@ -82,6 +82,7 @@ def link_of(flow: Flow) -> SupervisedLink:
         offsets=flow.offsets,
         goes_on=True,
         bytes_per_s=flow.throttle_bytes,
+        file_options=flow.options,
     )
     return SupervisedLink(settings, duties_of(flow), (flow.source_alias, flow.target_alias))
 

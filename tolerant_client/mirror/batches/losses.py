@@ -79,6 +79,9 @@ class Loss(NamedTuple):
     resume_at: int
 
 
+GOES_ON = "--on-loss continue (in the file of --config: tolerant.on.loss = continue)"  # how to resume after a loss
+
+
 @dataclass(frozen=True)
 class MirrorPolicy:
     """What a link may decide itself; `overrides` are (setting, expression for whole topic names, value), the last one wins."""

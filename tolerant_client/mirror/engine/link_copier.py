@@ -215,7 +215,7 @@ class LinkCopier:
         rate = control.rate(self._bytes_per_s)
         link.bucket.set_rate(None if rate is None else rate / self._shares, link.clock())
         try:
-            control.require_not_promoted(link.name)
+            link.require_not_promoted()
         except LinkPromotedError as error:
             for partition in list(strategy.partitions):
                 strategy.stop(partition, error)

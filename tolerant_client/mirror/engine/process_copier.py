@@ -44,6 +44,7 @@ class LinkConfig:
     bytes_per_s: int | None = None  # of the link, unless its operator sets another rate
     run: str = ""  # the same for all processes of one mirror: they hand partitions over to each other
     shares: int = 1  # how many processes may copy at once: each gets its share of the link's rate
+    file_options: str = ""  # name the link in commands if a file describes it
 
     def key(self) -> str:
         """The same for equal links; `credentials` are compared by their contents.  A digest, since it covers passwords."""
@@ -67,9 +68,14 @@ class _Worker:
     def __init__(self, link: LinkConfig) -> None:
         self.process_id = os.getpid()
         self._net = NetworkSelector(client_id="tolerant-mirror")
-        self._source = Cluster(link.source, self._net, name="source", names=link.names)
+        file_options = link.file_options
+        self._source = Cluster(link.source, self._net, name="source", names=link.names, file_options=file_options)
         self._target = MeasuredCluster(
-            link.target, self._net, name="target", has_transactional_copies=link.is_translated
+            link.target,
+            self._net,
+            name="target",
+            has_transactional_copies=link.is_translated,
+            file_options=file_options,
         )
         self._troubles: dict[TopicPartition, int] = {}
         offsets = translated_offsets() if link.is_translated else identical_offsets(link.producer_id)

@@ -51,6 +51,10 @@ class CopiedLink:
     memory: Memory
     obey: Callable[[], None]
 
+    def require_not_promoted(self) -> None:
+        """Raises LinkPromotedError if the link may not write any more, by its last orders."""
+        self.control.value.require_not_promoted(self.name, self.target, self.source)
+
     def paused_error(self, copy: CopiedPartition) -> LinkPausedError:
         """The error for a partition that the operator has paused."""
         resume = self.control.value.resume_command([copy.partition], link_options(self.name, self.target))

@@ -36,6 +36,7 @@ from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import read_headers
+from tolerant_client.mirror.batches.losses import GOES_ON
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.engine.preflight import look_for_others, refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
@@ -184,7 +185,7 @@ def overtaken(adopted: Iterable[SharedLog]) -> tuple[str, ...]:
     return tuple(
         f"the source no longer has offsets {first.shared_until} to {first.source_start} of {first.topic}-{first.partition}"
         f" ({counted(len(found), 'partition')}): retention has deleted what the target lacks, and the mirror stops there. Resume"
-        " after it with --on-loss continue, or delete the topic on the target to have it copied again as far as it is left"
+        f" after it with {GOES_ON}, or delete the topic on the target to have it copied again as far as it is left"
         for first in found[:1]
     )
 

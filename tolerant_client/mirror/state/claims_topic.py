@@ -201,7 +201,8 @@ class Claims:
                 raise claimed_by(*min(rivals.items()))
             if self.problem and (self._is_forbidden or waited_s > _PATIENCE_S):
                 self.leave(names)
-                raise RecoveryExhaustedError(f"The target could not be claimed for {waited_s:.0f} s: {self.problem}")
+                span = "" if self._is_forbidden else f" for {waited_s:.0f} s"
+                raise RecoveryExhaustedError(f"The target could not be claimed{span}: {self.problem}")
             if not is_told and waited_s > _TOLD_AFTER_S and self._is_current and (blocked := self.claimant.blocked):
                 is_told = True
                 claim = min(blocked.items())[1]

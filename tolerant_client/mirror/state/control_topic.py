@@ -108,7 +108,7 @@ class ControlWatch:
 
     async def require_not_promoted(self) -> None:
         """Reads the control; raises LinkPromotedError for a link that may not write any more."""
-        (await self.refresh()).require_not_promoted(self.link)
+        (await self.refresh()).require_not_promoted(self.link, self._target)
 
     async def _read(self) -> None:
         try:

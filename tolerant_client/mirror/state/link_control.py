@@ -204,7 +204,7 @@ class LinkControl:
                 " of its own with --link"
             )
 
-    def require_not_promoted(self, link: str, target: Cluster | None = None, source: Cluster | None = None) -> None:
+    def require_not_promoted(self, link: str, target: Cluster, source: Cluster | None = None) -> None:
         """Raises LinkPromotedError for a link that may not write any more; names the clusters that are given in its commands."""
         if self.is_handed_back:
             raise LinkPromotedError(
@@ -212,10 +212,10 @@ class LinkControl:
                 " has copied, stop it and run tolerant-kafka take-over"
             )
         if self.is_half_promoted:
-            given = f"--target TARGET --link {shlex.quote(link)}" if target is None else link_options(link, target)
-            both = f"--source SOURCE {given}"
-            if target is not None and (source is not None or target.file_options):
-                both = link_options(link, target, source)
+            given = link_options(link, target)
+            both = link_options(link, target, source)
+            if source is None and not target.file_options:
+                both = f"--source SOURCE {given}"
             raise LinkPromotedError(
                 f"Link {link} is being promoted, and nothing is copied into its target any more; if no promotion runs now:"
                 f" {unfinished(self, given, both)[0]}"

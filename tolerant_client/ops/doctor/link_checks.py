@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.batches.losses import GOES_ON, LedgerRow
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.mirrors import standing
 from tolerant_client.mirror.state.claims import Run
@@ -249,7 +249,7 @@ def retention_findings(
                 f"topic {topic}",
                 f"{counted(len(lost), 'partition')} lost records before they were copied: {worst} offsets {worst.position} to"
                 f" {worst.source_start} are gone from the source",
-                "The mirror stops there; with --on-loss continue it records the loss in its ledger and continues",
+                f"The mirror stops there; with {GOES_ON} it records the loss in its ledger and continues",
             )
         limits = retentions.get(topic)
         if limits is not None:

@@ -117,7 +117,7 @@ class DutyThread:
                 source, target = self._connect()
                 self._both = source, target, ControlWatch(target, self._link)
             source, target, control = self._both
-            source.run(control.refresh).require_not_promoted(self._link)
+            source.run(control.refresh).require_not_promoted(self._link, target, source)
             report = source.run(duty.round, source, target, self.stopped)
         except LinkPromotedError:
             pass  # the mirror itself reports this

@@ -33,7 +33,8 @@ class MirrorSettings:
     With `goes_on` a partition that cannot be copied, or a topic that is refused, is reported, and the query continues.
     New topics and partitions are discovered every `refresh_s` seconds; None: never.  `bytes_per_s` limits the link unless
     its operator sets another rate; None: no limit.  `from_ms` and, with `once`, `until_ms` limit what is copied by record
-    timestamps (prepare_link).  `run` is the same for all processes of one mirror.
+    timestamps (prepare_link).  `run` is the same for all processes of one mirror.  `file_options` name the link in commands
+    if a file describes it.
     """
 
     source: Mapping[str, str] = field(repr=False)
@@ -52,6 +53,7 @@ class MirrorSettings:
     from_ms: int | None = None
     until_ms: int | None = None
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    file_options: str = ""
 
     @property
     def is_identical(self) -> bool:
@@ -111,7 +113,7 @@ def prepare(settings: MirrorSettings, claim: RunClaim, is_stopping: Callable[[],
         "goes_on": settings.goes_on,
         "claim": partial(claim.take, is_stopping=is_stopping),
     }
-    with both(settings.source, settings.target, settings.names) as (source, target):
+    with both(settings.source, settings.target, settings.names, file_options=settings.file_options) as (source, target):
         how_to = partial(prepare_link, **how)
         asked = (source, target, settings.topics, settings.link, settings.policy)
         return source.run(how_to, *asked, is_stopping=is_stopping)

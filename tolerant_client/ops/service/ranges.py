@@ -157,7 +157,9 @@ class RangesPlanner:
     def _connected(self) -> tuple[Cluster, Cluster]:
         if self._clusters is None:
             settings = self._settings
-            self._clusters = connected(settings.source, settings.target, settings.names)
+            self._clusters = connected(
+                settings.source, settings.target, settings.names, file_options=settings.file_options
+            )
         return self._clusters
 
     def _refresh(self) -> None:
@@ -259,6 +261,7 @@ class RangesCopier:
             bytes_per_s=settings.bytes_per_s or None,
             run=settings.run,
             shares=max(1, settings.tasks),
+            file_options=settings.file_options,
         )
         self._hold_ms, self._lease_ms = (0, 0) if settings.once else (settings.hold_ms, settings.lease_ms)
         self._report = None if job.folder is None else RunReport(Path(job.folder)).done

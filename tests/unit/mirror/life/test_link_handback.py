@@ -159,12 +159,12 @@ def test_only_a_link_that_has_copied_from_this_source_is_handed_back(
 
 
 def test_a_link_that_was_handed_back_copies_nothing_until_it_is_taken_over_again() -> None:
-    handed = replace(RAN, is_handed_back=True)
+    handed, target = replace(RAN, is_handed_back=True), cast(Cluster, None)
     assert decode_control(encode_control(handed, 1)) == handed
     with pytest.raises(LinkPromotedError, match="take-over"):
-        handed.require_not_promoted("A-B")
+        handed.require_not_promoted("A-B", target)
     assert is_live(RAN) and not is_live(handed)
     again = begun(handed, "one", TOPICS, {PLACE: 150})
-    again.require_not_promoted("A-B")
+    again.require_not_promoted("A-B", target)
     assert (again.generation, again.producer_ids, again.adopted) == (1, (), {PLACE: 150})
     assert begun(again, "one", TOPICS, {PLACE: 150}) == again, "run twice it says the same"

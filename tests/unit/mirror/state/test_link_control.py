@@ -193,21 +193,34 @@ def test_a_later_life_has_a_producer_of_its_own() -> None:
     assert LinkControl(generation=2).producer_name("dr") == "dr~2"
 
 
+CLUSTERS: list[Any] = [
+    SimpleNamespace(
+        file_options="",
+        bootstrap_servers=f"{name}:9092",
+        manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"}),
+    )
+    for name in ("b", "a")
+]
+TARGET, SOURCE = CLUSTERS
+
+
 def test_a_promoted_link_may_not_write() -> None:
-    LinkControl().require_not_promoted("dr")
+    LinkControl().require_not_promoted("dr", TARGET)
     with pytest.raises(LinkPromotedError, match="failback"):
-        LinkControl(is_promoted=True, is_fenced=True).require_not_promoted("dr")
+        LinkControl(is_promoted=True, is_fenced=True).require_not_promoted("dr", TARGET)
 
 
 def test_a_promotion_that_was_not_finished_is_told_as_one_and_not_as_done() -> None:
-    again = "begun and not finished.* run again: tolerant-kafka promote --source SOURCE --target TARGET --link dr or, .*failover"
-    with pytest.raises(LinkPromotedError, match=again) as caught:
-        LinkControl(is_promoted=True).require_not_promoted("dr")
+    again = "begun and not finished.* run again: tolerant-kafka promote --source {} --target b:9092 --link dr or, .*failover"
+    with pytest.raises(LinkPromotedError, match=again.format("SOURCE")):
+        LinkControl(is_promoted=True).require_not_promoted("dr", TARGET)
+    with pytest.raises(LinkPromotedError, match=again.format("a:9092")) as caught:
+        LinkControl(is_promoted=True).require_not_promoted("dr", TARGET, SOURCE)
     assert "failback" not in str(caught.value) and exit_code(caught.value) == 2
     with pytest.raises(
         LinkPromotedError, match="may still write there: orders-3; .*run again: tolerant-kafka failover"
     ):
-        LinkControl(is_promoted=True, unfenced=frozenset({P})).require_not_promoted("dr")
+        LinkControl(is_promoted=True, unfenced=frozenset({P})).require_not_promoted("dr", TARGET)
     of_file: Any = SimpleNamespace(file_options="--config mm2.properties --flow 'A->B'")
     with pytest.raises(LinkPromotedError, match="tolerant-kafka promote --config mm2.properties --flow 'A->B' or, "):
         LinkControl(is_promoted=True).require_not_promoted("dr", of_file)

@@ -38,7 +38,7 @@ from tolerant_client.mirror.batches.divergence import (
     source_truncations,
 )
 from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
-from tolerant_client.mirror.batches.losses import LedgerRow, Loss, LossReason
+from tolerant_client.mirror.batches.losses import GOES_ON, LedgerRow, Loss, LossReason
 from tolerant_client.mirror.engine.identical.given_times import times_rewritten
 from tolerant_client.mirror.engine.identical.open_gaps import ended_gap
 from tolerant_client.mirror.engine.identical.places import read_places
@@ -47,7 +47,7 @@ from tolerant_client.records.record_batch import BatchHeader, Record
 _BATCHES_OF_A_DIFFERENCE = 50  # that are searched for records of the link
 _STRETCHES = 50  # that are compared if the topic was created again on the source: all of 5,000 offsets
 _NEARBY = 1000  # of the source that are searched for a record that the target has elsewhere
-_AFTER_IT = "resume after that offset with --on-loss continue, or delete the target topic to copy it again"
+_AFTER_IT = f"resume after that offset with {GOES_ON}, or delete the target topic to copy it again"
 _KEPT_ON_TARGET = (LossReason.TRUNCATION.value, LossReason.RECREATION.value)
 
 
@@ -373,7 +373,7 @@ def overtaken(case: Case, link: str) -> Loss:
     anew = ", or delete the target topic to copy what is left" if case.logs.target_end else ""
     error = DataLossError(
         f"The source of {case} no longer has offsets {start} to {until}: retention overtook the mirror"
-    ).advising(f"resume after them with --on-loss continue{anew}")
+    ).advising(f"resume after them with {GOES_ON}{anew}")
     return Loss(row, error, case.state, until)
 
 

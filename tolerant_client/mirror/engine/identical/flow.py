@@ -157,14 +157,15 @@ class Flow:
 
     async def require_writable(self, partition: TopicPartition) -> None:
         """Raises LinkPromotedError if the link may no longer write, and KafkaError if the partition may not be written."""
-        await self.control.require_not_promoted()
+        await self.control.refresh()
+        self.link.require_not_promoted()
         self.require_ours(partition)
 
     def require_ours(self, partition: TopicPartition) -> None:
         """Like require_writable, without asking a broker: long operations call it before each of their requests."""
         if not self.is_ours(partition):
             raise Errors.NotLeaderForPartitionError(NO_CLAIM)
-        self.control.value.require_not_promoted(self.link.name)
+        self.link.require_not_promoted()
         if self.control.value.pauses(partition):
             raise Errors.NotLeaderForPartitionError(_PAUSED)
 

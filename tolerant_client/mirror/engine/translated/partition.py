@@ -234,7 +234,7 @@ class TranslatedPartition(CopiedPartition):
             await self._producer.take_over()
             # Promotion is recorded before the copiers are fenced: one that takes over after the fence finds it here.
             control = await self._link.control.refresh()
-            control.require_not_promoted(self._link.name)
+            self._link.require_not_promoted()
             self.set_paused(control.pauses(self.partition))
         except (LinkPromotedError, OrdersHiddenError, TargetClaimedError) as error:
             self.error = error

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import DataLossError, TargetDivergedError, TolerantClientError
-from tolerant_client.mirror.batches.losses import LossReason
+from tolerant_client.mirror.batches.losses import GOES_ON, LossReason
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run, is_another
 from tolerant_client.records.record_batch import Record
 
 _ANOTHER_LINK = "mirror it under another link name to copy it again"
-_GO_ON = "resume after the loss with --on-loss continue, or mirror it under another link name to copy what is left"
+_GO_ON = f"resume after the loss with {GOES_ON}, or mirror it under another link name to copy what is left"
 
 
 class TopicPair(NamedTuple):

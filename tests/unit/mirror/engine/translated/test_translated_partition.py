@@ -27,7 +27,7 @@ def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was
         return None
 
     async def refresh() -> Any:
-        return SimpleNamespace(require_not_promoted=lambda _: None, pauses=lambda _: False)
+        return SimpleNamespace(pauses=lambda _: False)
 
     async def read(_: int) -> int:
         return 0
@@ -47,7 +47,7 @@ def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was
         _link=SimpleNamespace(
             claims=SimpleNamespace(term=lambda _: 1),
             control=SimpleNamespace(refresh=refresh),
-            name="dr",
+            require_not_promoted=lambda: None,
         ),
         _parts=SimpleNamespace(reads=SimpleNamespace(copied_identically=done)),
         _producer=SimpleNamespace(take_over=done, producer_id=7),
