@@ -13,8 +13,8 @@ Laws:
   has there now, and a difference counts.
 - A topic that is created again while it is compared counts as not compared.  One that was created again since its link began
   to copy it, according to the control, is compared as it is now, with a warning.
-- The copy of a promoted link ends before its fence: if the target has a marker of the link at the source's end, all from that
-  offset on is the target's own, and is not compared; a warning says so.  Heartbeats that the source got after that are not
+- The copy of a promoted link ends before its fence (fences.py): all from that offset on is the target's own, and is not
+  compared; a warning says so.  What the source has after that was left behind.  Heartbeats that the source got after that are not
   compared either: they never end, and no promotion waits for them.
 
 A Verification decides what to compare and joins the results; the caller decides who compares: this process,
@@ -54,6 +54,7 @@ from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import describe_topics, require_names
+from tolerant_client.mirror.verify.fences import find_fences
 from tolerant_client.mirror.verify.log_comparison import Range
 from tolerant_client.mirror.verify.report import (
     LedgerRange,
@@ -200,18 +201,9 @@ class Verification:
         self._pending -= self._errors.keys()
 
     async def _before_fences(self, found: Mapping[TopicPartition, LogBounds]) -> dict[TopicPartition, LogBounds]:
-        """These bounds, but a target's log with a promoted link's fence at the source's end ends before that fence."""
+        """These bounds, but a target's log with a promoted link's fence ends before that fence."""
         found = {p: b.source_before(self._beats_until.get(p)) for p, b in found.items()}
-        longer = {
-            p: b.source_end for p, b in found.items() if b.source_end is not None and b.source_end < (b.target_end or 0)
-        }
-        headers = await read_headers(self.target, longer) if longer and self._promoted else {}
-        fences = {
-            p: min(longer[p], control.copied_until.get(p, longer[p]))  # two promotions at once write two fences
-            for control in self._promoted
-            for p, header in headers.items()
-            if header.is_control and header.producer_id in control.producer_ids and header.base_offset == longer[p]
-        }
+        fences = await find_fences(self.source, self.target, self._promoted, found)
         if fences:
             names = some(f"{topic}-{index}: {offset:,}" for (topic, index), offset in sorted(fences.items()))
             self.warnings.append(

@@ -1,0 +1,49 @@
+"""Where the copies of promoted links end on a target: before their fence, from which on the log is its own.
+
+The control says where a copy ended (version 0.1 did not write it), and the log has a marker of the link there.  Once a link back
+copies, both logs go on as one: it fills the fence's offset on the old source.  So a copy ends there only where the source's log
+ends, too, or has a record at that offset, which was left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.batches.divergence import read_headers, read_slices
+from tolerant_client.mirror.batches.gaps import is_filler
+from tolerant_client.mirror.state.link_control import LinkControl, Positions
+from tolerant_client.mirror.verify.report import LogBounds
+
+
+async def find_fences(
+    source: Cluster, target: Cluster, promoted: Collection[LinkControl], bounds: Mapping[TopicPartition, LogBounds]
+) -> dict[TopicPartition, int]:
+    """The offsets of the fences of these promoted links in the target's logs."""
+    ends = {p: b.source_end for p, b in bounds.items() if b.source_end is not None}
+    fences: dict[TopicPartition, int] = {}
+    for control in promoted:
+        said = {p: offset for p, offset in control.copied_until.items() if p in ends}
+        behind = {p: offset for p, offset in said.items() if (bounds[p].source_start or 0) <= offset < ends[p]}
+        left = await _marked(target, control, behind, bounds)
+        found = await read_slices(source, {p: (at, at + 1) for p, at in left.items()}, is_committed=True)
+        left = {p: at for p, at in left.items() if any(not is_filler(r) for r in found[p].records.values())}
+        at_end = await _marked(target, control, {p: end for p, end in ends.items() if p not in left}, bounds)
+        # Two promotions at once write two fences.
+        fences |= {**left, **{p: min(end, said.get(p, end)) for p, end in at_end.items()}}
+    return fences
+
+
+async def _marked(
+    target: Cluster, control: LinkControl, offsets: Positions, bounds: Mapping[TopicPartition, LogBounds]
+) -> Positions:
+    """Those of these offsets at which the target's log has a marker of the link."""
+    there = {p: at for p, at in offsets.items() if (bounds[p].target_start or 0) <= at < (bounds[p].target_end or 0)}
+    headers = await read_headers(target, there) if control.producer_ids and there else {}
+    return {
+        p: there[p]
+        for p, header in headers.items()
+        if header.is_control and header.producer_id in control.producer_ids and header.base_offset == there[p]
+    }
