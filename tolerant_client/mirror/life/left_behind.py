@@ -23,7 +23,13 @@ from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.health import by_reason, few, names
 from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
-from tolerant_client.mirror.state.map_topic import has_map, was_never_started
+from tolerant_client.mirror.state.map_topic import (
+    copied_until,
+    has_map,
+    lost_map,
+    mapped_topics,
+    was_never_started,
+)
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _CREATED_AGAIN = "its topic was created again on the source"
@@ -35,13 +41,15 @@ async def promoted_before(
     action: str, source: Cluster | None, target: Cluster, link: str, control: LinkControl, *, is_dry_run: bool
 ) -> PromotionReport:
     """The report for a link that is fenced already: nothing is left to do, and what was left behind is repeated."""
-    ends = control.copied_until
+    ends, is_translated = control.copied_until, await has_map(target, link, control)
+    if not ends and is_translated:  # version 0.1 promoted it, and its map still says it
+        ends = await copied_until(target, link, (await mapped_topics(target, link, control)).partitions)
     warnings = [f"link {link} was promoted before; nothing was done"]
     if not ends:
-        warnings.append(f"how far link {link} had copied is unknown: {END_UNKNOWN}")
+        why = await lost_map(target, link, control) or END_UNKNOWN
+        warnings.append(f"how far link {link} had copied is unknown: {why}")
     lags = [PartitionLag(p, at) for p, at in sorted(ends.items())]
     if source is not None and lags:
-        is_translated = await has_map(target, link, control)
         seen, unseen = await look_led(source, target, link, list(ends), is_translated, control)
         seen, unlike = await as_left(source, target, control, seen)
         known = {e.partition: e for e in seen}

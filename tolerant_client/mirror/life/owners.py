@@ -36,7 +36,10 @@ from tolerant_client.mirror.life.mirrors import look_at_claims
 from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 
-_OTHERS_WROTE = "its last records are of others, and nothing shows that the link has copied it"
+_OTHERS_WROTE = (
+    "its last records are of others, or of a producer id of the link that nobody knows any more, and nothing shows that the link"
+    " has copied it"
+)
 _NOT_MAPPED = "the offset map of the link does not name it, so its records are of others"
 
 

@@ -77,7 +77,7 @@ class PromotionReport:
         behind = {TopicPartition(p.topic, p.partition): p.lag for p in self.partitions if p.lag and not p.is_heartbeats}
         if self.blockers or not behind:
             return ""
-        verb = "would be" if self.is_dry_run else "were"
+        verb = "would be" if self.is_dry_run and not self.is_done else "were"
         return f"{sum(behind.values()):,} offsets of {names(sorted(behind))} {verb} not copied, so only the source has these records"
 
     @property

@@ -15,6 +15,7 @@ from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.map_topic import MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 P, Q = TopicPartition("orders", 0), TopicPartition("clicks", 0)
@@ -78,9 +79,40 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(left_behind, function.__name__, function)
 
 
-def again(source: Source | None, control: LinkControl = PROMOTED) -> PromotionReport:
+def again(source: Source | None, control: LinkControl = PROMOTED, *, is_dry_run: bool = False) -> PromotionReport:
     asked: Any = (source, Target(), "dr", control)
-    return asyncio.run(left_behind.promoted_before("promote", *asked, is_dry_run=False))
+    return asyncio.run(left_behind.promoted_before("promote", *asked, is_dry_run=is_dry_run))
+
+
+def test_how_far_an_older_version_had_copied_with_translated_offsets_is_what_the_map_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends, lost = dict(PROMOTED.copied_until), "topic tolerant-mirror-offsets-dr was deleted"
+
+    async def has_map(*_: Any) -> bool:
+        return True
+
+    async def mapped_topics(*_: Any) -> MappedTopics:
+        return MappedTopics(frozenset(ends), {})
+
+    async def copied_until(_: Any, __: str, partitions: Any) -> dict[TopicPartition, int]:
+        return {p: ends[p] for p in partitions}
+
+    async def lost_map(*_: Any) -> str:
+        return lost
+
+    for function in (has_map, mapped_topics, copied_until, lost_map):
+        monkeypatch.setattr(left_behind, function.__name__, function)
+    of_01 = replace(PROMOTED, copied_until={})
+    report = again(None, of_01)
+    assert report.copies_end == ends and report.warnings == ("link dr was promoted before; nothing was done",)
+    ends.clear()
+    assert again(None, of_01).warnings[1:] == (f"how far link dr had copied is unknown: {lost}",)
+
+
+def test_what_a_promoted_link_left_behind_was_left_also_by_a_dry_run() -> None:
+    report = again(Source(), is_dry_run=True)
+    assert report.left_behind == "50 offsets of orders-0 were not copied, so only the source has these records"
 
 
 def test_a_promotion_that_is_repeated_says_again_what_was_left_behind() -> None:
