@@ -18,9 +18,10 @@ Laws:
   garbage collector ends it, at any time.
 - A fill gives an iterator records of as many partitions as poll() would; a fetch
   that follows what this fill has handed out waits for the next fill.
-- An OffsetOutOfRange is believed only when `out_of_range` has checked it (incident 2),
-  a corrupt batch when it was fetched three times: bytes are corrupted in transit more
-  often than in a log.
+- An OffsetOutOfRange is believed only when `out_of_range` has checked it (incident 2), a truncation
+  when two responses tell it, a corrupt batch when it was fetched three times: bytes are corrupted in
+  transit more often than in a log.
+- A partition that is resumed is given out, or fetched, whatever is buffered of others.
 - A position is not believed in another topic of the same name (`topic_identity`).  A truncation is told.
 """
 
@@ -139,16 +140,24 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
             self._manager.call_soon(self._send_fetches_async)
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
-        """Like kafka-python's, which forgets a resumed partition while a drained one is in its slot."""
+        """Like kafka-python's, which forgets a resumed partition while another one is in its slot."""
         self._topic_ids.apply()
-        if not self._next_partition_records:
-            self._next_partition_records = None
+        self._make_room_for_resumed()
         try:
             records, _ = super().fetched_records(max_records, update_offsets=update_offsets)
         finally:
             self._completed_fetches.extendleft(reversed(self._too_early))
             self._too_early.clear()
         return records, bool(self._completed_fetches)
+
+    def _make_room_for_resumed(self) -> None:
+        """Frees the slot of the partition that is given out, in turn: only then kafka-python takes a resumed one up again."""
+        part, parked = self._next_partition_records, self._paused_partition_records
+        if part:
+            if all(self._subscriptions.is_paused(tp) for tp in parked):
+                return
+            parked[part.topic_partition] = part
+        self._next_partition_records = None
 
     def table(self, schema: pa.Schema, poll: Callable[[], dict[TopicPartition, list[Any]]]) -> pa.Table:
         """What `poll` gives out, as one table: within it records are Arrow batches, whose size fetch_max_bytes bounds."""
@@ -408,7 +417,8 @@ class TolerantFetcher(Fetcher):  # type: ignore[misc]  # kafka-python is untyped
         return bool(state.position.offset == offset and state.preferred_read_replica() is None)
 
     def _handle_offset_for_leader_epoch_response(self, response: Any, requested_positions: Any) -> Any:
-        """Like kafka-python's, which only logs a truncation, at level INFO, if there is an auto_offset_reset."""
+        """Like kafka-python's, which believes one response, and only logs a truncation if there is an auto_offset_reset."""
+        self._doubts.repeat_truncations(response, requested_positions)
         states = [(tp, self._subscriptions.assignment.get(tp), at) for tp, at in requested_positions.items()]
         checked = [(tp, state, at) for tp, state, at in states if state is not None and state.position == at]
         truncations = super()._handle_offset_for_leader_epoch_response(response, requested_positions)

@@ -85,6 +85,7 @@ class Doubts:
         self._patience = fetcher.config["request_timeout_ms"]
         self._open: dict[TopicPartition, _Doubt] = {}
         self._believed: dict[TopicPartition, Any] = {}  # refusals on their way to kafka-python
+        self._truncated: dict[TopicPartition, Any] = {}  # positions that one response calls truncated
         self._is_watching = False
         self._looking: set[Any] = set()  # the leaders that are being asked
 
@@ -95,10 +96,25 @@ class Doubts:
         """Forgets everything."""
         self._open.clear()
         self._believed.clear()
+        self._truncated.clear()
 
     def is_believed(self, refusal: Any) -> bool:
         """True for a refusal that the checks have confirmed."""
         return self._believed.pop(refusal.topic_partition, None) is refusal
+
+    def repeat_truncations(self, response: Any, positions: dict[TopicPartition, Any]) -> None:
+        """Makes a truncation that OffsetForLeaderEpoch tells of a position for the first time an error that it repeats."""
+        for topic in response.topics:
+            for part in topic.partitions:
+                tp = TopicPartition(topic.topic, part.partition)
+                position = positions.get(tp)
+                if position is None or part.error_code:
+                    continue
+                known = self._truncated.pop(tp, None)
+                is_truncated = part.leader_epoch in (None, -1) or part.end_offset < position.offset
+                if is_truncated and known != position:
+                    self._truncated[tp] = position
+                    part.error_code = Errors.NotLeaderForPartitionError.errno
 
     def look_into(self, refusal: Any) -> None:
         """Takes a refused fetch (a CompletedFetch) at the current position; called by the polling thread."""

@@ -274,6 +274,20 @@ def test_a_resumed_partition_comes_back_although_another_one_was_drained(fetcher
     assert [record.offset for record in records[A]] == list(range(10, 30))
 
 
+def test_a_resumed_partition_comes_back_in_turn_although_another_one_has_much_left(fetcher: TolerantFetcher) -> None:
+    fetcher._completed_fetches.append(answer(A, 0, batch(0)))
+    fetcher.fetched_records(max_records=10)
+    fetcher._subscriptions.pause(A)
+    fetcher._completed_fetches.append(answer(B, 0, batch(0)))
+    assert set(fetcher.fetched_records(max_records=7)[0]) == {B}
+    assert set(fetcher.fetched_records(max_records=7)[0]) == {B}, "A is paused"
+    fetcher._subscriptions.resume(A)
+    records = [fetcher.fetched_records(max_records=7)[0] for _ in range(6)]
+    assert [[tp.partition for tp in each] for each in records] == [[0], [1], [0], [1], [0], [1]]
+    found = {tp: [r.offset for each in records for r in each.get(tp, [])] for tp in (A, B)}
+    assert found == {A: list(range(10, 30)), B: list(range(14, 30))}
+
+
 def test_arrow_stops_at_fetch_max_bytes_and_records_go_on_behind_it(fetcher: TolerantFetcher) -> None:
     big = [b"".join(encode_batch([Record(0, T0, None, b"." * 10_000)] * 100, base_offset=100 * n) for n in range(8))]
     fetcher._completed_fetches.append(answer(A, 0, big[0]))

@@ -532,6 +532,12 @@ def test_partitions_that_are_assigned_anew_belong_to_the_topic_that_is_there() -
     assert rig.resets() == set() and rig.asked() == {0: 40}
 
 
+def told_of_epoch(end: int, epoch: int = 0) -> Any:
+    """Where the epoch of the position ends."""
+    part = SimpleNamespace(partition=0, error_code=0, end_offset=end, leader_epoch=epoch)
+    return SimpleNamespace(topics=[SimpleNamespace(topic="orders", partitions=[part])])
+
+
 @pytest.mark.parametrize("policy", ["latest", "none"])
 @pytest.mark.parametrize(("end", "epoch"), [(50, 0), (-1, -1)])
 def test_a_truncation_is_told_and_is_no_seek(policy: str, end: int, epoch: int, caplog: Any) -> None:
@@ -539,9 +545,13 @@ def test_a_truncation_is_told_and_is_no_seek(policy: str, end: int, epoch: int, 
     state = rig.subscriptions.assignment[A]
     position = state.position
     rig.subscriptions.request_position_validation(A)
-    part = SimpleNamespace(partition=0, error_code=0, end_offset=end, leader_epoch=epoch)
-    response = SimpleNamespace(topics=[SimpleNamespace(topic="orders", partitions=[part])])
-    truncations = rig.fetcher._handle_offset_for_leader_epoch_response(response, {A: position})
+    rig.fetcher._handle_offset_for_leader_epoch_response(told_of_epoch(150), {A: position})
+    assert state.position.offset == 100 and not rig.told
+    rig.subscriptions.request_position_validation(A)
+    position = state.position
+    assert not rig.fetcher._handle_offset_for_leader_epoch_response(told_of_epoch(end, epoch), {A: position})
+    assert not rig.told and rig.resets() == set() and state.position is position, "one response proves nothing"
+    truncations = rig.fetcher._handle_offset_for_leader_epoch_response(told_of_epoch(end, epoch), {A: position})
     assert rig.told == [OffsetOutOfRange("OffsetForLeaderEpoch", -1, "orders", 0, 100, -1, end, True)]
     assert (A in truncations) == (policy == "none")
     assert "orders-0: the log was truncated below position 100" in caplog.text or policy == "none"
@@ -556,7 +566,6 @@ def test_a_position_that_was_confirmed_is_told_by_nobody() -> None:
     rig = Rig()
     position = rig.subscriptions.position(A)
     rig.subscriptions.request_position_validation(A)
-    part = SimpleNamespace(partition=0, error_code=0, end_offset=150, leader_epoch=0)
-    response = SimpleNamespace(topics=[SimpleNamespace(topic="orders", partitions=[part])])
+    response = told_of_epoch(150)
     assert rig.fetcher._handle_offset_for_leader_epoch_response(response, {A: position}) == {}
     assert not rig.told
