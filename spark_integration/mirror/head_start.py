@@ -92,7 +92,7 @@ class HeadStart(threading.Thread):
         both = spark.besides(here)
         return replace(
             here,
-            paused={**here.paused, **spark.paused},
+            paused=both.paused,
             blocked=both.blocked,
             remedies=both.remedies,
             waiting=spark.waiting,

@@ -59,7 +59,12 @@ class SupervisedLink:
 
 
 class LinkJob(Protocol):
-    """A link that can be started any number of times."""
+    """A link that can be started any number of times.
+
+    `is_repeating` says whether its last micro-batch ended with an error that a retry may cure.
+    """
+
+    is_repeating: bool
 
     def start(self) -> None:
         """Starts it; nothing of an earlier start is left."""
@@ -80,6 +85,8 @@ class StuckError(TolerantClientError):
 
 class SparkLink:
     """A link as a streaming query of `session`, and its duties; each start has a temporary folder as its checkpoint."""
+
+    is_repeating = False
 
     def __init__(
         self, link: SupervisedLink, session: SparkSession, tell: Tell, is_stopping: Callable[[], bool] = lambda: False
@@ -163,7 +170,8 @@ class SparkLink:
     def _tell_report(self) -> None:
         assert self._report is not None
         report = self._report.read()
-        if not report.time_ms:  # no task of this query has reported yet: what the last one found lasts until then
+        self.is_repeating = report.repeats > 0
+        if not report.time_ms or self.is_repeating:  # until a micro-batch has seen all, what was found before lasts
             report = report.besides(self._told)
         self._unplaced = self._ends - report.acked.keys()
         self._told = report
@@ -238,7 +246,7 @@ class LinkThread:
                     self._job.start()
                     self._life.started(now + time.monotonic() - began)
                 case Step.LOOK:
-                    self._life.looked(now, self._job.look())
+                    self._life.looked(now, self._job.look(), self._job.is_repeating)
                 case Step.TAKE_DOWN:
                     raise TolerantClientError(
                         "No micro-batch has ended for too long; if that happens again, make sure that Spark has a core for"

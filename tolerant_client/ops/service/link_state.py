@@ -49,7 +49,8 @@ class TaskReport:
     LATENCY_BOUNDS_MS.  `paused` is what an operator has paused, `blocked` what needs a person and why, `waiting` what does
     not move although tasks keep trying; these three and `acked` are as of `time_ms`.  `made_again` says when
     target topics were created again that had been copied to and then deleted.  `latest` is what the last micro-batch
-    copied, `repeats` how many micro-batches in a row ended with an error that a retry may cure.  All other fields are sums since the start of the query.
+    copied, `repeats` how many micro-batches in a row ended with an error that a retry may cure.  All other fields are
+    sums since the start of the query.
     """
 
     time_ms: int = 0
@@ -71,9 +72,14 @@ class TaskReport:
     repeats: int = 0
 
     def besides(self, earlier: TaskReport) -> TaskReport:
-        """This report with what an earlier one says to be blocked besides, each with the remedy of its own reason."""
+        """This report with what an earlier one says to be paused or blocked besides, each with the remedy of its own reason."""
         kept = {p: remedy for p, remedy in earlier.remedies.items() if p not in self.blocked}
-        return replace(self, blocked={**earlier.blocked, **self.blocked}, remedies={**kept, **self.remedies})
+        return replace(
+            self,
+            paused={**earlier.paused, **self.paused},
+            blocked={**earlier.blocked, **self.blocked},
+            remedies={**kept, **self.remedies},
+        )
 
     def measured(self, found: Measured) -> TaskReport:
         """This report with its process's own measurements, which include the records and bytes between two micro-batches."""

@@ -298,9 +298,7 @@ class RangesCopier:
         incurable = INCURABLE if self._goes_on else INCURABLE_ALONE
         final = [why for why in stopped.values() if isinstance(why, LinkPromotedError if self._goes_on else incurable)]
         curable = None if final else next((why for why in stopped.values() if not isinstance(why, incurable)), None)
-        stopped_now = {} if final else stopped
-        if curable is not None:
-            stopped_now = {p: why for p, why in stopped.items() if isinstance(why, PartitionRefusedError)}
+        stopped_now = {} if final else {p: why for p, why in stopped.items() if isinstance(why, INCURABLE)}
         blocked = {p: why for p, done in copied.items() if done.is_paused and (why := done.blocked_by) is not None}
         paused = {p: why for p, done in copied.items() if (why := done.paused_by) is not None}
         report = TaskReport(
@@ -323,8 +321,8 @@ class RangesCopier:
         """
         before = TaskReport() if self._report is None else self._report.read()
         now = before.plus([each.report for each in done], int(time.time() * 1000))
-        if now.repeats > 1:
-            now = now.besides(before)  # each attempt may be over before it finds all
+        if now.repeats:
+            now = now.besides(before)  # the attempt may have been over before it found all that is paused or blocked
         if self._report is not None:
             self._report.write(now)
         for each in done:

@@ -49,7 +49,7 @@ class LinkLife:
         self._policy = policy
         self._is_running = False
         self._due_at = float("-inf")
-        self._started_at = 0.0
+        self._well_since = 0.0
         self._moved_at = 0.0
         self._batch: int | None = None
         self.failures = 0  # in a row
@@ -62,13 +62,15 @@ class LinkLife:
     def started(self, now: float) -> None:
         self._is_running = True
         self._batch = None
-        self._started_at = self._moved_at = now
+        self._well_since = self._moved_at = now
 
-    def looked(self, now: float, batch: int | None) -> None:
-        """`batch` is the last finished micro-batch, None before the first one."""
+    def looked(self, now: float, batch: int | None, is_repeated: bool = False) -> None:
+        """`batch` is the last finished micro-batch, None before the first one; `is_repeated` if it ended with an error."""
+        if is_repeated:
+            self._well_since = now
         if batch != self._batch:
             self._batch, self._moved_at = batch, now
-            if now - self._started_at >= self._policy.healthy_s:
+            if now - self._well_since >= self._policy.healthy_s:
                 self.failures = 0
 
     def failed(self, now: float, chance: float) -> float:

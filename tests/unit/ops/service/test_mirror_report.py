@@ -134,6 +134,30 @@ def test_what_a_retry_may_cure_is_repeated_by_the_next_micro_batches_and_raised_
         assert reader.latestOffset(offset, None) == offset  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("is_whole_task", [False, True])
+def test_what_is_paused_or_blocked_stays_so_while_another_partition_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_whole_task: bool
+) -> None:
+    """Groups and configurations of a partition that is forgotten to be blocked would be synced."""
+    settings = replace(ONCE, goes_on=True)
+    writer = RangesStreamWriter(MirrorJob(settings, 7, str(tmp_path)).options)
+    monkeypatch.setattr(stream_ranges, "time", SimpleNamespace(sleep=lambda seconds: None))
+    diverged, lost = TargetDivergedError("orders-0 has records of others"), RecoveryExhaustedError("no progress")
+    found: dict[TopicPartition, Progress] = {
+        FIRST: progress(stopped=diverged),
+        SECOND: progress(LinkPausedError("by an operator")),
+    }
+    writer.commit([RangesMessage(write(monkeypatch, found, settings))], 0)
+    for _ in range(3):
+        outcome = lost if is_whole_task else {**found, SECOND: progress(stopped=lost)}
+        writer.commit([RangesMessage(write(monkeypatch, outcome, settings))], 0)
+        report = RunReport(tmp_path).read()
+        assert report.repeats and report.blocked.keys() == {FIRST} and report.paused.keys() == {SECOND}
+    writer.commit([RangesMessage(write(monkeypatch, {FIRST: progress(), SECOND: progress()}, settings))], 0)
+    report = RunReport(tmp_path).read()
+    assert not report.blocked and not report.paused
+
+
 def test_errors_that_are_not_ours_are_left_to_spark_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match="socket"):
         write(monkeypatch, OSError("socket"))

@@ -87,6 +87,24 @@ def test_a_link_that_ran_well_for_a_while_begins_with_the_shortest_wait() -> Non
     assert life.failed(162, 0.0) == 1
 
 
+def test_micro_batches_that_end_with_an_error_are_no_health() -> None:
+    life, now, waits = LinkLife(POLICY), 0.0, []
+    for _ in range(3):
+        life.started(now)
+        for batch in range(10):
+            now += 12
+            life.looked(now, batch, is_repeated=True)
+            assert life.step(now + 1) is Step.LOOK
+        waits.append(life.failed(now, 0.0))
+    assert waits == [1, 2, 4]
+    life.started(now)
+    life.looked(now + 12, 0, is_repeated=True)
+    life.looked(now + 71, 1)
+    assert life.failures == 3
+    life.looked(now + 73, 2)
+    assert life.failures == 0
+
+
 def test_time_alone_is_no_health() -> None:
     life = LinkLife(POLICY)
     life.started(0)
@@ -126,6 +144,8 @@ def test_a_promoted_link_is_asked_about_later_and_counts_as_healthy() -> None:
 
 class FakeJob:
     """A link whose starts and checks do what the test has put into `starts` and `looks`."""
+
+    is_repeating = False
 
     def __init__(self, starts: list[Any] = [], looks: list[Any] = []) -> None:
         self.starts, self.looks = list(starts), list(looks)
