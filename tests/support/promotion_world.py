@@ -117,6 +117,7 @@ class World:
     fenced_as: tuple[int, ...] = ()
     mirrors: list[Run] | None = field(default_factory=lambda: [Run("dr", "r", "m1", 812, 0, 60_000, is_alive=True)])
     looks: int = 0
+    looked_as: list[tuple[int, ...]] = field(default_factory=list)  # whose markers are no copy
     later: list[PartitionLag] = field(default_factory=list)  # what the next looks find
 
     def promote(self, **how: Any) -> PromotionReport:
@@ -129,7 +130,7 @@ class World:
         return cast(PromotionReport, cluster.net.run(run))
 
     def failover(self, **how: Any) -> PromotionReport:
-        cluster = cast(Cluster, FakeTarget("orders"))
+        cluster = cast(Cluster, FakeTarget(*self.on_target))
         return cast(PromotionReport, cluster.net.run(partial(failover, cluster, "dr", **{"topics": ORDERS, **how})))
 
 
@@ -171,6 +172,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     async def look(
         source: Any, __: Any, ___: str, wanted: Any, is_translated: bool, control: LinkControl
     ) -> list[PartitionLag]:
+        found.looked_as.append(control.producer_ids)
         if source is None:
             return [PartitionLag(p, found.ends.position, None, None) for p in wanted]
         found.looks += 1

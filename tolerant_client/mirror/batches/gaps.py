@@ -56,6 +56,11 @@ class GapFill(str, enum.Enum):
     MARKERS = "markers"
     RECORDS = "records"
 
+    @property
+    def option(self) -> str:
+        """How to choose it, for a message."""
+        return f"--gap-fill {self.value} (in the file of --config: tolerant.gap.fill = {self.value})"
+
 
 class Gap(NamedTuple):
     """A half-open range of source offsets without a committed record."""

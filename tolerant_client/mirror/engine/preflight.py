@@ -26,7 +26,13 @@ from tolerant_client.cluster.admin.topics import lacking, topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
-from tolerant_client.mirror.state.control_topic import HIDDEN, orders_hidden, read_controls, update_control
+from tolerant_client.mirror.state.control_topic import (
+    HIDDEN,
+    orders_hidden,
+    read_control,
+    read_controls,
+    update_control,
+)
 from tolerant_client.mirror.state.link_control import LinkControl, plain_options, unfinished
 from tolerant_client.mirror.state.link_topics import hindrance, require_no_unreadable
 from tolerant_client.mirror.state.map_topic import was_never_started
@@ -73,10 +79,13 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
     for other, control in _from_cluster(controls, there):
         late = {p.topic for p in control.unfenced}
         both = _in_both(control, [name for name in topics if name in late or not late])
-        if both and control.is_half_promoted:
+        is_unknown = control.is_of_unknown_source
+        # What copies already began while nothing copied the other way.
+        if both and control.is_half_promoted and not (is_unknown and await _copies_already(target, link)):
+            copied = "may have copied" if is_unknown else "copied"
             onto, between = plain_options(other, source), plain_options(other, source, target)
             raise OptionError(
-                f"Link {link} would run in a circle with link {other}, which copied topic {both} from this target to this"
+                f"Link {link} would run in a circle with link {other}, which {copied} topic {both} from this target to this"
                 f" source: {unfinished(control, onto, between)[0]}"
             )
         if both and not control.is_promoted:
@@ -105,8 +114,14 @@ async def link_back(source: Cluster, target: Cluster, topics: Collection[str]) -
 
 
 def _from_cluster(controls: Controls, cluster_id: str) -> list[tuple[str, LinkControl]]:
-    """The links that copy from a cluster, or have done so."""
-    return [(name, c) for name, c in controls.links.items() if c.source_cluster_id == cluster_id and c.topics]
+    """The links that copy from a cluster, or have done so, as far as is known."""
+    return [(name, c) for name, c in controls.links.items() if c.may_copy_from(cluster_id) and c.topics]
+
+
+async def _copies_already(target: Cluster, link: str) -> bool:
+    """Whether the link has started since it was made, or failed back, last."""
+    own = await read_control(target, link)
+    return own.topics is not None and not (own.is_over or await was_never_started(target, link, own))
 
 
 def _forget(link: str, target: Cluster) -> str:
@@ -119,9 +134,7 @@ def _forget(link: str, target: Cluster) -> str:
 
 def _in_both(control: LinkControl, names: Collection[str]) -> str:
     """The topics among `names` that a link writes on its target, in words; empty if none."""
-    assert control.topics
-    topics = LinkTopics.from_json(control.topics)
-    both = sorted(name for name in names if topics.writes(name))
+    both = sorted(name for name in names if control.writes(name))
     return f"{both[0]} and {len(both) - 1} more" if len(both) > 1 else "".join(both)
 
 

@@ -351,8 +351,8 @@ async def taken_topics(
     for name, control in forward.items():
         assert control.topics is not None
         if control.is_of_unknown_source:
-            fenced = {p.topic for p in control.copied_until}
-            taken |= {log.topic for log in logs if log.topic in fenced and await shares_records(source, target, log)}
+            own = [log for log in logs if control.writes(source.wire_topic(log.topic))]
+            taken |= {log.topic for log in own if await shares_records(source, target, log)}
             continue
         topics = LinkTopics.from_json(control.topics)
         taken |= {p.topic for p in written if is_heartbeats(topics, source.wire_topic(p.topic))}
@@ -399,8 +399,7 @@ async def _refuse_translated(source: Cluster, names: Iterable[str], forward: Map
     """Raises OptionError for topics that were copied with translated offsets: their records have other offsets there."""
     wanted = list(names)
     for other, control in forward.items():
-        assert control.topics is not None
-        both = sorted(name for name in wanted if LinkTopics.from_json(control.topics).writes(source.wire_topic(name)))
+        both = sorted(name for name in wanted if control.writes(source.wire_topic(name)))
         offset_map = source.topic_of(map_topic(other))
         if both and not control.producer_ids and offset_map in await source.partitions([offset_map]):
             raise OptionError(

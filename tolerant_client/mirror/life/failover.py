@@ -44,6 +44,7 @@ from tolerant_client.mirror.life.promotion_steps import (
 )
 from tolerant_client.mirror.life.promotion_view import group_places, losses_of, map_damage, promoted_partitions
 from tolerant_client.mirror.state.control_topic import half_done, read_control
+from tolerant_client.mirror.state.link_control import plain_options
 from tolerant_client.mirror.state.link_topics import beside_file, partitions_on_target, require_whole, unread_map
 from tolerant_client.mirror.state.map_topic import map_partition, mapped_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -88,7 +89,7 @@ async def failover(
     async def seen(owners: Owners, fences: Mapping[TopicPartition, Fenced]) -> PromotionReport:
         shown = [p for p in led if p not in owners.left]
         control = await read_control(target, link)  # a running mirror writes it until the fence
-        ends = as_fenced(await look(None, target, link, shown, of.is_translated, control), fences)
+        ends = as_fenced(await look(None, target, link, shown, of.is_translated, of.knowing(control)), fences)
         damaged = await find_damage(of, of.knowing(control), there, positions_of(ends))
         if fences:
             damaged = await delete_filler(target, of.knowing(control), damaged)
@@ -107,7 +108,7 @@ async def failover(
                 *beside.kept,
                 *carried_warnings(of.carried),
                 *deleted,
-                *failover_warnings(rows),
+                *failover_warnings(rows, target.file_options or f"--source SOURCE {plain_options(link, target)}"),
                 *unchecked(of, control),
                 *unread,
             ),

@@ -22,7 +22,7 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.health import by_reason, few, names
 from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
-from tolerant_client.mirror.state.link_topics import is_heartbeats
+from tolerant_client.mirror.state.link_topics import is_heartbeats, unread_map
 from tolerant_client.mirror.state.map_topic import (
     copied_until,
     has_map,
@@ -34,6 +34,7 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _CREATED_AGAIN = "its topic was created again on the source"
 _ANOTHER = "this source is another cluster than the one that the link copied"
+_UNFINISHED = "its promotion, which had no control to read, is not finished"
 _SHORTER = "the source's log ends before what was copied"
 
 
@@ -42,9 +43,11 @@ async def promoted_before(
 ) -> PromotionReport:
     """The report for a link that is fenced already: nothing is left to do, and what was left behind is repeated."""
     ends, is_translated = control.copied_until, await has_map(target, link, control)
-    if not ends and is_translated:  # version 0.1 promoted it, and its map still says it
-        ends = await copied_until(target, link, (await mapped_topics(target, link, control)).partitions)
     warnings = [f"link {link} was promoted before; nothing was done"]
+    if not ends and is_translated:  # version 0.1 promoted it, and its map still says it
+        mapped = await mapped_topics(target, link, control)
+        ends = await copied_until(target, link, mapped.partitions)
+        warnings += [unread_map(mapped.unread, link)] if mapped.unread else []
     if not ends:
         why = await lost_map(target, link, control) or END_UNKNOWN
         warnings.append(f"how far link {link} had copied is unknown: {why}")
@@ -92,6 +95,8 @@ async def as_left(
             why[e.partition] = _CREATED_AGAIN
         elif e.partition.topic in theirs:
             why[e.partition] = theirs[e.partition.topic]
+        elif control.tells_no_start and not control.is_fenced and e.partition not in control.copied_until:
+            why[e.partition] = _UNFINISHED  # whose marker ends the log is in the control with the last write
     why = {**shorter(known), **why}
     return without_ends(known, why), why
 
@@ -118,7 +123,7 @@ async def _copied_back(source: Cluster, target: Cluster, topics: Collection[str]
     before them (A-B-A-B).
     """
     try:
-        links = (await read_controls(source)).links
+        links = (await read_controls(source, frozenset(map(source.wire_topic, topics)))).links
     except Errors.TopicAuthorizationFailedError:
         return dict.fromkeys(topics, f"we may not read {CONTROL_TOPIC} of the source, so a link may have copied back")
     here = await target.cluster_id()
@@ -128,7 +133,6 @@ async def _copied_back(source: Cluster, target: Cluster, topics: Collection[str]
             continue
         if await was_never_started(source, name, control):
             continue
-        written = LinkTopics.from_json(control.topics)
         for topic in topics:
             wire = source.wire_topic(topic)
             ends = {p.partition: end for p, end in control.copied_until.items() if p.topic == wire}
@@ -137,6 +141,6 @@ async def _copied_back(source: Cluster, target: Cluster, topics: Collection[str]
                 and control.producer_ids
                 and all(end <= ours.get(TopicPartition(topic, n), end) for n, end in ends.items())
             )
-            if written.writes(wire) and not (ends and is_over):
+            if control.writes(wire) and not (ends and is_over):
                 found[topic] = f"link {name} has copied back to it"
     return found

@@ -163,6 +163,9 @@ async def look_led(
         left_out = {
             p: left_out.get(p, MAP_LOST) for p in wanted if p not in copied
         }  # the map may have been lost meanwhile
+        if control.is_fenced and (told := control.copied_until):
+            left_out |= dict.fromkeys(copied.keys() - told.keys(), NEVER_HAD)
+            copied = {p: at for p, at in copied.items() if p in told}
     else:
         ends, left_out = await list_led_offsets(target, dict.fromkeys(wanted, LATEST))
         copied = await _copies_end(target, control, ends)

@@ -141,7 +141,7 @@ async def promote(
         warnings += beside.not_begun
         there = [p for p in partitions if p not in on_target and p not in of_links]
         ends, differing = (
-            await look(source, target, link, there, of.is_translated, control),
+            await look(source, target, link, there, of.is_translated, of.knowing(control)),
             dict[TopicPartition, str](),
         )
     else:
@@ -155,7 +155,7 @@ async def promote(
         found += [f"{text}; start the mirror with it, or take it out of the file" for text in beside.not_begun]
         warnings = []
     alone = [p for p in _to_fence(control, on_target) if p not in of_links]
-    ends = [*ends, *await look(None, target, link, alone, of.is_translated, control)]
+    ends = [*ends, *await look(None, target, link, alone, of.is_translated, of.knowing(control))]
     warnings += [
         *beside.kept,
         *carried_warnings(of.carried, gone),
@@ -173,7 +173,7 @@ async def promote(
     with half_done("the promotion") if will_do else nullcontext():
         if will_do:
             fences, owners = await fence_own(of, partitions, producer_id)
-            ends = as_fenced(await _look_again(of, source, ends, control), fences)
+            ends = as_fenced(await _look_again(of, source, ends, of.knowing(control)), fences)
         ends = [e for e in ends if e.partition not in owners.left]
         moved = None
         if groups is not None:

@@ -155,13 +155,13 @@ def carried_warnings(carried: Carried, gone: Collection[TopicPartition] = ()) ->
     )
 
 
-def failover_warnings(partitions: Iterable[PromotedPartition]) -> tuple[str, ...]:
-    """What nobody can know while the source is gone."""
+def failover_warnings(partitions: Iterable[PromotedPartition], options: str) -> tuple[str, ...]:
+    """What nobody can know while the source is gone; `options` name both clusters of the link."""
     times = [p.last_copied_ms for p in partitions if p.last_copied_ms is not None]
     newest = f"; the newest record that was copied is of {_text_of(max(times))}" if times else ""
     return (
-        f"what the source had after the offsets above is unknown{newest}; when the source is back, tolerant-kafka status with"
-        " --source says how much of it was not copied",
+        f"what the source had after the offsets above is unknown{newest}; when the source is back, tolerant-kafka status"
+        f" {options} says how much of it was not copied",
         "transactions that were open on the source when it was lost are not on the target: none of their records was copied",
     )
 

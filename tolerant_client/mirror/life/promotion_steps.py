@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -39,7 +40,7 @@ from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_topic import HIDDEN, read_control, update_control
 from tolerant_client.mirror.state.health import by_reason, names
-from tolerant_client.mirror.state.link_control import LinkControl, Positions, link_options
+from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
@@ -157,7 +158,8 @@ async def fence_own(
     def change(now: LinkControl) -> LinkControl:
         ids = now.producer_ids
         ids = (*ids, producer_id) if ids and producer_id not in ids else ids
-        return replace(now, is_promoted=True, topics=now.topics or of.topics.to_json(), producer_ids=ids)
+        topics = of.topics.to_json() if now.topics is None or now.tells_no_start else now.topics
+        return replace(now, is_promoted=True, topics=topics, producer_ids=ids)
 
     control = await update_control(of.target, of.name, change)
     if not of.is_translated:  # its mirror may have made a deleted topic again since the first look
@@ -176,17 +178,23 @@ async def write_end(
 ) -> None:
     """Writes that the link is fenced, except for partitions left `unfenced`, and where its copies end for good.
 
-    If the target takes no record of that size, it leaves out where they end: then that is unknown later.
+    If the target takes no record of that size, it leaves out where they end, and at last which logs it found that the link had
+    begun: then that is unknown later.
     """
 
-    def fenced(now: LinkControl, copied_until: Positions) -> LinkControl:
-        end = replace(now, is_fenced=not unfenced, unfenced=unfenced, copied_until=copied_until)
-        return of.with_found(end, producer_id) if end.is_fenced else end
+    def fenced(size: int, now: LinkControl) -> LinkControl:
+        ends = {**now.copied_until, **report.copies_end}
+        end = replace(now, is_fenced=not unfenced, unfenced=unfenced, copied_until=ends)
+        end = of.with_found(end, producer_id) if end.is_fenced else end
+        return (end, replace(end, copied_until={}), replace(end, copied_until={}, begun=now.begun))[size]
 
-    try:
-        await update_control(of.target, of.name, lambda now: fenced(now, {**now.copied_until, **report.copies_end}))
-    except Errors.MessageSizeTooLargeError:
-        await update_control(of.target, of.name, lambda now: fenced(now, {}))
+    for size in range(3):
+        try:
+            await update_control(of.target, of.name, partial(fenced, size))
+            return
+        except Errors.MessageSizeTooLargeError:
+            if size == 2:
+                raise
 
 
 def as_fenced(ends: Iterable[PartitionLag], fences: Mapping[TopicPartition, Fenced]) -> list[PartitionLag]:

@@ -6,8 +6,9 @@ It is stored on the target as records of a topic (control_record.py, control_top
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from kafka.structs import TopicPartition
@@ -15,6 +16,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.state.health import names as names_of
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.state_json import Whole
 
 WHOLE_LINK = ""
@@ -117,6 +119,18 @@ class LinkControl:
     def may_copy_from(self, cluster_id: str | None) -> bool:
         """Whether the link copies from this cluster, or may have."""
         return self.source_cluster_id == cluster_id or self.is_of_unknown_source
+
+    @cached_property
+    def writes(self) -> Callable[[str], bool]:
+        """Tells whether the link has a topic on its target (its name there), as far as is known.
+
+        A failover without the control was given expressions that may match others' topics: the link has what was fenced, as soon as
+        the control says it.
+        """
+        fenced = frozenset(p.topic for p in (*self.copied_until, *self.unfenced, *self.begun))
+        if self.topics is None or self.is_of_unknown_source and fenced:
+            return fenced.__contains__
+        return LinkTopics.from_json(self.topics).writes
 
     def has_begun(self, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
         """Whether the link has begun this very log of the target, not a former one; `ids` are the topics' present ids."""

@@ -153,7 +153,8 @@ async def require_whole(
 ) -> LinkTopics:
     """All topics that a link copies; raises OptionError if `given` takes others, or if another live link copies the same.
 
-    Topics given `of_file` may differ: the file may have been changed since (beside_file says how).
+    Topics given `of_file` may differ: the file may have been changed since (beside_file says how).  So may those given to repeat a
+    promotion that had no control to read and was interrupted, since only what was given then is in the control: both count.
     """
     written = written_topics(control, link, given)
     if given is None or of_file and control.topics is not None:
@@ -164,8 +165,11 @@ async def require_whole(
         return written
     on_source = [] if source is None else [source.wire_topic(name) for name in await source.partitions()]
     if found := differing_topics(written, given, on_source, on_target):
+        if control.is_half_promoted and control.tells_no_start and not control.unfenced:
+            await _refuse_another(target, link, given, on_target)
+            return given.joined(written)
         raise OptionError(
-            f"Link {link} copies {written}, as its mirror has written down, and not what is asked for: they"
+            f"Link {link} copies {written}, as its control on the target says, and not what is asked for: they"
             f" differ in {some(found)}. A link is promoted as a whole: leave --topics out"
         )
     return written

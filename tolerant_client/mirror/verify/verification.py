@@ -47,7 +47,6 @@ from tolerant_client.mirror.state.link_topics import (
     is_heartbeats,
     see_topics,
     some,
-    written_topics,
 )
 from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.mirror.state.open_transactions import find_held
@@ -179,7 +178,7 @@ class Verification:
         copying = [control for control in links.values() if control.source_cluster_id == origin and not control.is_over]
         for link, control in links.items():
             if control.topics and control.may_copy_from(origin) and await has_map(self.target, link, control):
-                self._leave_out_translated(link, written_topics(control, link, None), _begun(copying, now))
+                self._leave_out_translated(link, control, _begun(copying, now))
         self._starts = {
             p: start
             for control in copying
@@ -195,9 +194,9 @@ class Verification:
         }
         return created_again(links, origin, now)
 
-    def _leave_out_translated(self, link: str, topics: LinkTopics, identical: Collection[TopicPartition]) -> None:
+    def _leave_out_translated(self, link: str, control: LinkControl, identical: Collection[TopicPartition]) -> None:
         why = f"link {link} copies it with translated offsets: there is nothing to compare offset by offset"
-        self._errors |= {p: why for p in self._pending if topics.writes(p.topic) and p not in identical}
+        self._errors |= {p: why for p in self._pending if control.writes(p.topic) and p not in identical}
         self._pending -= self._errors.keys()
 
     async def _before_fences(self, found: Mapping[TopicPartition, LogBounds]) -> dict[TopicPartition, LogBounds]:

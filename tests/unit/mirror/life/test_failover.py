@@ -27,8 +27,9 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 def test_a_failover_says_what_nobody_can_know() -> None:
     known = PromotedPartition("orders", 0, 10, None, 1_700_000_000_123)
-    assert "2023-11-14 22:13:20.123 UTC" in failover_warnings([known])[0]
-    assert "newest" not in failover_warnings([replace(known, last_copied_ms=None)])[0]
+    assert "2023-11-14 22:13:20.123 UTC" in failover_warnings([known], "--config f")[0]
+    assert "tolerant-kafka status --config f says how much" in failover_warnings([known], "--config f")[0]
+    assert "newest" not in failover_warnings([replace(known, last_copied_ms=None)], "--config f")[0]
 
 
 @pytest.mark.parametrize("is_translated", [False, True])

@@ -31,6 +31,14 @@ BACK = LinkControl(source_cluster_id="B", topics=LinkTopics.of("orders").to_json
 
 FORMER_BACK = replace(BACK, is_promoted=True, is_fenced=True, copied_until={P: 60})
 
+FOUND = LinkControl(
+    is_promoted=True,
+    is_fenced=True,
+    topics=LinkTopics.of(".*").to_json(),
+    copied_until={TopicPartition("x", 0): 5},
+    map_id="",
+)
+
 
 class Source:
     """A source whose logs end at `ends`; `links` copy to it."""
@@ -59,7 +67,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     async def present_ids(source: Source, topics: list[str]) -> dict[str, str]:
         return {name: source.ids[name] for name in topics}
 
-    async def read_controls(source: Source) -> Controls:
+    async def read_controls(source: Source, begun_of: frozenset[str]) -> Controls:
         if isinstance(source.links, Exception):
             raise source.links
         return Controls(source.links)
@@ -92,8 +100,10 @@ def test_how_far_an_older_version_had_copied_with_translated_offsets_is_what_the
     async def has_map(*_: Any) -> bool:
         return True
 
+    unread: dict[TopicPartition, str] = {}
+
     async def mapped_topics(*_: Any) -> MappedTopics:
-        return MappedTopics(frozenset(ends), {})
+        return MappedTopics(frozenset(ends), unread)
 
     async def copied_until(_: Any, __: str, partitions: Any) -> dict[TopicPartition, int]:
         return {p: ends[p] for p in partitions}
@@ -106,6 +116,9 @@ def test_how_far_an_older_version_had_copied_with_translated_offsets_is_what_the
     of_01 = replace(PROMOTED, copied_until={})
     report = again(None, of_01)
     assert report.copies_end == ends and report.warnings == ("link dr was promoted before; nothing was done",)
+    unread[TopicPartition("tolerant-mirror-offsets-dr", 3)] = "it has no leader"
+    assert again(None, of_01).warnings[1].startswith("tolerant-mirror-offsets-dr-3 cannot be read")
+    unread.clear()
     ends.clear()
     assert again(None, of_01).warnings[1:] == (f"how far link dr had copied is unknown: {lost}",)
 
@@ -141,6 +154,8 @@ def test_a_promotion_that_is_repeated_says_again_what_was_left_behind() -> None:
         (Source(Errors.TopicAuthorizationFailedError("no")), "we may not read tolerant-mirror-control of the source"),
         (Source({"in": replace(BACK, source_cluster_id="C")}), ""),
         (Source({"back": replace(BACK, producer_ids=(), adopted={P: 100})}), ""),  # prepared, and not started yet
+        (Source({"x": FOUND}), ""),  # its failover was given expressions that match our topics, too
+        (Source({"x": replace(FOUND, copied_until={P: 101})}), "link x has copied back to it"),
     ],
 )
 def test_what_the_source_has_now_is_not_called_left_behind_where_others_wrote_it(source: Source, why: str) -> None:
@@ -154,6 +169,15 @@ def test_another_cluster_as_source_tells_nothing() -> None:
     report = again(Source(), replace(PROMOTED, source_cluster_id="C"))
     assert {p.lag for p in report.partitions} == {None}
     assert "this source is another cluster than the one that the link copied" in report.warnings[-1]
+
+
+def test_while_a_promotion_without_a_control_is_not_finished_what_it_left_behind_is_unknown() -> None:
+    """Its control does not have the producer id of the marker that ends a log."""
+    half = LinkControl(is_promoted=True, topics=PROMOTED.topics, copied_until={Q: 20}, unfenced=frozenset((P,)))
+    lags, why = asyncio.run(
+        left_behind.as_left(Source(), Target(), half, [PartitionLag(P, 11, 10, 10, 0), PartitionLag(Q, 20, 25, 25, 0)])  # type: ignore[arg-type]
+    )
+    assert [e.lag_offsets for e in lags] == [None, 5] and why.keys() == {P} and "not finished" in why[P]
 
 
 def test_a_source_that_ends_before_what_was_copied_tells_nothing_either() -> None:

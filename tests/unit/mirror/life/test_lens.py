@@ -195,3 +195,24 @@ def test_a_promoted_link_had_copied_up_to_where_its_fence_said(
     lags, left_out = done(lens.look_led(None, target, "dr", [FIRST, SECOND], False, control))
     assert {e.partition: e.position for e in lags} == positions
     assert left_out == {p: lens.END_UNKNOWN for p in (FIRST, SECOND) if p not in positions}
+
+
+def test_a_promoted_link_with_translated_offsets_had_copied_nothing_of_what_its_fence_does_not_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its topics match others' topics that both clusters have."""
+
+    async def led(_: Any, wanted: Any, **__: Any) -> LedOffsets:
+        return LedOffsets(dict.fromkeys(wanted, 1), {})
+
+    async def respond(value: Any) -> Any:
+        return value
+
+    control = LinkControl(is_promoted=True, is_fenced=True, copied_until={FIRST: 100})
+    monkeypatch.setattr(lens, "list_led_offsets", led)
+    monkeypatch.setattr(lens, "read_control", lambda *_: respond(control))
+    monkeypatch.setattr(lens, "lost_map", lambda *_: respond(None))
+    monkeypatch.setattr(lens, "copied_until", lambda *_: respond({FIRST: 100, SECOND: 0}))
+    target: Any = Logs({})
+    lags, left_out = done(lens.look_led(None, target, "dr", [FIRST, SECOND], True, control))
+    assert {e.partition: e.position for e in lags} == {FIRST: 100} and left_out == {SECOND: lens.NEVER_HAD}

@@ -272,6 +272,17 @@ def test_a_copy_of_a_link_whose_failover_did_not_know_the_source_is_known_by_rec
     assert not taken(monkeypatch, replace(fenced, copied_until={}), Carried())[0], "another topic of that name"
 
 
+def test_another_links_failover_without_a_control_refuses_only_what_it_fenced() -> None:
+    """It was given an expression that matches all topics of the cluster."""
+    told = AsyncMock(return_value={"tolerant-mirror-offsets-x": [0]})
+    source: Any = SimpleNamespace(wire_topic=str, topic_of=str, partitions=told)
+    fenced = {TopicPartition("own", 0): 9}
+    other = LinkControl(is_promoted=True, is_fenced=True, topics=EVERYTHING, copied_until=fenced)
+    assert drive(failback._refuse_translated(source, ["orders"], {"x": other})) is None
+    with pytest.raises(OptionError, match="Link x copied topic own with translated offsets"):
+        drive(failback._refuse_translated(source, ["orders", "own"], {"x": other}))
+
+
 def test_a_topic_of_the_target_that_was_created_again_is_not_the_one_that_was_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -21,6 +21,7 @@ from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.life import promotion_steps
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.life.owners import Evidence
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.state import link_topics
@@ -50,6 +51,36 @@ def test_where_the_copies_end_is_left_out_if_the_target_takes_no_record_of_that_
     of = PromotedLink("dr", cast(Cluster, None), ORDERS, is_translated=False, lost_map=None)
     asyncio.run(promotion_steps.write_end(of, report, 7))
     assert [(control.is_fenced, control.copied_until) for control in written] == [(True, {})]
+
+
+def test_what_was_found_without_a_control_is_kept_as_far_as_the_target_takes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its producer ids, at least: verify finds the fence by them."""
+    for most in (2, 1, 0):
+        written: list[LinkControl] = []
+
+        async def update(
+            _: object,
+            __: str,
+            change: Callable[[LinkControl], LinkControl],
+            most: int = most,
+            to: list[LinkControl] = written,
+        ) -> LinkControl:
+            control = change(LinkControl(is_promoted=True, topics=ORDERS.to_json()))
+            if len(control.copied_until) + len(control.begun) > most:
+                raise Errors.MessageSizeTooLargeError("too large")
+            to.append(control)
+            return control
+
+        monkeypatch.setattr(promotion_steps, "update_control", update)
+        report = PromotionReport("failover", "dr", False, True, (PromotedPartition("orders", 0, 9, 0, None),))
+        evidence = Evidence(Carried(frozenset((P,))), producer_ids=(5,))
+        of = PromotedLink("dr", cast(Cluster, None), ORDERS, is_translated=False, lost_map=None, evidence=evidence)
+        asyncio.run(promotion_steps.write_end(of, report, 7))
+        (control,) = written
+        assert control.is_fenced and control.producer_ids == (5, 7)
+        assert (len(control.copied_until), len(control.begun)) == (most == 2, most > 0)
 
 
 ANOTHERS = Others({"clicks": "Link x copies into topic clicks"}, taken=frozenset(("clicks",)))
@@ -182,6 +213,35 @@ def test_what_a_promotion_found_out_without_a_control_is_in_the_one_that_it_leav
         assert found.is_fenced and found.topics == ORDERS.to_json()
         assert found.is_of_unknown_source == found.may_copy_from("A") == (action == world.failover)
         assert (found.producer_ids, found.begun) == (((), {}) if is_translated else ((5, 7), {P: TopicIds()}))
+
+
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_a_promotion_without_a_control_that_was_interrupted_is_repeated_with_corrected_topics(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_translated: bool
+) -> None:
+    """No mirror wrote down those that it was given first, and what they left out would never be fenced."""
+    monkeypatch.setattr(link_topics, "read_controls", AsyncMock(return_value=Controls({})))
+    world.ids, world.carried, world.is_translated = (5,), Carried(frozenset((P, CLICKS))), is_translated
+    world.on_target, both = ("orders", "clicks"), LinkTopics.of("orders|clicks")
+    for action in (world.failover, world.promote):
+        world.control, world.ledger = LinkControl(), [None, ClusterUnreachableError("away")]
+        with pytest.raises(TolerantClientError, match="run this again"):
+            action(topics=ORDERS)
+        assert action(topics=both).is_done
+        written = LinkTopics.from_json(world.control.topics or "")
+        assert written == both.joined(ORDERS) and world.control.is_fenced
+
+
+def test_the_marker_of_an_interrupted_fence_is_no_copy_also_without_a_control(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_topics, "read_controls", AsyncMock(return_value=Controls({})))
+    world.control, world.ids = LinkControl(is_promoted=True, topics=ORDERS.to_json()), (5,)
+    world.carried = Carried(frozenset((P,)))
+    for action in (world.failover, world.promote):
+        world.looked_as.clear()
+        action(is_dry_run=True, topics=None)
+        assert set(world.looked_as) == {(5,)}
 
 
 def test_what_a_failover_without_a_control_left_for_later_is_decided_by_the_same_evidence(

@@ -87,6 +87,18 @@ def test_a_control_that_an_earlier_failover_wrote_without_topics_has_those_that_
     assert decode_control(encode_control(unfinished, 1)) == unfinished, "its repeat is given the topics"
 
 
+def test_a_failover_without_a_control_says_of_what_it_fenced_alone_that_the_link_had_it() -> None:
+    """Its expressions match topics of others, which are from other clusters."""
+    found = LinkControl(is_promoted=True, topics=LinkTopics.of(".*").to_json())
+    for untold in (found, replace(found, is_fenced=True)):  # the target may take no record that says it
+        assert untold.writes("orders") and untold.writes("clicks")
+    left = replace(found, copied_until={P: 3}, unfenced=frozenset((TopicPartition("late", 0),)))
+    fenced = replace(found, is_fenced=True, begun={P: TopicIds()})
+    for control in (left, fenced, replace(fenced, begun={}, copied_until={P: 3})):
+        assert control.writes("orders") and not control.writes("clicks") and control.writes("late") == (control is left)
+    assert replace(fenced, source_cluster_id="A").writes("clicks") and not LinkControl().writes("orders")
+
+
 def test_fields_of_other_versions_are_kept() -> None:
     value = json.dumps({**json.loads(encode_control(FULL, 1)), "colour": ["blue"]}).encode()
     read = decode_control(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -353,6 +354,10 @@ def keepers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def read(cluster: Keeper, begun_of: Collection[str] = ()) -> Controls:
         return controls_of(cluster.records, begun_of)
 
+    async def read_one(cluster: Keeper, link: str) -> LinkControl:
+        return cluster.controls.links.get(link, LinkControl())
+
+    monkeypatch.setattr(preflight, "read_control", read_one)
     for module in (preflight, link_topics):
         monkeypatch.setattr(module, "read_controls", read)
 
@@ -369,8 +374,9 @@ def others(keeper: Keeper, *names: str, link: str = "dr") -> tuple[str, ...]:
     return cast("tuple[str, ...]", found.warnings)
 
 
-def circle(source: Keeper, *names: str) -> tuple[str, ...]:
-    course = refuse_circle(cast(Cluster, source), cast(Cluster, Keeper()), names, "dr")
+def circle(source: Keeper, *names: str, own: LinkControl = LinkControl()) -> tuple[str, ...]:
+    target = Keeper((b"dr", encode_control(own, 1)))
+    course = refuse_circle(cast(Cluster, source), cast(Cluster, target), names, "dr")
     return cast("tuple[str, ...]", outcome(course))
 
 
@@ -407,6 +413,17 @@ def test_a_link_the_other_way_whose_promotion_is_not_finished_is_still_a_circle(
     with pytest.raises(OptionError, match="failover left partitions .* orders-1; .*: tolerant-kafka failover 1 eu"):
         circle(left, "orders")
     assert circle(left, "clicks") == circle(of(is_promoted=True, is_fenced=True), "orders") == ()
+
+    found = LinkControl(is_promoted=True, topics=LinkTopics.of(".*").to_json())  # by a failover without a control
+    prepared = LinkControl(source_cluster_id="A-id", topics=LinkTopics.of("orders").to_json())  # by failback
+    late = replace(found, unfenced=left.controls.links["eu"].unfenced)
+    for control, advice in ((found, "promote 2 eu"), (late, "failover 1 eu")):
+        source = Keeper((b"eu", encode_control(control, 1)))
+        with pytest.raises(OptionError, match=f"which may have copied topic orders .*: tolerant-kafka {advice}"):
+            circle(source, "orders", own=prepared)
+        assert circle(source, "orders", own=replace(prepared, producer_ids=(9,))) == (), "it may be of another cluster"
+    assert circle(Keeper((b"eu", encode_control(late, 1))), "clicks") == ()
+    assert circle(Keeper((b"eu", encode_control(replace(found, is_fenced=True), 1))), "orders") == ()
 
     def back(keeper: Keeper) -> Any:
         return outcome(link_back(cast(Cluster, keeper), cast(Cluster, Keeper()), ["orders", "clicks"]))

@@ -44,7 +44,7 @@ from tolerant_client.cluster.admin.offsets import replicated_end
 from tolerant_client.cluster.admin.transactions import can_write_markers, write_abort_markers
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError, PartitionRefusedError, ProducerFencedError
-from tolerant_client.mirror.batches.gaps import Gap, marker_producer
+from tolerant_client.mirror.batches.gaps import Gap, GapFill, marker_producer
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 
@@ -204,7 +204,8 @@ class MarkerFiller:
         await self._target.connect()
         if not can_write_markers(self._target):
             raise OptionError(
-                "--gap-fill markers needs target brokers of Kafka 2.8 or newer; set --gap-fill transactions"
+                "Filling gaps with markers needs target brokers of Kafka 2.8 or newer; set"
+                f" {GapFill.TRANSACTIONS.option}"
             )
         async with self._locks.held([partition]) as has_waited:
             is_known = partition not in self._unanswered and not has_waited
@@ -232,8 +233,8 @@ class MarkerFiller:
             return
         if Errors.ClusterAuthorizationFailedError.errno in codes:
             raise PartitionRefusedError(
-                "--gap-fill markers needs the permission ClusterAction on the target cluster;"
-                " grant it to the mirror's user, or set --gap-fill transactions"
+                "Filling gaps with markers needs the permission ClusterAction on the target cluster;"
+                f" grant it to the mirror's user, or set {GapFill.TRANSACTIONS.option}"
             )
         error = Errors.for_code(max(codes))(f"WriteTxnMarkers for {partition.topic}-{partition.partition}")
         if getattr(error, "invalid_metadata", False):

@@ -22,7 +22,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.stamped import StampedAppends
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import PartitionRefusedError
-from tolerant_client.mirror.batches.gaps import Gap, filler_batches
+from tolerant_client.mirror.batches.gaps import Gap, GapFill, filler_batches
 
 # Long enough for what a transaction writes; short for read_committed consumers if a writer was killed within one.
 _TRANSACTION_TIMEOUT_MS = 10_000
@@ -57,7 +57,7 @@ class GapProducer(ProducerTransaction):
 
     _too_long = (
         "Gaps are filled in transactions of {} ms, more than the target's transaction.max.timeout.ms;"
-        " raise that, or set --gap-fill records"
+        f" raise that, or set {GapFill.RECORDS.option}"
     )
 
     def __init__(
@@ -83,7 +83,7 @@ class GapProducer(ProducerTransaction):
         except Errors.TransactionalIdAuthorizationFailedError as error:
             raise PartitionRefusedError(
                 f"The mirror may not use the transactional.id {self.transactional_id}; grant it Write on the prefix"
-                " tolerant-mirror- of transactional ids, or set --gap-fill records"
+                f" tolerant-mirror- of transactional ids, or set {GapFill.RECORDS.option}"
             ) from error
         self._appends = StampedAppends(
             self._cluster,

@@ -446,5 +446,5 @@ def _remedy(error: Errors.KafkaError, way: GapFill, right: str) -> str:
         )
     is_best = way is GapFill.RECORDS
     return remedy(
-        error_code(error), right, "check the mirror's ACLs" + ("" if is_best else ", or set --gap-fill records")
+        error_code(error), right, "check the mirror's ACLs" + ("" if is_best else f", or set {GapFill.RECORDS.option}")
     )

@@ -289,7 +289,9 @@ def test_markers_that_are_there_already_are_passed_over() -> None:
 def test_markers_without_permission_name_the_remedy() -> None:
     target = FakeTarget()
     target.responses["WriteTxnMarkers"] = lambda request: marked(request, 31)
-    with pytest.raises(PartitionRefusedError, match="ClusterAction .*--gap-fill transactions"):
+    with pytest.raises(
+        PartitionRefusedError, match="ClusterAction .*--gap-fill transactions .*tolerant.gap.fill = transactions"
+    ):
         run(marking(target).fill(P, Gap(0, 1)))
 
 
@@ -319,7 +321,7 @@ def test_markers_of_a_broker_that_leads_no_more_are_retried_elsewhere() -> None:
 def test_markers_need_a_broker_that_takes_them() -> None:
     target = FakeTarget()
     target.markers_version = 0
-    with pytest.raises(OptionError, match="--gap-fill transactions"):
+    with pytest.raises(OptionError, match="--gap-fill transactions .*tolerant.gap.fill = transactions"):
         run(marking(target).fill(P, Gap(0, 1)))
 
 
@@ -349,7 +351,9 @@ def test_a_transactional_id_without_permission_names_the_remedy() -> None:
     target = FakeTarget()
     filler = transacting(target)
     target.responses["InitProducerId"] = lambda _: SimpleNamespace(error_code=53)
-    with pytest.raises(PartitionRefusedError, match="tolerant-mirror-link-gap-orders-0; grant it Write"):
+    with pytest.raises(
+        PartitionRefusedError, match="tolerant-mirror-link-gap-orders-0; grant it Write .*tolerant.gap.fill = records"
+    ):
         run(filler.fill(P, Gap(0, 1)))
 
 
@@ -357,7 +361,7 @@ def test_a_timeout_that_the_brokers_do_not_allow_names_the_remedy() -> None:
     target = FakeTarget()
     filler = transacting(target)
     target.responses["InitProducerId"] = lambda _: SimpleNamespace(error_code=50)
-    with pytest.raises(OptionError, match="transaction.max.timeout.ms"):
+    with pytest.raises(OptionError, match="transaction.max.timeout.ms; .*tolerant.gap.fill = records"):
         run(filler.fill(P, Gap(0, 1)))
 
 

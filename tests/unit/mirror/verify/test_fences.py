@@ -1,0 +1,48 @@
+"""fences.py without brokers: where verify finds that the copy of a promoted link ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.batches.gaps import FILLER
+from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.verify import fences
+from tolerant_client.mirror.verify.report import LogBounds
+
+P = TopicPartition("orders", 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "markers", "source_end", "fence"),
+    [
+        (15, {15}, 15, 15),
+        (10, {15}, 15, 15),  # a failover that knew less of its copy as such
+        (0, {15}, 15, 15),
+        (15, {15, 16}, 16, 15),  # the first of two; the source has filler there
+        (15, {15}, 16, None),
+    ],
+)
+def test_a_fence_is_where_a_marker_of_the_link_is(
+    said: int, markers: set[int], source_end: int, fence: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read_headers(_: Any, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Any]:
+        return {
+            p: SimpleNamespace(is_control=at in markers, producer_id=7, base_offset=at) for p, at in offsets.items()
+        }
+
+    async def read_slices(_: Any, ranges: Mapping[TopicPartition, Any], *, is_committed: bool) -> dict[Any, Any]:
+        filler = SimpleNamespace(headers=((FILLER, None),), key=None, value=None)
+        return {p: SimpleNamespace(records=dict.fromkeys(range(*part), filler)) for p, part in ranges.items()}
+
+    monkeypatch.setattr(fences, "read_headers", read_headers)
+    monkeypatch.setattr(fences, "read_slices", read_slices)
+    control = LinkControl(is_promoted=True, is_fenced=True, producer_ids=(7,), copied_until={P: said})
+    bounds = {P: LogBounds(0, source_end, source_end, 0, 20, 20)}
+    nowhere: Any = None
+    assert asyncio.run(fences.find_fences(nowhere, nowhere, [control], bounds)).get(P) == fence
