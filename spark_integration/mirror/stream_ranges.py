@@ -63,11 +63,10 @@ class RangesStreamReader(RangesPlanner, DataSourceStreamReader, SupportsTriggerA
         self.begin(is_final=True)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        if not self.repeats:
-            if self.is_tail:
-                self.look()
-            elif start["trigger"]:
-                return start
+        if self.is_tail:
+            self.look()
+        elif start["trigger"] and not self.repeats:
+            return start
         return {"trigger": start["trigger"] + 1}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

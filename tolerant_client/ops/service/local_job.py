@@ -88,7 +88,7 @@ class _Batches(threading.Thread):
                         raise repeat.error
                 elif self._is_once:
                     break
-                else:
+                if not self._is_once:
                     self._planner.look()
         except Exception as error:  # the command reports errors of every kind
             self.error = error

@@ -130,7 +130,7 @@ class RangesPlanner:
 
     @property
     def repeats(self) -> bool:
-        """Whether the next micro-batch repeats the last one, so that nothing is planned."""
+        """Whether the next micro-batch repeats the last one; in tail mode it is planned again, since that may be the cure."""
         return self._report is not None and self._report.done.read().repeats > 0
 
     def look(self) -> None:

@@ -158,6 +158,29 @@ def test_what_is_paused_or_blocked_stays_so_while_another_partition_is_tried_aga
     assert not report.blocked and not report.paused
 
 
+@pytest.mark.parametrize("has_spark", [False, True])
+def test_what_is_copied_again_and_again_is_planned_again_since_that_may_be_the_cure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_spark: bool
+) -> None:
+    """A topic that the target has lost, for example: the planner creates it."""
+    job, told = MirrorJob(replace(ONCE, once=False), 7, str(tmp_path)), list[str]()
+    RunReport(tmp_path).done.write(TaskReport(repeats=3))
+    if has_spark:
+        reader = RangesStreamReader(job.options)
+        monkeypatch.setattr(reader, "look", lambda: told.append("planned"))
+        assert reader.latestOffset({"trigger": 4}, None) == {"trigger": 5}  # type: ignore[arg-type]
+    else:
+        batches: Any = local_job._Batches(job)
+        batches.stopped = SimpleNamespace(wait=lambda seconds: None, is_set=lambda: bool(told))
+        batches._planner = SimpleNamespace(
+            begin=lambda is_final: None, tasks=lambda: [], look=lambda: told.append("planned"), stop=lambda: None
+        )
+        batches._copier = SimpleNamespace(settle=lambda done: ranges.Repeat(GONE, 1))
+        batches.run()
+        assert batches.error is None
+    assert told == ["planned"]
+
+
 def test_errors_that_are_not_ours_are_left_to_spark_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match="socket"):
         write(monkeypatch, OSError("socket"))
