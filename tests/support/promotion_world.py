@@ -116,6 +116,8 @@ class World:
     back: str = ""
     fenced_as: tuple[int, ...] = ()
     mirrors: list[Run] | None = field(default_factory=lambda: [Run("dr", "r", "m1", 812, 0, 60_000, is_alive=True)])
+    deleted_at: str = ""  # "fence": somebody deletes the control topic meanwhile
+    empty: frozenset[TopicPartition] = frozenset()
     looks: int = 0
     looked_as: list[tuple[int, ...]] = field(default_factory=list)  # whose markers are no copy
     later: list[PartitionLag] = field(default_factory=list)  # what the next looks find
@@ -154,20 +156,26 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
             raise response
         return response
 
+    def delete_control(step: str) -> None:
+        if found.deleted_at == step:
+            found.control = LinkControl()
+
     async def use_id(_: Any, name: str) -> int:
         assert name == "dr"
         if not found.may_fence:
             raise Errors.TransactionalIdAuthorizationFailedError("no")
+        delete_control("id")
         return 7
 
     async def fence_all(_: Any, __: str, *rest: Any) -> dict[TopicPartition, Fenced]:
         found.fenced_as = () if found.is_translated else rest[0].producer_ids
         found.done.append("fence" if set(rest[-1]) == {P} else f"fence {','.join(f'{p.partition}' for p in rest[-1])}")
+        delete_control("fence")
         return {p: Fenced(10, 10) for p in rest[-1]}
 
     async def leaders(_: Any, wanted: Any, *, patience_ms: int = 0) -> LedOffsets:
         left_out = {p: "it has no leader on the target" for p in wanted if p in found.leaderless}
-        return LedOffsets({p: 10 for p in wanted if p not in left_out}, left_out)
+        return LedOffsets({p: 0 if p in found.empty else 10 for p in wanted if p not in left_out}, left_out)
 
     async def look(
         source: Any, __: Any, ___: str, wanted: Any, is_translated: bool, control: LinkControl

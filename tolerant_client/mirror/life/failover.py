@@ -130,9 +130,9 @@ async def failover(
     if is_dry_run:
         return report
     with half_done("the promotion"):
-        fences, owners = await fence_own(of, led, producer_id)
+        begun, fences, owners = await fence_own(of, control, led, producer_id)
         report = await seen(owners, fences)
-        await write_end(of, report, producer_id, frozenset({*leaderless, *mapped.unread}))
+        await write_end(of, begun, report, producer_id, frozenset({*leaderless, *mapped.unread}))
     return report
 
 

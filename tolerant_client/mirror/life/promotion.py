@@ -172,7 +172,7 @@ async def promote(
         producer_id = await require_fencing_right(of)
     with half_done("the promotion") if will_do else nullcontext():
         if will_do:
-            fences, owners = await fence_own(of, partitions, producer_id)
+            begun, fences, owners = await fence_own(of, control, partitions, producer_id)
             ends = as_fenced(await _look_again(of, source, ends, of.knowing(control)), fences)
         ends = [e for e in ends if e.partition not in owners.left]
         moved = None
@@ -194,7 +194,7 @@ async def promote(
             not_promoted=(*owners.texts(link), *unmade_texts(unmade, partitions, owners.left)),
         )
         if will_do:
-            await write_end(of, report, producer_id)
+            await write_end(of, begun, report, producer_id)
     return report
 
 

@@ -5,6 +5,9 @@ Laws:
   deleted, and every other partition whose target log has records of the link: a process of the link could still write there.
 - Partitions that match the link's topics but are not the link's own are left as they are, and named (owners.py).
 - The first write says in the control that the link is promoted.  Whatever can be found to block it is found before that.
+- Who owns a partition is decided by the control that is there at the first write.  If it was deleted since the command read it,
+  the evidence does not belong to it (what the first one claimed was not looked for in the logs): then nothing is written.
+- What has records and was not fenced is not called promoted: it is left, and named.
 - After that there is no way back: an error on the way says so, and the same command again resumes.  The control says that the
   link is fenced once the report is complete; after that nothing fences it again.
 - What it had to find out because the control tells of no start (deleted, or restored empty) is in the control that it leaves:
@@ -38,13 +41,15 @@ from tolerant_client.mirror.life.owners import Owners, find_evidence
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
-from tolerant_client.mirror.state.control_topic import HIDDEN, read_control, update_control
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import HIDDEN, ControlLostError, read_control, update_control
 from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 LEADERS_MS = 10_000  # how long we wait for leaders: an election under way ends by then
+_WRITTEN_MEANWHILE = "it got its first records while the link was promoted, and the link has not begun it"
 
 
 async def control_to_promote(target: Cluster, link: str, *, may_be_forgotten: bool = False) -> LinkControl:
@@ -148,14 +153,22 @@ async def require_reading_right(of: PromotedLink, partitions: Collection[TopicPa
 
 
 async def fence_own(
-    of: PromotedLink, partitions: Collection[TopicPartition], producer_id: int
-) -> tuple[dict[TopicPartition, Fenced], Owners]:
+    of: PromotedLink, known: LinkControl, partitions: Collection[TopicPartition], producer_id: int
+) -> tuple[LinkControl, dict[TopicPartition, Fenced], Owners]:
     """Writes that the link is promoted, after which its mirror begins no partition, and fences those of these that are its own.
 
-    The control of a link with identical offsets gets the id that fences, too: whoever reads the logs later tells its markers by it.
+    `known` is the control that the evidence belongs to; returns the one that was written.  That of a link with identical offsets
+    gets the id that fences, too: whoever reads the logs later tells its markers by it.  Raises ControlLostError if the
+    control no longer says what it did.
     """
 
     def change(now: LinkControl) -> LinkControl:
+        if now.forgets(known, partitions):
+            raise ControlLostError(
+                f"The control of link {of.name} no longer says what it copies, as it did when this command began: {CONTROL_TOPIC} of"
+                " the target was deleted meanwhile. This command has fenced nothing, and the link is not promoted: run it again with"
+                " --topics, or with the --config of the link"
+            )
         ids = now.producer_ids
         ids = (*ids, producer_id) if ids and producer_id not in ids else ids
         topics = of.topics.to_json() if now.topics is None or now.tells_no_start else now.topics
@@ -169,20 +182,29 @@ async def fence_own(
     own = sorted(owners.own)
     if of.is_translated:  # it may just be copying its first records of what its map does not name
         await fence_translated(of.target, of.name, [*own, *owners.of_strangers])
-        return {}, owners
-    return await fence_identical(of.target, of.name, of.knowing(control), own) if own else {}, owners
+        return control, {}, owners
+    fences = await fence_identical(of.target, of.name, of.knowing(control), own) if own else {}
+    nobodys = [p for p in partitions if not (p in owners.own or p in owners.left or p in control.begun)]
+    ends = (await list_led_offsets(of.target, dict.fromkeys(nobodys, LATEST))).offsets if nobodys else {}
+    written = {p: _WRITTEN_MEANWHILE for p, end in ends.items() if end}
+    return control, fences, owners._replace(of_strangers={**owners.of_strangers, **written})
 
 
 async def write_end(
-    of: PromotedLink, report: PromotionReport, producer_id: int, unfenced: frozenset[TopicPartition] = frozenset()
+    of: PromotedLink,
+    begun: LinkControl,
+    report: PromotionReport,
+    producer_id: int,
+    unfenced: frozenset[TopicPartition] = frozenset(),
 ) -> None:
     """Writes that the link is fenced, except for partitions left `unfenced`, and where its copies end for good.
 
-    If the target takes no record of that size, it leaves out where they end, and at last which logs it found that the link had
-    begun: then that is unknown later.
+    `begun` is the control that fence_own wrote, which is written again if it was deleted meanwhile.  If the target takes no record
+    of that size, it leaves out where they end, and at last which logs it found that the link had begun: then that is unknown later.
     """
 
     def fenced(size: int, now: LinkControl) -> LinkControl:
+        now = now if now.is_promoted else begun
         ends = {**now.copied_until, **report.copies_end}
         end = replace(now, is_fenced=not unfenced, unfenced=unfenced, copied_until=ends)
         end = of.with_found(end, producer_id) if end.is_fenced else end

@@ -188,14 +188,20 @@ async def update_control(target: Cluster, link: str, change: Callable[[LinkContr
         wanted, position = change(_decoded(newest.value or b"", link, target)), offset + 1
 
 
+class ControlLostError(OptionError):
+    """The control of a link no longer says what it did, so nothing was written to it."""
+
+
 @contextmanager
 def half_done(what: str) -> Iterator[None]:
-    """Raises TolerantClientError for every KafkaError after the control says that `what` has begun.
+    """Raises TolerantClientError for every KafkaError after the control says that `what` has begun; not for ControlLostError.
 
     So a refusal or an unreachable cluster is reported together with how far the command came; our own mistakes pass as they are.
     """
     try:
         yield
+    except ControlLostError:
+        raise
     except Errors.KafkaError as error:
         text = text_of(error)
         raise TolerantClientError(f"{text}; {what} has begun and is not finished: run this again") from error

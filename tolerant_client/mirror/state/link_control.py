@@ -111,6 +111,11 @@ class LinkControl:
         """Whether it tells of no start of a mirror: only a promotion can have found out what the link copied."""
         return self.source_cluster_id is None and not self.producer_ids and self.map_id is None
 
+    def forgets(self, known: LinkControl, partitions: Collection[TopicPartition]) -> bool:
+        """Whether it no longer tells of a start, or that one of these logs was begun, as an earlier record of the link did."""
+        lost = known.begun.keys() - self.begun.keys()
+        return self.tells_no_start and not known.tells_no_start or not lost.isdisjoint(partitions)
+
     @property
     def is_of_unknown_source(self) -> bool:
         """Whether a failover fenced the link without its control: it does not ask the source."""

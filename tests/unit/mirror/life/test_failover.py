@@ -102,7 +102,7 @@ def test_a_failover_without_a_control_says_that_nothing_was_checked(world: World
 
 def test_a_failover_tells_no_record_of_others_as_copied_and_names_a_partition_that_is_gone(world: World) -> None:
     gone = TopicPartition("orders", 3)
-    world.control = replace(world.control, begun={gone: TopicIds("a", "b")}, copied={gone: 20})
+    world.control = replace(world.control, begun={P: TopicIds(), gone: TopicIds("a", "b")}, copied={gone: 20})
     world.seen = {P: SeenLog(0, 10, 8, foreign=99)}
     report = world.failover()
     assert report.is_done and report.exit_code == 3 and [p.copied_until for p in report.partitions] == [8]

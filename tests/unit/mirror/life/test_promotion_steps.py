@@ -49,7 +49,7 @@ def test_where_the_copies_end_is_left_out_if_the_target_takes_no_record_of_that_
     partition = PromotedPartition("orders", 0, 9, 0, None)
     report = PromotionReport("promote", "dr", False, True, (partition,))
     of = PromotedLink("dr", cast(Cluster, None), ORDERS, is_translated=False, lost_map=None)
-    asyncio.run(promotion_steps.write_end(of, report, 7))
+    asyncio.run(promotion_steps.write_end(of, LinkControl(is_promoted=True), report, 7))
     assert [(control.is_fenced, control.copied_until) for control in written] == [(True, {})]
 
 
@@ -77,7 +77,7 @@ def test_what_was_found_without_a_control_is_kept_as_far_as_the_target_takes_it(
         report = PromotionReport("failover", "dr", False, True, (PromotedPartition("orders", 0, 9, 0, None),))
         evidence = Evidence(Carried(frozenset((P,))), producer_ids=(5,))
         of = PromotedLink("dr", cast(Cluster, None), ORDERS, is_translated=False, lost_map=None, evidence=evidence)
-        asyncio.run(promotion_steps.write_end(of, report, 7))
+        asyncio.run(promotion_steps.write_end(of, LinkControl(is_promoted=True), report, 7))
         (control,) = written
         assert control.is_fenced and control.producer_ids == (5, 7)
         assert (len(control.copied_until), len(control.begun)) == (most == 2, most > 0)
@@ -190,10 +190,56 @@ def test_of_a_link_whose_control_was_deleted_what_its_producer_id_wrote_is_promo
     monkeypatch.setattr(link_topics, "read_controls", AsyncMock(return_value=Controls({})))
     world.control, world.ids = LinkControl(), (5,)
     world.partitions, world.carried = (theirs, empty, P), Carried(frozenset((P,)), foreign=frozenset((theirs,)))
+    world.empty = frozenset((empty,))
     report = world.failover()
     assert report.is_done and report.exit_code == 3 and world.done == ["promoted", "fence", "fenced"]
     assert world.fenced_as == (5,) and [(p.topic, p.partition) for p in report.partitions] == [empty, P]
     assert len(report.not_promoted) == 1 and report.not_promoted[0].startswith("clicks-0 on the target: not link dr's")
+
+
+BEGUN = LinkControl(producer_ids=(5,), source_cluster_id="A", topics=ORDERS.to_json(), begun={P: TopicIds()})
+
+
+@pytest.mark.parametrize("now", [LinkControl(), replace(BEGUN, begun={Q: TopicIds()})])
+def test_a_control_that_is_deleted_while_a_promotion_waits_ends_it_before_anything_is_written(
+    world: World, monkeypatch: pytest.MonkeyPatch, now: LinkControl
+) -> None:
+    """The evidence was read for the former control, so it would fence nothing and call it promoted; also after a restart."""
+    for action in (world.promote, world.failover):
+        world.control, world.done = BEGUN, []
+
+        async def use_id(*_: object) -> int:
+            world.control = now
+            return 7
+
+        monkeypatch.setattr(promotion_steps, "init_producer_id", use_id)
+        with pytest.raises(
+            OptionError, match="deleted meanwhile. This command has fenced nothing.*: run it again with --topics"
+        ):
+            action(topics=None)
+        assert world.control == now and "fence" not in world.done
+
+
+def test_a_control_that_is_deleted_while_a_promotion_fences_is_written_again(world: World) -> None:
+    """Else it would say that the link is fenced, and not that it was promoted."""
+    for action in (world.promote, world.failover):
+        world.control, world.deleted_at = BEGUN, "fence"
+        assert action().is_done
+        assert world.control == replace(
+            BEGUN, is_promoted=True, is_fenced=True, producer_ids=(5, 7), copied_until={P: 10}
+        )
+
+
+def test_a_log_that_gets_its_first_records_during_a_promotion_is_not_called_promoted(world: World) -> None:
+    """It was empty when the evidence was read, and the link has not begun it: nothing fences it."""
+    for action in (world.promote, world.failover):
+        world.control, world.partitions, world.empty = BEGUN, (P, Q), frozenset((Q,))
+        assert [p.partition for p in action().partitions] == [0, 1]
+        world.control, world.empty = BEGUN, frozenset()
+        report = action()
+        assert report.is_done and report.exit_code == 3 and [p.partition for p in report.partitions] == [0]
+        (text,) = report.not_promoted
+        assert text.startswith("orders-1 on the target: not link dr's") and "got its first records" in text
 
 
 @pytest.mark.parametrize("is_translated", [False, True])
