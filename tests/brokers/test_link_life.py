@@ -39,7 +39,13 @@ from support.tree import SUPPORT
 from tolerant_client.cluster.admin.coordinators import Coordinators
 from tolerant_client.cluster.admin.topics import delete_records, delete_topics
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import LinkPausedError, LinkPromotedError, OptionError, ProducerFencedError
+from tolerant_client.errors import (
+    LinkPausedError,
+    LinkPromotedError,
+    OptionError,
+    ProducerFencedError,
+    TargetDivergedError,
+)
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer
@@ -64,6 +70,7 @@ from tolerant_client.mirror.state.control_topic import (
     write_record,
 )
 from tolerant_client.mirror.state.control_topic import control_topic as control_of_links
+from tolerant_client.mirror.state.health import Health
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.verify.outcome import Outcome
@@ -411,6 +418,48 @@ def test_what_is_no_copy_is_in_the_way_of_a_promotion(source: str, target: str) 
     (found,) = report.blockers
     assert "life-foreign-0" in found and "foreign record batch at offset 100" in found
     assert not run(source, target, lambda _, there: read_control(there, link)).is_promoted
+
+
+def test_what_is_paused_keeps_no_start_from_copying_the_rest_and_is_compared_once_it_is_resumed(
+    source: str, target: str
+) -> None:
+    topic, link = "life-left-out", "life-left-out"
+    create_topic(source, topic, 2)
+    append_records(source, topic, 100, partitions=2)
+    mirror(source, target, topic, link)
+    with kafka.KafkaProducer(bootstrap_servers=target) as stranger:
+        stranger.send(topic, b"foreign", partition=0).get(30)
+    append_records(source, topic, 50, first=100, partitions=2)
+    with pytest.raises(TargetDivergedError) as raised:
+        prepare(source, target, topic, link)
+    pause = f"tolerant-kafka pause --target {target} --link {link} --topic {topic}"
+    assert str(raised.value).endswith(f"to have the other topics copied until then: {pause}")
+    control_of(target, link, paused_partitions=frozenset({TopicPartition(topic, 0)}))
+    assert mirror(source, target, topic, link)[TopicPartition(topic, 0)].is_paused
+    assert ends(target, topic, 2) == [101, 150]
+    found = run(source, target, read_status, link, LinkTopics.of(topic))
+    assert not [r for r in found.reasons if r.health is Health.BLOCKED], found.reasons
+    (note,) = found.notes
+    assert note.startswith(
+        "paused, and blocked once it is resumed: The target log of life-left-out-0 has a foreign record"
+    )
+    plan = run(source, target, plan_everything, link, topic)
+    assert note in plan.warnings and not plan.refusals
+    assert not run(source, target, promote, link, deadline_s=0.0, is_dry_run=True).is_done
+
+    async def resumed(origin: Cluster, there: Cluster) -> None:
+        prepared = await prepare_link(origin, there, topic, link)
+        copier = LinkCopier(origin, there, identical_offsets(prepared.producer_id), link=link)
+        await copier.copy(prepared.ends, lease_ms=60_000)
+        await update_control(there, link, lambda now: replace(now, paused_partitions=frozenset()))
+        for _ in range(20):
+            await copier.copy(prepared.ends, hold_ms=1_000, lease_ms=60_000)
+
+    with pytest.raises(TargetDivergedError, match="life-left-out-0 has a foreign record batch at offset 100"):
+        run(source, target, resumed)
+    assert ends(target, topic, 2) == [101, 150]
+    with pytest.raises(TargetDivergedError):
+        prepare(source, target, topic, link)
 
 
 def test_open_transactions_of_the_source_are_in_the_way_of_a_promotion(source: str, target: str) -> None:

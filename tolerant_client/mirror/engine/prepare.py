@@ -219,8 +219,8 @@ async def prepare_link(
     partitions.  `from_ms` and `until_ms` bound by time what is copied: partitions of which nothing was copied yet begin at the
     first record at or after `from_ms`, and `ends` are at most the first record at or after `until_ms`.  `claim` gets the topics
     before anything is written.
-    Raises what plan_link does, OptionError for a refused topic, LinkPromotedError, TargetDivergedError, and DataLossError if
-    the policy is to fail.  Nothing was written then, unless a cluster became unreachable, or the target refused to create a
+    Raises what plan_link does, OptionError for a refused topic, LinkPromotedError, and, but for what an operator has paused,
+    TargetDivergedError, and DataLossError if the policy is to fail.  Nothing was written then, unless a cluster became unreachable, or the target refused to create a
     topic.
     """
     planned, control = await _check_link(
@@ -338,7 +338,8 @@ async def _refuse_differences(
     topics = (*planned.topics.existing, *planned.topics.grow)
     there = await target.partitions(topic.name for topic in topics)
     both = [p for p in partitions_of(topics) if p in planned.ends and p.partition in there.get(p.topic, ())]
-    # The engine compares partitions without a leader once they have one.
+    # The engine compares what is paused before it copies it again, and partitions without a leader once they have one.
+    both = [p for p in both if not control.pauses(p)]
     led = await list_led_offsets(target, dict.fromkeys(both, LATEST), patience_ms=ELECTION_MS)
     partitions = list(led.offsets)
     if not partitions:

@@ -52,6 +52,15 @@ def split(
     return Comparison(differing, tuple(p for p in unread if p in wanted), refused, opened), beside
 
 
+def without_paused(
+    stopped: Mapping[TopicPartition, str], control: LinkControl
+) -> tuple[dict[TopicPartition, str], list[str]]:
+    """What stops partitions that an operator has not paused, and sentences on the others, which no mirror touches now.  Pure."""
+    return {p: text for p, text in stopped.items() if not control.pauses(p)}, [
+        f"paused, and blocked once it is resumed: {text}" for p, text in stopped.items() if control.pauses(p)
+    ]
+
+
 def is_comparable(control: LinkControl, is_translated: bool) -> bool:
     """Whether a link has logs to compare: not with translated offsets, before the first copy, or once promoted."""
     return not is_translated and not control.is_promoted and bool(control.producer_ids)

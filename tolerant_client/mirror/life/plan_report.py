@@ -20,7 +20,7 @@ from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link, withou
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
-from tolerant_client.mirror.life.comparison import contradicted, read_both
+from tolerant_client.mirror.life.comparison import contradicted, read_both, without_paused
 from tolerant_client.mirror.life.lens import MAP_LOST
 from tolerant_client.mirror.life.mirrors import look_for_forgotten
 from tolerant_client.mirror.life.promotion_report import groups_json
@@ -194,12 +194,13 @@ async def plan_everything(
                 warnings.append(f"will be in the ledger as lost: {text_of(found)}")
             else:
                 stopped[p] = text_of(found)
-        refusals += stopped.values()
     else:
         reached = (await list_led_offsets(target, dict.fromkeys(present, LATEST))).offsets
         stopped, told = await _differences(source, target, list(reached), Ledger(target, link), control, policy)
-        refusals += stopped.values()
         warnings += told
+    stopping, of_paused = without_paused(stopped, control)
+    refusals += stopping.values()
+    warnings += of_paused
     refusals += await right_refusals(source, target, planned)
     starts = (await list_led_offsets(source, dict.fromkeys(planned.ends, EARLIEST))).offsets
     high = (await list_led_offsets(source, dict.fromkeys(planned.ends, LATEST))).offsets

@@ -21,7 +21,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.losses import LedgerRow
-from tolerant_client.mirror.life.comparison import Comparison, compare_ends, is_comparable
+from tolerant_client.mirror.life.comparison import Comparison, compare_ends, is_comparable, without_paused
 from tolerant_client.mirror.life.left_behind import as_left, unknown_left
 from tolerant_client.mirror.life.lens import (
     PartitionLag,
@@ -213,7 +213,9 @@ async def read_status(
         reasons += blocked_reasons(taken)
         if found is None:
             reasons.append(Reason(Health.UNKNOWN, TAKEN_UNKNOWN))
-        reasons += [Reason(Health.BLOCKED, text) for text in differing.values()]
+        stopped, of_paused = without_paused(differing, control)
+        reasons += [Reason(Health.BLOCKED, text) for text in stopped.values()]
+        notes += of_paused
         reasons += blocked_reasons({p: why for p, why in left_behind.items() if not control.pauses(p)})
         reasons += _unseen_reasons({p: why for p, why in unseen.items() if p not in left_behind})
         if view.unread:

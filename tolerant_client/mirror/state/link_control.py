@@ -269,6 +269,14 @@ def plain_options(link: str, target: Cluster, source: Cluster | None = None) -> 
     return " ".join([*words, f"--link {shlex.quote(link)}"])
 
 
+def others_remedy(topic: str, link: str, target: Cluster) -> str:
+    """What an operator does about records of others in a topic that the link has on its target."""
+    return (
+        "Stop that producer. If nobody needs what others wrote there, delete the target topic: the next start fills it again;"
+        f" to have the other topics copied until then: tolerant-kafka pause {link_options(link, target)} --topic {topic}"
+    )
+
+
 def unfinished(control: LinkControl, of_target: str, of_both: str) -> list[str]:
     """Sentences about a promotion that stopped before everything was fenced; pure.  The options name the link (link_options)."""
     if not control.is_half_promoted:

@@ -42,6 +42,7 @@ from tolerant_client.mirror.batches.losses import GOES_ON, LedgerRow, Loss, Loss
 from tolerant_client.mirror.engine.identical.given_times import times_rewritten
 from tolerant_client.mirror.engine.identical.open_gaps import ended_gap
 from tolerant_client.mirror.engine.identical.places import read_places
+from tolerant_client.mirror.state.link_control import others_remedy
 from tolerant_client.records.record_batch import BatchHeader, Record
 
 _BATCHES_OF_A_DIFFERENCE = 50  # that are searched for records of the link
@@ -196,7 +197,7 @@ async def explain(
         first = max(logs.source_end, logs.target_start)
     if first is None:
         if case.last is not None and case.is_strange:
-            return _diverged(case, case.last, case.last.base_offset)
+            return _diverged(case, case.last, case.last.base_offset, others_remedy(case.partition.topic, link, target))
         return case.state if accepted else None
     return await _explain_difference(source, target, case, link, first)
 
@@ -216,7 +217,7 @@ async def _explain_difference(source: Cluster, target: Cluster, case: Case, link
             marker = marker or (None if is_filler_marker(header) else header)
         elif not is_all_filler(there):
             if header.is_transactional or header.producer_id not in case.own:
-                return _diverged(case, header, first)
+                return _diverged(case, header, first, others_remedy(case.partition.topic, link, target))
             return await _explain_own(source, target, case, link, first, header, there)
         at = header.next_offset
         if at >= case.logs.target_end:
@@ -224,7 +225,8 @@ async def _explain_difference(source: Cluster, target: Cluster, case: Case, link
     if at == first and marker is None:
         return None
     # Filler has no records that could show what the source had there.
-    return _only_gaps(case, first, marker, is_own=await ended_gap(target, link, case.partition, marker))
+    is_own = await ended_gap(target, link, case.partition, marker)
+    return _only_gaps(case, first, marker, others_remedy(case.partition.topic, link, target), is_own=is_own)
 
 
 async def _explain_own(
@@ -300,11 +302,11 @@ async def _first_rewritten(target: Cluster, case: Case) -> int:
     return high
 
 
-def _diverged(case: Case, foreign: BatchHeader, offset: int) -> TargetDivergedError:
+def _diverged(case: Case, foreign: BatchHeader, offset: int, remedy: str) -> TargetDivergedError:
     return TargetDivergedError(
         f"The target log of {case} has a foreign record batch at offset {max(offset, foreign.base_offset)} (producer id"
         f" {foreign.producer_id}, the mirror's is {case.producer_id}) that the source does not have"
-    ).advising("stop that writer and mirror into a topic of its own")
+    ).advising(remedy)
 
 
 def _fenced(case: Case, fence: BatchHeader) -> TargetDivergedError:
@@ -315,7 +317,7 @@ def _fenced(case: Case, fence: BatchHeader) -> TargetDivergedError:
     ).advising("tolerant-kafka status says what it was, and tolerant-kafka failback copies back after a promotion")
 
 
-def _only_gaps(case: Case, first: int, marker: BatchHeader | None, *, is_own: bool) -> TargetDivergedError:
+def _only_gaps(case: Case, first: int, marker: BatchHeader | None, remedy: str, *, is_own: bool) -> TargetDivergedError:
     what = "filler" if marker is None else "the marker of a transaction"
     whose = "" if marker is None else f" (producer id {marker.producer_id}, the mirror's is {case.producer_id})"
     at = first if marker is None else max(first, marker.base_offset)
@@ -327,10 +329,7 @@ def _only_gaps(case: Case, first: int, marker: BatchHeader | None, *, is_own: bo
     return TargetDivergedError(
         f"The target log of {case} has {what} at offset {at}{whose} that the source does not have there: another producer"
         " wrote it, or the source lost what the mirror had filled"
-    ).advising(
-        "Stop that producer. If nobody needs what others wrote there, delete the target topic: the next start fills it again;"
-        " otherwise mirror into a topic of another name"
-    )
+    ).advising(remedy)
 
 
 def misplaced(case: Case) -> TargetDivergedError:
