@@ -556,6 +556,8 @@ def test_another_link_over_a_promoted_copy_is_sent_to_failback_and_never_told_to
     )
     with pytest.raises(OptionError, match=f"Topic life-owned of this target {told}") as caught:
         prepare(source, target, "life-owned", "life-second")
+    with pytest.raises(OptionError, match=f"Topic life-owned of this target {told}"):  # it would append all once more
+        run(source, target, prepare_link, LinkTopics.of("life-owned"), "life-translated", is_translated=True)
     assert "Stop that producer" not in str(caught.value) and ends(target, "life-owned") == before
     planned = run(source, target, plan_everything, "life-second", "life-owned")
     assert planned.exit_code == 3 and any("failback" in text for text in planned.refusals)

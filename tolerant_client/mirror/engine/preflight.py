@@ -35,7 +35,7 @@ from tolerant_client.mirror.state.control_topic import (
 )
 from tolerant_client.mirror.state.link_control import LinkControl, plain_options, unfinished
 from tolerant_client.mirror.state.link_topics import hindrance, require_no_unreadable
-from tolerant_client.mirror.state.map_topic import was_never_started
+from tolerant_client.mirror.state.map_topic import mapped_topics, was_never_started
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
@@ -230,7 +230,7 @@ async def look_for_others(
     """Which of these target topics another link writes, may write, or copied before it was promoted.
 
     Links with translated offsets may share a topic; a link with identical offsets, which has a producer id, must be alone in
-    it.  A link that has begun to copy a topic has it.  Any link may begin a topic that it names and nobody has begun, but a
+    it, and its promoted copy gets the source's records from no other.  A link that has begun to copy a topic has it.  Any link may begin a topic that it names and nobody has begun, but a
     link with translated offsets goes first.  `is_new`: the topics were found while the link runs; of two links that find
     the same topic, the one whose name sorts first copies it.  `own` is the link's control as it
     will be, if that is not the one on the target (failback).
@@ -248,10 +248,7 @@ async def look_for_others(
     taken: set[str] = set()
     own = controls.links.get(link, LinkControl()) if own is None else own
     ours = {p.topic for p in own.begun}
-    for other, control in controls.links.items():
-        was_promoted = control.is_promoted and not control.is_handed_back
-        if is_identical and was_promoted and control.producer_ids and other != link:
-            refused |= await _promoted_copies(target, other, control, own)
+    refused |= await _promoted_copies(target, link, controls, own, is_identical=is_identical)
     taken |= refused.keys()
     for other, control in _others_that_live(controls, link):
         if not control.topics:
@@ -307,29 +304,40 @@ async def refusal_facts(target: Cluster, refused: Collection[str]) -> RefusalFac
     return RefusalFacts(next(iter(ends.offsets.values()), None), there, stamped)
 
 
-async def _promoted_copies(target: Cluster, other: str, promoted: LinkControl, own: LinkControl) -> dict[str, str]:
-    """Topics that are still the promoted copy of another link, as their ids show, and that our own link neither began nor
-    adopted (failback): what their producers have written since exists nowhere else.
+async def _promoted_copies(
+    target: Cluster, link: str, controls: Controls, own: LinkControl, *, is_identical: bool
+) -> dict[str, str]:
+    """Topics that are still another link's promoted copy with identical offsets, as their ids show, and that our own link neither
+    began nor adopted (failback): what their producers have written since exists nowhere else.
+
+    A link with translated offsets would append the same records once more.  It may copy another source there, and resumes what its
+    map names.
     """
-    if not promoted.begun:
-        return {}
-    begun = promoted.begun
-    ids = await topic_ids(target, {p.topic for p in begun})
     ours = {p.topic for p in (*own.begun, *own.adopted)}
-    copies = {p.topic for p, of in begun.items() if of.target and of.target == str(ids.get(p.topic))} - ours
+    copies: dict[str, str] = {}
+    for other, control in controls.links.items():
+        is_copy = control.is_promoted and not control.is_handed_back and control.producer_ids and other != link
+        is_same = own.source_cluster_id is None or control.may_copy_from(own.source_cluster_id)
+        if is_copy and control.begun and (is_identical or is_same):
+            ids = await topic_ids(target, {p.topic for p in control.begun})
+            begun = {p.topic for p, of in control.begun.items() if of.target and of.target == str(ids.get(p.topic))}
+            copies |= dict.fromkeys(begun - ours, other)
+    if copies and not is_identical:
+        mapped = (await mapped_topics(target, link, own)).names
+        copies = {name: other for name, other in copies.items() if name not in mapped}
     return {
         name: f"Topic {name} of this target is the copy of link {other}, which was promoted: it belongs to its"
         " producers, and what they have written there exists nowhere else. To copy it back, run tolerant-kafka failback with"
         " source and target exchanged; or leave the topic out. If none of it is needed any more, delete it on the"
         " target: it is then copied again"
-        for name in sorted(copies)
+        for name, other in sorted(copies.items())
     }
 
 
 async def copied_identically(
     target: Cluster, link: str, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, str]:
-    """Which of these target logs another link has begun with identical offsets, and why nobody else may write there.
+    """Which of these target logs another link has begun with identical offsets, and why our own may not write there (any more).
 
     Call it once the logs are claimed: such a link records it before it appends, under its own claim.  Raises OrdersHiddenError.
     """
@@ -337,12 +345,15 @@ async def copied_identically(
         controls = await read_controls(target, {p.topic for p in partitions})
     except Errors.TopicAuthorizationFailedError as error:
         raise orders_hidden() from error
-    return {
+    own = controls.links.get(link, LinkControl())
+    promoted = await _promoted_copies(target, link, controls, own, is_identical=False)
+    live = {
         p: f"{p.topic}-{p.partition} of the target was copied by link {other} with identical offsets, and only that link may"
         " write it: leave the topic out of one of the two links"
         for other, control in _others_that_live(controls, link)
         for p in control.begun.keys() & set(partitions)
     }
+    return {**{p: promoted[p.topic] for p in partitions if p.topic in promoted}, **live}
 
 
 def _others_that_live(controls: Controls, link: str) -> list[tuple[str, LinkControl]]:

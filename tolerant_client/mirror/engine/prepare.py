@@ -307,9 +307,10 @@ async def _check_link(
         planned.require_all()
     control.require_not_promoted(link, target, source)
     grown(control, LinkTopics.of(topics))
-    require_same_source(control, link, await source.cluster_id())
+    require_same_source(control, link, cluster_id := await source.cluster_id())
     names = [topic.name for topic in planned.topics.copied]
-    others = await look_for_others(target, link, names, is_identical=is_identical)
+    own = replace(control, source_cluster_id=cluster_id)
+    others = await look_for_others(target, link, names, is_identical=is_identical, own=own)
     if not goes_on:
         others.require_none()
     planned = without_topics(planned, others.refused)

@@ -169,10 +169,11 @@ async def plan_everything(
         if is_translated:
             control.require_not_identical(link)
         grown(control, chosen)
-        require_same_source(control, link, await source.cluster_id())
+        require_same_source(control, link, cluster_id := await source.cluster_id())
+        own = replace(control, source_cluster_id=cluster_id)
         names = [topic.name for topic in planned.topics.copied]
         is_identical = not (was_begun if is_translated is None else is_translated)
-        others = (await look_for_others(target, link, names, is_identical=is_identical)).refused
+        others = (await look_for_others(target, link, names, is_identical=is_identical, own=own)).refused
         refusals += few(dict.fromkeys(others.values()))
         planned = without_topics(planned, others)  # the mirror does nothing with what others have
         copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]

@@ -561,15 +561,53 @@ def test_a_file_whose_topics_keep_their_names_goes_on_with_a_link_that_was_begun
         grown(written(identity), LinkTopics.of("orders"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "own", "refused"),
+    [
+        ({}, written("orders"), "by link eu with identical offsets"),
+        ({"is_promoted": True}, written("orders"), "of link eu, which was promoted"),
+        ({"is_promoted": True, "source_cluster_id": None}, written("orders"), "of link eu, which was promoted"),
+        ({"is_promoted": True}, LinkControl(), "of link eu, which was promoted"),  # its source is unknown
+        ({"is_promoted": True}, written("orders", "C-id"), ""),  # it brings the records of another source
+        ({"is_promoted": True}, written("orders", adopted={TopicPartition("orders", 0): 9}), ""),
+        ({"is_promoted": True, "is_handed_back": True}, written("orders"), ""),
+    ],
+)
 @pytest.mark.usefixtures("keepers")
-def test_a_log_that_another_link_has_begun_identically_is_its_own_until_that_is_promoted() -> None:
+def test_a_log_that_another_link_has_begun_identically_gets_the_same_records_from_no_translated_one(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], own: LinkControl, refused: str
+) -> None:
+    """Not while that link copies, nor once it is promoted, if the topic is the same and the translated link has not begun it."""
+    now, mapped = {"orders": "t", "clicks": "t"}, list[MappedTopics]()
+
+    async def ids(*_: object) -> dict[str, str]:
+        return now
+
+    async def mapped_topics(*_: object) -> MappedTopics:
+        return mapped[0] if mapped else NO_MAP
+
+    monkeypatch.setattr(preflight, "topic_ids", ids)
+    monkeypatch.setattr(preflight, "mapped_topics", mapped_topics)
     wanted = [TopicPartition("orders", n) for n in range(3)]
     begun = {p: TopicIds("s", "t") for p in (*wanted[:2], TopicPartition("clicks", 0))}
-    for changes, refused in (({}, set(wanted[:2])), ({"is_promoted": True}, set()), ({"is_handed_back": True}, set())):
-        keeper = Keeper((b"eu", encode_control(written("orders", producer_ids=(7,), begun=begun, **changes), 1)))
-        found = outcome(copied_identically(cast(Cluster, keeper), "dr", wanted))
-        assert found.keys() == refused and all("by link eu with identical offsets" in why for why in found.values())
-        assert outcome(copied_identically(cast(Cluster, keeper), "eu", wanted)) == {}
+    eu = replace(written("orders", producer_ids=(7,), begun=begun), **changes)
+    keeper = Keeper((b"eu", encode_control(eu, 1)), (b"dr", encode_control(own, 1)))
+
+    def told() -> tuple[dict[str, str], dict[TopicPartition, str]]:
+        at_start = outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders"], is_identical=False)).refused
+        return at_start, outcome(copied_identically(cast(Cluster, keeper), "dr", wanted))
+
+    at_start, running = told()
+    assert at_start.keys() == ({"orders"} if refused else set())
+    assert bool(running) == bool(refused) and all(refused in why for why in running.values())
+    assert set(wanted[:2]) <= running.keys() <= set(wanted) if refused else not running
+    assert outcome(copied_identically(cast(Cluster, keeper), "eu", wanted)) == {}
+    if eu.is_promoted:
+        mapped.append(MappedTopics(frozenset(wanted[:1])))
+        assert told() == ({}, {}), "it had begun the topic before"
+        mapped.clear()
+        now["orders"] = "another"
+        assert told() == ({}, {}), "nobody's copy any more"
 
 
 def test_two_sources_never_share_a_link_that_nobody_named() -> None:
