@@ -33,7 +33,12 @@ _WORST_FIRST = (NOT_EXAMINED, ERRORS, WARNINGS, HEALTHY)
 _Which = Annotated[WhichLink, ("source", "target", "link", "source_properties", "target_properties")]
 _Cluster = Annotated[str | None, typer.Option("--cluster", metavar="HOST:PORT", help="Check one cluster alone.")]
 _Topics = Annotated[
-    str, typer.Option("--topics", metavar="REGEX", help="Topics of the mirror: expressions that match whole names.")
+    str | None,
+    typer.Option(
+        "--topics",
+        metavar="REGEX",
+        help="Topics of the mirror: expressions that match whole names; else those of the link, or all.",
+    ),
 ]
 _Groups = Annotated[list[str], typer.Option("--group", help="A group whose coordinator to check; may be repeated.")]
 _Ids = Annotated[
@@ -49,7 +54,7 @@ def doctor(
         Path | None,
         file_option("--config", "A MirrorMaker 2 file instead: each of its flows."),
     ] = None,
-    topics: _Topics = ".*",
+    topics: _Topics = None,
     seconds: Annotated[
         float, typer.Option("--seconds", min=0, max=LONGEST_S, help="How long to watch leaders and progress.")
     ] = 10.0,
@@ -74,19 +79,20 @@ def doctor(
     for name, (servers, path) in given.items():
         if path is not None and servers is None:
             raise OptionError(f"--{name}-properties was given without --{name}")
-    chosen = LinkTopics.of(topics)
+    chosen = LinkTopics() if topics is None else LinkTopics.of(topics)
     clusters = {
         name: client_properties(servers, path) for name, (servers, path) in given.items() if servers is not None
     }
     if config is not None:
-        if clusters or topics != ".*" or which.link is not None:
+        if clusters or topics is not None or which.link is not None:
             raise OptionError("--config names the clusters, topics and links: leave the other options out")
         subjects = flow_subjects(config)
     elif not clusters or "cluster" in clusters and len(clusters) > 1:
         raise OptionError("Give --source, --target or both, or --cluster alone: HOST:PORT[,HOST:PORT...]")
     else:
         name = which.link or _meant(clusters)
-        subjects = [Subject(clusters, chosen, name, options=link_options(given, name))]
+        asks_control = topics is None and (which.link is not None or len(clusters) > 1)
+        subjects = [Subject(clusters, chosen, name, options=link_options(given, name), asks_control=asks_control)]
 
     codes, reports = set(), []
     for subject in subjects:

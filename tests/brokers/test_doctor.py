@@ -194,6 +194,29 @@ def test_target_that_is_longer_than_its_source_is_an_error(source: str, target: 
     assert "up to offset 9 there, and up to 5 on the source" in ahead.evidence
 
 
+def test_a_link_without_topics_is_examined_by_its_control_and_what_blocks_it_is_told_though_no_mirror_runs(
+    source: str, target: str
+) -> None:
+    for topic in ("doctor-mine", "doctor-others"):
+        create_topic(source, topic, 2)
+        append_records(source, topic, 5, partitions=2, timestamp=now_ms())
+        mirror(source, target, topic, topic)
+    for topic in ("doctor-mine", "doctor-others"):
+        with KafkaProducer(bootstrap_servers=target) as stranger:
+            stranger.send(topic, b"foreign", partition=0).get(30)
+    asked = ["doctor", "--source", source, "--target", target, "--link", "doctor-mine", "--seconds", "0", "--json"]
+
+    def told(*more: str) -> list[tuple[str, str, str]]:
+        report = json.loads(CliRunner().invoke(app, [*asked, *more]).stdout)
+        return [(f["severity"], f["thing"], f["evidence"]) for f in report["findings"] if "doctor-" in f["thing"]]
+
+    blocked, idle = told()
+    assert blocked[:2] == ("error", "link doctor-mine"), "nothing of the other link's topics"
+    assert blocked[2].startswith("blocked: The target log of doctor-mine-0 has a foreign record batch at offset 5")
+    assert idle[:2] == ("warning", "link doctor-mine") and idle[2].startswith("no mirror of link doctor-mine")
+    assert "doctor-others" in told("--topics", "doctor-others")[0][2]
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("short_looks")
 def test_positions_of_a_renamed_link_with_translated_offsets_are_those_of_its_map(source: str, target: str) -> None:

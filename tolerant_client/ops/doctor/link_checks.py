@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple
+
+from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import GOES_ON, LedgerRow
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.life.mirrors import standing
+from tolerant_client.mirror.life.mirrors import mirror_reasons, standing
 from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.health import (
     DELETE_COPY,
@@ -44,13 +47,17 @@ class LinkOptions(NamedTuple):
 
 @check("topics", cluster="link")
 def topic_findings(
-    source: Mapping[str, TopicSpec], target: Mapping[str, TopicSpec], brokers: int, begun: Collection[str] = ()
+    source: Mapping[str, TopicSpec],
+    target: Mapping[str, TopicSpec],
+    brokers: int,
+    begun: Collection[TopicPartition] = (),
 ) -> Iterator[Told]:
-    """Judges each topic by a mirror's own plan; names are the target's.  `begun` are topics that the link has copied to."""
-    deleted = sorted(name for name in source if name not in target and name in begun)
+    """Judges each topic by a mirror's own plan; names are the target's.  `begun` are those that the link has copied to."""
+    known = {p.topic for p in begun}
+    deleted = sorted(name for name in source if name not in target and name in known)
     if deleted:
         yield Told(Severity.WARNING, f"topic {some(deleted)}", DELETED_ON_TARGET, "Start the mirror, if none runs")
-    missing = sorted(name for name in source if name not in target and name not in begun)
+    missing = sorted(name for name in source if name not in target and name not in known)
     if missing:
         evidence = "the target lacks it; a mirror creates it"
         yield Told(Severity.INFO, f"topic {some(missing)}", evidence, "None needed")
@@ -66,7 +73,8 @@ def topic_findings(
                 f"Set {TIMESTAMP_TYPE}=CreateTime on the target",
             )
             continue
-        if present.partitions > wanted.partitions:
+        has_more = present.partitions > wanted.partitions
+        if has_more and not any(p.topic == name and p.partition >= wanted.partitions for p in begun):
             yield Told(
                 Severity.INFO,
                 f"topic {name}",
@@ -404,21 +412,27 @@ def control_findings(
 
 @check("control", cluster="link")
 def blocked_findings(
-    link: str, mirrors: Iterable[Run], control: LinkControl, left_behind: Collection[str]
+    link: str,
+    mirrors: Collection[Run] | None,
+    control: LinkControl,
+    left_behind: Mapping[TopicPartition, str],
+    stopped: Mapping[TopicPartition, str] = MappingProxyType({}),
 ) -> Iterator[Told]:
-    """What is blocked until a person acts, in the words of `status`: by the source's topics, and by the mirrors that run.
+    """What is blocked until a person acts, in the words of `status`, and that no mirror of the link runs.
+
+    The source lacks `left_behind`; the logs of `stopped` differ, or another link has them; mirrors tell more, None if they are unknown.
 
     A reason is never split: without a remedy of its own, as an earlier version's mirror tells it, all of it is the evidence.
     """
     if control.is_over:
         return
-    told = {p: DELETED_ON_SOURCE for p in control.begun if p.topic in left_behind and not control.pauses(p)}
-    waits = {p: wait for p, wait in standing(mirrors, told, control).items() if wait.is_blocked}
-    told |= {p: wait.reason for p, wait in waits.items()}
+    waits = {p: wait for p, wait in standing(mirrors or (), left_behind, control).items() if wait.is_blocked}
+    seen = {**stopped, **left_behind}
+    told = {p: why for p, why in seen.items() if not control.pauses(p)} | {p: wait.reason for p, wait in waits.items()}
     remedies = {**{wait.reason: wait.remedy for wait in waits.values()}, DELETED_ON_SOURCE: DELETE_COPY}
     for reason, partitions in by_reason(told).items():
         evidence, remedy = reason, "Do what it says; status names all partitions"
-        if known := remedies[reason]:
+        if known := remedies.get(reason):
             evidence, remedy = reason.removesuffix(known).rstrip(";. "), known[:1].upper() + known[1:]
         which = names(partitions)
         yield Told(
@@ -427,6 +441,8 @@ def blocked_findings(
             f"blocked: {evidence if which in evidence else f'{which}: {evidence}'}",
             remedy,
         )
+    for idle in mirror_reasons(link, mirrors) if mirrors is not None and not control.tells_no_start else ():
+        yield Told(Severity.WARNING, f"link {link}", idle.text, "Start the mirror, if it is to run now")
 
 
 def renamed(specs: Mapping[str, TopicSpec], names: Mapping[str, str]) -> dict[str, TopicSpec]:

@@ -17,12 +17,13 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.groups import OWN_GROUPS
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.life.mirrors import RENEWED_S, look_at_claims, look_for_forgotten
+from tolerant_client.mirror.life.mirrors import RENEWED_S, look_at_claims, look_for_forgotten, seen_mirrors
 from tolerant_client.mirror.state.claims import ClaimsLog
 from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.health import deleted_on_source
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.link_topics import is_heartbeats
+from tolerant_client.mirror.state.link_topics import is_heartbeats, written_topics
 from tolerant_client.mirror.state.map_topic import lost_map
 from tolerant_client.mirror.state.plan import TopicSpec, plan_topics, select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, group_filter
@@ -58,10 +59,12 @@ from tolerant_client.ops.doctor.link_checks import (
 )
 from tolerant_client.ops.doctor.rights import Duty, asked
 from tolerant_client.ops.mm2.loops import names_of
+from tolerant_client.ops.service.clusters import both
 from tolerant_client.security.kafka_config import kafka_python_config
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
 _GROUPS = 200  # whose rights are checked
+_PATIENCE_MS = 4_000  # with clusters that have responded
 _SPEAKING_S = 60.0  # for all checks together, besides the observation time
 
 
@@ -69,7 +72,8 @@ _SPEAKING_S = 60.0  # for all checks together, besides the observation time
 class Subject:
     """What to examine.
 
-    `clusters` has Java client properties by role: "source" and "target", or "cluster" for a single one.  `copied_groups`
+    `clusters` has Java client properties by role: "source" and "target", or "cluster" for a single one.  With `asks_control`
+    the topics are those in the link's control, and `topics` those of a link without one.  `copied_groups`
     are those whose offsets are copied; `groups` and `transactional_ids` are more names whose coordinators are checked.
     `seconds` is how long elections and progress are observed.  `duties` are those of the link, `called` the link's names
     for the topics of the rights table.  `options` name this link in other commands: those that need its target only,
@@ -86,6 +90,7 @@ class Subject:
     duties: frozenset[Duty] = frozenset({Duty.COPY})
     called: Mapping[str, str] = field(default_factory=dict)
     options: LinkOptions = LinkOptions()
+    asks_control: bool = False
 
 
 def examine(subject: Subject, checkup: Checkup | None = None) -> Checkup:
@@ -115,6 +120,7 @@ class _Examination:
     def run(self) -> None:
         try:
             self._in_each(self._configs, self._meet)
+            self._take_topics()
             chosen = self._choose_topics()
             self._in_each(self._found, partial(self._examine, chosen))
             self._examine_coordinators()
@@ -146,6 +152,15 @@ class _Examination:
             found = examine_cluster(self._checkup, raw, probes, config)
             if found is not None:
                 self._found[name] = found
+
+    def _take_topics(self) -> None:
+        """Takes the topics of the link from its control, as the other commands do, if none were given."""
+        subject, target = self._subject, self._found.get("target")
+        if not subject.asks_control or target is None:
+            return
+        control = self._checkup.ask("control", target.raw, read_control, target.raw, subject.link)
+        if control is not None:
+            self._subject = replace(subject, topics=written_topics(control, subject.link, subject.topics))
 
     def _choose_topics(self) -> dict[str, str]:
         """The mirror's topics: the target's name of each by its name on the source."""
@@ -209,17 +224,37 @@ class _Link:
         self._source, self._target = source, target
         self._chosen = chosen
         self._claims: ClaimsLog | None = None
+        self._looked = 0.0  # at the claims
 
     def begin(self) -> dict[TopicPartition, PartitionLag]:
         """What is compared with a later look: the claims, and the lag."""
         self._claims = self._checkup.ask("control", self._target.raw, look_at_claims, self._target.raw)
+        self._looked = time.monotonic()
         return self.look()
 
-    def _left_behind(self, control: LinkControl) -> set[str]:
-        """The target's topics that the link began to copy and that the source does not have, or does not show."""
+    def _left_behind(self, control: LinkControl) -> dict[TopicPartition, str]:
+        """What the target has, the link began to copy, and the source does not have, or does not show; and why, as a sentence."""
         topics, there = self._subject.topics, self._source.facts.topics
-        begun = {p.topic for p in control.begun if p.topic in self._target.facts.topics and topics.writes(p.topic)}
-        return {name for name in begun if topics.to_source(name) not in there and not is_heartbeats(topics, name)}
+        found = {}
+        for p in control.begun:
+            if p.topic in self._target.facts.topics and topics.writes(p.topic) and not is_heartbeats(topics, p.topic):
+                shown = there.get(topics.to_source(p.topic))
+                if shown is None or shown.partitions and p.partition not in {each.index for each in shown.partitions}:
+                    found[p] = deleted_on_source(has_topic=shown is not None)
+        return found
+
+    def _stopped(self, control: LinkControl) -> dict[TopicPartition, str]:
+        """Partitions that both clusters serve and that stop a mirror of the link, as `status` finds them; and why."""
+        subject, checkup = self._subject, self._checkup
+        on_source = logs.serving(self._source.facts, self._chosen)
+        both_have = {TopicPartition(self._chosen[p.topic], p.partition) for p in on_source}
+        both_have &= logs.serving(self._target.facts, self._chosen.values()).keys()
+        if control.is_over or control.tells_no_start or not both_have:
+            return {}
+        clusters = subject.clusters["source"], subject.clusters["target"]  # on one event loop
+        with both(*clusters, subject.topics.names, _PATIENCE_MS, subject.options.of_file) as (source, target):
+            asked = logs.find_stopped, source, target, subject.link, control, sorted(both_have)
+            return checkup.ask("control", target, *asked) or {}
 
     def look(self) -> dict[TopicPartition, PartitionLag]:
         """The lag of each partition that serves on both sides."""
@@ -241,19 +276,20 @@ class _Link:
         self._examine_rights()
         control = checkup.ask("control", target.raw, read_control, target.raw, link)
         is_live = control is not None and not control.is_over
-        self._examine_topics({p.topic for p in control.begun} if control is not None and is_live else set())
+        self._examine_topics(control.begun if control is not None and is_live else ())
         ledger = checkup.ask("ledger", target.raw, read_ledger, target.raw)
         checkup.add(ledger_findings(link, ledger or ()))
+        stopped: Mapping[TopicPartition, str] = {}
         if control is not None:
             lost = checkup.ask("control", target.raw, lost_map, target.raw, link, control)
             asked = (look_for_forgotten, target.raw, link, control, RENEWED_S)  # a check has 10 s
             forgotten = checkup.ask("control", target.raw, *asked)
             checkup.add(control_findings(link, control, self._subject.options, lost, forgotten))
-            claims = checkup.ask("control", target.raw, look_at_claims, target.raw)
-            mirrors = [] if claims is None or self._claims is None else claims.runs(self._claims)
-            mirrors = [run for run in mirrors if run.link == link]
-            checkup.add(blocked_findings(link, mirrors, control, self._left_behind(control)))
-        self._examine_backlog(before, ledger or (), control)
+            since = self._claims, self._looked, RENEWED_S
+            mirrors = checkup.ask("control", target.raw, seen_mirrors, target.raw, link, *since)
+            stopped = self._stopped(control)
+            checkup.add(blocked_findings(link, mirrors, control, self._left_behind(control), stopped))
+        self._examine_backlog(before, ledger or (), control, stopped)
 
     def _examine_rights(self) -> None:
         source, target, checkup = self._source, self._target, self._checkup
@@ -271,7 +307,7 @@ class _Link:
             rights = checkup.ask("rights", one.raw, describe.group_rights, one.raw, groups, talking)
             checkup.add(group_right_findings(one.facts, rights or {}, duties, one.who))
 
-    def _examine_topics(self, begun: Collection[str]) -> None:
+    def _examine_topics(self, begun: Collection[TopicPartition]) -> None:
         source, target, checkup = self._source, self._target, self._checkup
         if not self._chosen:
             return
@@ -304,8 +340,13 @@ class _Link:
         checkup.add(creation_findings(target.facts, list(missing), warnings, refusal, target.who))
 
     def _examine_backlog(
-        self, before: Mapping[TopicPartition, PartitionLag], ledger: Iterable[LedgerRow], control: LinkControl | None
+        self,
+        before: Mapping[TopicPartition, PartitionLag],
+        ledger: Iterable[LedgerRow],
+        control: LinkControl | None,
+        stopped: Collection[TopicPartition],
     ) -> None:
+        """What waits to be copied; of partitions that are `stopped` the cause has been told."""
         source, checkup, link = self._source, self._checkup, self._subject.link
         if control is not None and control.is_promoted:
             return  # the target is independent now
@@ -334,8 +375,9 @@ class _Link:
         }
         rows = [row for row in ledger if row.link == link]
         checkup.add(retention_findings(backlogs, retentions, rows, int(time.time() * 1000), self._subject.seconds))
-        checkup.add(ahead_findings(backlogs, self._subject.options))
-        checkup.add(progress_findings(link, backlogs, control, self._subject.seconds))
+        untold = [each for each in backlogs if each.now.partition not in stopped]
+        checkup.add(ahead_findings(untold, self._subject.options))
+        checkup.add(progress_findings(link, untold, control, self._subject.seconds))
 
 
 def _share(size: int | None, lag: PartitionLag) -> float | None:

@@ -15,8 +15,12 @@ from tolerant_client.cluster.admin.transactions import list_transactions
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.life import lens
+from tolerant_client.mirror.life.comparison import compare_ends
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.life.owners import find_taken
 from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.ledger import Ledger
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.ops.doctor.facts import ClusterFacts
 
@@ -49,6 +53,19 @@ async def positions(
     found = await lens.positions(target, link, leaders, await has_map(target, link, control), control)
     sources = {name: source for source, name in topics.items()}
     return {TopicPartition(sources[p.topic], p.partition): at for p, at in found.items() if p.topic in sources}
+
+
+async def find_stopped(
+    source: Cluster, target: Cluster, link: str, control: LinkControl, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, str]:
+    """Which of these partitions a mirror of the link would stop at, as another link has them or the logs differ; and why."""
+    is_translated = await has_map(target, link, control)
+    taken: Mapping[TopicPartition, str] = {}
+    if control.topics is not None and not is_translated:
+        taken = await find_taken(target, link, control, partitions, (), is_translated=False)
+    rest = [p for p in partitions if p not in taken]
+    found = await compare_ends(source, target, rest, Ledger(target, link), control, is_translated)
+    return {**taken, **({} if found is None else found.differing)}
 
 
 async def lags(source: Cluster, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, PartitionLag]:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
 
 import kafka.errors as Errors
 import pytest
@@ -82,6 +81,7 @@ def severities(findings: Any) -> list[Severity]:
 
 # -- topics and sizes ---------------------------------------------------------
 
+ORDERS = TopicPartition("orders", 0)
 PLAIN = {"message.timestamp.type": "CreateTime", "cleanup.policy": "delete", "retention.ms": "1000"}
 PLAIN |= {"max.message.bytes": "1048588"}
 LIMITS = {"message.timestamp.before.max.ms": str(2**63 - 1), "message.timestamp.after.max.ms": str(2**63 - 1)}
@@ -115,9 +115,16 @@ def test_target_topic_against_the_source(
 
 
 def test_a_topic_that_the_link_has_copied_and_the_target_lacks_was_deleted_there() -> None:
-    deleted, missing = topic_findings({"new": spec(), "orders": spec()}, {}, 3, {"orders"})
+    deleted, missing = topic_findings({"new": spec(), "orders": spec()}, {}, 3, {ORDERS})
     assert (deleted.severity, deleted.evidence) == (WARNING, DELETED_ON_TARGET)
     assert (missing.severity, missing.evidence) == (INFO, "the target lacks it; a mirror creates it")
+
+
+def test_more_partitions_of_the_target_stay_empty_unless_the_link_has_copied_into_them() -> None:
+    there = {"orders": spec(4)}
+    (more,) = topic_findings({"orders": spec(3)}, there, 3, {ORDERS})
+    assert "the others stay empty" in more.evidence
+    assert not list(topic_findings({"orders": spec(3)}, there, 3, {TopicPartition("orders", 3)})), "told as blocked"
 
 
 def facts(**settings: str) -> ClusterFacts:
@@ -302,7 +309,8 @@ def test_what_blocks_the_link_is_an_error_with_the_remedy_that_status_gives(is_o
         waits: Waiting("its broker is slow", 5),
     }
     run = Run("dr", "r", "m1", 812, 0, 9, is_alive=True, waiting=waiting)
-    found = list(blocked_findings("dr", [run], control, {"old"}))
+    behind = {left: DELETED_ON_SOURCE}
+    found = list(blocked_findings("dr", [run], control, behind))
     copy = "Delete the copy on the target only if the topic was deleted on the source and you do not need the copy"
     expected = {
         "blocked: new-0: the record is too large": "Raise it, or (one; two)",
@@ -311,15 +319,28 @@ def test_what_blocks_the_link_is_an_error_with_the_remedy_that_status_gives(is_o
     }
     assert {f.evidence: f.remedy for f in found if f.severity is ERROR} == ({} if is_over else expected)
     assert len(found) == (0 if is_over else 3)
-    without = list(blocked_findings("dr", [], control, {"old"}))
+    without = list(blocked_findings("dr", [], control, behind))
     assert [f.evidence for f in without] == [
         "blocked: old-0: the source no longer has this topic, or does not show it to us (is Describe on it still granted?)"
     ] * (not is_over)
 
 
-@pytest.mark.parametrize("on_source", [["other"], ["other", "old"]])
+def test_a_log_that_differs_is_told_as_blocked_though_no_mirror_runs_and_so_is_that_none_runs() -> None:
+    why, control = "The target log of orders-0 has a foreign record batch at offset 20", LinkControl(producer_ids=(7,))
+    one, idle = blocked_findings("dr", [], control, {}, {ORDERS: why})
+    assert (one.severity, one.evidence) == (ERROR, f"blocked: {why}")
+    assert (idle.severity, idle.evidence) == (WARNING, "no mirror of link dr has been seen in the last hour: start it")
+    paused = replace(control, paused=frozenset({"orders"}))
+    assert [f.severity for f in blocked_findings("dr", [], paused, {}, {ORDERS: why})] == [WARNING]
+    assert list(blocked_findings("dr", None, control, {})) == [], "the claims could not be read"
+    assert list(blocked_findings("dr", [], LinkControl(), {})) == [], "no mirror was ever started"
+
+
+@pytest.mark.parametrize(
+    ("on_source", "partitions"), [(["other"], [0]), (["other", "old"], [0]), (["other", "old"], [1])]
+)
 def test_the_doctor_sees_that_the_source_deleted_a_topic_though_no_mirror_runs(
-    monkeypatch: pytest.MonkeyPatch, on_source: list[str]
+    monkeypatch: pytest.MonkeyPatch, on_source: list[str], partitions: list[int]
 ) -> None:
     control, found = LinkControl(begun={TopicPartition("old", 0): TopicIds()}), list[Finding]()
 
@@ -327,11 +348,12 @@ def test_the_doctor_sees_that_the_source_deleted_a_topic_though_no_mirror_runs(
         return control if function.__name__ == "read_control" else None
 
     checkup = cast(Checkup, SimpleNamespace(ask=ask, add=found.extend))
+    topic: Any = SimpleNamespace(partitions=[SimpleNamespace(index=n) for n in partitions])
     source, target = (
         cast(
             Any,
             SimpleNamespace(
-                facts=ClusterFacts(name, "", None, None, {}, dict.fromkeys(names, Mock())), raw=None, quorum=None
+                facts=ClusterFacts(name, "", None, None, {}, dict.fromkeys(names, topic)), raw=None, quorum=None
             ),
         )
         for name, names in (("source", on_source), ("target", ["old", "other"]))
@@ -339,7 +361,8 @@ def test_the_doctor_sees_that_the_source_deleted_a_topic_though_no_mirror_runs(
     for name in ("_examine_rights", "_examine_topics", "_examine_backlog"):
         monkeypatch.setattr(link_examination._Link, name, lambda *_: None)
     link_examination._Link(link_examination.Subject({}, link="dr"), source, target, {}, checkup).examine({})
-    assert [f.severity for f in found if f.evidence.startswith("blocked: ")] == [ERROR] * ("old" not in on_source)
+    is_gone = "old" not in on_source or 0 not in partitions
+    assert [f.severity for f in found if f.evidence.startswith("blocked: ")] == [ERROR] * is_gone
 
 
 def test_the_map_of_the_link_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -783,7 +806,9 @@ def test_no_mirror_makes_again_what_was_deleted_after_the_link_was_promoted(
     one: Any = SimpleNamespace(facts=ClusterFacts("target", "", None, None, {}, {}), raw=None, quorum=None)
     for name in ("_examine_rights", "_examine_backlog"):
         monkeypatch.setattr(link_examination._Link, name, lambda *_: None)
-    monkeypatch.setattr(link_examination._Link, "_examine_topics", lambda _, topics: seen.append(topics))
+    monkeypatch.setattr(
+        link_examination._Link, "_examine_topics", lambda _, begun: seen.append({p.topic for p in begun})
+    )
     checkup = cast(Checkup, SimpleNamespace(ask=ask, add=lambda _: None))
     link_examination._Link(link_examination.Subject({}, link="dr"), one, one, {}, checkup).examine({})
     assert seen == [begun]
