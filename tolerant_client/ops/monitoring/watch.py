@@ -124,6 +124,7 @@ class LinkWatch:
         self._partitions = PartitionWatch(is_identical=self._is_identical)
         self._standing_told = Standing()
         self._told_still: set[TopicPartition] = set()
+        self._told_held: set[TopicPartition] = set()
         self._away = Away()
         self._absent_at = self._control_at = self._ledger_at = float("-inf")
         self._former_losses: list[LedgerRow] | None = None
@@ -344,6 +345,10 @@ class LinkWatch:
         ]:
             self._say(f"waiting: {text}")
         self._told_still = {*waits, *held}
+        open_still = self._told_held if state.unreachable else {one.partition for one in state.held}
+        if ended := self._told_held - open_still:
+            self._say(f"over: the open transaction that held up {names_of(sorted(ended))}")
+        self._told_held = (self._told_held & open_still) | held.keys()
 
     def look_last(self, clusters: LinkClusters) -> None:
         """Takes the last sample of a mirror that has ended: the target's log ends, and the losses."""

@@ -728,6 +728,8 @@ def test_lag_counts_to_the_high_watermark_and_says_whose_transaction_holds_it(
     assert watch.after(60).still == {} and capsys.readouterr().err == ""  # it is not the mirror that stands
     watch.clusters.stable = {}
     assert watch.after(1).held == ()
+    over = "tolerant-kafka: over: the open transaction that held up orders-0\n"
+    assert capsys.readouterr().err == over and watch.after(1).held == () and capsys.readouterr().err == ""
 
 
 def test_groups_that_were_moved_before_stay_with_where_they_were_left(watch: Watch) -> None:

@@ -203,9 +203,9 @@ class SyncLoop:
             without = [p for p in partitions if cluster.known_leader(p) is None]
             if without:
                 self._flow.tasks.spawn(refresh_quietly, cluster)
-            leaderless.update(dict.fromkeys(without, cluster.name))
-        for partition, name in leaderless.items():
-            self._flow.not_read([partition], f"the partition has no leader on the {name}")
+            leaderless.update({p: cluster.why_leaderless(p) for p in without})
+        for partition, why in leaderless.items():
+            self._flow.not_read([partition], why)
         return [p for p in partitions if p not in leaderless]
 
     async def _readable(

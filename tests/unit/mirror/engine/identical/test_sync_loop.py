@@ -1,4 +1,4 @@
-"""Which partitions a refusal to read a log concerns."""
+"""Which partitions a refusal to read a log concerns, and why one without a leader waits."""
 
 from __future__ import annotations
 
@@ -81,3 +81,24 @@ def test_what_a_refused_reading_has_put_back_is_not_read_by_its_halves() -> None
     loop.sync, loop._flow = sync, SimpleNamespace(to_sync=to_sync, copies=lambda partitions: [])
     asyncio.run(loop._try_sync([ORDERS, PAYMENTS]))
     assert read == [[ORDERS, PAYMENTS], [PAYMENTS]]
+
+
+def test_a_partition_that_the_source_lacks_is_not_told_to_have_no_leader() -> None:
+    told: dict[TopicPartition, str] = {}
+
+    async def track(_: Any) -> None:
+        pass
+
+    def cluster(name: str, why: dict[TopicPartition, str]) -> Any:
+        return SimpleNamespace(
+            name=name, track=track, known_leader=lambda p: None if p in why else 1, why_leaderless=why.__getitem__
+        )
+
+    gone, waits = "the source has no such partition (any more)", "it has no leader on the target"
+    loop: Any = SyncLoop.__new__(SyncLoop)
+    loop._source, loop._target = cluster("source", {SECOND: gone}), cluster("target", {ORDERS: waits})
+    loop._flow = SimpleNamespace(
+        tasks=SimpleNamespace(spawn=lambda *_: None), not_read=lambda of, why: told.update(dict.fromkeys(of, why))
+    )
+    assert asyncio.run(loop._led([ORDERS, SECOND, PAYMENTS])) == [PAYMENTS]
+    assert told == {SECOND: gone, ORDERS: waits}
