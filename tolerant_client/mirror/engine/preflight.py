@@ -22,7 +22,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.configs import describe_configs, tells_configs
 from tolerant_client.cluster.admin.offsets import stable_ends
-from tolerant_client.cluster.admin.topics import lacking, topic_ids
+from tolerant_client.cluster.admin.topics import lacking
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
@@ -35,8 +35,9 @@ from tolerant_client.mirror.state.control_topic import (
 )
 from tolerant_client.mirror.state.link_control import LinkControl, plain_options, unfinished
 from tolerant_client.mirror.state.link_topics import hindrance, require_no_unreadable
-from tolerant_client.mirror.state.map_topic import mapped_topics, was_never_started
+from tolerant_client.mirror.state.map_topic import was_never_started
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, TIMESTAMP_TYPE
+from tolerant_client.mirror.state.promoted_copies import promoted_copies
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _OTHER_KIND = ", with {} offsets, and only one link may write a topic that has identical offsets"
@@ -88,6 +89,9 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
                 f"Link {link} would run in a circle with link {other}, which {copied} topic {both} from this target to this"
                 f" source: {unfinished(control, onto, between)[0]}"
             )
+        if both and not control.is_promoted and not control.producer_ids:  # what it is refused it does not copy
+            taken = (await look_for_others(source, other, topics, is_identical=False)).taken
+            both = _in_both(control, set(topics) - taken)
         if both and not control.is_promoted:
             way_out = f"Promote link {other} first"
             what = "copies"
@@ -248,7 +252,7 @@ async def look_for_others(
     taken: set[str] = set()
     own = controls.links.get(link, LinkControl()) if own is None else own
     ours = {p.topic for p in own.begun}
-    refused |= await _promoted_copies(target, link, controls, own, is_identical=is_identical)
+    refused |= await _why_promoted(target, link, controls, own, is_identical=is_identical)
     taken |= refused.keys()
     for other, control in _others_that_live(controls, link):
         if not control.topics:
@@ -304,27 +308,11 @@ async def refusal_facts(target: Cluster, refused: Collection[str]) -> RefusalFac
     return RefusalFacts(next(iter(ends.offsets.values()), None), there, stamped)
 
 
-async def _promoted_copies(
+async def _why_promoted(
     target: Cluster, link: str, controls: Controls, own: LinkControl, *, is_identical: bool
 ) -> dict[str, str]:
-    """Topics that are still another link's promoted copy with identical offsets, as their ids show, and that our own link neither
-    began nor adopted (failback): what their producers have written since exists nowhere else.
-
-    A link with translated offsets would append the same records once more.  It may copy another source there, and resumes what its
-    map names.
-    """
-    ours = {p.topic for p in (*own.begun, *own.adopted)}
-    copies: dict[str, str] = {}
-    for other, control in controls.links.items():
-        is_copy = control.is_promoted and not control.is_handed_back and control.producer_ids and other != link
-        is_same = own.source_cluster_id is None or control.may_copy_from(own.source_cluster_id)
-        if is_copy and control.begun and (is_identical or is_same):
-            ids = await topic_ids(target, {p.topic for p in control.begun})
-            begun = {p.topic for p, of in control.begun.items() if of.target and of.target == str(ids.get(p.topic))}
-            copies |= dict.fromkeys(begun - ours, other)
-    if copies and not is_identical:
-        mapped = (await mapped_topics(target, link, own)).names
-        copies = {name: other for name, other in copies.items() if name not in mapped}
+    """Why a link may not copy into topics that are the promoted copy of another link."""
+    copies = await promoted_copies(target, link, own, controls.links, is_identical=is_identical)
     return {
         name: f"Topic {name} of this target is the copy of link {other}, which was promoted: it belongs to its"
         " producers, and what they have written there exists nowhere else. To copy it back, run tolerant-kafka failback with"
@@ -346,7 +334,7 @@ async def copied_identically(
     except Errors.TopicAuthorizationFailedError as error:
         raise orders_hidden() from error
     own = controls.links.get(link, LinkControl())
-    promoted = await _promoted_copies(target, link, controls, own, is_identical=False)
+    promoted = await _why_promoted(target, link, controls, own, is_identical=False)
     live = {
         p: f"{p.topic}-{p.partition} of the target was copied by link {other} with identical offsets, and only that link may"
         " write it: leave the topic out of one of the two links"

@@ -396,10 +396,13 @@ async def taken_topics(
 
 
 async def _refuse_translated(source: Cluster, names: Iterable[str], forward: Mapping[str, LinkControl]) -> None:
-    """Raises OptionError for topics that were copied with translated offsets: their records have other offsets there."""
+    """Raises OptionError for topics that were copied with translated offsets: their records have other offsets there.
+
+    What a live link copies would be a circle, which is refused before.
+    """
     wanted = list(names)
     for other, control in forward.items():
-        both = sorted(name for name in wanted if control.writes(source.wire_topic(name)))
+        both = sorted(name for name in wanted if control.is_over and control.writes(source.wire_topic(name)))
         offset_map = source.topic_of(map_topic(other))
         if both and not control.producer_ids and offset_map in await source.partitions([offset_map]):
             raise OptionError(

@@ -129,11 +129,11 @@ class LinkControl:
     def writes(self) -> Callable[[str], bool]:
         """Tells whether the link has a topic on its target (its name there), as far as is known.
 
-        A failover without the control was given expressions that may match others' topics: the link has what was fenced, as soon as
-        the control says it.
+        Expressions may match others' topics, above all those given to a failover without the control: a link that was fenced has what
+        was fenced, as soon as the control says it.
         """
         fenced = frozenset(p.topic for p in (*self.copied_until, *self.unfenced, *self.begun))
-        if self.topics is None or self.is_of_unknown_source and fenced:
+        if self.topics is None or (self.is_of_unknown_source or self.is_fenced and self.copied_until) and fenced:
             return fenced.__contains__
         return LinkTopics.from_json(self.topics).writes
 

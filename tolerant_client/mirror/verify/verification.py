@@ -51,6 +51,7 @@ from tolerant_client.mirror.state.link_topics import (
 from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.plan import select_topics
+from tolerant_client.mirror.state.promoted_copies import promoted_copies
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import describe_topics, require_names
 from tolerant_client.mirror.verify.fences import find_fences
@@ -178,7 +179,9 @@ class Verification:
         copying = [control for control in links.values() if control.source_cluster_id == origin and not control.is_over]
         for link, control in links.items():
             if control.topics and control.may_copy_from(origin) and await has_map(self.target, link, control):
-                self._leave_out_translated(link, control, _begun(copying, now))
+                refused = await promoted_copies(self.target, link, control, links, is_identical=False)
+                others = set() if control.is_over else {p for p in self._pending if p.topic in refused}
+                self._leave_out_translated(link, control, others | _begun(copying, now))
         self._starts = {
             p: start
             for control in copying

@@ -27,7 +27,7 @@ from tolerant_client.mirror.engine.preflight import (
     require_same_source,
 )
 from tolerant_client.mirror.life.naming import chosen_name, default_name
-from tolerant_client.mirror.state import link_topics
+from tolerant_client.mirror.state import link_topics, promoted_copies
 from tolerant_client.mirror.state.control_record import Controls, controls_of, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import (
@@ -425,6 +425,14 @@ def test_a_link_the_other_way_whose_promotion_is_not_finished_is_still_a_circle(
     assert circle(Keeper((b"eu", encode_control(late, 1))), "clicks") == ()
     assert circle(Keeper((b"eu", encode_control(replace(found, is_fenced=True), 1))), "orders") == ()
 
+    begun = {TopicPartition("orders", 0): TopicIds("s", "t")}
+    eu = written("orders|clicks", "B-id")  # with translated offsets
+    beside = written("orders", "C-id", producer_ids=(7,), begun=begun)
+    source = Keeper((b"eu", encode_control(eu, 1)), (b"l2", encode_control(beside, 1)))
+    assert circle(source, "orders") == (), "it is refused that topic, which an identical link has"
+    with pytest.raises(OptionError, match="link eu .* topic clicks from"):
+        circle(source, "orders", "clicks")
+
     def back(keeper: Keeper) -> Any:
         return outcome(link_back(cast(Cluster, keeper), cast(Cluster, Keeper()), ["orders", "clicks"]))
 
@@ -586,8 +594,8 @@ def test_a_log_that_another_link_has_begun_identically_gets_the_same_records_fro
     async def mapped_topics(*_: object) -> MappedTopics:
         return mapped[0] if mapped else NO_MAP
 
-    monkeypatch.setattr(preflight, "topic_ids", ids)
-    monkeypatch.setattr(preflight, "mapped_topics", mapped_topics)
+    monkeypatch.setattr(promoted_copies, "topic_ids", ids)
+    monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
     wanted = [TopicPartition("orders", n) for n in range(3)]
     begun = {p: TopicIds("s", "t") for p in (*wanted[:2], TopicPartition("clicks", 0))}
     eu = replace(written("orders", producer_ids=(7,), begun=begun), **changes)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock
 
+import pytest
 from kafka.structs import TopicPartition
 
+from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.verify import verification
 from tolerant_client.mirror.verify.verification import Verification
 
 
@@ -15,10 +21,37 @@ def test_only_what_a_failover_without_a_control_fenced_was_copied_with_translate
     """It was given expressions that match topics of others, too, whose offsets are identical."""
     ours, theirs = TopicPartition("orders", 0), TopicPartition("clicks", 0)
     nowhere: Any = None
-    verification = Verification(nowhere, nowhere, ".*")
-    verification._pending = {ours, theirs}
+    found_by = Verification(nowhere, nowhere, ".*")
+    found_by._pending = {ours, theirs}
     found = LinkControl(
         is_promoted=True, is_fenced=True, topics=LinkTopics.of(".*").to_json(), copied_until={theirs: 5}
     )
-    verification._leave_out_translated("x", found, ())
-    assert verification._pending == {ours} and verification._errors.keys() == {theirs}
+    found_by._leave_out_translated("x", found, ())
+    assert found_by._pending == {ours} and found_by._errors.keys() == {theirs}
+
+
+def test_what_a_translated_link_matches_and_is_refused_or_never_copied_is_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its expression says what it may copy: not the promoted copy of an identical link, nor what it had not when it was promoted."""
+    copied, theirs = TopicPartition("orders", 0), TopicPartition("clicks", 0)
+    live = LinkControl(source_cluster_id="A", topics=LinkTopics.of(".*").to_json())
+    over = replace(live, is_promoted=True, is_fenced=True, copied_until={copied: 5})
+    nowhere: Any = None
+    monkeypatch.setattr(verification, "has_map", AsyncMock(return_value=True))
+    for control, refused, left_out in (
+        (live, {}, {copied, theirs}),
+        (live, {"clicks": "l2"}, {copied}),
+        (over, {}, {copied}),
+        (over, {"orders": "l2"}, {copied}),  # it had copied it before
+        (replace(over, copied_until={}), {}, {copied, theirs}),  # version 0.1 does not say it
+    ):
+        monkeypatch.setattr(verification, "read_controls", AsyncMock(return_value=Controls({"A-B": control})))
+        monkeypatch.setattr(verification, "read_control", AsyncMock(return_value=control))
+        monkeypatch.setattr(verification, "promoted_copies", AsyncMock(return_value=refused))
+        found_by = Verification(nowhere, nowhere, ".*")
+        found_by._pending = {copied, theirs}
+        found_by._ids = {side: {"cluster": side, "topics": {}} for side in ("source", "target")}
+        found_by._ids["source"]["cluster"] = "A"
+        asyncio.run(found_by._made_anew())
+        assert found_by._errors.keys() == left_out and found_by._pending == {copied, theirs} - left_out
