@@ -45,7 +45,7 @@ Logs = dict[TopicPartition, dict[int, LogRecord]]
 
 
 class Bounds(NamedTuple):
-    """Of one log; `stable` is the last stable offset."""
+    """Of one log; `stable` is the last stable offset, which brokers may tell to be below the start: nothing is there."""
 
     start: int
     stable: int
@@ -59,7 +59,7 @@ def read_bounds(servers: str, partitions: Collection[TopicPartition]) -> dict[To
             starts = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
             stable = await cluster.list_offsets(dict.fromkeys(partitions, LATEST), isolation_level=_READ_COMMITTED)
             ends = await cluster.list_offsets(dict.fromkeys(partitions, LATEST))
-            return {p: Bounds(starts[p], stable[p], ends[p]) for p in partitions}
+            return {p: Bounds(starts[p], max(stable[p], starts[p]), ends[p]) for p in partitions}
 
         return cluster.run(run)
 

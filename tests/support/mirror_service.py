@@ -1,14 +1,17 @@
 """A service as a process of its own: `python -m support.mirror_service LINKS`, MirrorSettings as a JSON list, or a
 MirrorMaker 2 file.
 
-What happens is told on standard output, a JSON line for each event but the reports.
+What happens is told on standard output, a JSON line for each event; of the reports, what is newly blocked.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+from kafka.structs import TopicPartition
 
 from spark_integration.mirror.flow_links import run_flows
 from spark_integration.mirror.supervisor import SupervisedLink, run_links
@@ -29,9 +32,18 @@ def put(link: str, kind: str, text: str) -> None:
     sys.stdout.flush()
 
 
+blocked: dict[str, Mapping[TopicPartition, str]] = {}  # by link
+
+
 def tell(event: LinkEvent) -> None:
     if event.kind != "report":
         put(event.link, event.kind, event.text)
+        return
+    known = blocked.get(event.link, {})
+    for partition, why in event.facts.blocked.items():
+        if partition not in known:
+            put(event.link, "blocked", why)
+    blocked[event.link] = event.facts.blocked
 
 
 def main() -> None:

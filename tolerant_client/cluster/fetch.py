@@ -52,7 +52,8 @@ class FetchedPartition(NamedTuple):
     `records` is a view of whole record batches and perhaps, at its end, of one
     that is cut; it keeps the received frame alive and belongs to the receiver.
     Offsets are -1 where the broker does not know them; brokers before 0.11 know
-    no transactions, so their last stable offset is the high watermark.
+    no transactions, so their last stable offset is the high watermark.  It is never below the log's start here: if an open
+    transaction began before that, brokers (4.2) tell the offset of the batch in which the log starts.
     """
 
     partition: TopicPartition
@@ -214,7 +215,15 @@ class RawFetch(Request):
                 records = body[at : at + size]
                 at += size
                 fetched.append(
-                    FetchedPartition(TopicPartition(topic, index), error, high, stable, log_start, aborted, records)
+                    FetchedPartition(
+                        TopicPartition(topic, index),
+                        error,
+                        high,
+                        _stable(stable, log_start),
+                        log_start,
+                        aborted,
+                        records,
+                    )
                 )
         _require_whole(body, at, fetched)
         return FetchResult(error_code, session_id, throttle_time_ms, fetched)
@@ -243,13 +252,23 @@ class RawFetch(Request):
                 at = skip_tags(body, at + size)
                 fetched.append(
                     FetchedPartition(
-                        TopicPartition(topic, index), error, high, stable, log_start, tuple(aborted), records
+                        TopicPartition(topic, index),
+                        error,
+                        high,
+                        _stable(stable, log_start),
+                        log_start,
+                        tuple(aborted),
+                        records,
                     )
                 )
             at = skip_tags(body, at)
         at = skip_tags(body, at)
         _require_whole(body, at, fetched)
         return FetchResult(error_code, session_id, throttle_time_ms, fetched)
+
+
+def _stable(last_stable_offset: int, log_start: int) -> int:
+    return last_stable_offset if last_stable_offset < 0 else max(last_stable_offset, log_start)
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:

@@ -82,7 +82,12 @@ def theirs(version: int, request: RawFetch) -> bytes:
 
 
 def answer(
-    version: int, *, error_code: int = 0, session_id: int = 0, partitions: dict[TopicPartition, Any] | None = None
+    version: int,
+    *,
+    error_code: int = 0,
+    session_id: int = 0,
+    partitions: dict[TopicPartition, Any] | None = None,
+    log_start: int = 3,
 ) -> bytes:
     """A response's body, encoded by kafka-python."""
     topics: dict[str, list[Any]] = {}
@@ -93,7 +98,7 @@ def answer(
                 error_code=code,
                 high_watermark=100,
                 last_stable_offset=90,
-                log_start_offset=3,
+                log_start_offset=log_start,
                 aborted_transactions=[
                     FetchResponse.FetchableTopicResponse.PartitionData.AbortedTransaction(
                         producer_id=pid, first_offset=first
@@ -118,6 +123,13 @@ def answer(
 
 
 SOME = {A0: (0, b"records of a0", [(9, 4), (10, 5)]), A1: (1, b"", []), B0: (0, b"x" * 300, [])}
+
+
+@pytest.mark.parametrize("version", VERSIONS[5:])
+def test_a_last_stable_offset_in_the_batch_that_was_cut_at_the_log_start_is_that_start(version: int) -> None:
+    for log_start, stable in ((3, 90), (95, 95)):
+        found = fetch(version).decode_response(memoryview(answer(version, partitions=SOME, log_start=log_start)))
+        assert [part.last_stable_offset for part in found.partitions] == [stable] * 3
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -24,7 +24,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.leaders import LATE_S, SILENT_S, ask_leaders, insist_on_leaders
-from tolerant_client.cluster.cluster import DEBUGGING_REPLICA, LATEST, MAX_TIMESTAMP, READ_COMMITTED, Cluster
+from tolerant_client.cluster.cluster import DEBUGGING_REPLICA, EARLIEST, LATEST, MAX_TIMESTAMP, READ_COMMITTED, Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff, Patience
 from tolerant_client.errors import TolerantClientError
 
@@ -41,9 +41,15 @@ class LedOffsets(NamedTuple):
 
 
 async def stable_ends(source: Cluster, partitions: Collection[TopicPartition], patience_ms: int = 0) -> LedOffsets:
-    """How far each partition can be copied: its last stable offset."""
+    """How far each partition can be copied: its last stable offset, which may be below its start (`not_before_start`)."""
     asked = dict.fromkeys(partitions, LATEST)
     return await list_led_offsets(source, asked, isolation_level=READ_COMMITTED, patience_ms=patience_ms)
+
+
+async def not_before_start(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """These last stable offsets, or where a log starts if that is later: brokers (4.2) may tell that of the batch cut there."""
+    starts = (await list_led_offsets(cluster, dict.fromkeys(offsets, EARLIEST))).offsets
+    return {p: max(offset, starts.get(p, offset)) for p, offset in offsets.items()}
 
 
 async def list_led_offsets(

@@ -20,7 +20,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.log_dirs import describe_log_dirs, tells_log_dirs
-from tolerant_client.cluster.admin.offsets import LedOffsets, list_led_offsets
+from tolerant_client.cluster.admin.offsets import LedOffsets, list_led_offsets, not_before_start
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.mirror.batches.divergence import first_header
@@ -216,8 +216,10 @@ async def source_ends(source: Cluster, partitions: Collection[TopicPartition], *
     stable = await list_led_offsets(
         source, dict.fromkeys(high.offsets, LATEST), isolation_level=READ_COMMITTED, looks=looks
     )
-    ends = {p: max(high.offsets[p], offset) for p, offset in stable.offsets.items()}
-    return SourceEnds(ends, stable.offsets, {**high.left_out, **stable.left_out})
+    held = {p: offset for p, offset in stable.offsets.items() if offset < high.offsets[p]}
+    offsets = stable.offsets | (await not_before_start(source, held) if held else {})
+    ends = {p: max(high.offsets[p], offset) for p, offset in offsets.items()}
+    return SourceEnds(ends, offsets, {**high.left_out, **stable.left_out})
 
 
 async def log_ends(cluster: Cluster, partitions: Collection[TopicPartition], *, looks: int = _LOOKS) -> LedOffsets:

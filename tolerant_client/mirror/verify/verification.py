@@ -295,7 +295,8 @@ class Verification:
             absent = set(partitions) - there
             told: dict[TopicPartition, tuple[int | None, ...]] = dict.fromkeys(absent, (None, None, None))
             for p in start.keys() & stable.keys() & end.keys():
-                told[p] = (start[p], stable[p], max(end[p], stable[p]))
+                last_stable = max(start[p], stable[p])  # it may be in the batch in which the log starts
+                told[p] = (start[p], last_stable, max(end[p], last_stable))
             sides.append(told)
         target, source = sides
         return {p: LogBounds(*source[p], *target[p]) for p in partitions if p in source and p in target}

@@ -285,7 +285,8 @@ async def _bounds(
     # A log that ends before the end of what was adopted was created again since.
     kept = {p: offset for p, offset in adopted.items() if offset <= target_end.get(p, 0)}
     return {
-        p: Logs(source_start[p], end, target_start[p], target_end[p], kept.get(p, 0)) for p, end in source_end.items()
+        p: Logs(source_start[p], max(end, source_start[p]), target_start[p], target_end[p], kept.get(p, 0))
+        for p, end in source_end.items()
     }, unknown
 
 

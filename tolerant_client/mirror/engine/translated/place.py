@@ -25,6 +25,7 @@ from functools import partial
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import not_before_start
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.divergence import LogSlice, read_headers, read_slices, source_truncations
@@ -137,9 +138,10 @@ class Place:
 
         Raises OffsetNotAvailableError while transactions are open there, which no log has that was copied up to `position`.
         """
-        source, wanted = self._link.source, {self.partition: LATEST}
-        stable = (await source.list_offsets(wanted, isolation_level=READ_COMMITTED))[self.partition]
-        if stable < position:
+        source = self._link.source
+        told = await source.list_offsets({self.partition: LATEST}, isolation_level=READ_COMMITTED)
+        stable = told[self.partition]
+        if stable < position and (await not_before_start(source, told))[self.partition] < position:
             raise Errors.OffsetNotAvailableError(
                 f"the source of {self} was copied up to {position}, and its last stable offset is {stable}: its log may have"
                 " been cut, or restored, and open transactions do not let it be compared yet"
