@@ -625,7 +625,8 @@ def test_a_partition_that_the_source_has_no_more_is_named_and_promoted(source: s
     append_records(source, topic, 10, partitions=2)
     copy(source, target, topic, link)
     make_anew(source, topic)  # with one partition
-    lacking = f"{topic}-1: {PARTITION_DELETED_ON_SOURCE}"
+    pause = f"tolerant-kafka pause --target {target} --link {link} --topic {topic} --partition 1:"
+    lacking = f"{topic}-1: {PARTITION_DELETED_ON_SOURCE.replace('pause it:', pause)}"
     with both(source, target) as (origin, there):
         planned = origin.run(plan_everything, origin, there, link, topic)
         report = origin.run(partial(promote, is_dry_run=True), origin, there, link)

@@ -25,9 +25,15 @@ from tolerant_client.mirror.life.lens import MAP_LOST
 from tolerant_client.mirror.life.mirrors import look_for_forgotten
 from tolerant_client.mirror.life.promotion_report import groups_json
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
-from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, PARTITION_DELETED_ON_SOURCE, by_reason, few
+from tolerant_client.mirror.state.health import (
+    DELETED_ON_SOURCE,
+    PARTITION_DELETED_ON_SOURCE,
+    by_reason,
+    few,
+    with_pause,
+)
 from tolerant_client.mirror.state.ledger import Ledger
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.link_topics import (
     NOT_ON_SOURCE,
     beside_file,
@@ -162,7 +168,8 @@ async def plan_everything(
     refusals += [unread_map(mapped.unread, link)] if mapped.unread else []
     view = await see_topics(source, target, chosen, control, mapped)
     kept = {name: [n for n in of if not control.pauses(TopicPartition(name, n))] for name, of in planned.gone.items()}
-    refusals += gone_refusals({name: of for name, of in kept.items() if of}, view.on_source)
+    gone = {name: of for name, of in kept.items() if of}
+    refusals += gone_refusals(gone, view.on_source, link_options(link, target))
     warnings = [*planned.warnings, *gone_warnings(view.gone.keys() - planned.gone.keys())]
     warnings += (await beside_file(None, target, control, link, chosen if of_file else None)).kept
     try:
@@ -244,12 +251,14 @@ async def right_refusals(source: Cluster, target: Cluster, planned: PlannedLink)
     ]
 
 
-def gone_refusals(gone: Mapping[str, list[int]], on_source: Collection[str]) -> list[str]:
-    """Refusals for copied topics, and partitions of topics, that the source no longer has; pure."""
+def gone_refusals(gone: Mapping[str, list[int]], on_source: Collection[str], which: str) -> list[str]:
+    """Refusals for copied topics, and partitions of topics, that the source no longer has; the options `which` name the link; pure."""
+    fewer = [TopicPartition(name, n) for name, numbers in gone.items() if name in on_source for n in numbers]
+    told = with_pause(dict.fromkeys(fewer, PARTITION_DELETED_ON_SOURCE), which)
     return [
         f"{name}: {DELETED_ON_SOURCE}"
         if name not in on_source
-        else f"{some(f'{name}-{n}' for n in numbers)}: {PARTITION_DELETED_ON_SOURCE}"
+        else f"{some(f'{name}-{n}' for n in numbers)}: {told[TopicPartition(name, numbers[0])]}"
         for name, numbers in sorted(gone.items())
     ]
 

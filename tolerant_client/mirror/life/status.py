@@ -59,6 +59,7 @@ from tolerant_client.mirror.state.health import (
     few,
     sorted_by_weight,
     waiting_reasons,
+    with_pause,
     worst,
 )
 from tolerant_client.mirror.state.health import names as names_of
@@ -197,7 +198,8 @@ async def read_status(
         compared = await within_bound(target, compare_ends, source, target, seen, ledger, control, is_translated)
     second = await _with_age_and_size(source, second)
     now_ms = int(time.time() * 1000)
-    statuses = topics_of(second, now_ms, control, rows, {**unseen, **taken})
+    deleted = [] if control.is_over else [p for p in missing if p in control.begun or p in control.copied]
+    statuses = topics_of(second, now_ms, control, rows, {*unseen, *taken, *deleted})
     held = await find_held(source, held_spans(first, second))
     mirrors = await seen_mirrors(target, link, claims, looked)
     reasons = [
@@ -216,7 +218,8 @@ async def read_status(
         stopped, of_paused = without_paused(differing, control)
         reasons += [Reason(Health.BLOCKED, text) for text in stopped.values()]
         notes += of_paused
-        reasons += blocked_reasons({p: why for p, why in left_behind.items() if not control.pauses(p)})
+        kept = {p: why for p, why in left_behind.items() if not control.pauses(p)}
+        reasons += blocked_reasons(with_pause(kept, link_options(link, target)))
         reasons += _unseen_reasons({p: why for p, why in unseen.items() if p not in left_behind})
         if view.unread:
             reasons.append(Reason(Health.UNKNOWN, unread_map(view.unread, link)))

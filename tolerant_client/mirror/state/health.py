@@ -47,13 +47,25 @@ DELETED_ON_SOURCE = (
 )
 PARTITION_DELETED_ON_SOURCE = (
     "the source no longer has this partition: its topic was created again there with fewer; the target keeps its copy. Once"
-    " you have seen to it, tolerant-kafka pause with --topic and --partition ends this message"
+    " you have seen to it, pause it: that ends this message"
 )
 
 
 def deleted_on_source(*, has_topic: bool) -> str:
     """Why a partition that the source lacks is not copied, by whether the source has its topic."""
     return PARTITION_DELETED_ON_SOURCE if has_topic else DELETED_ON_SOURCE
+
+
+def with_pause(told: Mapping[TopicPartition, str], which: str) -> dict[TopicPartition, str]:
+    """Completes what is said of partitions that the source lacks with the command; the options `which` name the link."""
+    lacking: dict[str, str] = {}
+    for topic, number in sorted(p for p, why in told.items() if why == PARTITION_DELETED_ON_SOURCE):
+        before = lacking.get(topic, f"tolerant-kafka pause {which} --topic {topic}")
+        lacking[topic] = f"{before} --partition {number}"
+    return {
+        p: why.replace("pause it:", f"{lacking[p.topic]}:") if why == PARTITION_DELETED_ON_SOURCE else why
+        for p, why in told.items()
+    }
 
 
 class Health(str, enum.Enum):

@@ -20,7 +20,7 @@ from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.mirrors import RENEWED_S, look_at_claims, look_for_forgotten, seen_mirrors
 from tolerant_client.mirror.state.claims import ClaimsLog
 from tolerant_client.mirror.state.control_topic import read_control
-from tolerant_client.mirror.state.health import deleted_on_source
+from tolerant_client.mirror.state.health import deleted_on_source, with_pause
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import is_heartbeats, written_topics
@@ -241,7 +241,7 @@ class _Link:
                 shown = there.get(topics.to_source(p.topic))
                 if shown is None or shown.partitions and p.partition not in {each.index for each in shown.partitions}:
                     found[p] = deleted_on_source(has_topic=shown is not None)
-        return found
+        return with_pause(found, self._subject.options.of_target)
 
     def _stopped(self, control: LinkControl) -> dict[TopicPartition, str]:
         """Partitions that both clusters serve and that stop a mirror of the link, as `status` finds them; and why."""

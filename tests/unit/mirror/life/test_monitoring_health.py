@@ -32,7 +32,6 @@ from tolerant_client.mirror.state.claims import Run, Waiting
 from tolerant_client.mirror.state.health import (
     DELETED_ON_SOURCE,
     DELETED_ON_TARGET,
-    PARTITION_DELETED_ON_SOURCE,
     Health,
     Reason,
     waiting_reasons,
@@ -401,6 +400,15 @@ def test_what_was_copied_and_is_not_on_the_target_was_deleted_there() -> None:
     assert warning.startswith("topic orders is not on the target any more")
 
 
+def test_a_deleted_copy_that_is_awaited_keeps_its_row_and_its_lag_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    control = replace(HAD, topics=LinkTopics.of("orders|new").to_json())
+    view = LinkView({"orders": [0], "new": [0]}, {}, {}, {})
+    (row,) = read(monkeypatch, see_topics=view, read_control=control).topics
+    assert (row.topic, row.partitions, row.lag, row.unknown) == ("orders", 1, None, (0,))
+    over = replace(control, is_promoted=True, is_fenced=True)
+    assert read(monkeypatch, see_topics=view, read_control=over).topics == ()
+
+
 @pytest.mark.parametrize("topics", ["orders|new", "orders"])
 @pytest.mark.parametrize(("is_alive", "holds"), [(True, True), (True, False), (False, True)])
 def test_a_new_topic_is_a_note_while_a_mirror_runs_that_will_create_it(
@@ -429,8 +437,12 @@ def test_a_new_topic_is_a_note_while_a_mirror_runs_that_will_create_it(
 
 
 def test_a_plan_names_topics_and_partitions_that_the_source_has_no_more() -> None:
-    fewer, gone = gone_refusals({"old": [0, 1], "a": [2]}, {"a", "b"})
-    assert (fewer, gone) == (f"a-2: {PARTITION_DELETED_ON_SOURCE}", f"old: {DELETED_ON_SOURCE}")
+    fewer, gone = gone_refusals({"old": [0, 1], "a": [2, 3]}, {"a", "b"}, "--target b:1 --link dr")
+    pause = "tolerant-kafka pause --target b:1 --link dr --topic a --partition 2 --partition 3: that ends this message"
+    assert fewer.startswith("a-2, a-3: the source no longer has this partition") and fewer.endswith(
+        f"Once you have seen to it, {pause}"
+    )
+    assert gone == f"old: {DELETED_ON_SOURCE}"
 
 
 @pytest.mark.parametrize(

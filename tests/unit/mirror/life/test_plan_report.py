@@ -86,7 +86,9 @@ def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytes
     monkeypatch.setattr(plan_report, "list_led_offsets", led)
     monkeypatch.setattr(plan_report, "stable_ends", led)
     both: list[Any] = [
-        SimpleNamespace(name=name, partitions=partitions, cluster_id=cluster_id, wire_topic=str)
+        SimpleNamespace(
+            name=name, partitions=partitions, cluster_id=cluster_id, wire_topic=str, file_options="--config f"
+        )
         for name in ("source", "target")
     ]
     found = asyncio.run(plan_report.plan_everything(*both, "dr", ".*"))
