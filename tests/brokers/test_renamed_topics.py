@@ -297,7 +297,9 @@ def test_nasty_topics_with_holes_are_identical_under_their_new_names(
     link = link_topics("renamed-nasty.*")
     mirror(cluster.bootstrap_servers, target, link, "renamed-nasty")
     report = compare(cluster.bootstrap_servers, target, link)
-    assert report.identical and report.records
+    assert report.records and not any(p.first_difference or p.error for p in report.partitions)
+    left = [each for p in report.partitions for each in p.not_compared if each.matters]
+    assert left and all("open transaction" in each.reason for each in left)
     assert any(topic.is_compacted for topic in topics), "a cleaner has made holes"
     # When to clean is each cluster's affair.
     whole = [p for topic in topics if not topic.is_compacted for p in topic.by_partition]

@@ -420,8 +420,8 @@ def test_what_an_unclean_election_took_back_is_found_and_written_down(
     with both(servers, target) as (origin, copy):
 
         async def run() -> dict[TopicPartition, int]:
-            link = await prepare_link(origin, copy, topic, "tests")
-            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link="tests")
+            link = await prepare_link(origin, copy, topic, topic)
+            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link=topic)
             await copier.copy({partition: 200}, lease_ms=600_000)
             epoch = copier.strategy.partitions[partition].leader_epoch
             cut(three_nodes, topic, records_after)  # blocks this loop: the mirror sleeps meanwhile
@@ -432,11 +432,11 @@ def test_what_an_unclean_election_took_back_is_found_and_written_down(
 
         assert origin.run(run) == {partition: 100}
     assert ends(target, topic) == [200]
-    (progress,) = mirror(servers, target, topic, policy=CONTINUE).values()
+    (progress,) = mirror(servers, target, topic, topic, policy=CONTINUE).values()
     assert losses(target, topic) == [(0, 100, 200, "truncation")]
     assert progress.acked == max(200, 100 + records_after)
     assert values(target, topic, 250).get(249) == (b"other 149" if records_after == 150 else None)
-    assert mirror(servers, target, topic)[partition].losses == 0
+    assert mirror(servers, target, topic, topic)[partition].losses == 0
 
 
 def test_a_partition_without_a_leader_holds_up_no_other_and_comes_back(
