@@ -22,8 +22,8 @@ from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.reader import Reader
 from tolerant_client.mirror.engine.strategy import CopiedLink, Strategy
 from tolerant_client.mirror.engine.translated.adopted import Adopted
-from tolerant_client.mirror.engine.translated.partition import TranslatedPartition, TranslatedParts
-from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
+from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
+from tolerant_client.mirror.engine.translated.shared_reads import SharedReads, TranslatedParts
 from tolerant_client.mirror.engine.witnesses import Witnesses
 from tolerant_client.mirror.state.claims import claimed_part
 from tolerant_client.mirror.state.map_topic import clear_deleted, lost_map

@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from dataclasses import dataclass
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -40,14 +39,12 @@ from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.batches.losses import LossPolicy, LossReason
 from tolerant_client.mirror.batches.merge import dense
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
-from tolerant_client.mirror.engine.limits import PAUSE_S, TransactionLimits
-from tolerant_client.mirror.engine.reader import Reader
+from tolerant_client.mirror.engine.limits import PAUSE_S
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
-from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction, is_fenced
 from tolerant_client.mirror.engine.translated.fetched_queue import FetchedQueue, newest_epoch
 from tolerant_client.mirror.engine.translated.place import Place
-from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
+from tolerant_client.mirror.engine.translated.shared_reads import TranslatedParts
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets
 from tolerant_client.mirror.engine.troubles import copy_refusal, refusal
 from tolerant_client.mirror.state.claims import claimed_part
@@ -56,16 +53,6 @@ from tolerant_client.mirror.state.offset_map import extend, is_another
 
 _PAUSES = Backoff(0.04)
 _IDLE_S = 0.5
-
-
-@dataclass(frozen=True)
-class TranslatedParts:
-    """What the partitions of a link share, besides what those of every link do."""
-
-    transactions: TransactionLimits
-    reads: SharedReads
-    adopted: Adopted
-    reader: Reader[TranslatedPartition]
 
 
 class TranslatedPartition(CopiedPartition):
@@ -361,11 +348,16 @@ class TranslatedPartition(CopiedPartition):
         return (since, reason) if has_work else None
 
     async def _trouble(self, error: Errors.KafkaError) -> None:
-        """Pauses, or stops: after a finding that was made three times without progress in between, or after the patience."""
+        """Pauses, or stops: after a finding that was made three times without progress in between, or after the patience.
+
+        Of what an operator has paused nothing is decided: it is read again once it is resumed.
+        """
         link, now = self._link, self._link.clock()
         loss, self.place.loss = self.place.loss, None
         cause = error.__cause__ if isinstance(error.__cause__, Errors.KafkaError) else error
         self._is_taken_over = False
+        if isinstance(self.paused, LinkPausedError):
+            return await self._rest()
         self._stands_since = self._stands_since or now
         self._troubles.add(f"{type(cause).__name__}: {cause}", now)
         if isinstance(error, RecordBatchError):
@@ -395,9 +387,7 @@ class TranslatedPartition(CopiedPartition):
             if self.place.row is not None:
                 self._advance(self.place.position)
             self._link.tasks.notify()
-            until = self._link.clock() + PAUSE_S
-            while not self.is_over and (left := until - self._link.clock()) > 0:
-                await self.wakeup(min(left, _IDLE_S))
+            await self._rest(PAUSE_S)
             if not self.is_over:
                 self.paused = None
         else:
@@ -411,6 +401,12 @@ class TranslatedPartition(CopiedPartition):
             self.losses += 1
             if loss.reason is LossReason.OVERSIZED:
                 self._rules = self._rules._replace(left_out={*self._rules.left_out, loss.from_offset})
+
+    async def _rest(self, most_s: float = float("inf")) -> None:
+        """Waits while it is paused."""
+        until = self._link.clock() + most_s
+        while self.paused is not None and not self.is_over and (left := until - self._link.clock()) > 0:
+            await self.wakeup(min(left, _IDLE_S))
 
     async def _watch(self) -> None:
         """Watches the writer that has taken over, as long as it makes progress (Law D)."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -16,12 +17,18 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future
+from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.preflight import copied_identically
+from tolerant_client.mirror.engine.reader import Reader
+from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair
 from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.map_topic import map_partition, read_last_rows
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import topic_facts
+
+if TYPE_CHECKING:
+    from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
 
 _FACTS_LAST_S = 5.0
 
@@ -117,3 +124,13 @@ class SharedReads:
         if topic not in ids:  # without its id it might be a different topic by now
             raise Errors.UnknownTopicOrPartitionError(f"the source has no topic {topic}")
         return TopicPair((str(ids[topic] or ""), str(facts.topic_id or "")), facts.max_message_bytes)
+
+
+@dataclass(frozen=True)
+class TranslatedParts:
+    """What the partitions of a link share, besides what those of every link do."""
+
+    transactions: TransactionLimits
+    reads: SharedReads
+    adopted: Adopted
+    reader: Reader[TranslatedPartition]

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kafka.structs import TopicPartition
 
+from tolerant_client.errors import DataLossError, LinkPausedError
 from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
 
 
@@ -69,3 +71,42 @@ def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was
     )
     asyncio.run(copy._take_over())
     assert written == [acked] and copy.position == 0
+
+
+def test_of_what_an_operator_has_paused_nothing_is_decided_until_it_is_resumed() -> None:
+    """Its topic may have been created again on either side: that ends the link, or gets a ledger row, only then."""
+    copy: Any = TranslatedPartition.__new__(TranslatedPartition)
+    decided: list[Exception] = []
+
+    async def decide(error: Exception, loss: object) -> None:
+        decided.append(error)
+
+    async def wake(_: float) -> None:
+        woken.append(copy.is_over)
+        if len(woken) == 3:
+            copy.paused = None
+
+    woken: list[bool] = []
+    lost = DataLossError("the source topic was created again")
+    troubles = SimpleNamespace(reasons=[], add=lambda *_: None, is_believed=lambda: True)
+    copy.__dict__.update(
+        partition=TopicPartition("orders", 0),
+        acked=5,
+        until=None,
+        hold_until=1.0,
+        lease_until=1.0,
+        error=None,
+        is_released=False,
+        paused=LinkPausedError("by an operator"),
+        wakeup=wake,
+        place=SimpleNamespace(loss=object()),
+        _stands_since=None,
+        _progressed_at=0.0,
+        _link=SimpleNamespace(clock=lambda: 0.0, limits=SimpleNamespace(patience_ms=1)),
+        _troubles=troubles,
+        _decide=decide,
+    )
+    asyncio.run(copy._trouble(lost))
+    assert woken == [False] * 3 and decided == [] and copy._is_taken_over is False
+    asyncio.run(copy._trouble(lost))
+    assert decided == [lost]
