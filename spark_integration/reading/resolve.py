@@ -52,8 +52,7 @@ async def resolve_ranges(cluster: Cluster, options: ReadOptions) -> list[OffsetR
     ids = dict(cluster.topic_ids)
     for spec in (options.start, options.end):
         check_same_partitions(spec, partitions)
-    earliest = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
-    latest = await _latest(cluster, partitions, options)
+    earliest, latest = await _bounds(cluster, partitions, options)
     starts = await _resolve(cluster, options, options.start, partitions, earliest, latest)
     ends = await _resolve(cluster, options, options.end, partitions, earliest, latest)
     ranges = []
@@ -111,8 +110,7 @@ async def initial_offsets(cluster: Cluster, options: ReadOptions) -> dict[TopicP
     """The offsets at which a new stream starts."""
     partitions = await find_partitions(cluster, options)
     check_same_partitions(options.start, partitions)
-    earliest = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
-    latest = await _latest(cluster, partitions, options)
+    earliest, latest = await _bounds(cluster, partitions, options)
     return await _resolve(cluster, options, options.start, partitions, earliest, latest)
 
 
@@ -240,6 +238,15 @@ async def _latest(
     cluster: Cluster, partitions: Sequence[TopicPartition], options: ReadOptions
 ) -> dict[TopicPartition, int]:
     return await cluster.list_offsets(dict.fromkeys(partitions, LATEST), isolation_level=options.isolation_level)
+
+
+async def _bounds(
+    cluster: Cluster, partitions: Sequence[TopicPartition], options: ReadOptions
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Where logs start and end; a last stable offset may be in the batch in which a log starts: nothing is there."""
+    earliest = await cluster.list_offsets(dict.fromkeys(partitions, EARLIEST))
+    latest = await _latest(cluster, partitions, options)
+    return earliest, {p: max(offset, earliest.get(p, offset)) for p, offset in latest.items()}
 
 
 async def _resolve(

@@ -85,7 +85,7 @@ class Doubts:
         self._patience = fetcher.config["request_timeout_ms"]
         self._open: dict[TopicPartition, _Doubt] = {}
         self._believed: dict[TopicPartition, Any] = {}  # refusals on their way to kafka-python
-        self._truncated: dict[TopicPartition, Any] = {}  # positions that one response calls truncated
+        self._truncated: dict[TopicPartition, Any] = {}  # what one response says of positions that it calls truncated
         self._is_watching = False
         self._looking: set[Any] = set()  # the leaders that are being asked
 
@@ -110,10 +110,10 @@ class Doubts:
                 position = positions.get(tp)
                 if position is None or part.error_code:
                     continue
-                known = self._truncated.pop(tp, None)
+                known, told = self._truncated.pop(tp, None), (position, part.leader_epoch, part.end_offset)
                 is_truncated = part.leader_epoch in (None, -1) or part.end_offset < position.offset
-                if is_truncated and known != position:
-                    self._truncated[tp] = position
+                if is_truncated and known != told:
+                    self._truncated[tp] = told
                     part.error_code = Errors.NotLeaderForPartitionError.errno
 
     def look_into(self, refusal: Any) -> None:

@@ -551,6 +551,9 @@ def test_a_truncation_is_told_and_is_no_seek(policy: str, end: int, epoch: int, 
     position = state.position
     assert not rig.fetcher._handle_offset_for_leader_epoch_response(told_of_epoch(end, epoch), {A: position})
     assert not rig.told and rig.resets() == set() and state.position is position, "one response proves nothing"
+    rig.fetcher._handle_offset_for_leader_epoch_response(told_of_epoch(end - 1, epoch), {A: position})
+    rig.fetcher._handle_offset_for_leader_epoch_response(told_of_epoch(end, epoch), {A: position})
+    assert not rig.told and state.position is position, "nor do two that differ"
     truncations = rig.fetcher._handle_offset_for_leader_epoch_response(told_of_epoch(end, epoch), {A: position})
     assert rig.told == [OffsetOutOfRange("OffsetForLeaderEpoch", -1, "orders", 0, 100, -1, end, True)]
     assert (A in truncations) == (policy == "none")

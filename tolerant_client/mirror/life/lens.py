@@ -137,6 +137,9 @@ async def look(
     end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
     stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
     start = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
+    stable = {
+        p: max(offset, start[p]) for p, offset in stable.items()
+    }  # it may be in the batch in which the log starts
     return [PartitionLag(p, copied.get(p), stable[p], max(stable[p], end[p]), start[p]) for p in wanted]
 
 

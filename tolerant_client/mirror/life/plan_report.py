@@ -213,7 +213,9 @@ async def plan_everything(
     starts = (await list_led_offsets(source, dict.fromkeys(planned.ends, EARLIEST))).offsets
     high = (await list_led_offsets(source, dict.fromkeys(planned.ends, LATEST))).offsets
     stable = (await stable_ends(source, high)).offsets
-    held = await find_held(source, {p: (stable[p], end) for p, end in high.items() if p in stable})
+    held = await find_held(
+        source, {p: (max(stable[p], starts.get(p, 0)), end) for p, end in high.items() if p in stable}
+    )
     to_copy = {p: max(0, end - max(reached.get(p, 0), starts.get(p, 0))) for p, end in planned.ends.items()}
     return LinkPlan(
         link,

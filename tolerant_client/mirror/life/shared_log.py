@@ -99,7 +99,7 @@ async def compare_logs(
     start = (await target.list_offsets({partition: EARLIEST}))[partition]
     source_end = (await source.list_offsets(wanted))[partition]
     source_start = (await source.list_offsets({partition: EARLIEST}))[partition]
-    source_stable = (await source.list_offsets(wanted, isolation_level=READ_COMMITTED))[partition]
+    source_stable = max(source_start, (await source.list_offsets(wanted, isolation_level=READ_COMMITTED))[partition])
     common = max(start, source_start), min(end, source_stable)
     is_proved = True
     if common[0] < common[1]:

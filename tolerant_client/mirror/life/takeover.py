@@ -119,7 +119,14 @@ async def read_bounds(
     source_stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
     source_end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
     return {
-        p: Bounds(source_start[p], source_end[p], target_start[p], target_stable[p], target_end[p], source_stable[p])
+        p: Bounds(
+            source_start[p],
+            source_end[p],
+            target_start[p],
+            max(target_stable[p], target_start[p]),
+            target_end[p],
+            max(source_stable[p], source_start[p]),
+        )
         for p in wanted
     }
 

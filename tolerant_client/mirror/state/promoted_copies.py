@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import topic_ids
-from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import mapped_topics
 
@@ -27,6 +28,10 @@ async def promoted_copies(
         if is_copy and control.begun and (is_identical or is_same):
             ids = await topic_ids(target, {p.topic for p in control.begun})
             begun = {p.topic for p, of in control.begun.items() if of.target and of.target == str(ids.get(p.topic))}
+            if not is_identical:  # it compares no logs: without ids (before 2.8) a log with records is the copy
+                untold = [p for p, of in control.begun.items() if not (of.target and p.topic in ids)]
+                ends = (await list_led_offsets(target, dict.fromkeys(untold, LATEST))).offsets if untold else {}
+                begun |= {p.topic for p in untold if ends.get(p)}
             copies |= dict.fromkeys(begun - ours, other)
     if copies and not is_identical:
         mapped = (await mapped_topics(target, link, own)).names

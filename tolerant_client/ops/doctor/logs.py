@@ -72,7 +72,7 @@ async def lags(source: Cluster, positions: Mapping[TopicPartition, int]) -> dict
     """The lags, with each log's start and last stable offset."""
     starts = await source.list_offsets(dict.fromkeys(positions, EARLIEST))
     ends = await source.list_offsets(dict.fromkeys(positions, LATEST), isolation_level=READ_COMMITTED)
-    return {p: PartitionLag(p, at, ends[p], source_start=starts[p]) for p, at in positions.items()}
+    return {p: PartitionLag(p, at, max(ends[p], starts[p]), source_start=starts[p]) for p, at in positions.items()}
 
 
 async def oldest_times(source: Cluster, lags: Collection[PartitionLag]) -> dict[TopicPartition, int]:

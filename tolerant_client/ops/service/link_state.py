@@ -72,12 +72,16 @@ class TaskReport:
     repeats: int = 0
 
     def besides(self, earlier: TaskReport) -> TaskReport:
-        """This report with what an earlier one says to be paused or blocked besides, each with the remedy of its own reason."""
-        kept = {p: remedy for p, remedy in earlier.remedies.items() if p not in self.blocked}
+        """This report with what an earlier one says to be paused or blocked besides, each with the remedy of its own reason.
+
+        What its last micro-batch copied is neither any more.
+        """
+        seen = {p for p, done in self.latest.items() if done.records}
+        kept = {p: remedy for p, remedy in earlier.remedies.items() if p not in self.blocked and p not in seen}
         return replace(
             self,
-            paused={**earlier.paused, **self.paused},
-            blocked={**earlier.blocked, **self.blocked},
+            paused={**{p: why for p, why in earlier.paused.items() if p not in seen}, **self.paused},
+            blocked={**{p: why for p, why in earlier.blocked.items() if p not in seen}, **self.blocked},
             remedies={**kept, **self.remedies},
         )
 

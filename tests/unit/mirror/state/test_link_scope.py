@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -616,6 +616,30 @@ def test_a_log_that_another_link_has_begun_identically_gets_the_same_records_fro
         mapped.clear()
         now["orders"] = "another"
         assert told() == ({}, {}), "nobody's copy any more"
+
+
+@pytest.mark.usefixtures("keepers")
+@pytest.mark.parametrize("end", [0, 9])
+def test_where_brokers_know_no_ids_a_promoted_copy_is_a_log_with_records(
+    monkeypatch: pytest.MonkeyPatch, end: int
+) -> None:
+    async def ids(*_: object) -> dict[str, str]:
+        return {}
+
+    async def mapped_topics(*_: object) -> MappedTopics:
+        return NO_MAP
+
+    async def ends(_: object, asked: Mapping[TopicPartition, int]) -> LedOffsets:
+        return LedOffsets(dict.fromkeys(asked, end), {})
+
+    monkeypatch.setattr(promoted_copies, "topic_ids", ids)
+    monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
+    monkeypatch.setattr(promoted_copies, "list_led_offsets", ends)
+    begun = {TopicPartition("orders", 0): TopicIds("", "")}
+    eu = written("orders", producer_ids=(7,), begun=begun, is_promoted=True)
+    keeper = Keeper((b"eu", encode_control(eu, 1)), (b"dr", encode_control(written("orders"), 1)))
+    told = outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders"], is_identical=False)).refused
+    assert told.keys() == ({"orders"} if end else set())
 
 
 def test_two_sources_never_share_a_link_that_nobody_named() -> None:

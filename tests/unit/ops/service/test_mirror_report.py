@@ -181,6 +181,14 @@ def test_what_is_copied_again_and_again_is_planned_again_since_that_may_be_the_c
     assert told == ["planned"]
 
 
+def test_what_was_copied_again_is_neither_paused_nor_blocked_any_more() -> None:
+    before = TaskReport(paused={FIRST: "by an operator"}, blocked={SECOND: "foreign"}, remedies={SECOND: "delete it"})
+    now = TaskReport(latest={FIRST: Copied(3, 30), SECOND: Copied()}).besides(before)
+    assert (now.paused, now.blocked, now.remedies) == ({}, before.blocked, before.remedies)
+    now = TaskReport(latest={SECOND: Copied(1, 9)}).besides(before)
+    assert (now.paused, now.blocked, now.remedies) == (before.paused, {}, {})
+
+
 def test_errors_that_are_not_ours_are_left_to_spark_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match="socket"):
         write(monkeypatch, OSError("socket"))

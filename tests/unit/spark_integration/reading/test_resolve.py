@@ -52,6 +52,15 @@ def test_read_committed_asks_for_the_last_stable_offset() -> None:
     assert cluster.isolation_levels == {1}
 
 
+def test_a_log_that_starts_within_an_open_transaction_has_nothing_to_read_yet() -> None:
+    """Kafka 4.2 tells the offset of the batch that was cut there."""
+    cluster = Logs({A0: (5, 3)})
+    committed = {"isolation__level": "read_committed"}
+    assert run(resolve_ranges, cluster, options(**committed)) == []
+    start = run(initial_offsets, cluster, options(is_stream=True, startingOffsets="latest", **committed))
+    assert start == {A0: 5}
+
+
 def test_a_new_stream_starts_where_it_was_told() -> None:
     cluster = Logs({A0: (3, 9), A1: (0, 5)})
     assert run(initial_offsets, cluster, options(is_stream=True)) == {A0: 9, A1: 5}
