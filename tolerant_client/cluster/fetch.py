@@ -214,17 +214,7 @@ class RawFetch(Request):
                 size = max(size, 0)
                 records = body[at : at + size]
                 at += size
-                fetched.append(
-                    FetchedPartition(
-                        TopicPartition(topic, index),
-                        error,
-                        high,
-                        _stable(stable, log_start),
-                        log_start,
-                        aborted,
-                        records,
-                    )
-                )
+                fetched.append(_fetched(TopicPartition(topic, index), error, high, stable, log_start, aborted, records))
         _require_whole(body, at, fetched)
         return FetchResult(error_code, session_id, throttle_time_ms, fetched)
 
@@ -250,25 +240,24 @@ class RawFetch(Request):
                 size = max(size - 1, 0)
                 records = body[at : at + size]
                 at = skip_tags(body, at + size)
-                fetched.append(
-                    FetchedPartition(
-                        TopicPartition(topic, index),
-                        error,
-                        high,
-                        _stable(stable, log_start),
-                        log_start,
-                        tuple(aborted),
-                        records,
-                    )
-                )
+                fetched.append(_fetched(TopicPartition(topic, index), error, high, stable, log_start, aborted, records))
             at = skip_tags(body, at)
         at = skip_tags(body, at)
         _require_whole(body, at, fetched)
         return FetchResult(error_code, session_id, throttle_time_ms, fetched)
 
 
-def _stable(last_stable_offset: int, log_start: int) -> int:
-    return last_stable_offset if last_stable_offset < 0 else max(last_stable_offset, log_start)
+def _fetched(
+    partition: TopicPartition,
+    error: int,
+    high: int,
+    stable: int,
+    log_start: int,
+    aborted: Iterable[tuple[int, int]],
+    records: memoryview,
+) -> FetchedPartition:
+    stable = stable if stable < 0 else max(stable, log_start)
+    return FetchedPartition(partition, error, high, stable, log_start, tuple(aborted), records)
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
