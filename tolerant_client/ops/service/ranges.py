@@ -75,6 +75,9 @@ INCURABLE = (
 INCURABLE_ALONE = tuple(kind for kind in INCURABLE if kind is not PartitionRefusedError)
 _ATTEMPTS = 10  # to copy a micro-batch; each resumes from the target's log
 _LONGEST_PAUSE_S = 3  # a stop waits for it
+_LEAST_REPEAT_MS = (
+    5_000  # a refusal is believed after several tries: a shorter micro-batch would look healthy in between
+)
 _T = TypeVar("_T")
 _NO_TOPICS_S = 1.0
 _LOOK_S = 30.0  # between two checks of the leaders, and of what the target lacks
@@ -269,8 +272,9 @@ class RangesCopier:
 
     def copy(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
         """Copies partitions at least up to these offsets, for the time of one micro-batch."""
-        hold_until = time.monotonic() + self._hold_ms / 1000
-        done = self._copied(until)
+        hold_ms = max(self._hold_ms, _LEAST_REPEAT_MS) if self._hold_ms and self._is_repeat else self._hold_ms
+        hold_until = time.monotonic() + hold_ms / 1000
+        done = self._copied(until, hold_ms)
         if until and done.error is None and done.curable is None:
             # If all partitions are paused the copier returns at once; without the wait Spark would plan without a pause.
             time.sleep(max(0.0, hold_until - time.monotonic()))
@@ -280,11 +284,15 @@ class RangesCopier:
         """Partitions that were neither handed over to another process of the run nor stopped."""
         return held_partitions(self._link)
 
-    def _copied(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
+    @property
+    def _is_repeat(self) -> bool:
+        return self._report is not None and self._report.read().repeats > 0
+
+    def _copied(self, until: Mapping[TopicPartition, int | None], hold_ms: int) -> CopiedRanges:
         if not until:
             return CopiedRanges()
         try:
-            copied = copy_ranges(self._link, until, hold_ms=self._hold_ms, lease_ms=self._lease_ms)
+            copied = copy_ranges(self._link, until, hold_ms=hold_ms, lease_ms=self._lease_ms)
         except INCURABLE as error:  # concerns the whole task
             if not self._goes_on or isinstance(error, LinkPromotedError):
                 return CopiedRanges(error=error)

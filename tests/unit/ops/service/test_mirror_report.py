@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import replace
@@ -187,6 +188,25 @@ def test_what_was_copied_again_is_neither_paused_nor_blocked_any_more() -> None:
     assert (now.paused, now.blocked, now.remedies) == ({}, before.blocked, before.remedies)
     now = TaskReport(latest={SECOND: Copied(1, 9)}).besides(before)
     assert (now.paused, now.blocked, now.remedies) == (before.paused, {}, {})
+
+
+def test_a_repeat_lasts_long_enough_to_find_again_what_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else health flaps between blocked and healthy, and the tenth repeat never comes."""
+    held: list[int] = []
+
+    def copy_ranges(*_: object, hold_ms: int, lease_ms: int) -> Any:
+        held.append(hold_ms)
+        return {FIRST: progress(stopped=None if len(held) == 2 else RecoveryExhaustedError("refused"))}
+
+    monkeypatch.setattr(ranges, "copy_ranges", copy_ranges)
+    monkeypatch.setattr(ranges, "take_measures", lambda link: MEASURED)
+    monkeypatch.setattr(ranges, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: None, time=time.time))
+    copier = ranges.RangesCopier(MirrorJob(replace(ONCE, once=False, hold_ms=1_000), 7, str(tmp_path)))
+    for _ in range(3):
+        copier.settle([copier.copy({FIRST: None})])
+    assert held == [1_000, 5_000, 1_000]
 
 
 def test_errors_that_are_not_ours_are_left_to_spark_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
