@@ -130,6 +130,8 @@ USES: Final = (
     Use(KafkaConnectionManager, ("bootstrapped",), (*_CONNECTIONS, "tolerant_client.stock.metadata"), "whether the brokers have been found"),
     Use(KafkaConnectionManager, ("connection_delay",), (*_FETCH_PLAN, *_MANAGER), "how long a node backs off"),
     Use(KafkaNetClient, ("_manager",), ("tolerant_client.metrics",), "where a stock client's recovery counters are"),
+    Use(KafkaNetClient, ("_manager",), _SENDER, "the way to its event loop"),
+    Use(KafkaConnectionManager, ("_net",), _SENDER, "looks for late records from time to time"),
     Use(KafkaNetClient, ("throttle_delay",), _FETCH_PLAN, "a throttled node is not asked"),
     Use(KafkaNetSocket, ("dns_lookup", "sock_connect", "socket"), _MANAGER, "connects, also through a proxy"),
     Use(ClusterMetadata, ("_coordinator_brokers",), _CONNECTIONS, "a second address is a second connection"),
@@ -237,8 +239,11 @@ USES: Final = (
          "fetch_committed_offsets_async", "group_id", "rebalance_in_progress", "request_rejoin"),
         _COORDINATOR, "the group protocol stays kafka-python's"),
     # -- the producer
-    Use(Sender, ("_dispatch_error",), _SENDER, "overridden: a lost connection is no reason for waiting"),
-    Use(Sender, ("config",), _SENDER, "its backoff"),
+    Use(Sender, ("_dispatch_error", "run"), _SENDER, "overridden: no waiting after a lost connection; records end in time"),
+    Use(Sender,
+        ("_accumulator", "_client", "_complete_batch_with_exception", "_force_close", "_running", "_transaction_manager",
+         "config"),
+        _SENDER, "its backoff, what waits to be sent, and how it ends"),
     Use(ProducerBatch, ("attempts", "last_attempt"), _SENDER, "when a batch is sent again"),
     # -- the transactional producer
     Use(TransactionManager,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from unittest.mock import Mock
 
 import kafka.errors as Errors
@@ -76,3 +77,25 @@ def test_the_last_try_waits_until_metadata_may_have_told_another_leader() -> Non
     assert batch is not None
     producer.fail(batch, Errors.KafkaConnectionError("reset"))
     assert producer.sent() is None
+
+
+@pytest.mark.parametrize("is_closing", [False, True])
+def test_a_record_whose_transaction_waits_for_a_silent_broker_ends_in_time(is_closing: bool) -> None:
+    """kafka-python expires nothing while a request of the transaction is under way, and ours is sent again and again."""
+    producer = Producer()
+    accumulator, sender = producer.accumulator, producer.sender
+    accumulator.config["delivery_timeout_ms"] = 0
+    (batch,) = accumulator._incomplete.all()
+    manager = sender._client._manager
+    manager.closed, naps = False, list[float]()
+
+    async def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        manager.closed = len(naps) == 2
+
+    manager._net.sleep = sleep
+    sender._running = not is_closing
+    sender._transaction_manager = Mock()
+    asyncio.run(sender._end_late_records())
+    assert batch.produce_future.failed()
+    assert not accumulator.has_incomplete and sender._force_close is is_closing
