@@ -217,7 +217,7 @@ class Simulation:
         self.spoiled_from = NEVER  # when a lasting fault's first answer arrives
         self.lost_ids: set[int] = set()
         self.silent_ids: set[int] = set()  # of these, those that no answer under a wrong id may have been for
-        self.orphans = 0  # such answers, since a probe was answered
+        self.unbelieved = 0  # answers since a trial was decided that were nobody's, or came out of turn
         self.arrived = memoryview(b"")
         self.heard: set[int] = set()  # ids under which something came
         self.is_disproved = False  # an answer came to one that was lost in silence
@@ -507,8 +507,8 @@ class Simulation:
         self.arrived_at = self.now
         events = self.tracker.response(correlation_id, body, self.now)
         # At a gateway it may pass for that of a request which a probe gave up.
-        is_waited_for = is_waited_for and not any(type(e) is Orphan and e.cause == "late" for e in events)
-        if self.now >= self.spoiled_from and self.is_lasting_since == NEVER and is_waited_for:
+        is_late = any(type(e) is Orphan and e.cause == "late" for e in events)
+        if self.now >= self.spoiled_from and self.is_lasting_since == NEVER and is_waited_for and not is_late:
             self.is_lasting_since = self.now
             self.patience = self.tracker.silence.patience(NEVER) + self.policy.reorder_grace_ms / 1000
         elif self.is_gateway and self.is_lasting_since < self.now:
@@ -517,9 +517,10 @@ class Simulation:
             # KIP-219: nothing is read from us before that.
             self.tracker.silence.progress(self.now + throttle)
             self.happened["throttle"] += 1
+        self.unbelieved += not (is_late or is_of_a_probe or any(type(e) is Completed for e in events))
         self.act(events)
-        if is_of_a_probe:
-            self.orphans = 0
+        if is_of_a_probe and not is_late:
+            self.unbelieved = 0
 
     # -- acting, as the binding does -----------------------------------------
 
@@ -546,11 +547,10 @@ class Simulation:
             elif kind is Orphan:
                 self.happened[f"orphan:{event.cause}"] += 1  # type: ignore[attr-defined]
                 self.is_disproved |= event.correlation_id in self.silent_ids and self.arrived != PROBE_BODY
-                self.orphans += event.cause != "late"  # type: ignore[attr-defined]
             elif kind is Lost:
                 self.lost_ids.add(event.correlation_id)
                 unheard = [e for e in events if type(e) is Lost and e.correlation_id not in self.heard]
-                if event in unheard and self.orphans < len(unheard):
+                if event in unheard and self.unbelieved < len(unheard):
                     self.silent_ids.add(event.correlation_id)
             elif kind is Retired:
                 self.happened["timeout" if event.is_timeout else "mismatch"] += 1  # type: ignore[attr-defined]
