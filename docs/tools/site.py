@@ -31,9 +31,8 @@ _log = logging.getLogger("mkdocs.hooks.site")
 _PAGES = ("*.md", "docs/**/*.md", "tests/README.md", "tolerant_client/**/*.md", "spark_integration/**/*.md")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _ROW, _CODE = re.compile(r"^\|.*", re.MULTILINE), re.compile(r"`[^`]+`")
-_UNREAD = re.compile(
-    r"<p>(?:(?!</p>)[^`])*\n\s*(?:[-*] |\d+\. |\| |```)", re.DOTALL
-)  # a list or table that became a paragraph
+# A list or table that became a paragraph.
+_UNREAD = re.compile(r"<p>(?:(?!</p>)[^`])*\n\s*(?:[-*] |\d+\. |\| |```)", re.DOTALL)
 _LOADED = re.compile(
     r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?(?:https?:)?//|<link[^>]*rel=\"?(?:stylesheet|preconnect)[^>]*//"
 )

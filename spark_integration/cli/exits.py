@@ -26,9 +26,8 @@ from tolerant_client.testing import ClusterStartError
 from tolerant_client.testing.artifacts import java_executable
 
 FAILED: Final = 1
-NOT_STARTED: Final = (
-    2  # wrong options, a link or target that we may not write to, a cluster unavailable: nothing was written
-)
+# Wrong options, a link or target that we may not write to, a cluster unavailable: nothing was written.
+NOT_STARTED: Final = 2
 LOOK: Final = 3  # done, but needs an operator's attention
 _NOT_BEGUN: Final = (
     OptionError,

@@ -35,9 +35,8 @@ LONGEST_S = 366 * 86_400  # the longest wait of a command; clocks overflow
 
 def file_option(name: str, help_: str) -> Any:
     """An option that takes an existing file; an environment variable may set it."""
-    return typer.Option(
-        name, envvar=_variable(name), show_envvar=False, exists=True, dir_okay=False, help=help_
-    )  # the help lists the variables at its end
+    # The help lists the variables at its end.
+    return typer.Option(name, envvar=_variable(name), show_envvar=False, exists=True, dir_okay=False, help=help_)
 
 
 def servers_option(name: str, help_: str) -> Any:

@@ -142,9 +142,8 @@ def submitted_traffic(properties: Iterable[Mapping[str, str]]) -> tuple[dict[str
 def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, checkpoint: Path) -> StreamingQuery:
     """Starts the streaming query of a prepared link; its checkpoint folder also holds the RunReport."""
     session.dataSource.register(TolerantKafkaDataSource)
-    session.createDataFrame(
-        [], "nothing INT"
-    )  # makes it this thread's session, in which Spark looks its data sources up
+    # Makes it this thread's session, in which Spark looks its data sources up.
+    session.createDataFrame([], "nothing INT")
     job = MirrorJob(settings, link.producer_id, str(checkpoint))
     ranges = session.readStream.format("tolerantkafka").options(**job.options).load()
     # Within one stage Spark has one Python worker read the rows and another one write them, and swaps their roles with each

@@ -65,7 +65,7 @@ class RangesStreamReader(RangesPlanner, DataSourceStreamReader, SupportsTriggerA
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         if self.is_tail:
             self.look()
-        elif start["trigger"] and not self.repeats:
+        elif start["trigger"] and not self.is_repeating:
             return start
         return {"trigger": start["trigger"] + 1}
 

@@ -64,7 +64,8 @@ class LinkJob(Protocol):
     `is_repeating` says whether its last micro-batch ended with an error that a retry may cure.
     """
 
-    is_repeating: bool
+    @property
+    def is_repeating(self) -> bool: ...
 
     def start(self) -> None:
         """Starts it; nothing of an earlier start is left."""
@@ -86,8 +87,6 @@ class StuckError(TolerantClientError):
 class SparkLink:
     """A link as a streaming query of `session`, and its duties; each start has a temporary folder as its checkpoint."""
 
-    is_repeating = False
-
     def __init__(
         self, link: SupervisedLink, session: SparkSession, tell: Tell, is_stopping: Callable[[], bool] = lambda: False
     ) -> None:
@@ -100,9 +99,8 @@ class SparkLink:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._report: RunReport | None = None
         self._duties: list[DutyThread] = []
-        self._claim: RunClaim | None = (
-            None  # from the first start on: partitions that an earlier query holds are handed over
-        )
+        # From the first start on: partitions that an earlier query holds are handed over.
+        self._claim: RunClaim | None = None
         self._told = TaskReport()
         self._ends: frozenset[TopicPartition] = frozenset()
         self._unplaced: frozenset[TopicPartition] = frozenset()  # nobody has checked yet whether these are copies
@@ -118,6 +116,10 @@ class SparkLink:
         self._report = RunReport(Path(self._folder.name))
         self._query = mirror_job.start(self._settings, prepared, self._session, Path(self._folder.name))
         self._tell(LinkEvent(link, "started", _started(prepared), prepared))
+
+    @property
+    def is_repeating(self) -> bool:
+        return self._told.is_repeating
 
     def look(self) -> int | None:
         assert self._query is not None and self._claim is not None
@@ -170,8 +172,7 @@ class SparkLink:
     def _tell_report(self) -> None:
         assert self._report is not None
         report = self._report.read()
-        self.is_repeating = report.repeats > 0
-        if not report.time_ms or self.is_repeating:  # until a micro-batch has seen all, what was found before lasts
+        if not report.time_ms or report.is_repeating:  # until a micro-batch has seen all, what was found before lasts
             report = report.besides(self._told)
         self._unplaced = self._ends - report.acked.keys()
         self._told = report
@@ -262,9 +263,8 @@ class LinkThread:
                 self._tell(LinkEvent(self.name, "promoted", f"not started: {sentence(error)}"))
             self._told = str(error)
         except Exception as error:  # the law: a link that fails is started again
-            if (
-                self._is_stopping()
-            ):  # the signal may have ended Spark's JVM, too: errors caused by that are not reported
+            # The signal may have ended Spark's JVM, too: errors caused by that are not reported.
+            if self._is_stopping():
                 return
             if not isinstance(error, (KafkaError, PySparkException, OSError, ValueError)):
                 _log.exception("Link %s", self.name)

@@ -75,9 +75,8 @@ class WriteTask:
         self._columns = columns
         self._task = task
         self._digest = digest
-        self._first = random.randrange(
-            1 << 20
-        )  # the first partition for rows without a key: tasks start at different ones
+        # The first partition for rows without a key: tasks start at different ones.
+        self._first = random.randrange(1 << 20)
         self._letters: list[Record] = []
         self._refused_topics: dict[str, str] = {}
         self._unsent = 0

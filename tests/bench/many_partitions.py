@@ -108,9 +108,8 @@ def launch(pair: Pair, name: str, run: int) -> tuple[Launch, str]:
     pattern = f"{PREFIX}.*"
     if name == "mm2":
         alias = f"source{run}"
-        duties = dict.fromkeys(
-            ("emit.heartbeats.enabled", "emit.checkpoints.enabled"), "false"
-        )  # our plain mirror has none
+        # Our plain mirror has none.
+        duties = dict.fromkeys(("emit.heartbeats.enabled", "emit.checkpoints.enabled"), "false")
         properties = mm2_properties(alias, pair.source, pair.target, pattern, {"tasks.max": "2", **duties})
         path = pair.folder / f"wide-{run}.properties"
         path.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))

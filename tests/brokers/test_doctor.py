@@ -527,9 +527,8 @@ def test_broker_that_is_lost_restarted_or_frozen(three: KafkaCluster) -> None:
     consumer.close()
     sound = examined(servers, topics="doctor-three")
     assert none_failed(sound)
-    assert {f.check for f in sound.findings if f.severity is not Severity.INFO} == {
-        "durability"
-    }  # RF 1 of the offsets topic
+    # RF 1 of the offsets topic.
+    assert {f.check for f in sound.findings if f.severity is not Severity.INFO} == {"durability"}
 
     restart = threading.Thread(target=three.restart, args=(2,))
     restart.start()

@@ -888,9 +888,8 @@ def test_a_range_of_time_is_copied_at_its_offsets_and_only_into_empty_logs(sourc
     run(source, target, copy, from_ms=T0 + 200)
     assert [offset for offset, *_ in consume(target, topic, 1, 10**9)[0]] == list(range(200, 1_000))
     compared = compare(source, target, topic)
-    assert (
-        compared.outcome is Outcome.NOT_COMPARED and compared.records == 800
-    )  # the target begins later, as it was told
+    # The target begins later, as it was told.
+    assert compared.outcome is Outcome.NOT_COMPARED and compared.records == 800
     ((gap,),) = [part.not_compared for part in compared.partitions]
     assert (
         gap[:2] == (0, 200) and "never to be copied: the link was begun at a time (--from), at offset 200" in gap.reason

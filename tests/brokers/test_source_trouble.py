@@ -250,9 +250,8 @@ def test_sequence_and_log_end_of_different_moments_are_never_put_together(
         monkeypatch.setattr(next_sequence, "describe_producers", append_before_asking)
         assert origin.run(*read) == {}
         monkeypatch.undo()
-        assert isinstance(
-            origin.run(*read)[partition], TargetDivergedError
-        )  # what was appended is not the source's record
+        # What was appended is not the source's record.
+        assert isinstance(origin.run(*read)[partition], TargetDivergedError)
     assert ends(target, topic) == [3]
 
 

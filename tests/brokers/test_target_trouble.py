@@ -322,9 +322,8 @@ def test_topic_that_is_made_anew_between_two_appends_is_named_under_every_policy
             # Blocks this loop: the mirror sleeps meanwhile, and no request of it meets the missing topic.
             delete_topic(target, topic)
             create_again(target, topic)
-            while ends(target, topic) != [
-                0
-            ]:  # else the mirror may be told that the topic is not there, and fills it again
+            # Else the mirror may be told that the topic is not there, and fills it again.
+            while ends(target, topic) != [0]:
                 time.sleep(0.05)
             append_records(source, topic, 50, first=100)
             await copier.copy({partition: 150}, lease_ms=60_000)

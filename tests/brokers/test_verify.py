@@ -504,9 +504,8 @@ def test_a_target_without_a_record_is_different_or_not_compared_but_never_identi
         for partition, count in enumerate(counts):
             write(servers, name, log(count), partition)
     delete_records(clusters[1], name, 100, 1)  # as retention does
-    delete_records(
-        clusters[1], name, 100, 3
-    )  # a test topic that was purged, and mirrored into: 0 to 49 were never copied
+    # A test topic that was purged, and mirrored into: 0 to 49 were never copied.
+    delete_records(clusters[1], name, 100, 3)
     write(clusters[0], name, log(60, 50), 3)
     write(clusters[1], name, log(10, 100), 3)
     lacking, emptied, unused, purged = (report := run(clusters, name)).partitions

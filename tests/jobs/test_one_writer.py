@@ -282,9 +282,8 @@ def test_a_mirror_that_was_frozen_through_its_lease_appends_nothing_more(
             assert first.process.wait(60) == 1, first.told.read_text()
             said = first.told.read_text().splitlines()
             (why,) = (line for line in said if "has only one writer" in line)
-            assert why == [line for line in said if line.startswith("tolerant-kafka:")][-1], (
-                said
-            )  # Spark may log after it
+            # Spark may log after it.
+            assert why == [line for line in said if line.startswith("tolerant-kafka:")][-1], said
             assert re.search(
                 rf" is written by a mirror of link \S+ on \S+ \(process {second.process.pid}\), since 20", why
             ), why

@@ -319,9 +319,8 @@ def test_a_shuffle_that_deals_its_rows_otherwise_in_the_repeat_writes_each_row_o
     """Adaptive execution gives a repeated micro-batch another number of tasks, with other rows in each of them."""
     folder, checkpoint, flag = tmp_path / "in", tmp_path / "checkpoint", tmp_path / "failing"
     folder.mkdir()
-    (folder / "0.txt").write_text(
-        "".join(f"{n:06d}{os.urandom(250).hex()}\n" for n in range(8_000))
-    )  # does not compress away
+    # Does not compress away.
+    (folder / "0.txt").write_text("".join(f"{n:06d}{os.urandom(250).hex()}\n" for n in range(8_000)))
     flag.touch()
     told = tmp_path / "tasks"
     told.mkdir()

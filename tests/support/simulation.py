@@ -207,9 +207,8 @@ class Simulation:
         self.arrives_at = 0.0
         self.is_cut = False
         self.shift = 0  # of every id from now on
-        self.unpaired: deque[int] | None = (
-            None  # an answer was lost, and each one after it comes under the id before its own
-        )
+        # An answer was lost, and each one after it comes under the id before its own.
+        self.unpaired: deque[int] | None = None
         self.is_garbled = False
         self.is_odd = False
         self.odd_ids: set[int] = set()  # ids whose answers speak of something else

@@ -104,9 +104,8 @@ class TolerantConnectionManager(Bootstrap):
     def update_backoff(self, node_id: Any) -> Any:
         """Notes that connecting failed; returns the milliseconds until the next attempt may begin."""
         backoff_ms = super().update_backoff(node_id)
-        if (
-            self.cluster.is_bootstrap(node_id) and self.cluster.brokers()
-        ):  # it is asked while no known broker can be reached
+        # It is asked while no known broker can be reached.
+        if self.cluster.is_bootstrap(node_id) and self.cluster.brokers():
             failures, until, setup_ms = self._backoff[node_id]
             self._backoff[node_id] = failures, min(until, time.monotonic() + BESIDE_S), setup_ms
         if self._leader_watch is not None:

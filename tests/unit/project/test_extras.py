@@ -80,9 +80,8 @@ def test_the_command_line_needs_no_spark_to_start() -> None:
     assert "Usage: " in done.stdout and "mirror" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
-    "name", sorted(requirements("cli") - {"cryptography"})
-)  # that is imported for stores of keys only
+# That is imported for stores of keys only.
+@pytest.mark.parametrize("name", sorted(requirements("cli") - {"cryptography"}))
 def test_without_its_extra_the_command_says_in_one_sentence_what_to_install(name: str) -> None:
     done = run(blocked(name) + "from spark_integration.cli.entry import main; main()")
     assert done.returncode == 2

@@ -320,9 +320,8 @@ def test_an_iterator_finds_the_response_fetched_ahead_when_it_comes_there(fetche
         assert [record.offset for record in records[A]] == list(range(start, start + 30))
         assert len(fetcher._completed_fetches) == (1 if start == 0 else 0)
         assert A not in asked(fetcher)  # what was handed out is not fetched again
-        fetcher._subscriptions.assignment[A].position = OffsetAndMetadata(
-            start + 30, "", 5
-        )  # the iterator has advanced
+        # The iterator has advanced.
+        fetcher._subscriptions.assignment[A].position = OffsetAndMetadata(start + 30, "", 5)
 
 
 def fills_of_an_iterator(kind: Any, count: int) -> int:

@@ -40,6 +40,46 @@ class LedOffsets(NamedTuple):
     left_out: dict[TopicPartition, str]
 
 
+class LogOffsets(NamedTuple):
+    """A log's start, last stable offset and high watermark, in this order also by value."""
+
+    start: int
+    last_stable: int
+    high_watermark: int
+
+
+async def log_offsets(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogOffsets]:
+    """The offsets of all these logs, or an error of `Cluster.list_offsets`."""
+    wanted = dict.fromkeys(partitions, LATEST)
+    high = await cluster.list_offsets(wanted)
+    stable = await cluster.list_offsets(wanted, isolation_level=READ_COMMITTED)
+    start = await cluster.list_offsets(dict.fromkeys(wanted, EARLIEST))
+    return {p: _log_offsets(start[p], stable[p], high[p]) for p in wanted}
+
+
+async def list_led_log_offsets(
+    cluster: Cluster, partitions: Iterable[TopicPartition], *, looks: int = BELIEVED_AFTER
+) -> tuple[dict[TopicPartition, LogOffsets], dict[TopicPartition, str]]:
+    """The offsets of the logs that could be asked, and why the others could not.  Raises as list_led_offsets."""
+    high, unled = await list_led_offsets(cluster, dict.fromkeys(partitions, LATEST), looks=looks)
+    stable, untold = await list_led_offsets(
+        cluster, dict.fromkeys(high, LATEST), isolation_level=READ_COMMITTED, looks=looks
+    )
+    start, unstarted = await list_led_offsets(cluster, dict.fromkeys(stable, EARLIEST), looks=looks)
+    found = {p: _log_offsets(at, stable[p], high[p]) for p, at in start.items()}
+    return found, {**unled, **untold, **unstarted}
+
+
+def _log_offsets(start: int, stable: int, high: int) -> LogOffsets:
+    """Offsets that were asked for in the order high watermark, last stable offset, start.
+
+    Otherwise what is appended in between would seem to wait for a transaction.  Brokers (4.2) may tell a last stable offset
+    below the start: that of the batch in which the log was cut.
+    """
+    stable = max(start, stable)
+    return LogOffsets(start, stable, max(stable, high))
+
+
 async def stable_ends(source: Cluster, partitions: Collection[TopicPartition], patience_ms: int = 0) -> LedOffsets:
     """How far each partition can be copied: its last stable offset, which may be below its start (`not_before_start`)."""
     asked = dict.fromkeys(partitions, LATEST)

@@ -185,7 +185,7 @@ async def _identical_until(
 ) -> tuple[dict[TopicPartition, int], list[str]]:
     """The end offsets of the target's logs that are copies, and what is wrong with the others."""
     bounds = await read_bounds(source, target, partitions)
-    ends = {p: found.target_end for p, found in bounds.items()}
+    ends = {p: found.target.high_watermark for p, found in bounds.items()}
     others = [p for p, found in bounds.items() if await is_contradicted(source, target, p, found)]
     if not others:
         return ends, []

@@ -20,9 +20,15 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.log_dirs import describe_log_dirs, tells_log_dirs
-from tolerant_client.cluster.admin.offsets import LedOffsets, list_led_offsets, not_before_start
+from tolerant_client.cluster.admin.offsets import (
+    LedOffsets,
+    LogOffsets,
+    list_led_log_offsets,
+    list_led_offsets,
+    log_offsets,
+    not_before_start,
+)
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
-from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.mirror.batches.divergence import first_header
 from tolerant_client.mirror.life.fence import before_markers
 from tolerant_client.mirror.state.control_topic import read_control
@@ -134,13 +140,12 @@ async def look(
     copied = await positions(target, link, wanted, is_translated, control)
     if source is None:
         return [PartitionLag(p, copied.get(p)) for p in wanted]
-    end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
-    stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
-    start = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
-    stable = {
-        p: max(offset, start[p]) for p, offset in stable.items()
-    }  # it may be in the batch in which the log starts
-    return [PartitionLag(p, copied.get(p), stable[p], max(stable[p], end[p]), start[p]) for p in wanted]
+    there = await log_offsets(source, wanted)
+    return [_lag(p, copied.get(p), there[p]) for p in wanted]
+
+
+def _lag(partition: TopicPartition, position: int | None, log: LogOffsets) -> PartitionLag:
+    return PartitionLag(partition, position, log.last_stable, log.high_watermark, log.start)
 
 
 async def look_led(
@@ -163,9 +168,8 @@ async def look_led(
         away = (await list_led_offsets(target, dict.fromkeys(maps.values(), LATEST))).left_out
         left_out = {p: away[at] for p, at in maps.items() if at in away}
         copied = await copied_until(target, link, [p for p in wanted if p not in left_out])
-        left_out = {
-            p: left_out.get(p, MAP_LOST) for p in wanted if p not in copied
-        }  # the map may have been lost meanwhile
+        # The map may have been lost meanwhile.
+        left_out = {p: left_out.get(p, MAP_LOST) for p in wanted if p not in copied}
         if control.is_fenced and (told := control.copied_until):
             left_out |= dict.fromkeys(copied.keys() - told.keys(), NEVER_HAD)
             copied = {p: at for p, at in copied.items() if p in told}
@@ -178,10 +182,9 @@ async def look_led(
         }
     if source is None:
         return [PartitionLag(p, copied[p]) for p in wanted if p in copied], left_out
-    high, stable, unseen = await source_ends(source, copied, looks=BELIEVED_AFTER)
-    starts, unstarted = await list_led_offsets(source, dict.fromkeys(stable, EARLIEST), looks=BELIEVED_AFTER)
-    lags = [PartitionLag(p, copied[p], stable[p], high[p], starts[p]) for p in wanted if p in starts]
-    return lags, {**left_out, **unseen, **unstarted}
+    await source.connect(source.patience_ms)
+    there, unseen = await list_led_log_offsets(source, copied)
+    return [_lag(p, copied[p], there[p]) for p in wanted if p in there], {**left_out, **unseen}
 
 
 async def positions(

@@ -9,9 +9,9 @@ from typing import Any
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import Untold, list_led_offsets, stable_ends
+from tolerant_client.cluster.admin.offsets import Untold, list_led_log_offsets, list_led_offsets
 from tolerant_client.cluster.admin.topics import READ, WRITE, not_allowed
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import DataLossError, LinkPromotedError, OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
@@ -210,12 +210,9 @@ async def plan_everything(
     refusals += stopping.values()
     warnings += of_paused
     refusals += await right_refusals(source, target, planned)
-    starts = (await list_led_offsets(source, dict.fromkeys(planned.ends, EARLIEST))).offsets
-    high = (await list_led_offsets(source, dict.fromkeys(planned.ends, LATEST))).offsets
-    stable = (await stable_ends(source, high)).offsets
-    held = await find_held(
-        source, {p: (max(stable[p], starts.get(p, 0)), end) for p, end in high.items() if p in stable}
-    )
+    logs, _ = await list_led_log_offsets(source, planned.ends)
+    held = await find_held(source, {p: (log.last_stable, log.high_watermark) for p, log in logs.items()})
+    starts = {p: log.start for p, log in logs.items()}
     to_copy = {p: max(0, end - max(reached.get(p, 0), starts.get(p, 0))) for p, end in planned.ends.items()}
     return LinkPlan(
         link,

@@ -217,14 +217,12 @@ async def _wait(
     OptionError if the source has nothing of the link.
     """
     told = ""
-    moving: set[TopicPartition] = (
-        set()
-    )  # may be partitions that the file no longer names, if the mirror runs with an older file
+    # May be partitions that the file no longer names, if the mirror runs with an older file.
+    moving: set[TopicPartition] = set()
     deadline = time.monotonic() + deadline_s
     options = link_options(of.name, of.target), link_options(of.name, of.target, source)
-    before: dict[TopicPartition, PartitionLag] | None = (
-        None  # None before the first look; a look that finds no partition is an empty dict
-    )
+    # None before the first look; a look that finds no partition is an empty dict.
+    before: dict[TopicPartition, PartitionLag] | None = None
     while True:
         control = await read_control(of.target, of.name)
         partitions, lacking = await partitions_of_link(source, of.target, of.topics, of.name, control, of.mapped)

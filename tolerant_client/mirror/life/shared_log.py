@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import log_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.mirror.batches.divergence import (
     COMPARED_OFFSETS,
@@ -93,13 +94,8 @@ async def compare_logs(
     gaps with.  No mirror writes or copies past the start of an open transaction, so nothing after it is shared.  `copied_by` are
     the producer ids of links that copied from the target to the source.
     """
-    wanted = {partition: LATEST}
-    end = (await target.list_offsets(wanted))[partition]
-    stable = (await target.list_offsets(wanted, isolation_level=READ_COMMITTED))[partition]
-    start = (await target.list_offsets({partition: EARLIEST}))[partition]
-    source_end = (await source.list_offsets(wanted))[partition]
-    source_start = (await source.list_offsets({partition: EARLIEST}))[partition]
-    source_stable = max(source_start, (await source.list_offsets(wanted, isolation_level=READ_COMMITTED))[partition])
+    start, stable, end = (await log_offsets(target, [partition]))[partition]
+    source_start, source_stable, source_end = (await log_offsets(source, [partition]))[partition]
     common = max(start, source_start), min(end, source_stable)
     is_proved = True
     if common[0] < common[1]:

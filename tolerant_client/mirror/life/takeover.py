@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.cluster.admin.offsets import LogOffsets, log_offsets
+from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import first_difference_of_logs, read_slices
 from tolerant_client.mirror.engine.preflight import refuse_circle, refuse_one_cluster
@@ -45,14 +46,10 @@ _COPIES_ALREADY = (
 
 
 class Bounds(NamedTuple):
-    """The two logs of a partition; `target_stable` and `source_stable` are their last stable offsets."""
+    """The offsets of the two logs of a partition."""
 
-    source_start: int
-    source_end: int
-    target_start: int
-    target_stable: int
-    target_end: int
-    source_stable: int
+    source: LogOffsets
+    target: LogOffsets
 
 
 @dataclass(frozen=True)
@@ -112,30 +109,16 @@ async def read_bounds(
     """Where both logs of each partition start and end."""
     wanted = list(partitions)
     # The target first: the source had everything that the target has by then.
-    target_start = await target.list_offsets(dict.fromkeys(wanted, EARLIEST))
-    target_stable = await target.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
-    target_end = await target.list_offsets(dict.fromkeys(wanted, LATEST))
-    source_start = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
-    source_stable = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
-    source_end = await source.list_offsets(dict.fromkeys(wanted, LATEST))
-    return {
-        p: Bounds(
-            source_start[p],
-            source_end[p],
-            target_start[p],
-            max(target_stable[p], target_start[p]),
-            target_end[p],
-            max(source_stable[p], source_start[p]),
-        )
-        for p in wanted
-    }
+    copied = await log_offsets(target, wanted)
+    there = await log_offsets(source, wanted)
+    return {p: Bounds(there[p], copied[p]) for p in wanted}
 
 
 async def is_contradicted(source: Cluster, target: Cluster, partition: TopicPartition, bounds: Bounds) -> bool:
     """Whether something shows that the target's log is not the beginning of the source's."""
-    if bounds.target_end > bounds.source_end:
+    if bounds.target.high_watermark > bounds.source.high_watermark:
         return True
-    common = max(bounds.source_start, bounds.target_start), bounds.target_end
+    common = max(bounds.source.start, bounds.target.start), bounds.target.high_watermark
     return await first_difference_of_logs(source, target, partition, *common) is not None
 
 
@@ -143,11 +126,11 @@ async def is_identical(
     source: Cluster, target: Cluster, partition: TopicPartition, bounds: Bounds, committed: int
 ) -> bool:
     """Whether the target's log is the beginning of the source's: that must be proved, not only be without contradiction."""
-    if bounds.target_end == 0:
+    if bounds.target.high_watermark == 0:
         return True
     if await is_contradicted(source, target, partition, bounds):
         return False
-    if committed == bounds.target_end:
+    if committed == bounds.target.high_watermark:
         return True  # the last record that was copied has the same offset on both sides
     tail = await _last_records(target, partition, bounds)
     if not tail:
@@ -164,13 +147,13 @@ async def find_position(
     `committed` (-1: unknown) is a lower bound.  If the target has no records any more, it is all that is known; if it never had
     one, copying begins at the source's first offset.
     """
-    if bounds.target_end == 0:
-        return bounds.source_start
+    if bounds.target.high_watermark == 0:
+        return bounds.source.start
     tail = await _last_records(target, partition, bounds)
     if not tail:
-        return max(committed, bounds.source_start) if committed >= 0 else -1
+        return max(committed, bounds.source.start) if committed >= 0 else -1
     for length in _TAILS:
-        found = await _find(source, partition, bounds.source_start, tail[-length:], committed)
+        found = await _find(source, partition, bounds.source.start, tail[-length:], committed)
         if found is not None:
             return max(found, committed)
     return -1
@@ -178,7 +161,7 @@ async def find_position(
 
 async def _last_records(target: Cluster, partition: TopicPartition, bounds: Bounds) -> list[Record]:
     """The last committed records of the target's log; offsets between them may be markers."""
-    start, end, tail = bounds.target_start, bounds.target_stable, list[Record]()
+    start, end, tail = bounds.target.start, bounds.target.last_stable, list[Record]()
     wanted, span = _TAILS[0], _TAILS[0]
     while start < end:
         log = (await read_slices(target, {partition: (max(start, end - span), end)}, is_committed=True))[partition]
@@ -296,11 +279,13 @@ async def take_over(
         is_same = await is_identical(source, target, p, bounds, committed)
         # Our own link may have copied more before it was handed back.
         least = max(committed, rows[p].position if p in rows else -1)
-        position = bounds.target_end if is_same else await find_position(source, target, p, bounds, least)
-        is_open = bounds.target_stable < bounds.target_end
-        is_undecided = is_same and bounds.source_stable < bounds.target_end
+        position = bounds.target.high_watermark if is_same else await find_position(source, target, p, bounds, least)
+        is_open = bounds.target.last_stable < bounds.target.high_watermark
+        is_undecided = is_same and bounds.source.last_stable < bounds.target.high_watermark
         found.append(
-            TakenPartition(p.topic, p.partition, is_same, committed, position, bounds.target_end, is_open, is_undecided)
+            TakenPartition(
+                p.topic, p.partition, is_same, committed, position, bounds.target.high_watermark, is_open, is_undecided
+            )
         )
     wrong = (*running, *blockers(found, offsets))
     is_done = not wrong and not is_dry_run

@@ -97,9 +97,8 @@ def decode_control(value: bytes) -> LinkControl:
         begun = nested.get("begun", {})  # an earlier version did not write starts_of
         starts_of = {p: TopicIds(begun[p].source) for p in nested.get("starts", ()) if p in begun and begun[p].source}
         nested["starts_of"] = {**starts_of, **nested.get("starts_of", {})}
-        if (
-            control.is_fenced and control.topics is None
-        ):  # an earlier failover without a control wrote where copies end alone
+        # An earlier failover without a control wrote where copies end alone.
+        if control.is_fenced and control.topics is None:
             fenced = sorted({re.escape(p.topic) for p in nested.get("copied_until", {})})
             control = replace(control, topics=LinkTopics(TopicFilter(tuple(fenced))).to_json() if fenced else None)
         return replace(control, **nested, others={n: shallow(each) for n, each in found.items() if n not in _KNOWN})

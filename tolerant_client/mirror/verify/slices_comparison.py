@@ -227,9 +227,8 @@ class SlicesComparison:
                 if side.doubted("no records", self._clock()) >= BELIEVED_AFTER:
                     if is_alone:
                         self._check(running, self._nothing, number, min(part.last_stable_offset, running.goals[number]))
-                    side.is_hungry = (
-                        True  # other partitions may have used the limit: believe only a response for it alone
-                    )
+                    # Other partitions may have used the limit: believe only a response for it alone.
+                    side.is_hungry = True
             else:
                 stable = part.last_stable_offset
                 self._doubt(running, number, f"no records at offset {position}: its last stable offset is {stable}")

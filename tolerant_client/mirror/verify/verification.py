@@ -31,9 +31,9 @@ from typing import Any, Final
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import list_led_offsets
+from tolerant_client.cluster.admin.offsets import list_led_log_offsets
 from tolerant_client.cluster.admin.topics import topic_ids
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, Cluster
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
@@ -279,25 +279,15 @@ class Verification:
         return [p for p in self._partitions if p in found]
 
     async def _list_bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LogBounds]:
-        """Reads the target's bounds first; partitions whose brokers do not respond are left out, to be tried again.
-
-        Reads an end before the last stable offset, else records appended in between seem to wait for a transaction.
-        """
+        """Reads the target's bounds first; partitions whose brokers do not respond are left out, to be tried again."""
         sides = []
         for cluster, there in ((self.target, self._held_by[1]), (self.source, self._held_by[0])):
             wanted = [p for p in partitions if p in there]
-            told_by_leaders = [
-                await list_led_offsets(cluster, dict.fromkeys(wanted, which), isolation_level=level)
-                for which, level in ((LATEST, READ_UNCOMMITTED), (LATEST, READ_COMMITTED), (EARLIEST, READ_UNCOMMITTED))
-            ]
-            end, stable, start = (led.offsets for led in told_by_leaders)
-            self._errors |= {p: why for led in told_by_leaders for p, why in led.left_out.items()}
+            found, left_out = await list_led_log_offsets(cluster, wanted)
+            self._errors |= left_out
             absent = set(partitions) - there
             told: dict[TopicPartition, tuple[int | None, ...]] = dict.fromkeys(absent, (None, None, None))
-            for p in start.keys() & stable.keys() & end.keys():
-                last_stable = max(start[p], stable[p])  # it may be in the batch in which the log starts
-                told[p] = (start[p], last_stable, max(end[p], last_stable))
-            sides.append(told)
+            sides.append(told | found)
         target, source = sides
         return {p: LogBounds(*source[p], *target[p]) for p in partitions if p in source and p in target}
 

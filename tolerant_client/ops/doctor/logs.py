@@ -11,8 +11,9 @@ from functools import partial
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import log_offsets
 from tolerant_client.cluster.admin.transactions import list_transactions
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.life import lens
 from tolerant_client.mirror.life.comparison import compare_ends
@@ -70,9 +71,8 @@ async def find_stopped(
 
 async def lags(source: Cluster, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, PartitionLag]:
     """The lags, with each log's start and last stable offset."""
-    starts = await source.list_offsets(dict.fromkeys(positions, EARLIEST))
-    ends = await source.list_offsets(dict.fromkeys(positions, LATEST), isolation_level=READ_COMMITTED)
-    return {p: PartitionLag(p, at, max(ends[p], starts[p]), source_start=starts[p]) for p, at in positions.items()}
+    there = await log_offsets(source, positions)
+    return {p: PartitionLag(p, at, there[p].last_stable, source_start=there[p].start) for p, at in positions.items()}
 
 
 async def oldest_times(source: Cluster, lags: Collection[PartitionLag]) -> dict[TopicPartition, int]:

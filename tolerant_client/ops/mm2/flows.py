@@ -229,9 +229,8 @@ def _flow(given: Settings, source: str, target: str, file: Path) -> Flow:
     emit_heartbeats_s = seconds(given, "emit.heartbeats", True, 1)
     heartbeats = names.policy.heartbeats_topic()
     if names.to_target(heartbeats) == heartbeats and emit_heartbeats_s is not None:
-        topics = replace(
-            topics, exclude=(*topics.exclude, heartbeats)
-        )  # the source's heartbeats would mix with our own
+        # The source's heartbeats would mix with our own.
+        topics = replace(topics, exclude=(*topics.exclude, heartbeats))
     return Flow(
         source_cluster=source,
         target_cluster=target,

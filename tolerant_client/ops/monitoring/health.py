@@ -24,9 +24,8 @@ from tolerant_client.mirror.state.health import (
 from tolerant_client.mirror.state.open_transactions import is_held_long
 from tolerant_client.ops.service.link_state import LinkState, Phase
 
-STALE_S = (
-    90.0  # a micro-batch in tail mode holds for 10 s, and a sample of 10,000 partitions can be followed by 30 s of rest
-)
+# A micro-batch in tail mode holds for 10 s, and a sample of 10,000 partitions can be followed by 30 s of rest.
+STALE_S = 90.0
 _OVERDUE_S = 120.0  # plus two intervals
 
 

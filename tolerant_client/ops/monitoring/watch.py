@@ -59,9 +59,8 @@ _SHARE = 30  # a sample that takes n seconds of processor time is followed by a 
 _LONGEST_S = 30.0
 _UNSEEN_S = 5.0  # between two samples if only what does not move is shown
 _CONTROL_INTERVAL_S = 2.0
-_START_MS = (
-    120_000  # Spark starts slowly on a busy machine: until then a partition that no task has begun is not reported
-)
+# Spark starts slowly on a busy machine: until then a partition that no task has begun is not reported.
+_START_MS = 120_000
 _LEDGER_INTERVAL_S = 10.0
 _ABSENT_INTERVAL_S = 10.0  # each check of what neither cluster has refreshes Metadata
 

@@ -71,6 +71,11 @@ class TaskReport:
     remedies: Mapping[TopicPartition, str] = field(default_factory=dict)
     repeats: int = 0
 
+    @property
+    def is_repeating(self) -> bool:
+        """Whether the last micro-batch ended with an error that a retry may cure: the next one is the retry."""
+        return self.repeats > 0
+
     def besides(self, earlier: TaskReport) -> TaskReport:
         """This report with what an earlier one says to be paused or blocked besides, each with the remedy of its own reason.
 

@@ -75,9 +75,8 @@ INCURABLE = (
 INCURABLE_ALONE = tuple(kind for kind in INCURABLE if kind is not PartitionRefusedError)
 _ATTEMPTS = 10  # to copy a micro-batch; each resumes from the target's log
 _LONGEST_PAUSE_S = 3  # a stop waits for it
-_LEAST_REPEAT_MS = (
-    5_000  # a refusal is believed after several tries: a shorter micro-batch would look healthy in between
-)
+# A refusal is believed after several tries: a shorter micro-batch would look healthy in between.
+_LEAST_REPEAT_MS = 5_000
 _T = TypeVar("_T")
 _NO_TOPICS_S = 1.0
 _LOOK_S = 30.0  # between two checks of the leaders, and of what the target lacks
@@ -132,9 +131,9 @@ class RangesPlanner:
             self._scope = replace(self._scope, ends=source.run(ends_at, source, self._scope.ends, until_ms))
 
     @property
-    def repeats(self) -> bool:
+    def is_repeating(self) -> bool:
         """Whether the next micro-batch repeats the last one; in tail mode it is planned again, since that may be the cure."""
-        return self._report is not None and self._report.done.read().repeats > 0
+        return self._report is not None and self._report.done.read().is_repeating
 
     def look(self) -> None:
         """Plans again, as often as is due; without any topic it waits a moment."""
@@ -272,7 +271,9 @@ class RangesCopier:
 
     def copy(self, until: Mapping[TopicPartition, int | None]) -> CopiedRanges:
         """Copies partitions at least up to these offsets, for the time of one micro-batch."""
-        hold_ms = max(self._hold_ms, _LEAST_REPEAT_MS) if self._hold_ms and self._is_repeat else self._hold_ms
+        hold_ms = self._hold_ms
+        if hold_ms and self._report is not None and self._report.read().is_repeating:
+            hold_ms = max(hold_ms, _LEAST_REPEAT_MS)
         hold_until = time.monotonic() + hold_ms / 1000
         done = self._copied(until, hold_ms)
         if until and done.error is None and done.curable is None:
@@ -283,10 +284,6 @@ class RangesCopier:
     def held(self) -> set[TopicPartition]:
         """Partitions that were neither handed over to another process of the run nor stopped."""
         return held_partitions(self._link)
-
-    @property
-    def _is_repeat(self) -> bool:
-        return self._report is not None and self._report.read().repeats > 0
 
     def _copied(self, until: Mapping[TopicPartition, int | None], hold_ms: int) -> CopiedRanges:
         if not until:
@@ -329,7 +326,7 @@ class RangesCopier:
         """
         before = TaskReport() if self._report is None else self._report.read()
         now = before.plus([each.report for each in done], int(time.time() * 1000))
-        if now.repeats:
+        if now.is_repeating:
             now = now.besides(before)  # the attempt may have been over before it found all that is paused or blocked
         if self._report is not None:
             self._report.write(now)

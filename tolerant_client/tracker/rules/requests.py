@@ -125,9 +125,8 @@ class KafkaRequest(Request):
         else:
             speaks, names = self._fetched(response)
         if isinstance(names, Counter) and max(names.values(), default=0) > 1:
-            meant = (
-                None  # one subject under another one's name: its records or offset would move the other one's position
-            )
+            # One subject under another one's name: its records or offset would move the other one's position.
+            meant = None
         if not speaks:
             raise OtherSubject(f"{self.name} response names something else than its request", meant, names)
 

@@ -11,7 +11,8 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import LedOffsets, stable_ends
+from tolerant_client.cluster.admin.offsets import LedOffsets, LogOffsets, log_offsets, stable_ends
+from tolerant_client.cluster.cluster import EARLIEST, READ_COMMITTED
 
 LED, LOST, FAILING, DEAD = (TopicPartition("orders", number) for number in range(4))
 
@@ -119,3 +120,16 @@ def test_a_leader_that_hangs_is_waited_for_once_and_the_others_are_told() -> Non
     assert found.offsets == {LED: 10}
     assert "node 2 of the source, which leads it, does not respond: no response within 5 s" in found.left_out[DEAD]
     assert sorted(cluster.asked) == [1, 2] and cluster.waited_ms <= 5_000
+
+
+def test_a_last_stable_offset_below_the_start_of_a_log_is_its_start() -> None:
+    """Kafka 4.2 tells it after DeleteRecords in an open transaction: the offset of the batch in which the log was cut."""
+
+    class Cut:
+        async def list_offsets(self, wanted: Mapping[TopicPartition, int], isolation_level: int = 0) -> dict[Any, int]:
+            if isolation_level == READ_COMMITTED:
+                return dict.fromkeys(wanted, 3)
+            return {p: 7 if which == EARLIEST else 7 + p.partition for p, which in wanted.items()}
+
+    found = asyncio.run(log_offsets(Cut(), [LED, LOST]))  # type: ignore[arg-type]
+    assert found == {LED: LogOffsets(7, 7, 7), LOST: LogOffsets(7, 7, 8)}

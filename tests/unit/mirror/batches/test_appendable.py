@@ -375,9 +375,8 @@ class Flip(NamedTuple):
         headers = [header for header, _ in iter_batches(part.records)]
         number = self.place % len(headers)
         moved = headers[number].base_offset ^ (1 << self.bit)
-        if moved != (
-            headers[number - 1].next_offset if number else position
-        ):  # no decoder can detect these (the docstring says so)
+        # No decoder can detect these (the docstring says so).
+        if moved != (headers[number - 1].next_offset if number else position):
             at = sum(header.size for header in headers[:number]) + 7 - self.bit // 8
             part.records[at] ^= 1 << self.bit % 8
         return part

@@ -281,9 +281,8 @@ def test_another_links_failover_without_a_control_refuses_only_what_it_fenced() 
     assert drive(failback._refuse_translated(source, ["orders"], {"x": other})) is None
     with pytest.raises(OptionError, match="Link x copied topic own with translated offsets"):
         drive(failback._refuse_translated(source, ["orders", "own"], {"x": other}))
-    known = replace(
-        other, source_cluster_id="A"
-    )  # an ordinary promotion of a link whose expression was refused some topics
+    # An ordinary promotion of a link whose expression was refused some topics.
+    known = replace(other, source_cluster_id="A")
     assert drive(failback._refuse_translated(source, ["orders"], {"x": known})) is None
     live = replace(known, is_promoted=False, is_fenced=False, copied_until={})  # what it copies closes a circle
     assert drive(failback._refuse_translated(source, ["orders"], {"x": live})) is None

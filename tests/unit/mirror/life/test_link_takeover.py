@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import LogOffsets
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.life import takeover
 from tolerant_client.mirror.life.takeover import (
@@ -146,28 +147,28 @@ def identical(bounds: Bounds, committed: int = -1) -> bool:
 
 def test_equal_records_at_equal_offsets_show_it(slices: dict[str, list[Record]]) -> None:
     slices["source"], slices["target"] = records(*range(10)), records(*range(8))
-    assert identical(Bounds(0, 10, 0, 8, 8, 10))
+    assert identical(Bounds(LogOffsets(0, 10, 10), LogOffsets(0, 8, 8)))
     slices["target"] = records(*range(1, 9))
-    assert not identical(Bounds(0, 10, 0, 8, 8, 10))
+    assert not identical(Bounds(LogOffsets(0, 10, 10), LogOffsets(0, 8, 8)))
 
 
 def test_an_end_alone_shows_nothing(slices: dict[str, list[Record]]) -> None:
     """Retention has emptied the target; the source's log happens to go on there."""
     slices["source"] = records(*range(500))
-    emptied = Bounds(0, 500, 400, 400, 400, 500)
+    emptied = Bounds(LogOffsets(0, 500, 500), LogOffsets(400, 400, 400))
     assert not identical(emptied)
     assert not identical(emptied, committed=380)
     assert identical(emptied, committed=400), "MirrorMaker 2 has noted that very offset"
-    assert identical(Bounds(0, 500, 0, 0, 0, 500)), "an empty log that never had a record"
+    assert identical(Bounds(LogOffsets(0, 500, 500), LogOffsets(0, 0, 0))), "an empty log that never had a record"
 
 
 def test_a_target_that_lies_where_the_source_was_compacted_shows_nothing(slices: dict[str, list[Record]]) -> None:
     slices["source"], slices["target"] = records(*range(10), first=990), records(*range(10))
-    assert not identical(Bounds(0, 1000, 0, 10, 10, 1000), committed=1000)
+    assert not identical(Bounds(LogOffsets(0, 1000, 1000), LogOffsets(0, 10, 10)), committed=1000)
 
 
 def test_a_target_that_ends_behind_the_source_is_no_copy(slices: dict[str, list[Record]]) -> None:
-    assert not identical(Bounds(0, 300, 400, 400, 400, 300), committed=400)
+    assert not identical(Bounds(LogOffsets(0, 300, 300), LogOffsets(400, 400, 400)), committed=400)
 
 
 def position(bounds: Bounds, committed: int) -> int:
@@ -175,8 +176,8 @@ def position(bounds: Bounds, committed: int) -> int:
 
 
 def test_of_an_emptied_log_nobody_knows_more_than_mirrormaker_2(slices: dict[str, list[Record]]) -> None:
-    emptied = Bounds(100, 500, 400, 400, 400, 500)
+    emptied = Bounds(LogOffsets(100, 500, 500), LogOffsets(400, 400, 400))
     assert position(emptied, -1) == -1, "copying from the source's first record would repeat what the target had"
     assert position(emptied, 380) == 380
     assert position(emptied, 50) == 100
-    assert position(Bounds(100, 500, 0, 0, 0, 500), -1) == 100
+    assert position(Bounds(LogOffsets(100, 500, 500), LogOffsets(0, 0, 0)), -1) == 100

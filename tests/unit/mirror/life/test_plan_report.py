@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import LedOffsets
+from tolerant_client.cluster.admin.offsets import LedOffsets, LogOffsets
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.engine.prepare import PlannedLink
 from tolerant_client.mirror.life import plan_report
@@ -77,6 +77,9 @@ def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytes
     async def led(_: Any, wanted: Any) -> LedOffsets:
         return LedOffsets(dict.fromkeys(wanted, 5), {})
 
+    async def logs(_: Any, wanted: Any) -> tuple[dict[TopicPartition, LogOffsets], dict[TopicPartition, str]]:
+        return dict.fromkeys(wanted, LogOffsets(5, 5, 5)), {}
+
     async def partitions(names: Collection[str]) -> dict[str, list[int]]:
         return {name: [0] for name in names if name in present}
 
@@ -84,7 +87,7 @@ def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytes
         return "id"
 
     monkeypatch.setattr(plan_report, "list_led_offsets", led)
-    monkeypatch.setattr(plan_report, "stable_ends", led)
+    monkeypatch.setattr(plan_report, "list_led_log_offsets", logs)
     both: list[Any] = [
         SimpleNamespace(
             name=name, partitions=partitions, cluster_id=cluster_id, wire_topic=str, file_options="--config f"

@@ -97,9 +97,8 @@ def test_a_failover_without_a_control_says_of_what_it_fenced_alone_that_the_link
     for control in (left, fenced, replace(fenced, begun={}, copied_until={P: 3})):
         assert control.writes("orders") and not control.writes("clicks") and control.writes("late") == (control is left)
     assert replace(fenced, source_cluster_id="A").writes("clicks") and not LinkControl().writes("orders")
-    ordinary = replace(
-        fenced, source_cluster_id="A", copied_until={P: 3}
-    )  # was refused what its expression matches besides
+    # Was refused what its expression matches besides.
+    ordinary = replace(fenced, source_cluster_id="A", copied_until={P: 3})
     assert ordinary.writes("orders") and not ordinary.writes("clicks")
     assert replace(ordinary, is_promoted=False, is_fenced=False).writes("clicks")
 

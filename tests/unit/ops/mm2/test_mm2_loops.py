@@ -118,9 +118,8 @@ def test_many_clusters_that_all_copy_from_each_other_are_soon_judged() -> None:
 
 
 def test_an_alias_with_a_separator_in_it_is_not_known_again() -> None:
-    assert (
-        loop(prefixed("a.b->c.d"), prefixed("c.d->a.b")) != []
-    )  # MirrorMaker 2 takes "a" for the source of a.b.orders
+    # MirrorMaker 2 takes "a" for the source of a.b.orders.
+    assert loop(prefixed("a.b->c.d"), prefixed("c.d->a.b")) != []
     assert loop(prefixed("a.b->c.d", separator="_"), prefixed("c.d->a.b", separator="_")) == []
 
 

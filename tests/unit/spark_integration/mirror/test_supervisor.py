@@ -349,9 +349,8 @@ def test_nobody_who_is_told_hinders_the_others_or_who_tells(caplog: pytest.LogCa
     for now in (0, 1, 100, 101, 200, 201):
         link.step(now)
     assert [event.kind for event in heard] == ["failed"] * 3
-    assert (
-        len([record for record in caplog.records if "Telling of link A-B failed" in record.message]) == 2
-    )  # once each
+    # Once each.
+    assert len([record for record in caplog.records if "Telling of link A-B failed" in record.message]) == 2
 
 
 def test_what_fails_while_a_signal_stops_all_is_no_news(caplog: pytest.LogCaptureFixture) -> None:

@@ -72,9 +72,8 @@ class RestingLogs:
             self._asked.discard(node_id)
         now = self._clock()
         for copy in copies:
-            if copy.acked == acked[copy.partition] and _rests(
-                copy, 0.0, now
-            ):  # an append since then shows the log end itself
+            # An append since then shows the log end itself.
+            if copy.acked == acked[copy.partition] and _rests(copy, 0.0, now):
                 self._told(copy, ends.get(copy.partition), asked_at)
 
     def _told(self, copy: PartitionCopy, log_end: int | Exception | None, asked_at: float) -> None:

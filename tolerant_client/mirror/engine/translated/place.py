@@ -69,12 +69,10 @@ class Place:
         self._adopted = adopted
         self._accepted: set[LostOffsets] = set()
         self._is_other = False  # the source has a different record at the offset of the last copied one
-        self._dirty_from: int | None = (
-            None  # from there on it may have records that another leader's cleaner had removed
-        )
-        self._adopted_until: int | None = (
-            None  # the limit of what counts as adopted, once the map has the resume position
-        )
+        # From there on it may have records that another leader's cleaner had removed.
+        self._dirty_from: int | None = None
+        # The limit of what counts as adopted, once the map has the resume position.
+        self._adopted_until: int | None = None
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
