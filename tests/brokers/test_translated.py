@@ -34,7 +34,13 @@ from support.nasty_topics import nasty_topic
 from support.nasty_writer import BROKER_CONFIG, write_topics
 from support.raising_copier import LinkCopier
 from support.tree import SUPPORT
-from tolerant_client.errors import DataLossError, OptionError, OversizedRecordError, TargetDivergedError
+from tolerant_client.errors import (
+    DataLossError,
+    LinkPromotedError,
+    OptionError,
+    OversizedRecordError,
+    TargetDivergedError,
+)
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress, TransactionLimits
 from tolerant_client.mirror.engine.translated import partition as translated_partition
@@ -46,6 +52,7 @@ from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import read_status
 from tolerant_client.mirror.state import offset_map
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.health import PARTITION_DELETED_ON_SOURCE, Health
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.map_topic import clear_deleted, map_topic, read_maps
@@ -520,6 +527,34 @@ def test_a_group_in_use_on_the_target_is_left_alone(source: str, target: str) ->
 
 
 # -- what must not be trusted -------------------------------------------------
+
+
+def test_a_copier_that_slept_through_a_failover_copies_nothing_though_the_control_was_deleted_since(
+    source: str, target: str
+) -> None:
+    """Nor does a new start; with the topic of the controls went all that said so outside the link's own map."""
+    topic = link = "translated-over"
+    create_topic(source, topic, 2)
+    append_records(source, topic, 10, partitions=2)
+    with both(source, target) as (origin, there):
+
+        async def slept() -> list[Progress]:
+            prepared = await prepare_translated_link(origin, there, topic, link)
+            copier = LinkCopier(origin, there, translated_offsets(FAST), link=link)
+            await copier.copy(prepared.ends)
+            report = await failover(there, link)
+            assert report.is_done and not [text for text in report.warnings if "could not be told" in text]
+            delete_topic(target, CONTROL_TOPIC)
+            append_records(source, topic, 10, partitions=2)
+            return list((await copier.copy_each(dict.fromkeys(prepared.ends, 20))).values())
+
+        for done in origin.run(slept):
+            assert isinstance(done.stopped_by, LinkPromotedError) and map_topic(link) in str(done.stopped_by)
+        assert [len(log) for log in committed_logs(target, topic, 2)] == [10, 10]
+        with pytest.raises(LinkPromotedError, match="is copied into it any more"):
+            origin.run(prepare_translated_link, origin, there, topic, link)
+        # What the map says of the copies is as it was.
+        assert [found.position for _, found in sorted(there.run(read_maps, there, link).items())] == [10, 10]
 
 
 @pytest.mark.long

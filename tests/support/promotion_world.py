@@ -101,6 +101,8 @@ class World:
     leaderless: tuple[TopicPartition, ...] = ()
     is_translated: bool = False
     lost: str | None = None
+    untold: dict[TopicPartition, str] = field(default_factory=dict)  # of the offset map, that the link is over
+    over: int = 0  # how often it was said
     mapped: MappedTopics = MappedTopics()
     contradicted: dict[TopicPartition, str] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
@@ -159,6 +161,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     def delete_control(step: str) -> None:
         if found.deleted_at == step:
             found.control = LinkControl()
+
+    async def say_over(*_: Any, **__: Any) -> dict[TopicPartition, str]:
+        assert any(step.startswith("fence ") or step == "fence" for step in found.done)
+        found.over += 1
+        return found.untold
 
     async def use_id(_: Any, name: str) -> int:
         assert name == "dr"
@@ -227,6 +234,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     respond("_seen_logs", lambda: found.seen)
     respond("has_map", lambda: found.is_translated)
     respond("lost_map", lambda: found.lost)
+    patch("say_over", say_over)
     respond("mapped_topics", lambda: found.mapped)
     respond("contradicted", lambda: found.contradicted)
     respond("read_slices", lambda: {})

@@ -33,7 +33,14 @@ from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, r
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import known_topics, see_topics
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, ensure_map_topic, read_maps
+from tolerant_client.mirror.state.map_topic import (
+    NO_MAP,
+    MappedTopics,
+    ensure_map_topic,
+    mapped_topics,
+    read_maps,
+    require_not_last,
+)
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import (
@@ -236,6 +243,8 @@ async def prepare_link(
         ids = {name: str(topic_id) for name, topic_id in (await topic_ids(source, names)).items()}
     if is_translated:
         control.require_not_identical(link)
+        if control.tells_no_start:
+            require_not_last(link, control, (await mapped_topics(target, link, control)).last)
         claim(names)
         map_id = await ensure_map_topic(target, link, control)
         if from_ms is not None:

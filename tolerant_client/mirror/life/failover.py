@@ -34,6 +34,7 @@ from tolerant_client.mirror.life.promotion_steps import (
     LEADERS_MS,
     as_fenced,
     control_to_promote,
+    end_map,
     fence_own,
     promoted_link,
     require_fencing_right,
@@ -131,7 +132,9 @@ async def failover(
         return report
     with half_done("the promotion"):
         begun, fences, owners = await fence_own(of, control, led, producer_id)
+        unsaid = await end_map(of, begun)
         report = await seen(owners, fences)
+        report = replace(report, warnings=(*report.warnings, *unsaid))
         await write_end(of, begun, report, producer_id, frozenset({*leaderless, *mapped.unread}))
     return report
 

@@ -52,6 +52,7 @@ from tolerant_client.mirror.life.promotion_steps import (
     LEADERS_MS,
     as_fenced,
     control_to_promote,
+    end_map,
     fence_own,
     promoted_link,
     require_fencing_right,
@@ -173,6 +174,7 @@ async def promote(
     with half_done("the promotion") if will_do else nullcontext():
         if will_do:
             begun, fences, owners = await fence_own(of, control, partitions, producer_id)
+            warnings += await end_map(of, begun)
             ends = as_fenced(await _look_again(of, source, ends, of.knowing(control)), fences)
         ends = [e for e in ends if e.partition not in owners.left]
         moved = None

@@ -13,7 +13,7 @@ Laws:
 - What it had to find out because the control tells of no start (deleted, or restored empty) is in the control that it leaves:
   the topics from the first write on, so that a repeat takes the same; which logs the link had begun, its producer ids and the
   one that fences, and the source if it was asked, with the last write, since a repeat decides by the same evidence.
-- A promotion writes the control, fences, and only then commits for groups.  A running mirror checks the control right before each
+- A promotion writes the control, fences, has the offset map say so, too, and only then commits for groups.  A running mirror checks the control right before each
   request that commits for a group (cluster/admin/groups.py).  So only a request that is in flight for as long as all the fencing
   takes could set a group back.
 """
@@ -45,7 +45,7 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import HIDDEN, ControlLostError, read_control, update_control
 from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
-from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition
+from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition, say_over
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 LEADERS_MS = 10_000  # how long we wait for leaders: an election under way ends by then
@@ -188,6 +188,21 @@ async def fence_own(
     ends = (await list_led_offsets(of.target, dict.fromkeys(nobodys, LATEST))).offsets if nobodys else {}
     written = {p: _WRITTEN_MEANWHILE for p, end in ends.items() if end}
     return control, fences, owners._replace(of_strangers={**owners.of_strangers, **written})
+
+
+async def end_map(of: PromotedLink, begun: LinkControl) -> tuple[str, ...]:
+    """Has the offset map of a link that was fenced say that it is over, with the control that says so; a warning where it does not.
+
+    Otherwise, if the control is deleted, a mirror that was frozen since before the promotion would copy on.
+    """
+    if not of.is_translated or of.lost_map:
+        return ()
+    failed = await say_over(of.target, of.name, begun.generation, patience_ms=LEADERS_MS)
+    return tuple(
+        f"{names(those)} of the target could not be told that link {of.name} is over ({why}): {CONTROL_TOPIC} alone says so. If that"
+        " topic is deleted, a mirror of the link that was frozen or cut off copies into this target again: make sure that none is left"
+        for why, those in by_reason(failed).items()
+    )
 
 
 async def write_end(

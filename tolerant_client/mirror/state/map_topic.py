@@ -6,6 +6,8 @@ Laws:
 - What a writer reads after InitProducerId has fenced all others is final: no older transaction of its transactional.id
   can end any more, and the markers of those that did are below the high watermark.
 - Deleting rows needs no transaction: only final rows are deleted (Law C of offset_map.py).
+- A promoted link is over, whatever its control says now, if a row of the map says so (Law E of offset_map.py).  Whoever reads where
+  to resume finds that row: it is after all rows of its generation.  It is no row of a topic for anybody else.
 - A link has one map, whose topic id is in its control (`map_id`).  If that topic is gone, or another has its name, what was
   copied is unknown, never nothing, and no start creates the map again.  The id is checked after the rows were read: the id of a
   deleted topic does not come back.
@@ -28,10 +30,11 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER
-from tolerant_client.errors import OptionError, TargetDivergedError, text_of
+from tolerant_client.errors import LinkPromotedError, OptionError, TargetDivergedError, text_of
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import orders_hidden, read_control
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.offset_map import CommittedRows, MapRow, OffsetMap, RowKey
+from tolerant_client.mirror.state.offset_map import LAST, CommittedRows, MapRow, OffsetMap, RowKey, last_of
 from tolerant_client.mirror.state.plan import CLEANUP_POLICY
 from tolerant_client.mirror.state.state_topic import COMPACTED, StateTopic
 from tolerant_client.mirror.state.topics import describe_topics
@@ -122,20 +125,50 @@ async def require_map_topic(target: Cluster, link: str, control: LinkControl) ->
 async def read_last_rows(
     target: Cluster, link: str, partitions: Iterable[TopicPartition], control: LinkControl
 ) -> dict[TopicPartition, MapRow]:
-    """The newest committed row of each source partition that has one.  Raises TargetDivergedError if the map is lost."""
+    """The newest committed row of each source partition that has one, to resume there.
+
+    Raises TargetDivergedError if the map is lost, LinkPromotedError if it says that the link is over.
+    """
     try:
         rows = await _newest_rows(target, link, partitions)
     except Errors.KafkaError:
         await require_same_map(target, link, control)
         raise
     await require_same_map(target, link, control)
+    last = rows.pop(LAST, None)
+    require_not_last(link, control, -1 if last is None else last.key.number)
     return rows
+
+
+def require_not_last(link: str, control: LinkControl, last: int) -> None:
+    """Raises LinkPromotedError if `last`, the newest generation that the map calls over, is the link's, or a later one."""
+    if last >= control.generation:
+        raise LinkPromotedError(
+            f"Link {link} was promoted, as {map_topic(link)} of the target says: the target belongs to its own producers, and nothing"
+            f" is copied into it any more. Its record in {CONTROL_TOPIC}, which said so too, was deleted since"
+        )
+
+
+async def say_over(target: Cluster, link: str, generation: int, *, patience_ms: int) -> dict[TopicPartition, str]:
+    """Has the map say that this generation of the link is over, once its writers are fenced; where that failed, and why."""
+    record = Record(0, int(time.time() * 1000), last_of(generation).key.encode(), last_of(generation).encode())
+    topic, failed = _map_of(target, link), dict[TopicPartition, str]()
+
+    async def write(number: int) -> None:
+        await target.insist("ending the offset map", partial(topic.append, [record], number), patience_ms)
+
+    for number, writing in [(n, target.net.call_soon_with_future(write, n)) for n in range(MAP_PARTITIONS)]:
+        try:
+            await writing
+        except Errors.KafkaError as error:
+            failed[TopicPartition(topic.name, number)] = text_of(error)
+    return failed
 
 
 async def _newest_rows(
     target: Cluster, link: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, MapRow]:
-    """Reads ever larger parts before the end until each partition has a row."""
+    """Reads ever larger parts before the end until each partition has a row; and the newest LAST row that they have."""
     topic, found = _map_of(target, link), dict[TopicPartition, MapRow]()
     for there, wanted in _by_map_partition(link, partitions).items():
         start, end = await topic.start(there.partition), await topic.end(there.partition)
@@ -145,7 +178,7 @@ async def _newest_rows(
             from_offset = max(start, end - size)
             newest: dict[TopicPartition, MapRow] = {}
             async for key, row in _rows(topic, there.partition, from_offset, end):
-                if row is not None and key.partition in missing:
+                if row is not None and (key.partition in missing or key.partition == LAST):
                     newest[key.partition] = row  # the last one wins: rows are written in the order of their numbers
             found.update(newest)
             missing = missing - newest.keys()
@@ -167,8 +200,9 @@ async def was_never_started(target: Cluster, link: str, control: LinkControl) ->
 
 
 async def last_rows(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, MapRow]:
-    """As read_last_rows, but without checking whose map the topic is; empty if there is none."""
-    return await _newest_rows(target, link, partitions) if await _map_of(target, link).exists() else {}
+    """As read_last_rows, but without checking whose map the topic is, and of a link that is over, too; empty without a map."""
+    rows = await _newest_rows(target, link, partitions) if await _map_of(target, link).exists() else {}
+    return {p: row for p, row in rows.items() if p != LAST}
 
 
 async def copied_until(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -199,7 +233,7 @@ async def read_maps(
     everywhere = [TopicPartition(map_topic(link), number) for number in range(MAP_PARTITIONS)]
     for there in everywhere if chosen is None else _by_map_partition(link, chosen):
         async for key, row in _rows(topic, there.partition):
-            if chosen is not None and key.partition not in chosen:
+            if key.partition == LAST or chosen is not None and key.partition not in chosen:
                 continue
             of = rows.setdefault(key.partition, {})
             if row is None:
@@ -214,10 +248,16 @@ async def read_maps(
 
 
 class MappedTopics(NamedTuple):
-    """The partitions (names on the target) of which a map has rows; and why some of the map's own partitions are unread."""
+    """The partitions (names on the target) of which a map has rows; and why some of the map's own partitions are unread.
+
+    `copies` are those whose target logs have records of the link, with their topics' ids on the target then ("" if unknown).
+    `last` is the newest generation of the link that the map calls over; -1: none.
+    """
 
     partitions: frozenset[TopicPartition] = frozenset()
     unread: Mapping[TopicPartition, str] = MappingProxyType({})
+    copies: Mapping[TopicPartition, str] = MappingProxyType({})
+    last: int = -1
 
     @property
     def names(self) -> frozenset[str]:
@@ -241,20 +281,22 @@ async def mapped_topics(
     starts, more = await list_led_offsets(target, dict.fromkeys(ends, EARLIEST))
     unread = {**unread, **more}
     until = None if within_s is None else time.monotonic() + within_s
-    read = partial(target.net.call_soon_with_future, _partitions_of, _map_of(target, link))
+    read = partial(target.net.call_soon_with_future, _rows_of, _map_of(target, link))
     reads = {p: read(p.partition, start, ends[p]) for p, start in starts.items()}
-    found: set[TopicPartition] = set()
+    found: dict[TopicPartition, MapRow] = {}
     for partition, reading in reads.items():
         try:
             left_ms = None if until is None else max(0.0, 1000 * (until - time.monotonic()))
             found |= await target.manager.wait_for(reading, left_ms)
         except Errors.KafkaError as error:
             unread[partition] = text_of(error)
-    return MappedTopics(frozenset(found), unread)
+    last = found.pop(LAST, None)
+    copies = {p: row.ids[1] for p, row in found.items() if row.target_until}
+    return MappedTopics(frozenset(found), unread, copies, -1 if last is None else last.key.number)
 
 
-async def _partitions_of(topic: StateTopic, number: int, start: int, end: int) -> set[TopicPartition]:
-    return {key.partition async for key, row in _rows(topic, number, start, end) if row is not None}
+async def _rows_of(topic: StateTopic, number: int, start: int, end: int) -> dict[TopicPartition, MapRow]:
+    return {key.partition: row async for key, row in _rows(topic, number, start, end) if row is not None}
 
 
 async def clear_deleted(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> int:

@@ -7,6 +7,8 @@ C. Only the newest row of a partition is ever written again; a row with RUNS_PER
 D. If the source's log is a new one from an offset on (the topic was created again, or the log truncated), a new row begins
    there: the earlier rows' runs of a former topic, and of offsets from there on, are of records that the source no longer has.
    The first run of the new row begins at that offset; it has no records if the first copied ones come later.
+E. The last row of a generation that was promoted (link_control.py) says so, in each partition of the map.  It is of no topic, and
+   its number is the generation.  So a link stays over if its control is deleted.
 
 A record of the map topic, in JSON so that any consumer can read it:
 
@@ -42,6 +44,7 @@ from tolerant_client.records.record_batch import ABORT, BatchHeader, Record, con
 from tolerant_client.state_json import MOST, PartitionNumber, Whole, decoded
 
 RUNS_PER_ROW: Final = 64
+LAST: Final = TopicPartition("", 0)  # the key of Law E's row, which no topic has
 
 
 class _Key(NamedTuple):
@@ -141,6 +144,11 @@ class MapRow(NamedTuple):
     def is_kept(self) -> bool:
         """Whether its runs count: they have copied records, or show where a new log begins (Law D)."""
         return self.has_copied or self.key.number > 0
+
+
+def last_of(generation: int) -> MapRow:
+    """The row that says that this generation of the link is over (Law E); earlier versions take it for an empty row."""
+    return MapRow(RowKey(LAST, generation), LAST.topic, ("", ""), 0, -1, (Run(0, 0, 0),))
 
 
 def join_runs(runs: Iterable[Run]) -> list[Run]:

@@ -34,7 +34,7 @@ from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import differing_topics, require_whole
 from tolerant_client.mirror.state.map_topic import has_map, map_topic, mapped_topics
-from tolerant_client.mirror.state.offset_map import RowKey
+from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
@@ -464,7 +464,8 @@ def test_what_a_map_names_is_read_where_it_has_a_leader(monkeypatch: pytest.Monk
         assert number != away.partition
         if number == 5:
             raise ClusterUnreachableError("its leader went away")
-        yield RowKey(TopicPartition(f"topic-{number}", 0), 0), None if number == 6 else ""
+        key = RowKey(TopicPartition(f"topic-{number}", 0), 0)
+        yield key, None if number == 6 else MapRow(key, f"topic-{number}", ("", ""), 0, -1, (Run(0, 0, 0),))
 
     monkeypatch.setattr(map_topic_module, "list_led_offsets", leaders)
     monkeypatch.setattr(map_topic_module, "_rows", rows)

@@ -359,6 +359,24 @@ def test_a_link_whose_map_is_lost_is_fenced_by_a_failover_alone_which_knows_of_n
     assert [p.copied_until for p in report.partitions] == [None] and world.control.is_fenced
 
 
+@pytest.mark.parametrize("action", [World.promote, World.failover])
+def test_the_map_of_a_link_that_was_fenced_says_so_and_where_it_could_not_be_told_the_report_does(
+    world: World, action: Callable[[World], PromotionReport]
+) -> None:
+    assert not action(world).warnings or not world.over, "identical offsets have no map"
+    world.control, world.is_translated = replace(LinkControl(), topics=ORDERS.to_json(), map_id="m"), True
+    there = map_partition("dr", P)
+    for untold in ({}, {there: "NotEnoughReplicasError"}):
+        world.done.clear()
+        world.control, world.untold = replace(world.control, is_promoted=False, is_fenced=False), untold
+        report = action(world)
+        assert report.is_done and world.control.is_fenced and report.exit_code == 0
+        told = [text for text in report.warnings if "could not be told" in text]
+        assert len(told) == bool(untold)
+        assert all(f"{there.topic}-{there.partition} of the target" in text and "NotEnough" in text for text in told)
+    assert world.over == 2
+
+
 def test_a_report_that_was_cut_short_is_made_again(world: World) -> None:
     refused = Errors.TopicAuthorizationFailedError("Fetch of orders-0")
     for action, error in product((world.promote, world.failover), (ClusterUnreachableError("away"), refused)):

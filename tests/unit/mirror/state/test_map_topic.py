@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Collection
+from contextlib import closing
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, Mock
 
+import kafka.errors as Errors
 import pytest
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import TargetDivergedError
+from tolerant_client.errors import LinkPromotedError, TargetDivergedError, text_of
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.life import lens
 from tolerant_client.mirror.state import map_topic as module
@@ -25,13 +31,18 @@ from tolerant_client.mirror.state.map_topic import (
     copied_until,
     ensure_map_topic,
     has_map,
+    last_rows,
     lost_map,
     map_topic,
     mapped_topics,
     read_last_rows,
+    read_maps,
+    say_over,
 )
+from tolerant_client.mirror.state.offset_map import LAST, MapRow, RowKey, Run, last_of
+from tolerant_client.records.record_batch import Record
 
-P = TopicPartition("orders", 0)
+P, Q = TopicPartition("orders", 0), TopicPartition("orders", 1)
 OURS, OTHER = uuid.UUID(int=7), uuid.UUID(int=8)
 KNOWN = LinkControl(map_id=str(OURS), adopted={P: 12})
 
@@ -104,6 +115,71 @@ def test_a_partition_that_takes_over_again_looks_whether_it_read_the_map_of_its_
     watch.value = KNOWN
     with pytest.raises(TargetDivergedError):
         asyncio.run(reads._last_rows[P]._ask(target, "dr", [P]))
+
+
+@pytest.mark.parametrize(
+    ("last", "generation", "is_over"), [(None, 0, False), (0, 0, True), (0, 1, False), (1, 0, True), (1, 1, True)]
+)
+def test_what_a_map_calls_over_is_resumed_by_nobody_and_hides_nothing_of_what_was_copied(
+    monkeypatch: pytest.MonkeyPatch, last: int | None, generation: int, is_over: bool
+) -> None:
+    """A link that began again (take-over) has a later generation."""
+    row = MapRow(RowKey(P, 0), "orders", ("s", "t"), 8, 0, (Run(0, 3, 8),))
+    empty = MapRow(RowKey(Q, 0), "orders", ("s", "t"), 0, -1, (Run(0, 0, 0),))
+    log = [row, empty] if last is None else [row, empty, last_of(last)]
+
+    async def rows(*_: Any) -> Any:
+        for found in log:
+            yield found.key, found
+
+    monkeypatch.setattr(module, "_rows", rows)
+    monkeypatch.setattr(module.StateTopic, "start", AsyncMock(return_value=0))
+    monkeypatch.setattr(module.StateTopic, "end", AsyncMock(return_value=9))
+    there = LedOffsets({TopicPartition(map_topic("dr"), 0): 0}, {})
+    monkeypatch.setattr(module, "list_led_offsets", AsyncMock(return_value=there))
+    monkeypatch.setattr(module, "read_control", AsyncMock(return_value=KNOWN))
+    target = target_with(monkeypatch, OURS)
+    control = LinkControl(map_id=str(OURS), generation=generation)
+    reading = read_last_rows(target, "dr", [P], control)
+    if is_over:
+        with pytest.raises(LinkPromotedError, match=f"was promoted, as {map_topic('dr')} of the target says"):
+            asyncio.run(reading)
+    else:
+        assert asyncio.run(reading) == {P: row}
+    assert asyncio.run(last_rows(target, "dr", [P])) == {P: row}
+    assert asyncio.run(read_maps(target, "dr")).keys() == {P}
+    with closing(NetworkSelector()) as net:
+        asked = SimpleNamespace(
+            net=net, partitions=target.partitions, manager=KafkaConnectionManager(net, bootstrap_servers="b:9092")
+        )
+        found = net.run(mapped_topics, asked, "dr", control)
+    assert found.partitions == {P, Q} and found.copies == {P: "t"} and found.last == (-1 if last is None else last)
+
+
+def test_the_row_that_calls_a_link_over_is_one_for_readers_that_do_not_know_it() -> None:
+    row = last_of(2)
+    assert MapRow.decode(RowKey.decode(row.key.encode()), row.encode()) == row and row.key == RowKey(LAST, 2)
+
+
+def test_each_partition_of_the_map_is_told_that_the_link_is_over_and_one_that_refuses_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: dict[int, RowKey] = {}
+
+    async def append(_: object, records: list[Record], partition: int) -> int:
+        if partition == 2:
+            raise Errors.TopicAuthorizationFailedError("no")
+        written[partition] = RowKey.decode(records[0].key)
+        return 0
+
+    async def insist(what: str, attempt: Any, patience_ms: int) -> Any:
+        return await attempt()
+
+    monkeypatch.setattr(module.StateTopic, "append", append)
+    with closing(NetworkSelector()) as net:
+        failed = net.run(partial(say_over, patience_ms=10), SimpleNamespace(net=net, insist=insist), "dr", 3)
+    assert written == dict.fromkeys({*range(8)} - {2}, RowKey(LAST, 3))
+    assert failed == {TopicPartition(map_topic("dr"), 2): text_of(Errors.TopicAuthorizationFailedError("no"))}
 
 
 def test_the_control_keeps_the_id_of_a_map() -> None:

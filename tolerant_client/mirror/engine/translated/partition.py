@@ -192,19 +192,24 @@ class TranslatedPartition(CopiedPartition):
 
     async def run(self) -> None:
         """Copies until the call, or the lease, that wanted it is over; `error` says what stopped it."""
+        is_fenced_off = False
         try:
             while not self.is_over:
                 try:
+                    if is_fenced_off:
+                        is_fenced_off = False
+                        await self._watch()
+                        continue
                     await self._take_over()
                     while not self.is_over:
                         await self._copy_one_transaction()
                     if not isinstance(self.error, (LinkPromotedError, OrdersHiddenError)):
                         await self._record_position()
+                except LinkPromotedError as error:  # the map says so, whatever the control says
+                    self.error = error
                 except Errors.KafkaError as error:
                     self._forget()
-                    if is_fenced(error):
-                        await self._watch()
-                    else:
+                    if not (is_fenced_off := is_fenced(error)):
                         await self._trouble(error)
         finally:
             self._forget()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import DataLossError, LinkPausedError
+from tolerant_client.errors import DataLossError, LinkPausedError, LinkPromotedError, ProducerFencedError
 from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
 
 
@@ -110,3 +110,34 @@ def test_of_what_an_operator_has_paused_nothing_is_decided_until_it_is_resumed()
     assert woken == [False] * 3 and decided == [] and copy._is_taken_over is False
     asyncio.run(copy._trouble(lost))
     assert decided == [lost]
+
+
+@pytest.mark.parametrize("is_watching", [False, True])
+def test_a_copier_whose_map_says_that_the_link_is_over_appends_nothing(is_watching: bool) -> None:
+    """It reads the map before it appends again, whether it was fenced off or not; the control may have been deleted."""
+    copy: Any = TranslatedPartition.__new__(TranslatedPartition)
+    calls: list[str] = []
+
+    async def take_over() -> None:
+        calls.append("take over")
+        raise ProducerFencedError("a failover") if is_watching else promoted
+
+    async def watch() -> None:
+        calls.append("watch")
+        raise promoted
+
+    promoted = LinkPromotedError("Link dr was promoted, as its map says")
+    copy.__dict__.update(
+        error=None,
+        is_released=False,
+        paused=None,
+        acked=5,
+        until=9,
+        _link=SimpleNamespace(tasks=SimpleNamespace(notify=lambda: None)),
+        _forget=lambda: None,
+        _take_over=take_over,
+        _watch=watch,
+    )
+    asyncio.run(copy.run())
+    assert copy.error is promoted and copy.is_done
+    assert calls == ["take over", "watch"][: 1 + is_watching]
