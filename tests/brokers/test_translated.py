@@ -544,6 +544,10 @@ def test_a_copier_that_slept_through_a_failover_copies_nothing_though_the_contro
             await copier.copy(prepared.ends)
             report = await failover(there, link)
             assert report.is_done and not [text for text in report.warnings if "could not be told" in text]
+            with pytest.raises(
+                OptionError, match=f"{topic} of this target is the copy of link {link}, which was promoted"
+            ):
+                await prepare_translated_link(origin, there, topic, f"{link}-beside")
             delete_topic(target, CONTROL_TOPIC)
             append_records(source, topic, 10, partitions=2)
             return list((await copier.copy_each(dict.fromkeys(prepared.ends, 20))).values())

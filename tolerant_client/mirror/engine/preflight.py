@@ -24,7 +24,7 @@ from tolerant_client.cluster.admin.configs import describe_configs, tells_config
 from tolerant_client.cluster.admin.offsets import stable_ends
 from tolerant_client.cluster.admin.topics import lacking
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
-from tolerant_client.errors import OptionError, text_of
+from tolerant_client.errors import OptionError, TargetClaimedError, text_of
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import (
     HIDDEN,
@@ -90,8 +90,11 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
                 f" source: {unfinished(control, onto, between)[0]}"
             )
         if both and not control.is_promoted and not control.producer_ids:  # what it is refused it does not copy
-            taken = (await look_for_others(source, other, topics, is_identical=False)).taken
-            both = _in_both(control, set(topics) - taken)
+            others = await look_for_others(source, other, topics, is_identical=False)
+            both = _in_both(control, set(topics) - others.taken - others.unknown)
+            if not both and (unknown := sorted(name for name in others.unknown if control.writes(name))):
+                why = others.refused[unknown[0]]
+                raise OptionError(f"Nothing tells whether link {link} runs in a circle: {why}")
         if both and not control.is_promoted:
             way_out = f"Promote link {other} first"
             what = "copies"
@@ -161,11 +164,13 @@ class Others(NamedTuple):
     """Why a link may not copy into topics beside other links, by topic, and warnings of records that were ignored.
 
     `taken` are the refused topics that another link has already: begun, promoted, or with transactional ids that it uses.
+    `unknown` are those refused because nobody can tell now whether another link was promoted with them.
     """
 
     refused: Mapping[str, str] = {}
     warnings: tuple[str, ...] = ()
     taken: frozenset[str] = frozenset()
+    unknown: frozenset[str] = frozenset()
 
     def require_none(self) -> None:
         """Raises OptionError for the first topic that is refused."""
@@ -252,8 +257,9 @@ async def look_for_others(
     taken: set[str] = set()
     own = controls.links.get(link, LinkControl()) if own is None else own
     ours = {p.topic for p in own.begun}
-    refused |= await _why_promoted(target, link, controls, own, is_identical=is_identical)
-    taken |= refused.keys()
+    promoted, unknown = await _why_promoted(target, link, controls, own, names, is_identical=is_identical)
+    refused |= {**promoted, **unknown}
+    taken |= promoted.keys()
     for other, control in _others_that_live(controls, link):
         if not control.topics:
             continue
@@ -286,6 +292,7 @@ async def look_for_others(
             for record in controls.unreadable
         ),
         frozenset(taken),
+        frozenset(unknown) - taken,
     )
 
 
@@ -309,39 +316,50 @@ async def refusal_facts(target: Cluster, refused: Collection[str]) -> RefusalFac
 
 
 async def _why_promoted(
-    target: Cluster, link: str, controls: Controls, own: LinkControl, *, is_identical: bool
-) -> dict[str, str]:
-    """Why a link may not copy into topics that are the promoted copy of another link."""
-    copies = await promoted_copies(target, link, own, controls.links, is_identical=is_identical)
-    return {
+    target: Cluster, link: str, controls: Controls, own: LinkControl, names: Collection[str], *, is_identical: bool
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Why a link may not copy into topics that are the promoted copy of another link, or that nobody knows not to be one now."""
+    copies = await promoted_copies(target, link, own, controls.links, names, is_identical=is_identical)
+    back = " To copy it back, run tolerant-kafka failback with source and target exchanged; or leave the topic out."
+    promoted = {
         name: f"Topic {name} of this target is the copy of link {other}, which was promoted: it belongs to its"
-        " producers, and what they have written there exists nowhere else. To copy it back, run tolerant-kafka failback with"
-        " source and target exchanged; or leave the topic out. If none of it is needed any more, delete it on the"
-        " target: it is then copied again"
-        for name, other in sorted(copies.items())
+        " producers, and what they have written there exists nowhere else."
+        f"{back if controls.links[other].producer_ids else ' Leave the topic out.'} If none of it is needed any more, delete it on"
+        " the target: it is then copied again"
+        for name, other in sorted(copies.of.items())
     }
+    unknown = {
+        name: f"Topic {name} of this target is not copied now: {why}; start a broker that has it, or leave the topic out"
+        for name, why in sorted(copies.unknown.items())
+    }
+    return promoted, unknown
 
 
-async def copied_identically(
+async def copied_by_others(
     target: Cluster, link: str, partitions: Collection[TopicPartition]
-) -> dict[TopicPartition, str]:
-    """Which of these target logs another link has begun with identical offsets, and why our own may not write there (any more).
+) -> dict[TopicPartition, Errors.KafkaError]:
+    """Which of these target logs our link with translated offsets may not write, since another one has begun them with identical
+    offsets or was promoted with them: TargetClaimedError, or a retriable error where that is unknown now.
 
-    Call it once the logs are claimed: such a link records it before it appends, under its own claim.  Raises OrdersHiddenError.
+    Call it once the logs are claimed: a link records it before it appends, under its own claim.  Raises OrdersHiddenError.
     """
+    names = {p.topic for p in partitions}
     try:
-        controls = await read_controls(target, {p.topic for p in partitions})
+        controls = await read_controls(target, names)
     except Errors.TopicAuthorizationFailedError as error:
         raise orders_hidden() from error
     own = controls.links.get(link, LinkControl())
-    promoted = await _why_promoted(target, link, controls, own, is_identical=False)
+    promoted, unknown = await _why_promoted(target, link, controls, own, names, is_identical=False)
     live = {
-        p: f"{p.topic}-{p.partition} of the target was copied by link {other} with identical offsets, and only that link may"
-        " write it: leave the topic out of one of the two links"
+        p: TargetClaimedError(
+            f"{p.topic}-{p.partition} of the target was copied by link {other} with identical offsets, and only that link may"
+            " write it: leave the topic out of one of the two links"
+        )
         for other, control in _others_that_live(controls, link)
         for p in control.begun.keys() & set(partitions)
     }
-    return {**{p: promoted[p.topic] for p in partitions if p.topic in promoted}, **live}
+    waiting = {p: Errors.OffsetNotAvailableError(unknown[p.topic]) for p in partitions if p.topic in unknown}
+    return {**waiting, **{p: TargetClaimedError(promoted[p.topic]) for p in partitions if p.topic in promoted}, **live}
 
 
 def _others_that_live(controls: Controls, link: str) -> list[tuple[str, LinkControl]]:

@@ -1,39 +1,81 @@
-"""Topics of a target that are the promoted copy of a link with identical offsets: no other link may copy the same source into them."""
+"""Topics of a target that are the promoted copy of a link: no other link may copy the same source into them.
+
+Law: what is not known is not decided.  A part of an offset map without a leader names nothing now; that is no word of what it names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import mapped_topics
+from tolerant_client.mirror.state.map_topic import MappedTopics, mapped_topics
+
+_MAP_S = 10.0  # how long a map is read: a failover must not wait for it
+
+
+class PromotedCopies(NamedTuple):
+    """The topics that are another link's promoted copy, `of` which link; and why it is `unknown` whether others are refused."""
+
+    of: Mapping[str, str]
+    unknown: Mapping[str, str]
 
 
 async def promoted_copies(
-    target: Cluster, link: str, own: LinkControl, links: Mapping[str, LinkControl], *, is_identical: bool
-) -> dict[str, str]:
-    """The topics that are still another link's promoted copy, as their ids show, and that the link neither began nor adopted
-    (failback), with the other's name; `links` are the target's, `own` is the control of the link itself.
+    target: Cluster,
+    link: str,
+    own: LinkControl,
+    links: Mapping[str, LinkControl],
+    names: Collection[str],
+    *,
+    is_identical: bool,
+) -> PromotedCopies:
+    """Which of these topics are still another link's promoted copy, as their ids show, and neither begun nor adopted (failback) by
+    the link; `links` are the target's, `own` is the control of the link itself.
 
     A link with translated offsets would append the same records once more.  It may copy another source there, and resumes what its
-    map names.  Raises KafkaError.
+    map names.  One with identical offsets compares its log with a translated copy.  Raises KafkaError.
     """
-    ours = {p.topic for p in (*own.begun, *own.adopted)}
+    rest = set(names) - {p.topic for p in (*own.begun, *own.adopted)}
     copies: dict[str, str] = {}
+    unknown: dict[str, str] = {}
     for other, control in links.items():
-        is_copy = control.is_promoted and not control.is_handed_back and control.producer_ids and other != link
+        is_copy = control.is_promoted and not control.is_handed_back and other != link
         is_same = own.source_cluster_id is None or control.may_copy_from(own.source_cluster_id)
-        if is_copy and control.begun and (is_identical or is_same):
-            ids = await topic_ids(target, {p.topic for p in control.begun})
-            begun = {p.topic for p, of in control.begun.items() if of.target and of.target == str(ids.get(p.topic))}
+        if not is_copy or not (is_identical or is_same):
+            continue
+        begun = {p: of.target for p, of in control.begun.items() if control.producer_ids and p.topic in rest}
+        if not (control.producer_ids or is_identical) and (theirs := set(filter(control.writes, rest))):
+            mapped = await mapped_topics(target, other, control, within_s=_MAP_S)
+            begun = {p: topic_id for p, topic_id in mapped.copies.items() if p.topic in theirs}
+            for name in theirs - {p.topic for p in begun} if mapped.unread else ():
+                unknown[name] = (
+                    f"whether topic {name} is the copy of link {other}, which was promoted, {_unread(mapped, other)}"
+                )
+        if begun:
+            ids = await topic_ids(target, {p.topic for p in begun})
+            same = {p.topic for p, topic_id in begun.items() if topic_id and topic_id == str(ids.get(p.topic))}
             if not is_identical:  # it compares no logs: without ids (before 2.8) a log with records is the copy
-                untold = [p for p, of in control.begun.items() if not (of.target and p.topic in ids)]
+                untold = [p for p, topic_id in begun.items() if not (topic_id and p.topic in ids)]
                 ends = (await list_led_offsets(target, dict.fromkeys(untold, LATEST))).offsets if untold else {}
-                begun |= {p.topic for p in untold if ends.get(p)}
-            copies |= dict.fromkeys(begun - ours, other)
-    if copies and not is_identical:
-        mapped = (await mapped_topics(target, link, own)).names
-        copies = {name: other for name, other in copies.items() if name not in mapped}
-    return copies
+                same |= {p.topic for p in untold if ends.get(p)}
+            copies |= dict.fromkeys(same, other)
+    if (copies or unknown) and not is_identical:
+        mapped = await mapped_topics(target, link, own, within_s=_MAP_S)
+        copies = {name: other for name, other in copies.items() if name not in mapped.names}
+        unknown = {name: why for name, why in unknown.items() if name not in mapped.names}
+        if mapped.unread:
+            unread = _unread(mapped, link)
+            unknown |= {
+                name: f"whether link {link} began topic {name} before link {other} was promoted with it {unread}"
+                for name, other in copies.items()
+            }
+    return PromotedCopies({name: other for name, other in copies.items() if name not in unknown}, unknown)
+
+
+def _unread(mapped: MappedTopics, link: str) -> str:
+    (topic, number), why = next(iter(mapped.unread.items()))
+    return f"is unknown: {topic}-{number}, a part of the offset map of link {link}, cannot be read ({why})"

@@ -179,8 +179,15 @@ class Verification:
         copying = [control for control in links.values() if control.source_cluster_id == origin and not control.is_over]
         for link, control in links.items():
             if control.topics and control.may_copy_from(origin) and await has_map(self.target, link, control):
-                refused = await promoted_copies(self.target, link, control, links, is_identical=False)
-                others = set() if control.is_over else {p for p in self._pending if p.topic in refused}
+                others: set[TopicPartition] = set()
+                if not control.is_over:
+                    names = {p.topic for p in self._pending}
+                    refused, unknown = await promoted_copies(
+                        self.target, link, control, links, names, is_identical=False
+                    )
+                    others = {p for p in self._pending if p.topic in refused}
+                    self._errors |= {p: unknown[p.topic] for p in self._pending if p.topic in unknown}
+                    self._pending -= self._errors.keys()
                 self._leave_out_translated(link, control, others | _begun(copying, now))
         self._starts = {
             p: start

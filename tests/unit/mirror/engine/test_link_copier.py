@@ -16,7 +16,13 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
-from tolerant_client.errors import DataLossError, LinkPromotedError, OrdersHiddenError
+from tolerant_client.errors import (
+    DataLossError,
+    LinkPromotedError,
+    OrdersHiddenError,
+    TargetClaimedError,
+    TolerantClientError,
+)
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.engine.identical import begun, sync_loop
@@ -198,7 +204,7 @@ def test_what_cannot_hear_the_operator_is_not_taken_over_again() -> None:
         _claim=None,
         _stands_since=1.0,
         _link=SimpleNamespace(claims=SimpleNamespace(term=lambda _: 1), clock=lambda: 1.0),
-        _parts=SimpleNamespace(reads=SimpleNamespace(copied_identically=hidden)),
+        _parts=SimpleNamespace(reads=SimpleNamespace(copied_by_others=hidden)),
         _producer=SimpleNamespace(take_over=take_over),
     )
     asyncio.run(copy._take_over())
@@ -425,7 +431,7 @@ def test_a_promotion_is_told_at_once_of_a_lease_though_the_target_says_nothing(
     net = copier.link.source.net
     silence, promoted = Future(), LinkPromotedError("it was promoted")
 
-    async def silent(partition: TopicPartition) -> str | None:
+    async def silent(partition: TopicPartition) -> TolerantClientError | None:
         return await silence  # type: ignore[no-any-return]
 
     async def stopped(lease_ms: int) -> Any:
@@ -438,12 +444,12 @@ def test_a_promotion_is_told_at_once_of_a_lease_though_the_target_says_nothing(
 
     async def run() -> None:
         claims.holds, claims.term = lambda claim: True, lambda claim: TERM
-        strategy._parts.reads.copied_identically = silent
+        strategy._parts.reads.copied_by_others = silent
         leased = await stopped(30_000)
         assert leased.is_done and (await leased)[FIRST].error is promoted
         copying = await stopped(0)
         assert not copying.is_done
-        silence.success("another link has it")
+        silence.success(TargetClaimedError("another link has it"))
         assert (await copying)[FIRST].error is not None
 
     copier.link.source.run(run)

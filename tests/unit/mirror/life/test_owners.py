@@ -121,6 +121,8 @@ def test_a_translated_link_leaves_another_links_topic_unless_its_map_names_it() 
     assert owners(LinkControl(), is_translated=True).own == ALONE
     assert owners(LinkControl(), others=THEIRS, is_translated=True).of_links.keys() == ALONE
     assert owners(LinkControl(), others=THEIRS, is_translated=True, mapped=["orders"]).own == ALONE
+    unknown = Others({"orders": "whether link X was promoted with it is unknown"}, unknown=frozenset(("orders",)))
+    assert owners(LinkControl(), others=unknown, is_translated=True).own == ALONE, "a failover must not wait"
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import OptionError, TargetClaimedError
 from tolerant_client.mirror.engine import preflight, prepare
 from tolerant_client.mirror.engine.preflight import (
-    copied_identically,
+    copied_by_others,
     grown,
     link_back,
     look_for_others,
@@ -49,6 +49,9 @@ from tolerant_client.mirror.state.replication_policy import (
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.state.topics import DescribedTopics, FittedTopics
 from tolerant_client.records.record_batch import Record
+
+ORDERS = frozenset(TopicPartition("orders", n) for n in range(2))
+AWAY = {TopicPartition("tolerant-mirror-offsets-x", 3): "it has no leader"}
 
 
 def written(topics: LinkTopics | str, source: str | None = "A-id", **changes: object) -> LinkControl:
@@ -591,7 +594,7 @@ def test_a_log_that_another_link_has_begun_identically_gets_the_same_records_fro
     async def ids(*_: object) -> dict[str, str]:
         return now
 
-    async def mapped_topics(*_: object) -> MappedTopics:
+    async def mapped_topics(*_: object, **__: object) -> MappedTopics:
         return mapped[0] if mapped else NO_MAP
 
     monkeypatch.setattr(promoted_copies, "topic_ids", ids)
@@ -601,21 +604,86 @@ def test_a_log_that_another_link_has_begun_identically_gets_the_same_records_fro
     eu = replace(written("orders", producer_ids=(7,), begun=begun), **changes)
     keeper = Keeper((b"eu", encode_control(eu, 1)), (b"dr", encode_control(own, 1)))
 
-    def told() -> tuple[dict[str, str], dict[TopicPartition, str]]:
+    def told() -> tuple[dict[str, str], dict[TopicPartition, Exception]]:
         at_start = outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders"], is_identical=False)).refused
-        return at_start, outcome(copied_identically(cast(Cluster, keeper), "dr", wanted))
+        return at_start, outcome(copied_by_others(cast(Cluster, keeper), "dr", wanted))
 
     at_start, running = told()
     assert at_start.keys() == ({"orders"} if refused else set())
-    assert bool(running) == bool(refused) and all(refused in why for why in running.values())
+    assert bool(running) == bool(refused) and all(refused in str(why) for why in running.values())
     assert set(wanted[:2]) <= running.keys() <= set(wanted) if refused else not running
-    assert outcome(copied_identically(cast(Cluster, keeper), "eu", wanted)) == {}
+    assert outcome(copied_by_others(cast(Cluster, keeper), "eu", wanted)) == {}
     if eu.is_promoted:
         mapped.append(MappedTopics(frozenset(wanted[:1])))
         assert told() == ({}, {}), "it had begun the topic before"
         mapped.clear()
         now["orders"] = "another"
         assert told() == ({}, {}), "nobody's copy any more"
+
+
+@pytest.mark.usefixtures("keepers")
+@pytest.mark.parametrize(
+    ("theirs", "ours", "refused", "is_known"),
+    [
+        ({}, {}, "the copy of link eu, which was promoted", True),
+        ({}, {"partitions": ORDERS}, "", True),  # it began there before
+        (
+            {},
+            {"unread": AWAY},
+            "whether link dr began topic orders before link eu was promoted with it is unknown",
+            False,
+        ),
+        ({}, {"partitions": ORDERS, "unread": AWAY}, "", True),
+        ({"copies": {TopicPartition("orders", 0): "former"}}, {}, "", True),  # nobody's copy any more
+        ({"copies": {}}, {}, "", True),
+        ({"copies": {}, "unread": AWAY}, {}, "whether topic orders is the copy of link eu, .* is unknown", False),
+        ({"copies": {}, "unread": AWAY}, {"partitions": ORDERS}, "", True),
+        ({"unread": AWAY}, {}, "the copy of link eu, which was promoted", True),
+    ],
+)
+def test_beside_a_promoted_translated_copy_a_translated_link_begins_no_second_one_and_waits_while_that_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, theirs: dict[str, Any], ours: dict[str, Any], refused: str, is_known: bool
+) -> None:
+    async def ids(*_: object) -> dict[str, str]:
+        return {"orders": "t", "clicks": "t"}
+
+    async def mapped_topics(_: object, link: str, *__: object, **___: object) -> MappedTopics:
+        return MappedTopics(**({"copies": dict.fromkeys(ORDERS, "t"), **theirs} if link == "eu" else ours))
+
+    monkeypatch.setattr(promoted_copies, "topic_ids", ids)
+    monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
+    eu = written("orders", map_id="m", is_promoted=True)
+
+    def told(eu: LinkControl, own: LinkControl, **how: Any) -> preflight.Others:
+        keeper = cast(Cluster, Keeper((b"eu", encode_control(eu, 1)), (b"dr", encode_control(own, 1))))
+        how.setdefault("is_identical", False)
+        return cast(preflight.Others, outcome(look_for_others(keeper, "dr", ["orders", "clicks"], **how)))
+
+    dr = written("orders|clicks")
+    found = told(eu, dr)
+    assert found.refused.keys() == ({"orders"} if refused else set())
+    assert all(re.search(refused, why) and "failback" not in why for why in found.refused.values())
+    assert found.taken == ({"orders"} if refused and is_known else set())
+    assert found.unknown == ({"orders"} if refused and not is_known else set())
+    for other, own in ((replace(eu, is_promoted=False), dr), (eu, written("orders|clicks", "C-id"))):
+        assert told(other, own) == preflight.Others(), "it is live, or of another source"
+    keeper = Keeper((b"eu", encode_control(eu, 1)), (b"dr", encode_control(dr, 1)))
+    running = outcome(copied_by_others(cast(Cluster, keeper), "dr", [*ORDERS, TopicPartition("clicks", 0)]))
+    assert running.keys() == (ORDERS if refused else set())
+    for error in running.values():
+        assert isinstance(error, TargetClaimedError) is is_known
+        assert bool(getattr(error, "retriable", False)) is not is_known and re.search(refused, str(error))
+
+    # Of a link the other way: what it is refused it does not copy, and what nobody knows may be a circle.
+    back = written("orders", "B-id", map_id="m", is_promoted=True, is_fenced=True)
+    source = Keeper((b"eu", encode_control(back, 1)), (b"dr", encode_control(written("orders", "B-id", map_id="m"), 1)))
+    if refused and is_known:
+        assert circle(source, "orders") == ()
+    else:
+        with pytest.raises(
+            OptionError, match="in a circle: link dr copies topic orders" if is_known else f"Nothing tells .*{refused}"
+        ):
+            circle(source, "orders")
 
 
 @pytest.mark.usefixtures("keepers")
@@ -626,7 +694,7 @@ def test_where_brokers_know_no_ids_a_promoted_copy_is_a_log_with_records(
     async def ids(*_: object) -> dict[str, str]:
         return {}
 
-    async def mapped_topics(*_: object) -> MappedTopics:
+    async def mapped_topics(*_: object, **__: object) -> MappedTopics:
         return NO_MAP
 
     async def ends(_: object, asked: Mapping[TopicPartition, int]) -> LedOffsets:

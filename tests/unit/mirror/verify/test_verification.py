@@ -12,6 +12,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.promoted_copies import PromotedCopies
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.verify import verification
 from tolerant_client.mirror.verify.verification import Verification
@@ -39,19 +40,21 @@ def test_what_a_translated_link_matches_and_is_refused_or_never_copied_is_compar
     over = replace(live, is_promoted=True, is_fenced=True, copied_until={copied: 5})
     nowhere: Any = None
     monkeypatch.setattr(verification, "has_map", AsyncMock(return_value=True))
-    for control, refused, left_out in (
-        (live, {}, {copied, theirs}),
-        (live, {"clicks": "l2"}, {copied}),
-        (over, {}, {copied}),
-        (over, {"orders": "l2"}, {copied}),  # it had copied it before
-        (replace(over, copied_until={}), {}, {copied, theirs}),  # version 0.1 does not say it
+    for control, copies, left_out in (
+        (live, ({}, {}), {copied, theirs}),
+        (live, ({"clicks": "l2"}, {}), {copied}),
+        (live, ({}, {"clicks": "nobody can tell"}), {copied, theirs}),
+        (over, ({}, {}), {copied}),
+        (over, ({"orders": "l2"}, {}), {copied}),  # it had copied it before
+        (replace(over, copied_until={}), ({}, {}), {copied, theirs}),  # version 0.1 does not say it
     ):
         monkeypatch.setattr(verification, "read_controls", AsyncMock(return_value=Controls({"A-B": control})))
         monkeypatch.setattr(verification, "read_control", AsyncMock(return_value=control))
-        monkeypatch.setattr(verification, "promoted_copies", AsyncMock(return_value=refused))
+        monkeypatch.setattr(verification, "promoted_copies", AsyncMock(return_value=PromotedCopies(*copies)))
         found_by = Verification(nowhere, nowhere, ".*")
         found_by._pending = {copied, theirs}
         found_by._ids = {side: {"cluster": side, "topics": {}} for side in ("source", "target")}
         found_by._ids["source"]["cluster"] = "A"
         asyncio.run(found_by._made_anew())
+        assert (found_by._errors.get(theirs) == "nobody can tell") is bool(copies[1])
         assert found_by._errors.keys() == left_out and found_by._pending == {copied, theirs} - left_out

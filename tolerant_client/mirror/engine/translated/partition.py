@@ -221,8 +221,8 @@ class TranslatedPartition(CopiedPartition):
         self._term = self._link.claims.term(self._claim)
         self._require_claim()
         try:
-            if why := await self._parts.reads.copied_identically(self.partition):
-                raise TargetClaimedError(why)
+            if error := await self._parts.reads.copied_by_others(self.partition):
+                raise error
             await self._producer.take_over()
             # Promotion is recorded before the copiers are fenced: one that takes over after the fence finds it here.
             control = await self._link.control.refresh()

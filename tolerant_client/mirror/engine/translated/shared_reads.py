@@ -18,7 +18,7 @@ from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.mirror.engine.limits import TransactionLimits
-from tolerant_client.mirror.engine.preflight import copied_identically
+from tolerant_client.mirror.engine.preflight import copied_by_others
 from tolerant_client.mirror.engine.reader import Reader
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair
@@ -78,7 +78,7 @@ class _Asked(Generic[_Found]):
 class SharedReads:
     """Reads of a link's map and of its topics; on the event loop that both clusters share.
 
-    `copied_identically` tells why nobody else may write to a target log that another link has begun with identical offsets.
+    `copied_by_others` gives the error for a target log that the link may not write beside another link.
     """
 
     def __init__(self, source: Cluster, target: Cluster, control: ControlWatch, clock: Callable[[], float]) -> None:
@@ -96,7 +96,7 @@ class SharedReads:
         # By partition of the map: a leader that does not respond delays no rows of the others.
         self._last_rows = defaultdict[TopicPartition, _Asked[MapRow]](lambda: _Asked(target, link, last_rows))
         self._link = link
-        self.copied_identically = _Asked(target, link, copied_identically)
+        self.copied_by_others = _Asked(target, link, copied_by_others)
 
     async def last_row(self, partition: TopicPartition) -> MapRow | None:
         """The newest committed row of a source partition; raises what read_last_rows does."""

@@ -51,7 +51,7 @@ def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was
             control=SimpleNamespace(refresh=refresh),
             require_not_promoted=lambda: None,
         ),
-        _parts=SimpleNamespace(reads=SimpleNamespace(copied_identically=done)),
+        _parts=SimpleNamespace(reads=SimpleNamespace(copied_by_others=done)),
         _producer=SimpleNamespace(take_over=done, producer_id=7),
         _rules=SimpleNamespace(_replace=lambda **_: None),
         _troubles=SimpleNamespace(reasons=()),
