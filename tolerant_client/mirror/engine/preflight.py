@@ -1,8 +1,4 @@
-"""What a link checks and records before it copies anything: whether it may copy, whether it closes a circle, where it begins.
-
-Two links that copy the same topics in opposite directions between two clusters would each take the other's copies for
-foreign writes, or copy them round and round.  Each link records in the control topic of its target which cluster it copies
-from and which topics it takes.  So a link finds the links that write to its *source* in the control topic there.
+"""What a link checks and records before it copies anything: whether it may copy, and where it begins.
 
 An unreadable record that says that a link copies may belong to a mirror that writes the same topics: nothing starts beside
 it, and the error says how to clear it (repair.py).  An unreadable record that does not say so belongs to no mirror, and
@@ -29,12 +25,11 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import (
     HIDDEN,
     orders_hidden,
-    read_control,
     read_controls,
     update_control,
 )
-from tolerant_client.mirror.state.link_control import LinkControl, plain_options, unfinished
-from tolerant_client.mirror.state.link_topics import hindrance, require_no_unreadable
+from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_topics import require_no_unreadable
 from tolerant_client.mirror.state.map_topic import was_never_started
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from tolerant_client.mirror.state.promoted_copies import promoted_copies
@@ -46,103 +41,6 @@ _MAY_NOT = (
     Errors.ClusterAuthorizationFailedError,
     Errors.GroupAuthorizationFailedError,
 )
-
-
-async def refuse_one_cluster(source: Cluster, target: Cluster) -> None:
-    """Raises OptionError where source and target are the same cluster."""
-    if await source.cluster_id() == await target.cluster_id() is not None:
-        raise OptionError(
-            f"Source {source.bootstrap_servers} and target {target.bootstrap_servers} are the same cluster"
-            f" ({await source.cluster_id()}); give two clusters"
-        )
-
-
-async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str], link: str) -> tuple[str, ...]:
-    """Raises OptionError where a live link copies some of these topics (the source's names) from our target to our source.
-
-    A link lives until it is promoted, and its processes are fenced.  Returns a warning if we may not read the source's control
-    topic.
-    """
-    there = await target.cluster_id()
-    if there is None:
-        return ()
-    try:
-        controls = await read_controls(source)
-    except _MAY_NOT:
-        return (
-            f"whether link {link} runs in a circle cannot be seen: we may not read {CONTROL_TOPIC} of the source; grant the"
-            " mirror Read and Describe on it, even if it does not exist yet",
-        )
-    may_copy = [record for record in controls.unreadable if record.copies_from == there]
-    if may_copy and topics:
-        why = hindrance(may_copy[0], min(topics), source)
-        raise OptionError(f"Nothing tells whether link {link} runs in a circle: {why}")
-    for other, control in _from_cluster(controls, there):
-        late = {p.topic for p in control.unfenced}
-        both = _in_both(control, [name for name in topics if name in late or not late])
-        is_unknown = control.is_of_unknown_source
-        # What copies already began while nothing copied the other way.
-        if both and control.is_half_promoted and not (is_unknown and await _copies_already(target, link)):
-            copied = "may have copied" if is_unknown else "copied"
-            onto, between = plain_options(other, source), plain_options(other, source, target)
-            raise OptionError(
-                f"Link {link} would run in a circle with link {other}, which {copied} topic {both} from this target to this"
-                f" source: {unfinished(control, onto, between)[0]}"
-            )
-        if both and not control.is_promoted and not control.producer_ids:  # what it is refused it does not copy
-            others = await look_for_others(source, other, topics, is_identical=False)
-            both = _in_both(control, set(topics) - others.taken - others.unknown)
-            if not both and (unknown := sorted(name for name in others.unknown if control.writes(name))):
-                why = others.refused[unknown[0]]
-                raise OptionError(f"Nothing tells whether link {link} runs in a circle: {why}")
-        if both and not control.is_promoted:
-            way_out = f"Promote link {other} first"
-            what = "copies"
-            if await was_never_started(source, other, control):
-                what, way_out = "was prepared to copy", _forget(other, source)
-            raise OptionError(
-                f"Link {link} would run in a circle: link {other} {what} topic {both} from this target to this source."
-                f" {way_out}, or leave its topics out"
-            )
-    return ()
-
-
-async def link_back(source: Cluster, target: Cluster, topics: Collection[str]) -> str:
-    """Which live link copies some of these topics (the source's names) from our target to our source; "" if none is seen."""
-    there = await target.cluster_id()
-    try:
-        controls = await read_controls(source)
-    except _MAY_NOT:
-        return ""
-    for other, control in _from_cluster(controls, there) if there is not None else ():
-        if not control.is_over and (both := _in_both(control, topics)):
-            return f"link {other} copies topic {both} from this target to this source"
-    return ""
-
-
-def _from_cluster(controls: Controls, cluster_id: str) -> list[tuple[str, LinkControl]]:
-    """The links that copy from a cluster, or have done so, as far as is known."""
-    return [(name, c) for name, c in controls.links.items() if c.may_copy_from(cluster_id) and c.topics]
-
-
-async def _copies_already(target: Cluster, link: str) -> bool:
-    """Whether the link has started since it was made, or failed back, last."""
-    own = await read_control(target, link)
-    return own.topics is not None and not (own.is_over or await was_never_started(target, link, own))
-
-
-def _forget(link: str, target: Cluster) -> str:
-    """How to give up a link that was only prepared, as a clause; its control is on `target`."""
-    return (
-        f"If it is not wanted, such as a mistyped name, run tolerant-kafka repair --forget with the {target.name} as --target"
-        f" and --link {shlex.quote(link)}"
-    )
-
-
-def _in_both(control: LinkControl, names: Collection[str]) -> str:
-    """The topics among `names` that a link writes on its target, in words; empty if none."""
-    both = sorted(name for name in names if control.writes(name))
-    return f"{both[0]} and {len(both) - 1} more" if len(both) > 1 else "".join(both)
 
 
 def grown(control: LinkControl, topics: LinkTopics) -> LinkTopics:
@@ -274,7 +172,7 @@ async def look_for_others(
         way_out = f"use that link (a mirror with --link {other}; the flow A->B of a file is link A-B)"
         if await was_never_started(target, other, control):
             kind = "; it was prepared (failback, take-over) and has not started yet"
-            way_out += f". {_forget(other, target)}"
+            way_out += f". {how_to_forget(other, target)}"
         begun = {p.topic for p in control.begun}.intersection(names)
         taken |= begun
         may_begin = is_identical and not (is_new and is_same_kind and link < other)
@@ -293,6 +191,14 @@ async def look_for_others(
         ),
         frozenset(taken),
         frozenset(unknown) - taken,
+    )
+
+
+def how_to_forget(link: str, target: Cluster) -> str:
+    """How to give up a link that was only prepared, as a clause; its control is on `target`."""
+    return (
+        f"If it is not wanted, such as a mistyped name, run tolerant-kafka repair --forget with the {target.name} as --target"
+        f" and --link {shlex.quote(link)}"
     )
 
 

@@ -17,14 +17,13 @@ from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, OrdersHiddenError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
+from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
 from tolerant_client.mirror.engine.preflight import (
     ends_at,
     grown,
     look_for_others,
     offsets_at,
-    refuse_circle,
-    refuse_one_cluster,
     require_same_source,
     starts_at,
     write_down,

@@ -37,8 +37,9 @@ from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.losses import GOES_ON
+from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
-from tolerant_client.mirror.engine.preflight import look_for_others, refuse_circle, refuse_one_cluster
+from tolerant_client.mirror.engine.preflight import look_for_others
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.owners import Evidence, find_evidence, find_owners
 from tolerant_client.mirror.life.shared_log import (

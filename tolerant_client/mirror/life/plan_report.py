@@ -14,8 +14,9 @@ from tolerant_client.cluster.admin.topics import READ, WRITE, not_allowed
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import DataLossError, LinkPromotedError, OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
+from tolerant_client.mirror.engine.circles import refuse_circle
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
-from tolerant_client.mirror.engine.preflight import grown, look_for_others, refuse_circle, require_same_source
+from tolerant_client.mirror.engine.preflight import grown, look_for_others, require_same_source
 from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link, without_topics
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs

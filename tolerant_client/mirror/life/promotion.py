@@ -25,7 +25,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.topics import visible_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
-from tolerant_client.mirror.engine.preflight import link_back, refuse_one_cluster
+from tolerant_client.mirror.engine.circles import link_back, refuse_one_cluster
 from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.comparison import compare_ends, split

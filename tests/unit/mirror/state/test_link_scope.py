@@ -16,14 +16,13 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetClaimedError
-from tolerant_client.mirror.engine import preflight, prepare
+from tolerant_client.mirror.engine import circles, preflight, prepare
+from tolerant_client.mirror.engine.circles import link_back, refuse_circle
 from tolerant_client.mirror.engine.preflight import (
     copied_by_others,
     grown,
-    link_back,
     look_for_others,
     of_the_same_id,
-    refuse_circle,
     require_same_source,
 )
 from tolerant_client.mirror.life.naming import chosen_name, default_name
@@ -360,8 +359,8 @@ def keepers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def read_one(cluster: Keeper, link: str) -> LinkControl:
         return cluster.controls.links.get(link, LinkControl())
 
-    monkeypatch.setattr(preflight, "read_control", read_one)
-    for module in (preflight, link_topics):
+    monkeypatch.setattr(circles, "read_control", read_one)
+    for module in (preflight, circles, link_topics):
         monkeypatch.setattr(module, "read_controls", read)
 
 
@@ -402,7 +401,7 @@ def test_a_record_that_says_of_no_link_that_it_copies_stops_nobody_and_is_told(v
 def test_a_link_the_other_way_whose_promotion_is_not_finished_is_still_a_circle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(preflight, "plain_options", lambda link, *clusters: f"{len(clusters)} {link}")
+    monkeypatch.setattr(circles, "plain_options", lambda link, *clusters: f"{len(clusters)} {link}")
 
     def of(**promotion: Any) -> Keeper:
         topics = LinkTopics.of("orders|clicks").to_json()

@@ -1,0 +1,116 @@
+"""Whether a link closes a circle: another one copies its topics back from its target to its source.
+
+Two links that copy the same topics in opposite directions between two clusters would each take the other's copies for
+foreign writes, or copy them round and round.  Each link records in the control topic of its target which cluster it copies
+from and which topics it takes.  So a link finds the links that write to its *source* in the control topic there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import kafka.errors as Errors
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.engine.preflight import how_to_forget, look_for_others
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
+from tolerant_client.mirror.state.control_topic import read_control, read_controls
+from tolerant_client.mirror.state.link_control import LinkControl, plain_options, unfinished
+from tolerant_client.mirror.state.link_topics import hindrance
+from tolerant_client.mirror.state.map_topic import was_never_started
+
+_MAY_NOT = (
+    Errors.TopicAuthorizationFailedError,
+    Errors.ClusterAuthorizationFailedError,
+    Errors.GroupAuthorizationFailedError,
+)
+
+
+async def refuse_one_cluster(source: Cluster, target: Cluster) -> None:
+    """Raises OptionError where source and target are the same cluster."""
+    if await source.cluster_id() == await target.cluster_id() is not None:
+        raise OptionError(
+            f"Source {source.bootstrap_servers} and target {target.bootstrap_servers} are the same cluster"
+            f" ({await source.cluster_id()}); give two clusters"
+        )
+
+
+async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str], link: str) -> tuple[str, ...]:
+    """Raises OptionError where a live link copies some of these topics (the source's names) from our target to our source.
+
+    A link lives until it is promoted, and its processes are fenced.  Returns a warning if we may not read the source's control
+    topic.
+    """
+    there = await target.cluster_id()
+    if there is None:
+        return ()
+    try:
+        controls = await read_controls(source)
+    except _MAY_NOT:
+        return (
+            f"whether link {link} runs in a circle cannot be seen: we may not read {CONTROL_TOPIC} of the source; grant the"
+            " mirror Read and Describe on it, even if it does not exist yet",
+        )
+    may_copy = [record for record in controls.unreadable if record.copies_from == there]
+    if may_copy and topics:
+        why = hindrance(may_copy[0], min(topics), source)
+        raise OptionError(f"Nothing tells whether link {link} runs in a circle: {why}")
+    for other, control in _from_cluster(controls, there):
+        late = {p.topic for p in control.unfenced}
+        both = _in_both(control, [name for name in topics if name in late or not late])
+        is_unknown = control.is_of_unknown_source
+        # What copies already began while nothing copied the other way.
+        if both and control.is_half_promoted and not (is_unknown and await _copies_already(target, link)):
+            copied = "may have copied" if is_unknown else "copied"
+            onto, between = plain_options(other, source), plain_options(other, source, target)
+            raise OptionError(
+                f"Link {link} would run in a circle with link {other}, which {copied} topic {both} from this target to this"
+                f" source: {unfinished(control, onto, between)[0]}"
+            )
+        if both and not control.is_promoted and not control.producer_ids:  # what it is refused it does not copy
+            others = await look_for_others(source, other, topics, is_identical=False)
+            both = _in_both(control, set(topics) - others.taken - others.unknown)
+            if not both and (unknown := sorted(name for name in others.unknown if control.writes(name))):
+                why = others.refused[unknown[0]]
+                raise OptionError(f"Nothing tells whether link {link} runs in a circle: {why}")
+        if both and not control.is_promoted:
+            way_out = f"Promote link {other} first"
+            what = "copies"
+            if await was_never_started(source, other, control):
+                what, way_out = "was prepared to copy", how_to_forget(other, source)
+            raise OptionError(
+                f"Link {link} would run in a circle: link {other} {what} topic {both} from this target to this source."
+                f" {way_out}, or leave its topics out"
+            )
+    return ()
+
+
+async def link_back(source: Cluster, target: Cluster, topics: Collection[str]) -> str:
+    """Which live link copies some of these topics (the source's names) from our target to our source; "" if none is seen."""
+    there = await target.cluster_id()
+    try:
+        controls = await read_controls(source)
+    except _MAY_NOT:
+        return ""
+    for other, control in _from_cluster(controls, there) if there is not None else ():
+        if not control.is_over and (both := _in_both(control, topics)):
+            return f"link {other} copies topic {both} from this target to this source"
+    return ""
+
+
+def _from_cluster(controls: Controls, cluster_id: str) -> list[tuple[str, LinkControl]]:
+    """The links that copy from a cluster, or have done so, as far as is known."""
+    return [(name, c) for name, c in controls.links.items() if c.may_copy_from(cluster_id) and c.topics]
+
+
+async def _copies_already(target: Cluster, link: str) -> bool:
+    """Whether the link has started since it was made, or failed back, last."""
+    own = await read_control(target, link)
+    return own.topics is not None and not (own.is_over or await was_never_started(target, link, own))
+
+
+def _in_both(control: LinkControl, names: Collection[str]) -> str:
+    """The topics among `names` that a link writes on its target, in words; empty if none."""
+    both = sorted(name for name in names if control.writes(name))
+    return f"{both[0]} and {len(both) - 1} more" if len(both) > 1 else "".join(both)
