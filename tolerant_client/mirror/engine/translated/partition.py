@@ -205,7 +205,7 @@ class TranslatedPartition(CopiedPartition):
                         await self._copy_one_transaction()
                     if not isinstance(self.error, (LinkPromotedError, OrdersHiddenError)):
                         await self._record_position()
-                except LinkPromotedError as error:  # the map says so, whatever the control says
+                except (LinkPromotedError, OrdersHiddenError, TargetClaimedError) as error:
                     self.error = error
                 except Errors.KafkaError as error:
                     self._forget()
@@ -220,17 +220,13 @@ class TranslatedPartition(CopiedPartition):
         self._stands_since = self._stands_since or self._link.clock()
         self._term = self._link.claims.term(self._claim)
         self._require_claim()
-        try:
-            if error := await self._parts.reads.copied_by_others(self.partition):
-                raise error
-            await self._producer.take_over()
-            # Promotion is recorded before the copiers are fenced: one that takes over after the fence finds it here.
-            control = await self._link.control.refresh()
-            self._link.require_not_promoted()
-            self.set_paused(control.pauses(self.partition))
-        except (LinkPromotedError, OrdersHiddenError, TargetClaimedError) as error:
-            self.error = error
-            return
+        if error := await self._parts.reads.copied_by_others(self.partition):
+            raise error
+        await self._producer.take_over()
+        # A promotion is in the control before the copiers are fenced, and in the map after it: one that takes over later finds either.
+        control = await self._link.control.refresh()
+        self._link.require_not_promoted()
+        self.set_paused(control.pauses(self.partition))
         known = self.place.row
         position = await self.place.read(self._producer.producer_id)
         if is_another(self._source_id, self.place.ids[0]) or self.place.row != known or position < self.place.position:
