@@ -199,9 +199,10 @@ async def end_map(of: PromotedLink, begun: LinkControl) -> tuple[str, ...]:
         return ()
     failed = await say_over(of.target, of.name, begun.generation, patience_ms=LEADERS_MS)
     return tuple(
-        f"{names(those)} of the target could not be told that link {of.name} is over ({why}): {CONTROL_TOPIC} alone says so. If that"
-        " topic is deleted, a mirror of the link that was frozen or cut off copies into this target again: make sure that none is left"
-        for why, those in by_reason(failed).items()
+        f"{names(sorted(failed))} of the target could not be told that link {of.name} is over ({why}): {CONTROL_TOPIC} alone says so."
+        " If that topic is deleted, a mirror of the link that was frozen or cut off copies into this target again: make sure that"
+        " none is left"
+        for why in list(failed.values())[:1]
     )
 
 

@@ -366,15 +366,20 @@ def test_the_map_of_a_link_that_was_fenced_says_so_and_where_it_could_not_be_tol
     assert not action(world).warnings or not world.over, "identical offsets have no map"
     world.control, world.is_translated = replace(LinkControl(), topics=ORDERS.to_json(), map_id="m"), True
     there = map_partition("dr", P)
-    for untold in ({}, {there: "NotEnoughReplicasError"}):
+    for untold in (
+        {},
+        {there: "NotEnoughReplicasError"},
+        {there: "NotEnoughReplicasError", there._replace(partition=9): ""},
+    ):
         world.done.clear()
         world.control, world.untold = replace(world.control, is_promoted=False, is_fenced=False), untold
         report = action(world)
         assert report.is_done and world.control.is_fenced and report.exit_code == 0
         told = [text for text in report.warnings if "could not be told" in text]
         assert len(told) == bool(untold)
-        assert all(f"{there.topic}-{there.partition} of the target" in text and "NotEnough" in text for text in told)
-    assert world.over == 2
+        which = f"{there.topic}-{there.partition}{' and 1 more partition' if len(untold) > 1 else ''} of the target"
+        assert all(which in text and "NotEnough" in text for text in told)
+    assert world.over == 3
 
 
 def test_a_report_that_was_cut_short_is_made_again(world: World) -> None:
