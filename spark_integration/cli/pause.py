@@ -44,7 +44,7 @@ def pause(
     names = _names(topic, partition)
     given = given_link(which)
     _require_there(given, topic, partition)
-    before = _change(given, lambda now: paused(now, *names), dry_run, as_json)
+    before = _change(given, lambda now: paused(_of_link(now, given, topic), *names), dry_run, as_json)
     if topic and WHOLE_LINK in before.paused and not as_json:
         echo("The whole link was paused before: resume without --topic ends that pause, and this one with it")
 
@@ -65,7 +65,7 @@ def resume(
 
     if topic and (unknown := given.run_on_target(held)):
         _require_there(given, unknown, partition)
-    _change(given, lambda now: resumed(now, *names), dry_run, as_json)
+    _change(given, lambda now: resumed(_of_link(now, given, unpaused(topic, now)), *names), dry_run, as_json)
 
 
 def throttle(
@@ -135,6 +135,18 @@ def _require_there(given: GivenLink, topics: list[str], partitions: list[int]) -
             raise OptionError(
                 f"Topic {topics[0]} has {len(there[topics[0]])} partitions on the target, none is {number}"
             )
+
+
+def _of_link(control: LinkControl, given: GivenLink, topics: Iterable[str]) -> LinkControl:
+    """The control; raises OptionError for topics that the link does not have, by neither its control nor its file."""
+    writes = (control.writes, *(() if given.topics is None else (given.topics.writes,)))
+    others = [topic for topic in topics if not any(has(topic) for has in writes)]
+    if others and not control.is_unwritten:
+        raise OptionError(
+            f"Link {given.link} does not have topic {others[0]}, so nothing is changed; tolerant-kafka list names the links of"
+            " this target and their topics"
+        )
+    return control
 
 
 def require_known(link: str, links: Collection[str]) -> None:

@@ -175,10 +175,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
         return 7
 
     async def fence_all(_: Any, __: str, *rest: Any) -> dict[TopicPartition, Fenced]:
+        partitions = rest[0] if found.is_translated else rest[1]
+        if not found.is_translated:
+            await rest[2]()
         found.fenced_as = () if found.is_translated else rest[0].producer_ids
-        found.done.append("fence" if set(rest[-1]) == {P} else f"fence {','.join(f'{p.partition}' for p in rest[-1])}")
+        found.done.append(
+            "fence" if set(partitions) == {P} else f"fence {','.join(f'{p.partition}' for p in partitions)}"
+        )
         delete_control("fence")
-        return {p: Fenced(10, 10) for p in rest[-1]}
+        return {p: Fenced(10, 10) for p in partitions}
 
     async def leaders(_: Any, wanted: Any, *, patience_ms: int = 0) -> LedOffsets:
         left_out = {p: "it has no leader on the target" for p in wanted if p in found.leaderless}

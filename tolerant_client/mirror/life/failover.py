@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from kafka.structs import TopicPartition
 
@@ -21,7 +22,6 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.damage import Damage, delete_filler, find_damage, missing_topics, unchecked
 from tolerant_client.mirror.life.deleted_copies import deleted_warnings
 from tolerant_client.mirror.life.fence import Fenced
-from tolerant_client.mirror.life.left_behind import promoted_before
 from tolerant_client.mirror.life.lens import PartitionLag, look, positions_of
 from tolerant_client.mirror.life.owners import Owners
 from tolerant_client.mirror.life.promotion_blockers import not_to_be_fenced
@@ -33,19 +33,19 @@ from tolerant_client.mirror.life.promotion_report import (
 from tolerant_client.mirror.life.promotion_steps import (
     LEADERS_MS,
     as_fenced,
-    control_to_promote,
     end_map,
     fence_own,
     promoted_link,
     require_fencing_right,
     require_reading_right,
+    unless_promoted,
     unshown,
     without_leader,
     write_end,
 )
 from tolerant_client.mirror.life.promotion_view import group_places, losses_of, map_damage, promoted_partitions
 from tolerant_client.mirror.state.control_topic import half_done, read_control
-from tolerant_client.mirror.state.link_control import plain_options
+from tolerant_client.mirror.state.link_control import LinkControl, plain_options
 from tolerant_client.mirror.state.link_topics import beside_file, partitions_on_target, require_whole, unread_map
 from tolerant_client.mirror.state.map_topic import map_partition, mapped_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -65,9 +65,23 @@ async def failover(
     Partitions without a leader delay no others: they are left, and the report is not done.  `topics` and `of_file` are promote's.
     Raises OptionError; TolerantClientError if it fails once the promotion is written; KafkaError.
     """
-    control = await control_to_promote(target, link, may_be_forgotten=topics is not None)
-    if control.is_fenced:
-        return await promoted_before("failover", None, target, link, control, is_dry_run=is_dry_run)
+    promoting = partial(_fail_over, target, link, topics=topics, groups=groups, of_file=of_file, is_dry_run=is_dry_run)
+    may_be_forgotten = topics is not None
+    return await unless_promoted(
+        "failover", None, target, link, promoting, is_dry_run=is_dry_run, may_be_forgotten=may_be_forgotten
+    )
+
+
+async def _fail_over(
+    target: Cluster,
+    link: str,
+    control: LinkControl,
+    *,
+    topics: LinkTopics | None,
+    groups: TopicFilter | None,
+    of_file: bool,
+    is_dry_run: bool,
+) -> PromotionReport:
     chosen = await require_whole(None, target, control, link, topics, of_file=of_file)
     beside = await beside_file(None, target, control, link, topics if of_file else None)
     mapped = await mapped_topics(target, link, control, patience_ms=LEADERS_MS)

@@ -16,12 +16,15 @@ E. Bare markers (--gap-fill markers) carry no epoch that a broker could refuse, 
    request.  A request that was in flight when the control was written may arrive after the fence: for a partition that was being
    filled, at most one request of at most 2,000 markers.  They do no harm: no consumer sees them, they end no application's
    transaction (nobody has their producer ids), and the copy ends before the fence, whatever follows it.
+F. A second command that fences takes the transactional.id over, and ends the first one's transaction.  The first one may be the
+   late one, when applications write already: so each checks, once it has the transactional.id, that the control still names it
+   (`promotion`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -50,11 +53,16 @@ class Fenced(NamedTuple):
 
 
 async def fence_identical(
-    target: Cluster, link: str, control: LinkControl, partitions: Collection[TopicPartition]
+    target: Cluster,
+    link: str,
+    control: LinkControl,
+    partitions: Collection[TopicPartition],
+    require_promotion: Callable[[], Awaitable[None]],
 ) -> dict[TopicPartition, Fenced]:
     """Fences a link with identical offsets whose control says that it is promoted; no application may write yet.
 
-    Raises TolerantClientError if a marker is not found, and KafkaError; a repeat fences again.
+    `require_promotion` raises if another command promotes it by now (law F).  Raises TolerantClientError if a marker is not found,
+    and KafkaError; a repeat fences again.
     """
     prefix = f"tolerant-mirror-{link}-gap-"
     used = await transactional_ids(target, prefix)
@@ -64,6 +72,7 @@ async def fence_identical(
     ending = await read_headers(target, {p: end - 1 for p, end in before.items() if end > control.adopted.get(p, 0)})
     transaction = ProducerTransaction(target, f"tolerant-mirror-{control.producer_name(link)}", _TIMEOUT_MS)
     await transaction.begin()
+    await require_promotion()
     for some in chunks(partitions):
         await transaction.add_partitions(some)
     await transaction.begin()  # aborts it: its markers have the next epoch; returns once they are written

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 from kafka.structs import TopicPartition
 
@@ -31,7 +32,7 @@ from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.comparison import compare_ends, split
 from tolerant_client.mirror.life.deleted_copies import deleted_warnings
 from tolerant_client.mirror.life.fence import Fenced
-from tolerant_client.mirror.life.left_behind import promoted_before, shorter, unknown_left, without_ends
+from tolerant_client.mirror.life.left_behind import shorter, unknown_left, without_ends
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans
 from tolerant_client.mirror.life.mirrors import look_at_claims, mirror_reasons, seen_mirrors, standing
 from tolerant_client.mirror.life.promotion_blockers import (
@@ -51,12 +52,13 @@ from tolerant_client.mirror.life.promotion_report import (
 from tolerant_client.mirror.life.promotion_steps import (
     LEADERS_MS,
     as_fenced,
-    control_to_promote,
     end_map,
     fence_own,
     promoted_link,
     require_fencing_right,
     require_reading_right,
+    require_same_promotion,
+    unless_promoted,
     unshown,
     without_leader,
     write_end,
@@ -83,6 +85,7 @@ from tolerant_client.mirror.state.map_topic import mapped_topics
 from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
+_OVERTAKEN = "waiting: another command promotes the link"
 _LOOK_S = 1.0  # between two looks: a log that does not grow for that long has no producer
 
 
@@ -102,14 +105,40 @@ async def promote(
 
     The operator has stopped the producers on the source; the mirror still runs.  The link's control says which topics are
     promoted; `topics` are used where it names none, and those `of_file` are the ones to wait for.  `tell` gets what it waits
-    for.  If something still blocks the promotion after `deadline_s`, nothing has been written.  Raises OptionError, also for
+    for.  If something still blocks the promotion after `deadline_s`, nothing has been written.  If another command promotes the
+    link meanwhile, the report is that of a repeat; LinkPromotedError if that one is not finished.  Raises OptionError, also for
     `topics` that are not the link's and for partitions of the target without a leader; TolerantClientError if it fails once the
     promotion is written; KafkaError.
     """
     await refuse_one_cluster(source, target)
-    control = await control_to_promote(target, link)
-    if control.is_fenced:
-        return await promoted_before("promote", source, target, link, control, is_dry_run=is_dry_run)
+    promoting = partial(
+        _promote,
+        source,
+        target,
+        link,
+        topics=topics,
+        groups=groups,
+        of_file=of_file,
+        deadline_s=deadline_s,
+        is_dry_run=is_dry_run,
+        tell=tell,
+    )
+    return await unless_promoted("promote", source, target, link, promoting, is_dry_run=is_dry_run)
+
+
+async def _promote(
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    control: LinkControl,
+    *,
+    topics: LinkTopics | None,
+    groups: TopicFilter | None,
+    of_file: bool,
+    deadline_s: float,
+    is_dry_run: bool,
+    tell: Callable[[str], None],
+) -> PromotionReport:
     chosen = await require_whole(source, target, control, link, topics, of_file=of_file)
     beside = await beside_file(source, target, control, link, topics if of_file else None)
     mapped = await mapped_topics(target, link, control, patience_ms=LEADERS_MS)
@@ -164,7 +193,9 @@ async def promote(
     await losses_of(target, link)  # a ledger that we may not read is refused before anything is written
     fences: dict[TopicPartition, Fenced] = {}
     partitions = sorted({*partitions, *(e.partition for e in ends)})  # a running mirror may have created more
-    owners = of.owners(await read_control(target, link), partitions)
+    now = await read_control(target, link)
+    require_same_promotion(of, now, control)
+    owners = of.owners(now, partitions)
     warnings += gone_warnings(p for p in gone if p in owners.own)
     warnings += await deleted_warnings(of, control, (e for e in ends if e.partition in owners.own), source)
     will_do = not is_dry_run and not found
@@ -175,6 +206,7 @@ async def promote(
         if will_do:
             begun, fences, owners = await fence_own(of, control, partitions, producer_id)
             warnings += await end_map(of, begun)
+            require_same_promotion(of, await read_control(target, link), begun)  # groups may read the target already
             ends = as_fenced(await _look_again(of, source, ends, of.knowing(control)), fences)
         ends = [e for e in ends if e.partition not in owners.left]
         moved = None
@@ -227,6 +259,13 @@ async def _wait(
     before: dict[TopicPartition, PartitionLag] | None = None
     while True:
         control = await read_control(of.target, of.name)
+        if control.is_over:  # since this command began
+            if not control.is_half_promoted or time.monotonic() >= deadline:
+                control.require_not_promoted(of.name, of.target, source)
+            if told != _OVERTAKEN:
+                tell(told := _OVERTAKEN)
+            await source.net.sleep(_LOOK_S)
+            continue
         partitions, lacking = await partitions_of_link(source, of.target, of.topics, of.name, control, of.mapped)
         left = of.owners(control, {*partitions, *lacking}).left
         wanted = sorted({*partitions, *besides} - left.keys())

@@ -10,6 +10,9 @@ Laws:
 - What has records and was not fenced is not called promoted: it is left, and named.
 - After that there is no way back: an error on the way says so, and the same command again resumes.  The control says that the
   link is fenced once the report is complete; after that nothing fences it again.
+- Of two commands that promote a link at the same time one does it: the first write, and the last one, compare the control with what
+  the command read of its promotion.  A repeat takes over from a command that is still fencing, which then stops before its marker,
+  and never says that the link is promoted.  Whoever finds it promoted by another one says so, as a repeat does.
 - What it had to find out because the control tells of no start (deleted, or restored empty) is in the control that it leaves:
   the topics from the first write on, so that a repeat takes the same; which logs the link had begun, its producer ids and the
   one that fences, and the source if it was asked, with the last write, since a repeat decides by the same evidence.
@@ -20,7 +23,8 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -30,11 +34,12 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.batches.divergence import require_readable
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
+from tolerant_client.mirror.life.left_behind import promoted_before
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.owners import Owners, find_evidence
@@ -50,6 +55,31 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 LEADERS_MS = 10_000  # how long we wait for leaders: an election under way ends by then
 _WRITTEN_MEANWHILE = "it got its first records while the link was promoted, and the link has not begun it"
+
+
+async def unless_promoted(
+    action: str,
+    source: Cluster | None,
+    target: Cluster,
+    link: str,
+    promoting: Callable[[LinkControl], Awaitable[PromotionReport]],
+    *,
+    is_dry_run: bool,
+    may_be_forgotten: bool = False,
+) -> PromotionReport:
+    """Promotes a link by its control (control_to_promote); reports only what was left behind if it was promoted before.
+
+    Also if another command has promoted it meanwhile.  Raises LinkPromotedError while one is promoting it.
+    """
+    control = await control_to_promote(target, link, may_be_forgotten=may_be_forgotten)
+    if not control.is_fenced:
+        try:
+            return await promoting(control)
+        except LinkPromotedError:
+            control = await read_control(target, link)
+            if not control.is_fenced:
+                raise
+    return await promoted_before(action, source, target, link, control, is_dry_run=is_dry_run)
 
 
 async def control_to_promote(target: Cluster, link: str, *, may_be_forgotten: bool = False) -> LinkControl:
@@ -169,11 +199,13 @@ async def fence_own(
                 " the target was deleted meanwhile. This command has fenced nothing, and the link is not promoted: run it again with"
                 " --topics, or with the --config of the link"
             )
+        require_same_promotion(of, now, known)
         ids = now.producer_ids
         ids = (*ids, producer_id) if ids and producer_id not in ids else ids
         topics = of.topics.to_json() if now.topics is None or now.tells_no_start else now.topics
-        return replace(now, is_promoted=True, topics=topics, producer_ids=ids)
+        return replace(now, is_promoted=True, topics=topics, producer_ids=ids, promotion=promotion)
 
+    promotion = uuid.uuid4().hex
     control = await update_control(of.target, of.name, change)
     if not of.is_translated:  # its mirror may have made a deleted topic again since the first look
         ids = await read_ids(None, of.target, {p.topic for p in partitions})
@@ -183,11 +215,22 @@ async def fence_own(
     if of.is_translated:  # it may just be copying its first records of what its map does not name
         await fence_translated(of.target, of.name, [*own, *owners.of_strangers])
         return control, {}, owners
-    fences = await fence_identical(of.target, of.name, of.knowing(control), own) if own else {}
+
+    async def require_promotion() -> None:
+        require_same_promotion(of, await read_control(of.target, of.name), control)
+
+    fences = await fence_identical(of.target, of.name, of.knowing(control), own, require_promotion) if own else {}
     nobodys = [p for p in partitions if not (p in owners.own or p in owners.left or p in control.begun)]
     ends = (await list_led_offsets(of.target, dict.fromkeys(nobodys, LATEST))).offsets if nobodys else {}
     written = {p: _WRITTEN_MEANWHILE for p, end in ends.items() if end}
     return control, fences, owners._replace(of_strangers={**owners.of_strangers, **written})
+
+
+def require_same_promotion(of: PromotedLink, now: LinkControl, known: LinkControl) -> None:
+    """Raises LinkPromotedError if another command has begun, or finished, a promotion since `known` was read."""
+    said = [(each.is_promoted, each.is_fenced, each.promotion) for each in (now, known)]
+    if now.is_promoted and said[0] != said[1]:
+        now.require_not_promoted(of.name, of.target)
 
 
 async def end_map(of: PromotedLink, begun: LinkControl) -> tuple[str, ...]:
@@ -221,6 +264,7 @@ async def write_end(
 
     def fenced(size: int, now: LinkControl) -> LinkControl:
         now = now if now.is_promoted else begun
+        require_same_promotion(of, now, begun)
         ends = {**now.copied_until, **report.copies_end}
         end = replace(now, is_fenced=not unfenced, unfenced=unfenced, copied_until=ends)
         end = of.with_found(end, producer_id) if end.is_fenced else end

@@ -9,7 +9,8 @@ A record's key is the link, its value JSON:
      "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}},
      "starts_of": {"clicks": [["source's topic id", "", [[3, 4]]]]},
      "begun": {"orders": [["source's topic id", "target's topic id", [[0, 12], [13, 16]]]]},
-     "copied": {"orders": {"0": 1200}}, "copied_until": {"orders": {"0": 1200}}, "map_id": null}
+     "copied": {"orders": {"0": 1200}}, "copied_until": {"orders": {"0": 1200}}, "map_id": null,
+     "promotion": null}
 
 Laws:
 - A record is complete in itself; fields that we do not know are kept as they are.

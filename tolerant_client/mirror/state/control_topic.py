@@ -18,7 +18,7 @@ import kafka.errors as Errors
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future
-from tolerant_client.errors import OptionError, OrdersHiddenError, TolerantClientError, text_of
+from tolerant_client.errors import LinkPromotedError, OptionError, OrdersHiddenError, TolerantClientError, text_of
 from tolerant_client.mirror.state.control_record import (
     CONTROL_TOPIC,
     Controls,
@@ -194,13 +194,15 @@ class ControlLostError(OptionError):
 
 @contextmanager
 def half_done(what: str) -> Iterator[None]:
-    """Raises TolerantClientError for every KafkaError after the control says that `what` has begun; not for ControlLostError.
+    """Raises TolerantClientError for every KafkaError after the control says that `what` has begun.
+
+    Not for ControlLostError, nor for LinkPromotedError: another command does it, or has done it.
 
     So a refusal or an unreachable cluster is reported together with how far the command came; our own mistakes pass as they are.
     """
     try:
         yield
-    except ControlLostError:
+    except (ControlLostError, LinkPromotedError):
         raise
     except Errors.KafkaError as error:
         text = text_of(error)

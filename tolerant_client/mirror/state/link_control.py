@@ -57,7 +57,8 @@ class LinkControl:
     `log_starts` are the offsets where filled logs were to begin: a log that does not end after that is the link's filler, which
     may still have to be deleted.  `copied_until` says where the copies of a promoted link end for good, before the records of its
     fence and of whoever writes there now; version 0.1 did not write it.  `map_id` is the topic id of the offset map of a link with translated offsets ("" from brokers
-    without ids), None before it has one.  `is_hidden`: we may not read the control, so nothing of it is known; no record has it.
+    without ids), None before it has one.  `promotion` is the run of promote or failover that fences the link, or fenced it last.
+    `is_hidden`: we may not read the control, so nothing of it is known; no record has it.
     """
 
     paused: frozenset[str] = frozenset()
@@ -81,6 +82,7 @@ class LinkControl:
     is_hidden: bool = False
     starts_of: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
     copied_until: Positions = field(default_factory=dict)
+    promotion: str | None = None
 
     @property
     def is_over(self) -> bool:

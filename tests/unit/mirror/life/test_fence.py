@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
 import pytest
@@ -14,7 +15,9 @@ from kafka.structs import TopicPartition
 from support.promotion_world import FakeTarget, P
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.produce import ProducedPartition
+from tolerant_client.errors import LinkPromotedError
 from tolerant_client.mirror.life import fence
+from tolerant_client.mirror.state.link_control import LinkControl
 
 
 def test_a_copy_ends_before_the_marker_of_a_fence_that_was_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +74,33 @@ def test_copiers_of_a_translated_link_are_fenced_by_name_whatever_list_transacti
     monkeypatch.setattr(fence, "transactional_ids", none)
     asyncio.run(run())
     assert fenced == [f"tolerant-mirror-l-copy-t-{n}" for n in range(3)]
+
+
+def test_a_fence_whose_promotion_another_command_has_taken_over_writes_no_marker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has the transactional.id by then, so the other one can only have fenced before, and applications may write."""
+    steps: list[str] = []
+
+    class Transaction:
+        producer_id = 7
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def begin(self) -> None:
+            steps.append("begin")
+
+    async def require_promotion() -> None:
+        steps.append("ask")
+        raise LinkPromotedError("another one fences")
+
+    monkeypatch.setattr(fence, "ProducerTransaction", Transaction)
+    monkeypatch.setattr(fence, "transactional_ids", AsyncMock(return_value=set()))
+    monkeypatch.setattr(fence, "read_headers", AsyncMock(return_value={}))
+    with pytest.raises(LinkPromotedError):
+        asyncio.run(fence.fence_identical(cast(Cluster, FakeTarget()), "dr", LinkControl(), [P], require_promotion))
+    assert steps == ["begin", "ask"]
 
 
 def test_a_former_producer_that_could_not_be_fenced_is_named_with_its_partition() -> None:

@@ -14,12 +14,14 @@ import pytest
 from kafka.structs import TopicPartition
 
 from spark_integration.cli.exits import exit_code
-from support.promotion_world import CLICKS, MAP_IS_LOST, ORDERS, FakeTarget, P, Q, World
+from support.promotion_world import CLICKS, MAP_IS_LOST, ORDERS, FakeTarget, Net, P, Q, World, ends
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import ClusterUnreachableError, OptionError, TolerantClientError
+from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, OptionError, TolerantClientError
+from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.preflight import Others
-from tolerant_client.mirror.life import promotion_steps
+from tolerant_client.mirror.life import promotion, promotion_steps, promotion_view
 from tolerant_client.mirror.life.carriers import Carried
+from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.owners import Evidence
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport
@@ -226,7 +228,12 @@ def test_a_control_that_is_deleted_while_a_promotion_fences_is_written_again(wor
         world.control, world.deleted_at = BEGUN, "fence"
         assert action().is_done
         assert world.control == replace(
-            BEGUN, is_promoted=True, is_fenced=True, producer_ids=(5, 7), copied_until={P: 10}
+            BEGUN,
+            is_promoted=True,
+            is_fenced=True,
+            producer_ids=(5, 7),
+            copied_until={P: 10},
+            promotion=world.control.promotion,
         )
 
 
@@ -309,6 +316,105 @@ def test_what_a_failover_without_a_control_left_for_later_is_decided_by_the_same
 def test_what_is_promoted_already_is_promoted_by_nobody_again(world: World) -> None:
     world.control = replace(world.control, is_promoted=True, is_fenced=True)
     assert world.promote().is_done and world.failover().is_done and world.done == []
+
+
+def by_another(control: LinkControl, *, is_fenced: bool = True) -> LinkControl:
+    """The control as another command has left it, which promoted the link meanwhile or still does."""
+    return replace(control, is_promoted=True, is_fenced=is_fenced, promotion="another")
+
+
+def sleeps(monkeypatch: pytest.MonkeyPatch, world: World, *controls: LinkControl) -> None:
+    """What others write into the control while a promotion sleeps."""
+    later = list(controls)
+
+    async def sleep(_: Net, delay: float) -> None:
+        world.control = later.pop(0) if later else world.control
+
+    monkeypatch.setattr(Net, "sleep", sleep)
+
+
+def test_a_promotion_that_waits_sees_that_another_command_promotes_the_link(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its producers may write to the target by then: nothing is in the way, and nothing is left to wait for."""
+    world.ends, half = ends(5, 10, 10), by_another(world.control, is_fenced=False)
+    sleeps(monkeypatch, world, world.control, half, half, by_another(world.control))
+    report = world.promote(deadline_s=60.0)
+    assert report.is_done and report.exit_code == 0 and not report.blockers
+    assert report.warnings[0] == "link dr was promoted before; nothing was done"
+    assert len(world.told) == 2 and world.told[1] == "waiting: another command promotes the link"
+    assert world.done == ["rehearsal"]
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True])
+def test_a_promotion_that_another_command_has_begun_and_not_finished_is_told_at_the_deadline(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_dry_run: bool
+) -> None:
+    world.ends, half = ends(5, 10, 10), by_another(world.control, is_fenced=False)
+    sleeps(monkeypatch, world, half)
+    with pytest.raises(
+        LinkPromotedError, match="is being promoted, .*; if no promotion runs now: .* run again"
+    ) as caught:
+        world.promote(is_dry_run=is_dry_run)
+    assert exit_code(caught.value) == 2 and world.control == half and "fence" not in world.done
+
+
+def test_what_another_command_has_fenced_during_a_look_is_not_called_different(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def compare(*_: object) -> Comparison:
+        world.control = by_another(world.control)
+        return Comparison({P: "orders-0: the target has a marker there"})
+
+    monkeypatch.setattr(promotion, "compare_ends", compare)
+    assert world.promote().is_done and world.done == ["rehearsal"]
+
+
+@pytest.mark.parametrize("is_translated", [False, True])
+@pytest.mark.parametrize("action", [World.promote, World.failover])
+@pytest.mark.parametrize("known", [None, "an interrupted one"])
+def test_of_two_commands_that_promote_a_link_at_the_same_time_one_fences(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    action: Callable[[World], PromotionReport],
+    known: str | None,
+    is_translated: bool,
+) -> None:
+    """Once the first one says that the link is promoted, applications write: a second fence would end up in their log."""
+    before = replace(world.control, is_promoted=known is not None, promotion=known)
+    for is_fenced in (True, False):
+        world.control, world.done, world.is_translated = before, [], is_translated
+
+        async def use_id(*_: object, is_fenced: bool = is_fenced) -> int:
+            world.control = by_another(before, is_fenced=is_fenced)
+            return 7
+
+        monkeypatch.setattr(promotion_steps, "init_producer_id", use_id)
+        if is_fenced:
+            report = action(world)
+            assert report.is_done and "link dr was promoted before; nothing was done" in report.warnings
+        else:
+            with pytest.raises(LinkPromotedError, match="is being promoted"):
+                action(world)
+        assert world.control == by_another(before, is_fenced=is_fenced) and set(world.done) <= {"rehearsal"}
+
+
+@pytest.mark.parametrize("is_translated", [False, True])
+@pytest.mark.parametrize("action", [World.promote, World.failover])
+def test_a_promotion_from_which_a_repeat_has_taken_over_neither_moves_groups_nor_says_that_it_is_done(
+    world: World, monkeypatch: pytest.MonkeyPatch, action: Callable[[World], PromotionReport], is_translated: bool
+) -> None:
+    world.is_translated = is_translated
+    taken = by_another(world.control, is_fenced=False)
+
+    async def take_over(*_: object, **__: object) -> list[LedgerRow]:
+        world.control = taken if world.control.is_promoted else world.control
+        return []
+
+    monkeypatch.setattr(promotion_view, "read_ledger", take_over)
+    with pytest.raises(LinkPromotedError, match="is being promoted"):
+        action(world)
+    assert world.control == taken
 
 
 @pytest.mark.parametrize("is_translated", [False, True])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
 import pytest
@@ -10,9 +14,11 @@ from kafka.structs import TopicPartition
 
 from spark_integration.cli.link import GivenLink
 from spark_integration.cli.options import WhichLink
-from spark_integration.cli.pause import _names, _require_there, parse_rate, pause, require_known, unpaused
+from spark_integration.cli.pause import _names, _require_there, parse_rate, pause, require_known, resume, unpaused
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl, paused, resumed
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 
 class Guarded:
@@ -94,6 +100,32 @@ def test_a_pause_below_that_of_the_whole_link_says_so(
     assert capsys.readouterr().out.splitlines()[1:] == [
         "The whole link was paused before: resume without --topic ends that pause, and this one with it"
     ]
+
+
+@pytest.mark.parametrize("command", [pause, resume])
+def test_a_topic_that_another_link_copies_is_not_called_paused(monkeypatch: pytest.MonkeyPatch, command: Any) -> None:
+    """No mirror of this link would obey: the topic is copied on, or written by its applications."""
+    control = LinkControl(topics=LinkTopics.of("orders").to_json())
+
+    async def partitions(topics: Any) -> dict[str, list[int]]:
+        return {topic: [0] for topic in topics}
+
+    async def update(_: Any, __: str, change: Any) -> LinkControl:
+        return cast(LinkControl, change(control))
+
+    def run(_: GivenLink, ask: Any) -> Any:
+        return asyncio.run(ask(SimpleNamespace(partitions=partitions)))
+
+    monkeypatch.setattr(GivenLink, "run_on_target", run)
+    module = sys.modules[pause.__module__]
+    monkeypatch.setattr(module, "read_control", AsyncMock(return_value=control))
+    monkeypatch.setattr(module, "read_controls", AsyncMock(return_value=Controls({"A-B": control})))
+    monkeypatch.setattr(module, "update_control", update)
+    for options in ({}, {"dry_run": True}):
+        with pytest.raises(OptionError, match="Link A-B does not have topic dr1, so nothing is changed"):
+            command(WhichLink(target="b:1", link="A-B"), ["dr1"], **options)
+    command(WhichLink(target="b:1", link="A-B"), ["orders"])
+    command(WhichLink(target="b:1", link="A-B", topics="dr.*"), ["dr1"])  # its mirror is to be started with it
 
 
 def test_the_command_that_resumes_partitions_names_a_topic_once() -> None:
