@@ -1,8 +1,13 @@
-"""kafka-python's sender, which sends a batch again as soon as its leader is connected again.
+"""kafka-python's sender, which ends every record in time, and sends a batch again as soon as its leader is connected again.
 
 Laws:
-- `delivery_timeout_ms` ends a record also while a request of its transaction waits for a silent broker, and so that record's
-  `flush()`.  kafka-python expires nothing then: it relies on the failure of that request, which ours survives.
+- `delivery_timeout_ms` ends a record, and so its `flush()`, whatever the producer waits for: also while no broker
+  responds to the request for its id, or to one of its transaction.  kafka-python expires nothing then: it relies on
+  the failure of that request, which ours survives.
+- Late records end before the batches to send are taken out of their queues.  kafka-python takes them out first, and
+  where a batch that it had sent before is late, the others are neither sent nor put back.
+- A batch is sent again under the producer id and epoch that it was sent with, also when a later epoch has begun: no
+  later batch of its partition is sent before it is done.  kafka-python fails its records then, however young they are.
 - A producer that closes waits for no request of a transaction that has failed, once all its records have ended.
 - A batch whose connection ended waits for the next connection, not for `retry_backoff_ms` as well: the broker refused
   nothing, and connecting has its own backoff.  A second failure of the batch waits as in kafka-python, and so does its
@@ -11,38 +16,71 @@ Laws:
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from kafka.errors import KafkaConnectionError, KafkaTimeoutError, RequestTimedOutError
+from kafka.errors import KafkaConnectionError, KafkaTimeoutError, RequestTimedOutError, RetriableError
 
 from tolerant_client.errors import RecoveryExhaustedError
 from tolerant_client.stock.stock_names import Sender
 
-_LATE_S = 0.5  # between two looks for records that are late
+_PAUSE_S = 0.05  # at least, between two endings of late records while other requests are waited for
 _SILENT = (RequestTimedOutError, RecoveryExhaustedError)  # which the next connection may not cure
 
 
 class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
     """The sender of one producer; on the producer's thread."""
 
+    _late_at = 0.0  # no record is late before
+
     def run(self) -> None:
         """The loop of the producer's thread."""
-        if self._transaction_manager is not None and self._transaction_manager.is_transactional():
-            self._client._manager.call_soon(self._end_late_records)
+        self._client._manager.call_soon(self._end_records_in_time)
         super().run()
 
-    async def _end_late_records(self) -> None:
+    def run_once(self) -> None:
+        """One turn of that loop."""
+        transactions = self._transaction_manager
+        is_over = transactions is not None and transactions.has_error() and not self._accumulator.has_incomplete
+        if is_over and not self._running:
+            self._force_close = True
+        super().run_once()
+
+    async def _end_records_in_time(self) -> None:
         """Runs on the event loop, which this thread drives also where it waits for a broker to become ready."""
-        manager, transactions, records = self._client._manager, self._transaction_manager, self._accumulator
-        while not manager.closed:
-            await manager._net.sleep(_LATE_S)
-            for batch in records.expired_batches():
-                late = (
-                    f"{batch.record_count} records for {batch.topic_partition} were not sent within delivery_timeout_ms"
-                )
-                self._complete_batch_with_exception(batch, KafkaTimeoutError(late))
-            if not self._running and transactions.has_error() and not records.has_incomplete:
-                self._force_close = True
+        manager, transactions = self._client._manager, self._transaction_manager
+        while not manager.closed and not (transactions is not None and transactions.has_fatal_error()):
+            now = time.monotonic()
+            self._end_late_records(now)
+            await manager._net.sleep(max(_PAUSE_S, self._late_at - now))
+
+    def _end_late_records(self, now: float) -> None:
+        records = self._accumulator
+        records.reset_next_batch_expiry_time()
+        for batch in records.expired_batches(now=now) + super()._get_expired_inflight_batches(now=now):
+            late = f"{batch.record_count} records for {batch.topic_partition} were not sent within delivery_timeout_ms"
+            self._complete_batch_with_exception(batch, KafkaTimeoutError(late))
+        self._late_at = min(records.next_expiry_time_ms, now * 1000 + records.delivery_timeout_ms) / 1000
+
+    def _send_producer_data(self, now: float | None = None) -> Any:
+        """Sends what is due; returns for how many milliseconds nothing else will be."""
+        now = time.monotonic() if now is None else now
+        if now >= self._late_at:
+            self._end_late_records(now)
+        return super()._send_producer_data(now=now)
+
+    def _get_expired_inflight_batches(self, now: float | None = None) -> list[Any]:
+        """None: see _end_late_records."""
+        return []
+
+    def _can_retry(self, batch: Any, error_cls: Any) -> bool:
+        """Whether a batch that failed is sent again."""
+        return (
+            issubclass(error_cls, RetriableError)
+            and batch.final_state is None
+            and batch.attempts < self.config["retries"]
+            and not batch.has_reached_delivery_timeout(self._accumulator.delivery_timeout_ms)
+        )
 
     def _dispatch_error(self, batch: Any, exception: BaseException, partition_response: Any) -> None:
         """Completes a batch that failed, or has it sent again."""

@@ -41,11 +41,13 @@ from kafka.net.transport import KafkaTCPTransport as KafkaTCPTransport
 from kafka.net.wakeup_notifier import WakeupNotifier as WakeupNotifier
 from kafka.producer import kafka as producer
 from kafka.producer.producer_batch import ProducerBatch
+from kafka.producer.record_accumulator import RecordAccumulator
 from kafka.producer.sender import Sender as Sender
 from kafka.producer.transaction_manager import EndTxnHandler as EndTxnHandler
 from kafka.producer.transaction_manager import FindCoordinatorHandler as FindCoordinatorHandler
 from kafka.producer.transaction_manager import InitProducerIdHandler as InitProducerIdHandler
 from kafka.producer.transaction_manager import Priority as Priority
+from kafka.producer.transaction_manager import ProducerIdAndEpoch as ProducerIdAndEpoch
 from kafka.producer.transaction_manager import TransactionalRequestResult
 from kafka.producer.transaction_manager import TransactionManager as TransactionManager
 from kafka.producer.transaction_manager import TransactionState as TransactionState
@@ -239,25 +241,31 @@ USES: Final = (
          "fetch_committed_offsets_async", "group_id", "rebalance_in_progress", "request_rejoin"),
         _COORDINATOR, "the group protocol stays kafka-python's"),
     # -- the producer
-    Use(Sender, ("_dispatch_error", "run"), _SENDER, "overridden: no waiting after a lost connection; records end in time"),
+    Use(Sender,
+        ("_can_retry", "_dispatch_error", "_get_expired_inflight_batches", "_send_producer_data", "run", "run_once"), _SENDER,
+        "overridden: no waiting after a lost connection; records end in time"),
     Use(Sender,
         ("_accumulator", "_client", "_complete_batch_with_exception", "_force_close", "_running", "_transaction_manager",
          "config"),
         _SENDER, "its backoff, what waits to be sent, and how it ends"),
-    Use(ProducerBatch, ("attempts", "last_attempt"), _SENDER, "when a batch is sent again"),
+    Use(ProducerBatch, ("attempts", "final_state", "has_reached_delivery_timeout", "last_attempt"), _SENDER, "when a batch is sent again"),
+    Use(RecordAccumulator, ("delivery_timeout_ms", "expired_batches", "has_incomplete", "next_expiry_time_ms", "reset_next_batch_expiry_time"),
+        _SENDER, "which records are late, and when the next one is"),
     # -- the transactional producer
     Use(TransactionManager,
         ("_complete_transaction", "_enqueue_request", "_lookup_coordinator", "_restart_epoch_bump_without_producer_id",
          "begin_abort", "begin_commit", "begin_transaction", "classify_batch_error", "initialize_transactions",
-         "lookup_coordinator_for_request", "reset_producer_id", "send_offsets_to_transaction"),
+         "lookup_coordinator_for_request", "reset_producer_id", "send_offsets_to_transaction", "set_sequence_number"),
         _TRANSACTIONS, "overridden: what became of a transaction, and a fence before the next one"),
     Use(TransactionManager,
-        ("ERROR_CLASS_ABORTABLE", "ERROR_CLASS_FATAL", "_api_version", "_current_state", "_last_acked_offset", "_lock", "_metadata",
+        ("ERROR_CLASS_ABORTABLE", "ERROR_CLASS_FATAL", "ERROR_CLASS_NEEDS_PRODUCER_ID_RESET", "ERROR_CLASS_RETRIABLE",
+         "_FATAL_ERRORS", "_api_version", "_current_state", "_last_acked_offset", "_lock", "_metadata",
          "_pending_requests", "_pending_txn_offset_commits", "_sequence_numbers", "_supports_epoch_bump",
-         "_transition_to", "coordinator", "has_fatal_error", "is_transactional", "retry", "transaction_timeout_ms",
+         "_transition_to", "coordinator", "has_fatal_error", "is_transactional", "producer_id_and_epoch", "retry",
+         "sequence_number", "set_producer_id_and_epoch", "transaction_timeout_ms",
          "transactional_id", "transition_to_abortable_error", "transition_to_fatal_error"),
         _TRANSACTIONS, "its states and queues stay kafka-python's"),
-    Use(TransactionState, ("BUMPING_PRODUCER_EPOCH", "IN_TRANSACTION"), _TRANSACTIONS, "a fence bumps the epoch"),
+    Use(TransactionState, ("BUMPING_PRODUCER_EPOCH", "IN_TRANSACTION", "READY"), _TRANSACTIONS, "an epoch is raised"),
     Use(ClusterMetadata, ("_manager",), _TRANSACTIONS, "the way to the connection manager"),
     Use(TxnRequestHandler,
         ("__init__", "_result", "coordinator_type", "fail", "fatal_error", "handle_response", "is_retry", "on_complete",

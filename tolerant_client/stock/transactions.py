@@ -15,6 +15,9 @@ Laws:
   and for the next epoch only if the transaction was aborted.
 - A transaction with a failed record can only be aborted.  kafka-python commits it where the record timed out, and
   where a broker lost track of the sequence it drops the transaction and calls the commit a success.
+- A record that fails without a transaction fails alone.  Nobody knows then which sequence the broker expects, so the
+  producer begins every partition again under its next epoch, which needs no broker (KIP-360).  kafka-python gives up
+  its id there and never asks for another, or ends the producer where a broker refused the record.
 - Offsets are sent one call after the other: a call waits until the one before it is done.  The same call again, while
   the outcome of the first is unknown, waits for the first.  A copy of a TxnOffsetCommit may run after newer offsets and
   undo them: no others are sent for its partitions, and the transaction can only be aborted.
@@ -45,6 +48,7 @@ from tolerant_client.stock.stock_names import (
     FindCoordinatorHandler,
     InitProducerIdHandler,
     Priority,
+    ProducerIdAndEpoch,
     TransactionManager,
     TransactionState,
     TxnOffsetCommitHandler,
@@ -54,6 +58,7 @@ from tolerant_client.stock.stock_names import (
 _LOOK_EVERY = 0.2  # seconds
 _LAST_LOOK = 0.25  # seconds for the lookup of a call whose time is up, so that its error can say why
 _MAX_BLOCK_MS = 60_000  # kafka-python's default
+_LAST_EPOCH = 32_767  # an int16
 _TELLS_AGE_FROM_OWNER = (4, 0)  # KIP-890; before, an abort for age leaves the producer without a new epoch
 _ABORTED = ("PrepareAbort", "CompleteAbort")
 _WATCHED = {CoordinatorType.TRANSACTION: TRANSACTIONS_TOPIC, CoordinatorType.GROUP: OFFSETS_TOPIC}
@@ -203,20 +208,34 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
         self._enqueue_request(request)
 
     def classify_batch_error(self, error: Any, batch: Any, log_start_offset: int = -1) -> Any:
-        """What a failed record means: in a transaction, that the transaction must be aborted."""
+        """What a failed record means: that its transaction must be aborted; without one, that an epoch is over."""
         found = super().classify_batch_error(error, batch, log_start_offset=log_start_offset)
-        if not self.is_transactional() or found == self.ERROR_CLASS_FATAL:
-            return found
-        if self.has_fatal_error():
+        if not self.is_transactional() and type(error) not in self._FATAL_ERRORS:
+            is_of_this_epoch = self.producer_id_and_epoch.match(batch)
+            return self.ERROR_CLASS_NEEDS_PRODUCER_ID_RESET if is_of_this_epoch else self.ERROR_CLASS_RETRIABLE
+        if found == self.ERROR_CLASS_FATAL or self.has_fatal_error():
             return self.ERROR_CLASS_FATAL
         # The records may be in the log, or may still get there: the next transaction begins with another epoch.
         self.leave_copy()
         return self.ERROR_CLASS_ABORTABLE
 
     def reset_producer_id(self) -> None:
-        """Makes an idempotent producer start over; a transactional one does so by aborting."""
-        if not self.is_transactional():
+        """Makes an idempotent producer start over, with its next epoch; a transactional one does so by aborting."""
+        with self._lock:
+            if self.is_transactional() or self._current_state != TransactionState.READY:
+                return
+            last = self.producer_id_and_epoch
             super().reset_producer_id()
+            if last.epoch < _LAST_EPOCH:
+                self.set_producer_id_and_epoch(ProducerIdAndEpoch(last.producer_id, last.epoch + 1))
+            else:
+                self._transition_to(TransactionState.BUMPING_PRODUCER_EPOCH)
+                self._enqueue_request(InitProducerIdHandler(self, self.transaction_timeout_ms))
+
+    def set_sequence_number(self, tp: Any, sequence: int) -> None:
+        """Takes back the sequence of a batch that is split, unless it was sent before this epoch began."""
+        if self.sequence_number(tp) > 0:
+            super().set_sequence_number(tp, sequence)
 
     def _restart_epoch_bump_without_producer_id(self, transaction_timeout_ms: Any, result: Any) -> None:
         """Called where the broker refuses our epoch: somebody has taken over, and keeps the transactional.id."""

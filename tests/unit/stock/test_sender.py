@@ -1,8 +1,10 @@
-"""When a batch that failed is sent again."""
+"""When a batch that failed is sent again, and when a record ends that is late."""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import kafka.errors as Errors
@@ -11,31 +13,87 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import ConnectionLostError, ConnectionTimedOutError, RecoveryExhaustedError
 from tolerant_client.stock.sender import TolerantSender
-from tolerant_client.stock.stock_names import ProducerBatch, producer_module
+from tolerant_client.stock.stock_names import ProducerBatch, ProducerIdAndEpoch, TransactionState, producer_module
+from tolerant_client.stock.transactions import TolerantTransactionManager
 
-PARTITION = TopicPartition("orders", 0)
+PARTITION, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
 LEADER = 1
 
 
 class Producer:
-    """kafka-python's accumulator with one batch, and our sender."""
+    """kafka-python's accumulator with one batch, and our sender; with a producer id where there are `transactions`."""
 
-    def __init__(self, retries: int = 10) -> None:
-        self.cluster = Mock()
+    def __init__(self, retries: int = 10, transactions: Any = None) -> None:
+        self.client, self.transactions = Mock(), transactions
+        self.cluster = self.client.cluster
         self.cluster.leader_for_partition.return_value = LEADER
-        self.cluster.partitions_for_broker.return_value = {PARTITION}
-        self.accumulator = producer_module.RecordAccumulator(linger_ms=0, retry_backoff_ms=100)
-        self.sender = TolerantSender(Mock(), self.cluster, self.accumulator, retries=retries, retry_backoff_ms=100)
-        self.accumulator.append(PARTITION, 0, None, b"value", [], None)
+        self.cluster.partitions_for_broker.return_value = [PARTITION, OTHER]
+        self.accumulator = producer_module.RecordAccumulator(
+            linger_ms=0, retry_backoff_ms=100, transaction_manager=transactions
+        )
+        self.sender = TolerantSender(
+            self.client,
+            self.cluster,
+            self.accumulator,
+            retries=retries,
+            retry_backoff_ms=100,
+            transaction_manager=transactions,
+            guarantee_message_order=transactions is not None,
+        )
+        self.append()
+
+    def append(self, partition: TopicPartition = PARTITION) -> Any:
+        """The future of another record."""
+        return self.accumulator.append(partition, 0, None, b"value", [], None)[0]
 
     def sent(self) -> ProducerBatch | None:
         """The batch that is sent now."""
-        nodes, _, _ = self.accumulator.ready(self.cluster)
-        batches = self.accumulator.drain(self.cluster, nodes, 1 << 20).get(LEADER)
+        batches = self.all_sent()
         return batches[0] if batches else None
+
+    def all_sent(self) -> list[ProducerBatch]:
+        nodes, _, _ = self.accumulator.ready(self.cluster)
+        return list(self.accumulator.drain(self.cluster, nodes, 1 << 20).get(LEADER, ()))
+
+    def requested(self) -> list[int]:
+        """The partitions whose batches the sender requests now."""
+        self.client.send.reset_mock()
+        self.sender._send_producer_data()
+        requests = [call.args[1] for call in self.client.send.call_args_list]
+        return [part.index for request in requests for topic in request.topic_data for part in topic.partition_data]
 
     def fail(self, batch: ProducerBatch, error: Exception) -> None:
         self.sender._failed_produce([batch], LEADER, error)
+
+    def refuse(self, batch: ProducerBatch, error: type[Errors.BrokerResponseError]) -> None:
+        refused = SimpleNamespace(error_code=error.errno, error_message=None, record_errors=(), log_start_offset=-1)
+        self.sender._complete_batch(batch, refused)
+
+    def let_pass(self, seconds: float, *batches: ProducerBatch) -> None:
+        """Makes batches older."""
+        for batch in batches:
+            batch.created -= seconds
+            batch.last_attempt -= seconds
+
+
+def idempotent(epoch: int = 0) -> Producer:
+    transactions = TolerantTransactionManager(api_version=(4, 2))
+    transactions.init_producer_id()
+    transactions._pending_requests.clear()
+    transactions.set_producer_id_and_epoch(ProducerIdAndEpoch(7, epoch))
+    transactions._transition_to(TransactionState.READY)
+    return Producer(transactions=transactions)
+
+
+def stamp(batch: ProducerBatch | None) -> tuple[int, int, int]:
+    assert batch is not None
+    return batch.producer_id, batch.producer_epoch, batch.base_sequence
+
+
+def ended(record: Any) -> Any:
+    """The error of a record that has ended."""
+    assert record.is_done
+    return record.exception
 
 
 @pytest.mark.parametrize("error", [Errors.KafkaConnectionError("reset"), ConnectionLostError("ended")])
@@ -79,6 +137,20 @@ def test_the_last_try_waits_until_metadata_may_have_told_another_leader() -> Non
     assert producer.sent() is None
 
 
+def run_on_the_event_loop(producer: Producer) -> list[float]:
+    """How long the producer's coroutine sleeps, the first two times; the producer is closed then."""
+    manager, naps = producer.client._manager, list[float]()
+    manager.closed = False
+
+    async def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        manager.closed = len(naps) == 2
+
+    manager._net.sleep = sleep
+    asyncio.run(producer.sender._end_records_in_time())
+    return naps
+
+
 @pytest.mark.parametrize("is_closing", [False, True])
 def test_a_record_whose_transaction_waits_for_a_silent_broker_ends_in_time(is_closing: bool) -> None:
     """kafka-python expires nothing while a request of the transaction is under way, and ours is sent again and again."""
@@ -86,17 +158,136 @@ def test_a_record_whose_transaction_waits_for_a_silent_broker_ends_in_time(is_cl
     accumulator, sender = producer.accumulator, producer.sender
     accumulator.config["delivery_timeout_ms"] = 0
     (batch,) = accumulator._incomplete.all()
-    manager = sender._client._manager
-    manager.closed, naps = False, list[float]()
-
-    async def sleep(seconds: float) -> None:
-        naps.append(seconds)
-        manager.closed = len(naps) == 2
-
-    manager._net.sleep = sleep
     sender._running = not is_closing
-    sender._transaction_manager = Mock()
-    asyncio.run(sender._end_late_records())
+    sender._transaction_manager = Mock(has_fatal_error=lambda: False)
+    run_on_the_event_loop(producer)
     (record,) = batch._record_futures
     assert isinstance(record.exception, Errors.KafkaTimeoutError) and "delivery_timeout_ms" in str(record.exception)
+    sender.run_once()
     assert not accumulator.has_incomplete and sender._force_close is is_closing
+
+
+def test_late_records_are_looked_for_when_the_next_one_is_late() -> None:
+    producer = Producer()
+    (waiting,) = producer.accumulator._incomplete.all()
+    producer.let_pass(50, waiting)
+    assert run_on_the_event_loop(producer)[0] == pytest.approx(70, abs=1)
+    producer.let_pass(70, waiting)
+    assert run_on_the_event_loop(producer)[0] == pytest.approx(120, abs=1)
+    assert isinstance(ended(waiting._record_futures[0]), Errors.KafkaTimeoutError)
+
+
+def test_a_record_ends_in_time_while_no_broker_gives_a_producer_id() -> None:
+    transactions = TolerantTransactionManager(api_version=(4, 2))
+    transactions.init_producer_id()
+    producer = Producer(transactions=transactions)
+    (waiting,) = producer.accumulator._incomplete.all()
+    producer.let_pass(121, waiting)
+    run_on_the_event_loop(producer)
+    assert isinstance(ended(waiting._record_futures[0]), Errors.KafkaTimeoutError)
+    assert len(transactions._pending_requests) == 1 and not transactions.has_error()
+
+
+def test_records_that_are_late_at_the_same_time_all_end() -> None:
+    producer = idempotent()
+    records = [producer.append(TopicPartition("orders", number)) for number in range(3)]
+    producer.let_pass(121, *producer.accumulator._incomplete.all())
+    run_on_the_event_loop(producer)
+    assert all(isinstance(ended(record), Errors.KafkaTimeoutError) for record in records)
+
+
+@pytest.mark.parametrize("is_in_flight", [False, True])
+def test_after_a_record_that_was_sent_is_late_the_next_ones_are_sent_under_the_next_epoch(is_in_flight: bool) -> None:
+    """kafka-python gives up its producer id then, and never asks for another: it sends nothing any more."""
+    producer = idempotent()
+    assert producer.requested() == [0]
+    (late,) = producer.accumulator._incomplete.all()
+    if not is_in_flight:
+        producer.fail(late, Errors.NotEnoughReplicasError())
+    producer.append()
+    producer.let_pass(121, late)
+    assert not late.is_done
+    producer.sender._late_at = 0.0
+    assert producer.requested() == [0]
+    assert isinstance(ended(late._record_futures[0]), Errors.KafkaTimeoutError)
+    (sent,) = producer.accumulator._incomplete.all()
+    assert stamp(late) == (7, 0, 0) and stamp(sent) == (7, 1, 0)
+
+
+def test_a_late_record_keeps_no_other_partition_from_being_sent() -> None:
+    """kafka-python takes what it would send out of its queues first, and then neither sends it nor puts it back."""
+    producer = idempotent()
+    late = producer.sent()
+    assert late is not None
+    producer.fail(late, Errors.NotEnoughReplicasError())
+    producer.let_pass(121, late)
+    producer.append(OTHER)
+    assert producer.requested() == [OTHER.partition]
+
+
+def test_a_record_that_a_broker_refuses_fails_alone() -> None:
+    """kafka-python's producer refuses each later send: that of too large a record, for example, ends it."""
+    producer = idempotent()
+    refused = producer.sent()
+    assert refused is not None
+    producer.append()
+    producer.append(OTHER)
+    producer.refuse(refused, Errors.MessageSizeTooLargeError)
+    assert isinstance(ended(refused._record_futures[0]), Errors.MessageSizeTooLargeError)
+    assert [stamp(batch) for batch in producer.all_sent()] == [(7, 1, 0), (7, 1, 0)]
+
+
+def test_a_producer_without_the_right_to_write_ends_as_in_kafka_python() -> None:
+    producer = idempotent()
+    refused = producer.sent()
+    assert refused is not None
+    producer.refuse(refused, Errors.ClusterAuthorizationFailedError)
+    assert producer.transactions.has_fatal_error()
+
+
+def test_a_batch_of_an_earlier_epoch_is_sent_again_as_it_was_and_begins_no_other_epoch() -> None:
+    producer = idempotent()
+    producer.append(OTHER)
+    first, other = producer.all_sent()
+    producer.refuse(first, Errors.MessageSizeTooLargeError)
+    producer.fail(other, Errors.KafkaConnectionError("reset"))
+    producer.append(OTHER)
+    assert producer.all_sent() == [other] and stamp(other) == (7, 0, 0)
+    producer.refuse(other, Errors.MessageSizeTooLargeError)
+    assert stamp(producer.sent()) == (7, 1, 0)
+
+
+def test_a_batch_of_an_earlier_epoch_that_is_split_begins_at_the_new_ones_first_sequence() -> None:
+    producer = idempotent()
+    producer.transactions._sequence_numbers[OTHER] = 10
+    producer.append(OTHER)
+    producer.append(OTHER)
+    first, other = producer.all_sent()
+    assert stamp(other) == (7, 0, 10)
+    producer.refuse(first, Errors.MessageSizeTooLargeError)
+    producer.refuse(other, Errors.MessageSizeTooLargeError)
+    producer.let_pass(1, *producer.accumulator._incomplete.all())
+    assert stamp(producer.sent()) == (7, 1, 0)
+
+
+def test_a_batch_of_this_epoch_that_is_split_takes_its_sequence_back() -> None:
+    producer = idempotent()
+    producer.append()
+    batch = producer.sent()
+    assert batch is not None and producer.transactions.sequence_number(PARTITION) == 2
+    producer.refuse(batch, Errors.MessageSizeTooLargeError)
+    assert producer.transactions.sequence_number(PARTITION) == 0
+
+
+def test_after_the_last_epoch_another_producer_id_is_asked_for() -> None:
+    producer = idempotent(epoch=32_767)
+    refused = producer.sent()
+    assert refused is not None
+    producer.append()
+    producer.refuse(refused, Errors.MessageSizeTooLargeError)
+    assert producer.sent() is None
+    (request,) = [waiting for _, _, waiting in producer.transactions._pending_requests]
+    assert request.request.producer_id == -1
+    request.transaction_manager._in_flight_request_correlation_id = 1
+    request.on_complete(1, SimpleNamespace(error_code=0, producer_id=8, producer_epoch=0))
+    assert stamp(producer.sent()) == (8, 0, 0)
