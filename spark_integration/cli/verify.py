@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,10 +104,16 @@ def _read_report(path: Path) -> dict[str, Any] | None:
 
 def _write_report(path: Path, report: VerifyReport) -> None:
     """Replaces the file atomically, so that it is always whole."""
-    beside = path.with_name(f"{path.name}.new")
     try:
-        beside.write_text(json.dumps(report.as_json()))
-        beside.replace(path)
+        # A name that nobody can foresee: in a folder where others may write, a link of that name would lead elsewhere.
+        number, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+        try:
+            with open(number, "w") as beside:
+                json.dump(report.as_json(), beside)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink()
+            raise
     except OSError as error:
         raise OptionError(f"--resume {path} cannot be written ({error}); give another file") from error
 

@@ -70,6 +70,8 @@ from tolerant_client.cluster.cluster import Cluster
 
 log = logging.getLogger(__name__)
 
+_COMMIT_PAUSE_S = 30  # after a commit that failed
+
 
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches on the driver; executors call `read` for each range."""
@@ -83,6 +85,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_available_now = False
         self._available_now: dict[TopicPartition, int] | None = None
         self._finished: dict[TopicPartition, int] = {}
+        self._commits_from = float("-inf")
         self._former_cluster: str | None = None  # the checkpoint's cluster, once it was warned of
         self._held: dict[TopicPartition, int] = {}  # last stable offsets that were warned of
 
@@ -160,14 +163,21 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: NestedOffsets) -> None:
         offsets = flat_offsets(end)
-        if self.options.commits_offsets and self.options.group_id and offsets != self._finished:
+        is_due = time.monotonic() >= self._commits_from
+        if self.options.commits_offsets and self.options.group_id and offsets != self._finished and is_due:
             cluster = self._connected()
             try:
                 cluster.run(commit_group_offsets, cluster, self.options.group_id, offsets)
                 self._finished = offsets
             except KafkaError as error:
-                # Nothing reads these offsets back: the next batch commits again.
-                log.warning("The offsets of group %s were not committed: %s", self.options.group_id, error)
+                # Nothing reads these offsets back: a later batch commits again, and no batch in between waits for the coordinator.
+                self._commits_from = time.monotonic() + _COMMIT_PAUSE_S
+                log.warning(
+                    "The offsets of group %s were not committed, and are not for %d s: %s",
+                    self.options.group_id,
+                    _COMMIT_PAUSE_S,
+                    error,
+                )
 
     def stop(self) -> None:
         if self._cluster is not None:

@@ -5,7 +5,7 @@ A dead letter has the key, the value and the headers of its record, followed by 
 | header | meaning |
 |---|---|
 | tolerant.reason | why it was refused |
-| tolerant.topic | its own topic, empty if the column `topic` is null |
+| tolerant.topic | its own topic, cut to 249 letters, empty if the column `topic` is null |
 | tolerant.row | its number among the rows of its task, from 0 |
 | tolerant.task | the number of the task |
 | tolerant.trimmed | if the record is too large for the dead letter topic too: the bytes of key and value, which are left out |
@@ -31,13 +31,14 @@ ROW: Final = "tolerant.row"
 TASK: Final = "tolerant.task"
 TRIMMED: Final = "tolerant.trimmed"
 _MAX_REASON: Final = 1000  # characters
+_MAX_TOPIC: Final = 249  # the longest valid name
 
 
 def dead_letter(record: Record, reason: str, topic: str, row: int, task: int) -> Record:
     """The record as a dead letter."""
     why: Headers = (
         (REASON, reason[:_MAX_REASON].encode()),
-        (TOPIC, topic.encode()),
+        (TOPIC, topic[:_MAX_TOPIC].encode()),
         (ROW, b"%d" % row),
         (TASK, b"%d" % task),
     )

@@ -33,6 +33,14 @@ from tolerant_client.tracker.rules.apis import Request
 _T = TypeVar("_T")
 _Self = TypeVar("_Self", bound="Connections")
 
+# Errors that show that brokers were reached, and what they mean if they last.
+_SAID_BY_BROKERS: Mapping[type[BaseException], str] = {
+    Errors.UnknownTopicOrPartitionError: "the topic was deleted, or we may not describe it",
+    Errors.CoordinatorNotAvailableError: "the broker that coordinates it is away, or there is none: the internal topic"
+    " (__transaction_state of transactions, __consumer_offsets of groups) has no leader, or cannot be created, for example because"
+    " its replication factor is greater than the number of brokers",
+}
+
 _STOP_LOOK_MS = 100  # between two looks whether a wait is to be given up
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -215,8 +223,7 @@ class Connections:
         if isinstance(error, Errors.NodeNotReadyError) and " " not in str(*error.args[:1]):
             error = self.manager.not_ready()  # kafka-python's own error names a node, or what was wanted, but no reason
         lasted = f"failed for {waited_ms / 1000:.0f} s ({text_of(error)})"
-        if isinstance(error, Errors.UnknownTopicOrPartitionError):  # a broker said so
-            why = "the topic was deleted, or we may not describe it"
+        if (why := _SAID_BY_BROKERS.get(type(error))) is not None:
             return ClusterUnreachableError(f"{where} was reached, but {what} {lasted}: {why}", self.name)
         remedy = "check that its brokers run and that this address is right"
         if self.manager.is_misunderstood:

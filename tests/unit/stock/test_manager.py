@@ -367,6 +367,15 @@ def test_a_node_that_is_not_ready_is_told_with_the_reason_that_is_known() -> Non
             assert "node 2 was killed an hour ago" in str(cluster.unreachable(60_000, error))
 
 
+def test_a_cluster_whose_brokers_name_no_coordinator_was_reached() -> None:
+    with Cluster({"bootstrap_servers": "b:1"}, name="sink") as cluster:
+        told = str(cluster.unreachable(60_000, Errors.CoordinatorNotAvailableError("15"), "beginning a transaction"))
+        assert (
+            "The sink at b:1 was reached, but beginning a transaction failed for 60 s" in told
+            and "replication factor" in told
+        )
+
+
 def test_a_cluster_that_has_moved_is_found_at_a_bootstrap_address_and_connected_to(net: NetworkSelector) -> None:
     with serve(FakeBroker()) as first:
         manager = TolerantConnectionManager(net, bootstrap_servers=first)

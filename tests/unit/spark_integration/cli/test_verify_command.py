@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import kafka.errors as Errors
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from spark_integration.cli import link as module
 from spark_integration.cli.app import app
 from spark_integration.cli.link import GivenLink
+from spark_integration.cli.verify import _read_report, _write_report
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.report import VerifyReport
@@ -43,6 +45,21 @@ def test_to_compare_given_topics_no_link_is_looked_for(compared: list[LinkTopics
 def test_without_topics_a_link_has_to_say_them(compared: list[LinkTopics]) -> None:
     done = CliRunner().invoke(app, CLUSTERS)
     assert isinstance(done.exception, OptionError) and "2 links" in str(done.exception) and not compared
+
+
+def test_a_report_is_written_beside_its_file_under_a_name_that_nobody_can_foresee(tmp_path: Path) -> None:
+    file, theirs = tmp_path / "report", tmp_path / "theirs"
+    theirs.write_text("precious")
+    file.with_name("report.new").symlink_to(theirs)
+    _write_report(file, VerifyReport((), 0, 0.0, {}))
+    assert _read_report(file) is not None and theirs.read_text() == "precious"
+    assert not file.is_symlink() and len(list(tmp_path.iterdir())) == 3
+    with pytest.raises(OptionError, match="cannot be written"):
+        _write_report(theirs.with_name("folder") / "report", VerifyReport((), 0, 0.0, {}))
+    theirs.with_name("folder").mkdir()
+    with pytest.raises(OptionError, match="cannot be written"):
+        _write_report(theirs.with_name("folder"), VerifyReport((), 0, 0.0, {}))
+    assert len(list(tmp_path.iterdir())) == 4, "nothing is left of what failed"
 
 
 def test_what_may_not_be_read_is_not_called_different(monkeypatch: pytest.MonkeyPatch) -> None:

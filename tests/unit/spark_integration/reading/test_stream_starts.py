@@ -6,9 +6,11 @@ import json
 from typing import Any, cast
 
 import pytest
+from kafka.errors import CoordinatorNotAvailableError
 from kafka.structs import TopicPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from spark_integration.reading import stream_reader
 from spark_integration.reading.offsets import NestedOffsets, OffsetRange, began_at, flat_offsets, topic_ids
 from spark_integration.reading.options import parse_read_options
 from spark_integration.reading.reader import RangePartition
@@ -53,6 +55,22 @@ def planned(cluster: Logs, **given: str) -> NestedOffsets:
     """The end of a first micro-batch that was planned and not committed."""
     run = Run(cluster, **given)
     return run.end(run.initial())
+
+
+def test_offsets_that_are_for_display_hold_up_no_batch_while_their_coordinator_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    async def commit(_: Any, group: str, __: Any) -> None:
+        asked.append(group)
+        raise CoordinatorNotAvailableError(group)
+
+    monkeypatch.setattr(stream_reader, "commit_group_offsets", commit)
+    run = Run(Logs({A0: (0, 5)}), **{"commitOffsets": "true", "kafka.group.id": "g"}, **EARLIEST)
+    for _ in range(3):
+        run.reader.commit(run.end(run.initial()))
+    assert len(asked) == 1
 
 
 def test_a_new_stream_begins_once_while_its_topic_grows() -> None:

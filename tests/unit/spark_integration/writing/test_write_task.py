@@ -10,7 +10,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from spark_integration.writing.columns import WriteColumns
-from spark_integration.writing.dead_letters import REASON, TRIMMED, dead_letter, trimmed
+from spark_integration.writing.dead_letters import REASON, TOPIC, TRIMMED, dead_letter, trimmed
 from spark_integration.writing.options import parse_write_options
 from spark_integration.writing.task import WriteTask
 from tolerant_client.cluster.producer.batch_producer import Refused
@@ -115,6 +115,11 @@ def test_a_letter_that_is_refused_without_its_value_fails_the_task() -> None:
     assert letter is not None and producer.on_refused is not None
     with pytest.raises(RecordRefusedError, match="not even so"):
         producer.on_refused(Refused(TopicPartition(DEAD, 0), letter, -1, RecordRefusedError("not even so", DEAD)))
+
+
+def test_a_letter_keeps_the_start_of_a_topic_that_no_name_can_be() -> None:
+    letter = dead_letter(Record(0, 1, None, b"v"), "why", "t" * 3_000_000, 5, 3)
+    assert dict(letter.headers)[TOPIC] == b"t" * 249
 
 
 def test_headers_of_the_record_with_our_names_are_its_own() -> None:
