@@ -353,7 +353,7 @@ def test_two_copiers_at_once_let_each_other_live_and_copy_every_record_once(sour
 
         async def run() -> None:
             prepared = await prepare_translated_link(origin, there, topic, "two")
-            copiers = [LinkCopier(origin, there, translated_offsets(limits), link="two") for _ in range(2)]
+            copiers = [LinkCopier(origin, there, translated_offsets(limits), link="two", run="one") for _ in range(2)]
             calls = [origin.net.call_soon_with_future(lambda c=c: c.copy(prepared.ends)) for c in copiers]
             done = [await call for call in calls]
             for partition, end in prepared.ends.items():
