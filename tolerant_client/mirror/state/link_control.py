@@ -242,9 +242,10 @@ class LinkControl:
                 f" {unfinished(self, given, both)[0]}"
             )
         if self.is_promoted or self.is_fenced:
+            is_translated = self.map_id is not None  # failback is for equal offsets
             raise LinkPromotedError(
-                f"Link {link} was promoted: its target belongs to its own producers, and nothing is copied into it any more."
-                " To copy back, run tolerant-kafka failback with source and target exchanged"
+                f"Link {link} was promoted: its target belongs to its own producers, and nothing is copied into it any more"
+                f"{'' if is_translated else '. To copy back, run tolerant-kafka failback with source and target exchanged'}"
             )
 
 
