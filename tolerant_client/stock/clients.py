@@ -22,6 +22,7 @@ from typing import Any
 import kafka
 
 from tolerant_client.stock import forking, masking
+from tolerant_client.stock.accumulator import TolerantAccumulator
 from tolerant_client.stock.manager import TolerantNetClient
 from tolerant_client.stock.sender import TolerantSender
 from tolerant_client.stock.transactions import TolerantTransactionManager
@@ -111,7 +112,11 @@ class KafkaProducer(Recovering, kafka.KafkaProducer):  # type: ignore[misc]
     """
 
     _stock = kafka.KafkaProducer
-    _replaced = {"Sender": TolerantSender, "TransactionManager": TolerantTransactionManager}
+    _replaced = {
+        "RecordAccumulator": TolerantAccumulator,
+        "Sender": TolerantSender,
+        "TransactionManager": TolerantTransactionManager,
+    }
 
 
 class KafkaAdminClient(Recovering, kafka.KafkaAdminClient):  # type: ignore[misc]

@@ -25,6 +25,7 @@ import kafka
 import kafka.errors as Errors
 
 from tolerant_client.stock import forking, masking
+from tolerant_client.stock.accumulator import TolerantAccumulator
 from tolerant_client.stock.clients import build
 from tolerant_client.stock.consumer import poll_arrow
 from tolerant_client.stock.coordinator import TolerantCoordinator
@@ -107,6 +108,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (KafkaConnectionManager, "__init__", _init_manager),
         (consumer_module, "Fetcher", TolerantFetcher),
         (consumer_module, "ConsumerCoordinator", TolerantCoordinator),
+        (producer_module, "RecordAccumulator", TolerantAccumulator),
         (producer_module, "Sender", TolerantSender),
         (producer_module, "TransactionManager", TolerantTransactionManager),
         (kafka.KafkaConsumer, "poll_arrow", poll_arrow),

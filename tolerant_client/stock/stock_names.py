@@ -40,8 +40,9 @@ from kafka.net.transport import KafkaSSLTransport as KafkaSSLTransport
 from kafka.net.transport import KafkaTCPTransport as KafkaTCPTransport
 from kafka.net.wakeup_notifier import WakeupNotifier as WakeupNotifier
 from kafka.producer import kafka as producer
+from kafka.producer.future import FutureRecordMetadata
 from kafka.producer.producer_batch import ProducerBatch
-from kafka.producer.record_accumulator import RecordAccumulator
+from kafka.producer.record_accumulator import RecordAccumulator as RecordAccumulator
 from kafka.producer.sender import Sender as Sender
 from kafka.producer.transaction_manager import EndTxnHandler as EndTxnHandler
 from kafka.producer.transaction_manager import FindCoordinatorHandler as FindCoordinatorHandler
@@ -70,6 +71,7 @@ class Use(NamedTuple):
     is_optional: bool = False  # not in all releases; our code checks whether it exists
 
 
+_ACCUMULATOR = ("tolerant_client.stock.accumulator",)
 _ALL = ("tolerant_client", "spark_integration")
 _CONNECTION = ("tolerant_client.stock.connection",)
 _COORDINATOR = ("tolerant_client.stock.coordinator",)
@@ -91,7 +93,7 @@ USES: Final = (
     # -- what install() and the drop-ins replace
     Use(consumer_module, ("Fetcher", "ConsumerCoordinator"), ("tolerant_client.stock.consumer", *_INSTALLATION),
         "names that KafkaConsumer.__init__ looks up: ours replace them"),
-    Use(producer_module, ("Sender", "TransactionManager"), ("tolerant_client.stock.clients", *_INSTALLATION),
+    Use(producer_module, ("RecordAccumulator", "Sender", "TransactionManager"), ("tolerant_client.stock.clients", *_INSTALLATION),
         "names that KafkaProducer.__init__ looks up: ours replace them"),
     Use(KafkaConnectionManager, ("__init__",), _INSTALLATION, "replaced: all clients connect by it"),
     # -- the event loop
@@ -251,6 +253,10 @@ USES: Final = (
     Use(ProducerBatch, ("attempts", "final_state", "has_reached_delivery_timeout", "last_attempt"), _SENDER, "when a batch is sent again"),
     Use(RecordAccumulator, ("delivery_timeout_ms", "expired_batches", "has_incomplete", "next_expiry_time_ms", "reset_next_batch_expiry_time"),
         _SENDER, "which records are late, and when the next one is"),
+    Use(RecordAccumulator, ("await_flush_completion",), _ACCUMULATOR, "overridden: a flush survives the split of a batch"),
+    Use(RecordAccumulator, ("_flushes_in_progress", "_incomplete"), _ACCUMULATOR, "what a flush waits for"),
+    Use(ProducerBatch, ("_record_futures",), _ACCUMULATOR, "what a flush waits for"),
+    Use(FutureRecordMetadata, ("_produce_future", "is_done"), _ACCUMULATOR, "what a flush waits for"),
     # -- the transactional producer
     Use(TransactionManager,
         ("_complete_transaction", "_enqueue_request", "_lookup_coordinator", "_restart_epoch_bump_without_producer_id",

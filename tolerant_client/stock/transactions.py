@@ -430,11 +430,12 @@ class _WatchedResult:
                 )
 
     def _is_done(self, patience: float) -> bool:
-        is_done = False
         try:
             is_done = bool(self._result.wait(timeout_ms=patience * 1000))
-        finally:
-            self.is_told = self.is_told or self._result.is_done
+        except BaseException as error:  # an interrupt, too, which tells nobody what became of the request
+            self.is_told = self.is_told or error is self._result.exception
+            raise
+        self.is_told = self.is_told or is_done
         return is_done
 
     def _closed(self) -> Errors.KafkaError:

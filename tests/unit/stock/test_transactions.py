@@ -6,6 +6,7 @@ import pickle
 import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import kafka.errors as Errors
 import pytest
@@ -347,6 +348,18 @@ def test_a_commit_that_is_not_answered_in_time_raises_and_the_same_call_waits_ag
     assert len(transactions._pending_requests) <= 1  # except for the fence
     with pytest.raises(Errors.KafkaError, match="READY to state COMMITTING|BUMPING_PRODUCER_EPOCH to state COMMITTING"):
         transactions.begin_commit()
+
+
+def test_a_commit_whose_wait_is_interrupted_when_it_is_done_is_waited_for_again() -> None:
+    """An interrupt tells the caller nothing: the same call again was an invalid transition, as in kafka-python."""
+    transactions = impatient()
+    commit = transactions.begin_commit()
+    sent(transactions).answer(SimpleNamespace(error_code=0))
+    wait, commit._result.wait = commit._result.wait, Mock(side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        commit.wait()
+    commit._result.wait = wait
+    assert transactions.begin_commit().wait() is True
 
 
 @pytest.mark.parametrize("ended", [error for error in ENDS if not isinstance(error, Errors.KafkaConnectionError)])
