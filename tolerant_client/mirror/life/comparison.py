@@ -14,24 +14,32 @@ from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import TolerantClientError, text_of
 from tolerant_client.mirror.batches.divergence import require_readable
 from tolerant_client.mirror.batches.losses import Loss
-from tolerant_client.mirror.engine.identical.difference import OpenTransaction
+from tolerant_client.mirror.engine.identical.difference import EmptiedLogError, OpenTransaction
 from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states, read_ids
 from tolerant_client.mirror.engine.translated.target_checks import check_target, find_losses, not_before, taken_over
+from tolerant_client.mirror.life.mirrors import copied_now
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import last_rows
+
+_EMPTIED = (
+    "its log on the target is empty, and how far the running mirror has copied it is not recorded yet: the mirror does so within a"
+    " minute after the last record"
+)
 
 
 class Comparison(NamedTuple):
     """Partitions whose logs differ, and how; those that were `unread` this time; and why others were `refused`.
 
-    A loss that is in the ledger is no difference.  `opened` says which open transaction the comparison of others waits for.
+    A loss that is in the ledger is no difference.  `opened` says which open transaction the comparison of others waits for, `emptied`
+    are empty logs that a running mirror continues (copied_now).
     """
 
     differing: Mapping[TopicPartition, str]
     unread: tuple[TopicPartition, ...] = ()
     refused: Mapping[TopicPartition, str] = MappingProxyType({})
     opened: Mapping[TopicPartition, str] = MappingProxyType({})
+    emptied: Mapping[TopicPartition, str] = MappingProxyType({})
 
 
 def split(
@@ -40,16 +48,16 @@ def split(
     """The comparison of the wanted partitions, and for the others a sentence on what differs or was not compared.  Pure."""
     if found is None:
         return None, {}
-    differing, unread, refused, opened = found
+    differing, unread, refused, opened, emptied = found
     untold = dict.fromkeys(unread, "they could not be read this time")
     why = {
         p: f"{p.topic}-{p.partition} could not be compared: {text}"
-        for p, text in {**refused, **opened, **untold}.items()
+        for p, text in {**refused, **opened, **emptied, **untold}.items()
     }
     beside = {p: text for p, text in {**why, **differing}.items() if p not in wanted}
-    parts = ({p: text for p, text in part.items() if p in wanted} for part in (differing, refused, opened))
-    differing, refused, opened = parts
-    return Comparison(differing, tuple(p for p in unread if p in wanted), refused, opened), beside
+    parts = ({p: text for p, text in part.items() if p in wanted} for part in (differing, refused, opened, emptied))
+    differing, *others = parts
+    return Comparison(differing, tuple(p for p in unread if p in wanted), *others), beside
 
 
 def without_paused(
@@ -87,11 +95,23 @@ async def compare_ends(
         return None
 
     states, refused = await read_both(source, target, partitions, control.producer_ids[-1], ledger, control)
-    errors = {p: state.error if isinstance(state, Loss) else state for p, state in states.items()}
+    emptied = await held_though_empty(target, ledger.link, states)
+    errors = {p: state.error if isinstance(state, Loss) else state for p, state in states.items() if p not in emptied}
     differing = {p: text_of(error) for p, error in errors.items() if isinstance(error, TolerantClientError)}
     opened = {p: str(state) for p, state in states.items() if isinstance(state, OpenTransaction)}
     unread = tuple(p for p in partitions if p not in refused and not is_read(states.get(p)))
-    return Comparison(differing, unread, refused, opened)
+    return Comparison(differing, unread, refused, opened, dict.fromkeys(emptied, _EMPTIED))
+
+
+async def held_though_empty(
+    target: Cluster, link: str, states: Mapping[TopicPartition, Found]
+) -> frozenset[TopicPartition]:
+    """Those of these partitions whose emptied logs a running mirror of the link continues.
+
+    It knows how far it has copied them; the control says so only once they rest.  Before that, an end proves nothing to others.
+    """
+    emptied = [p for p, state in states.items() if isinstance(state, EmptiedLogError)]
+    return (await copied_now(target, link)).intersection(emptied) if emptied else frozenset()
 
 
 def is_read(state: Found | None) -> bool:

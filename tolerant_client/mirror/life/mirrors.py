@@ -64,6 +64,14 @@ async def seen_mirrors(
     return None
 
 
+async def copied_now(target: Cluster, link: str) -> frozenset[TopicPartition]:
+    """The partitions that running mirrors of a link copy with identical offsets, and do not report as blocked; takes some seconds."""
+    before, began = await look_at_claims(target), time.monotonic()
+    runs = [run for run in await seen_mirrors(target, link, before, began, RENEWED_S) or () if run.is_alive]
+    blocked = {p for run in runs for p, why in run.waiting.items() if why.is_blocked}
+    return frozenset(p for run in runs for p in run.copies if p not in blocked)
+
+
 def is_told(mirrors: Iterable[Run]) -> bool:
     """Whether it is known which mirror of a link is at work; one that only waits does not say whether the holder is alive.  Pure."""
     known = [run for run in mirrors if not run.is_ended]

@@ -21,7 +21,7 @@ from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link, withou
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
-from tolerant_client.mirror.life.comparison import contradicted, read_both, without_paused
+from tolerant_client.mirror.life.comparison import contradicted, held_though_empty, read_both, without_paused
 from tolerant_client.mirror.life.lens import MAP_LOST
 from tolerant_client.mirror.life.mirrors import look_for_forgotten
 from tolerant_client.mirror.life.promotion_report import groups_json
@@ -314,7 +314,10 @@ async def _differences(
     states, refused = await read_both(source, target, partitions, producer_id, ledger, control)
     stopped = {p: f"{p.topic}-{p.partition} could not be compared: {why}" for p, why in refused.items()}
     told: list[str] = []
+    emptied = await held_though_empty(target, ledger.link, states)
     for partition, state in states.items():
+        if partition in emptied:
+            continue
         if isinstance(state, Loss) and policy.for_topic(partition.topic).on_loss is LossPolicy.CONTINUE:
             told.append(f"will be in the ledger as lost: {text_of(state.error)}")
         elif isinstance(state, Loss):

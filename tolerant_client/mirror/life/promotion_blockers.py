@@ -45,14 +45,14 @@ def blockers(
     transactions.  `of_target` and `of_both` are the options that name the link in commands (link_options).
     """
     known = list(ends)
-    differing, unread, refused, open_there = compared or Comparison({})
+    differing, unread, refused, open_there, emptied = compared or Comparison({})
     found = [Blocker(text, lasts=True) for text in list(differing.values())[:_SENTENCES]]
     if len(differing) > _SENTENCES:
         more = f"{len(differing) - _SENTENCES} more partitions differ; all of them: tolerant-kafka status {of_both}"
         found.append(Blocker(more, lasts=True))
     for why, members in list(by_reason(refused).items())[:_SENTENCES]:
         found.append(Blocker(f"{names_of(members)} could not be compared: {why}", lasts=True))
-    for why, members in list(by_reason(open_there).items())[:_SENTENCES]:
+    for why, members in list(by_reason({**open_there, **emptied}).items())[:_SENTENCES]:
         found.append(Blocker(f"{names_of(members)} could not be compared: {why}"))
     if unread:
         text = f"partitions could not be compared with the source's this time: {named(unread)}; try again"

@@ -41,7 +41,7 @@ J. Another run is alive if it has renewed a claim between two looks at the log's
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
@@ -130,6 +130,7 @@ class Run:
     `is_alive`: a process of it has appended a record between two looks of the same reader, whatever the clocks say.
     `has_copied`: a process of it has claimed partitions to copy; before that it has written the link's control.
     `holds`: partitions are granted to a process of it; without that a mirror that is alive waits for them, and writes nothing.
+    `copies` are those that are granted to its processes that copy, with identical offsets.
     """
 
     link: str
@@ -144,6 +145,7 @@ class Run:
     waiting_count: int = 0
     has_copied: bool = False
     holds: bool = True
+    copies: Names = NO_NAMES
 
 
 def claimed_part(partition: TopicPartition, link: str) -> TopicPartition:
@@ -351,8 +353,7 @@ class ClaimsLog:
 
     def copied_by(self, link: str) -> Names:
         """The partitions that copiers of a link were granted last, with identical offsets; of the last hour."""
-        copiers = [s for s in self._seen.values() if (s.record.holder.link, s.record.holder.role) == (link, COPIER)]
-        return frozenset(name for seen in copiers for name in seen.terms if whole_of(name) == name)
+        return _copied(seen for seen in self._seen.values() if seen.record.holder.link == link)
 
     def asks_of(self, holder: Holder) -> Names:
         """The names that other processes of a holder's run ask for."""
@@ -384,7 +385,7 @@ class ClaimsLog:
             by_run.setdefault(seen.record.holder.run, []).append(seen)
         renewed = self._said_since(before)
         by_age = sorted(by_run.values(), key=lambda members: members[-1].offset)
-        return [_run(members, renewed, any(s.terms and self._counts(s) for s in members)) for members in by_age]
+        return [_run(members, renewed, [s for s in members if s.terms and self._counts(s)]) for members in by_age]
 
     def _said_since(self, before: ClaimsLog) -> frozenset[str]:
         """The holders with a record that an earlier look had not seen."""
@@ -397,8 +398,8 @@ def _slept(before: ClaimsRecord, now: ClaimsRecord) -> bool:
     return now.clock_ms - before.clock_ms >= LEASE_MS
 
 
-def _run(members: list[_Seen], renewed: frozenset[str], holds: bool) -> Run:
-    """`members` in the order of the log."""
+def _run(members: list[_Seen], renewed: frozenset[str], holding: Collection[_Seen]) -> Run:
+    """`members` in the order of the log; those `holding` have claims that count."""
     newest = max(members, key=lambda seen: (seen.record.holder.role == MIRROR, seen.offset))
     seen_ms = members[-1].append_ms
     is_ended = newest.record.is_end
@@ -421,8 +422,15 @@ def _run(members: list[_Seen], renewed: frozenset[str], holds: bool) -> Run:
             for role in (MIRROR, COPIER)
         ),
         any(seen.record.holder.role == COPIER for seen in members),
-        holds,
+        bool(holding),
+        _copied(holding),
     )
+
+
+def _copied(members: Iterable[_Seen]) -> Names:
+    """The partitions that the copiers among these holders were granted last, with identical offsets."""
+    copiers = [seen for seen in members if seen.record.holder.role == COPIER]
+    return frozenset(name for seen in copiers for name in seen.terms if whole_of(name) == name)
 
 
 def _waiting(members: Iterable[_Seen]) -> dict[TopicPartition, Waiting]:

@@ -3,7 +3,7 @@
 The control says where a copy ended (version 0.1 did not write it), and the log has a marker of the link there; a failover that
 knew less of its copy as such (damage.py) says an earlier offset, without one.  Once a link back copies, both logs go on as one: it
 fills the fence's offset on the old source.  So a copy ends there only where the source's log ends, too, or has a record at that
-offset, which was left behind.
+offset, which was left behind: also one that is not committed, since a failover does not wait for open transactions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def find_fences(
         said = {p: offset for p, offset in control.copied_until.items() if p in ends}
         behind = {p: offset for p, offset in said.items() if (bounds[p].source_start or 0) <= offset < ends[p]}
         first = await _marked(target, control, behind, bounds)
-        found = await read_slices(source, {p: (at, at + 1) for p, at in first.items()}, is_committed=True)
+        found = await read_slices(source, {p: (at, at + 1) for p, at in first.items()}, is_committed=False)
         left = {p: at for p, at in first.items() if any(not is_filler(r) for r in found[p].records.values())}
         at_end = await _marked(target, control, {p: end for p, end in ends.items() if p not in left}, bounds)
         # Two promotions at once write two fences.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
 import pytest
@@ -26,10 +27,11 @@ from tolerant_client.mirror.batches.gaps import FILLER, marker_producer
 from tolerant_client.mirror.batches.losses import Loss, LossReason, MirrorPolicy
 from tolerant_client.mirror.engine.identical import log_start, next_sequence, open_gaps, other_writers, resume_point
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
-from tolerant_client.mirror.life import comparison, plan_report
+from tolerant_client.mirror.life import comparison, mirrors, plan_report
 from tolerant_client.mirror.life.comparison import Comparison, compare_ends
 from tolerant_client.mirror.life.promotion_blockers import blockers
 from tolerant_client.mirror.life.status import uncompared_reasons
+from tolerant_client.mirror.state.claims import Run, Waiting
 from tolerant_client.mirror.state.health import Health
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
@@ -317,6 +319,34 @@ def test_a_copy_that_another_wrote_stays_one_where_the_source_has_cleaned_it_sin
         resume_point.read_append_states(source, target, [P], LINK_ID, control=replace(CONTROL, copied={P: 20}))
     )
     assert isinstance(found[P], AppendState)
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_an_emptied_log_is_its_running_mirrors_to_judge(monkeypatch: pytest.MonkeyPatch, is_held: bool) -> None:
+    """It knows how far it has copied, and healthy is what it says; the control says so once the log rests."""
+    source: Any = Log(batch(0), batch(20), end=30)
+    target = Log(start=30, end=30)
+    monkeypatch.setattr(comparison, "copied_now", AsyncMock(return_value=frozenset({P} if is_held else ())))
+    found = compared(source, target)
+    assert found is not None
+    (blocker,) = blockers([], {}, compared=found)
+    assert (found.differing.keys(), found.emptied.keys()) == ((set(), {P}) if is_held else ({P}, set()))
+    assert uncompared_reasons(found) == [] and blocker.lasts != is_held
+    assert ("not recorded yet" if is_held else "Delete the target topic") in blocker.text
+    ledger, policy = cast(Ledger, SimpleNamespace(link="default", rows=no_rows)), MirrorPolicy()
+    stopped, told = asyncio.run(plan_report._differences(source, cast(Any, target), [P], ledger, CONTROL, policy))
+    assert (not stopped) == is_held and not told
+
+
+def test_what_running_mirrors_copy_is_what_they_hold_and_do_not_call_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked, other = TopicPartition("orders", 1), TopicPartition("orders", 2)
+    at_work = Run("dr", "r", "m1", 812, 0, 0, is_alive=True, copies=frozenset({P, blocked}))
+    at_work = replace(at_work, waiting={blocked: Waiting("it is empty", 0, is_blocked=True), P: Waiting("slow", 0)})
+    killed = Run("dr", "s", "m1", 813, 0, 0, is_alive=False, copies=frozenset({other}))
+    monkeypatch.setattr(mirrors, "look_at_claims", AsyncMock())
+    for runs, copied in (([killed, at_work], {P}), ([killed], set()), (None, set())):
+        monkeypatch.setattr(mirrors, "seen_mirrors", AsyncMock(return_value=runs))
+        assert asyncio.run(mirrors.copied_now(cast(Any, None), "dr")) == copied
 
 
 MEANT_FOR_280 = batch(0, producer_id=LINK_ID, producer_epoch=0, base_sequence=280)

@@ -439,6 +439,7 @@ def test_a_mirror_that_ended_is_not_alive_and_one_that_waits_says_why() -> None:
     log.read(ClaimsRecord(copier, 1, names=frozenset(P), waiting=waiting, waiting_count=1), 6_000, 1)
     (run,) = log.runs(ClaimsLog())
     assert run.is_alive and run.seen_ms == 6_000 and run.waiting == waiting and run.pid == 812
+    assert run.copies == frozenset(P)
     assert holders_of(log)[P[2]] == copier
     log.read(ClaimsRecord(main, 2, is_end=True), 7_000, 1)
     (run,) = log.runs(ClaimsLog())

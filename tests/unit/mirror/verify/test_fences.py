@@ -18,6 +18,29 @@ from tolerant_client.mirror.verify.report import LogBounds
 P = TopicPartition("orders", 0)
 
 
+@pytest.mark.parametrize(("stable", "is_filler"), [(15, False), (18, False), (18, True)])
+def test_a_transaction_that_was_open_on_the_source_during_a_failover_was_left_behind(
+    stable: int, is_filler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is open, and once it was aborted.  Filler at the fence's offset is a link back's."""
+
+    async def read_headers(_: Any, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Any]:
+        return {p: SimpleNamespace(is_control=at == 15, producer_id=7, base_offset=at) for p, at in offsets.items()}
+
+    async def read_slices(_: Any, ranges: Mapping[TopicPartition, Any], *, is_committed: bool) -> dict[Any, Any]:
+        headers = ((FILLER, None),) if is_filler else ()
+        record = SimpleNamespace(headers=headers, key=None, value=None if is_filler else b"v")
+        return {p: SimpleNamespace(records={} if is_committed else {15: record}) for p in ranges}
+
+    monkeypatch.setattr(fences, "read_headers", read_headers)
+    monkeypatch.setattr(fences, "read_slices", read_slices)
+    control = LinkControl(is_promoted=True, is_fenced=True, producer_ids=(7,), copied_until={P: 15})
+    bounds = {P: LogBounds(0, stable, 18, 0, 16, 16)}
+    nowhere: Any = None
+    found = asyncio.run(fences.find_fences(nowhere, nowhere, [control], bounds))
+    assert found == ({} if is_filler else {P: 15})
+
+
 @pytest.mark.parametrize(
     ("said", "markers", "source_end", "fence"),
     [

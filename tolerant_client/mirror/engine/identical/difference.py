@@ -76,6 +76,10 @@ class OpenTransaction(NamedTuple):
 Meaning = AppendState | AheadOfSource | Loss | TolerantClientError
 
 
+class EmptiedLogError(TargetDivergedError):
+    """A target log is empty, and nothing shows that it was a copy up to its end."""
+
+
 class Logs(NamedTuple):
     """Bounds of both logs of a partition; the source's end is the last stable offset.
 
@@ -357,7 +361,8 @@ async def created_again(target: Cluster, case: Case, link: str) -> TargetDiverge
 def nothing_proves(case: Case) -> TargetDivergedError:
     logs = case.logs
     has = f"has only offsets {logs.target_start} to {logs.target_end}" if logs.is_written else "is empty"
-    return TargetDivergedError(
+    kind = TargetDivergedError if logs.is_written else EmptiedLogError
+    return kind(
         f"The target log of {case} ends at offset {logs.target_end}, but {has}: nothing shows that its former records were the"
         " source's, since the link has not recorded that it copied up to there. Delete the target topic: the next start"
         " creates it and fills it from the source's log start"

@@ -25,7 +25,7 @@ from tolerant_client.mirror.engine.strategy import CopiedLink, Strategy
 from tolerant_client.mirror.state.link_control import LinkControl
 
 _RESTS_S = 10.0  # since the last append, before the control records how far a partition was copied
-_REMEMBER_S = 60.0  # between two such records
+_REMEMBER_S = 30.0  # between two such records
 _SETTLES_S = 1.0  # wait for what is in flight when a partition is given back; after that its position is not recorded
 _KEEP_ID_S = 86_400.0  # coordinators forget a transactional.id that is unused for a week; promotion needs ours
 
