@@ -252,7 +252,9 @@ class Cluster(Leaders):
 
         Raises Kafka's error; the batch may have been appended nevertheless.
         """
-        (part,) = await self.produce(await self.leader(partition), {partition: batch})
+        node_id = await self.leader(partition)
+        await self.sendable(node_id)
+        (part,) = await self.produce(node_id, {partition: batch})
         if part.error_code:
             raise Errors.for_code(part.error_code)(f"appending to {partition.topic}-{partition.partition}")
         return int(part.base_offset)

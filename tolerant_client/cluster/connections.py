@@ -42,6 +42,7 @@ _SAID_BY_BROKERS: Mapping[type[BaseException], str] = {
 }
 
 _STOP_LOOK_MS = 100  # between two looks whether a wait is to be given up
+_FULL_S = 0.005  # until the next look at a connection that has its limit of requests in flight
 
 _DEFAULTS: Mapping[str, Any] = {
     "client_id": "tolerant-client",
@@ -245,16 +246,23 @@ class Connections:
             node_id = self.manager.least_loaded_node()
         try:
             connection = await self.manager.get_connection(node_id)
-            while (wait_s := _throttled_s(connection)) > 0:
-                await self.net.sleep(wait_s)
+            await self.sendable(node_id)
             return await connection.send_request(request)
         except Errors.SaslAuthenticationFailedError as error:
             self._refuse_login(error)
 
-    def throttled_s(self, node_id: int) -> float:
-        """Seconds for which a node still throttles us (KIP-219); a request that is sent earlier is refused here."""
+    def paused_s(self, node_id: int | str) -> float:
+        """Seconds until a node takes requests: it throttles us (KIP-219), or has as many as it may; earlier ones are refused here."""
         connection = self.manager._conns.get(node_id)
-        return 0.0 if connection is None else _throttled_s(connection)
+        if connection is None or not connection.paused:
+            return 0.0
+        until: float = connection._throttle_time if "throttle" in connection.paused else time.monotonic() + _FULL_S
+        return max(until - time.monotonic(), 0.001)  # a timer lifts the throttle, a little later
+
+    async def sendable(self, node_id: int | str) -> None:
+        """Waits until a node takes requests: a quota is no trouble."""
+        while (wait_s := self.paused_s(node_id)) > 0:
+            await self.net.sleep(wait_s)
 
     async def insist(self, what: str, attempt: Callable[[], Awaitable[_T]], patience_ms: int | None = None) -> _T:
         """Repeats `attempt` while its error may heal, for at most `patience_ms` (or the cluster's own).
@@ -284,10 +292,3 @@ class Connections:
                 if getattr(error, "invalid_metadata", False):
                     self.manager.cluster.request_update()  # the known leader may no longer lead
             await self.net.sleep(patience.pause_s())
-
-
-def _throttled_s(connection: Any) -> float:
-    if "throttle" not in connection.paused:
-        return 0.0
-    until: float = connection._throttle_time
-    return max(until - time.monotonic(), 0.001)  # a timer lifts the throttle, a little later

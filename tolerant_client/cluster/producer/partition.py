@@ -78,6 +78,11 @@ def may_heal(code: int) -> bool:
     return code in _TRANSIENT or issubclass(Errors.for_code(code), Errors.RetriableError)
 
 
+def is_for_its_records(code: int) -> bool:
+    """Whether a broker has refused a batch for its contents, and would take others."""
+    return code in _FOR_ITS_RECORDS
+
+
 def is_too_large(code: int) -> bool:
     """True where a smaller batch may be accepted."""
     return code in _TOO_LARGE

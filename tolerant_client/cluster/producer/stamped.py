@@ -3,7 +3,8 @@
 For callers that never send a batch again: transactions that are given up after an error, and filler whose position is read
 again then.  (`batch_producer.py` does send again.)  Laws:
 A. Sequences follow one another from `sequence` on.  After an error nothing more is sent, except after `append`: what was
-   refused there is in no log, and the next batch takes its sequence.
+   refused there is in no log, and the next batch takes its sequence.  A broker that knows the epoch refuses what is in flight
+   after a batch that it has refused.
 B. A broker that does not know the producer accepts any sequence.  So where a batch has a fixed position, as in `append_at`,
    the first one goes alone, and what follows is sent once it is in position.  Where no batch of the last 2 s is known to be
    in position (a process may have been frozen), the next one is sent once nothing is in flight and the log ends there.
@@ -24,7 +25,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.offsets import replicated_end
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.produce import add_sequence
+from tolerant_client.cluster.produce import ProducedPartition, add_sequence
 from tolerant_client.cluster.producer.transaction import raise_for_code
 from tolerant_client.records.record_batch import BatchHeader, restamp
 
@@ -64,8 +65,11 @@ class StampedAppends:
         self._in_flight: deque[tuple[BatchHeader, float, Any]] = deque()
         self._shown_at = clock()  # when the last batch that was appended was sent
 
-    def send(self, node_id: int, header: BatchHeader, batch: memoryview) -> None:
-        """Sends a batch, which must not be changed until it is settled."""
+    def send(self, node_id: int, header: BatchHeader, batch: memoryview) -> Any:
+        """Sends a batch, which must not be changed until it is settled, and returns the future of Cluster.produce.
+
+        It fails while the node is not `Cluster.sendable`.
+        """
         self._may_send()
         restamp(batch, *self._producer, self._sequence, is_transactional=self._transactional_id is not None)
         self._sequence = add_sequence(self._sequence, header.record_count)
@@ -76,9 +80,10 @@ class StampedAppends:
             topic_ids=self._topic_ids,
         )
         self._in_flight.append((header, self._clock(), future))
+        return future
 
-    async def settled(self, most: int = 0) -> AsyncIterator[tuple[BatchHeader, int]]:
-        """The batches that were appended, each with its base offset, until at most `most` are in flight.
+    async def settled(self, most: int = 0) -> AsyncIterator[tuple[BatchHeader, ProducedPartition]]:
+        """The batches that were appended, each with its response, until at most `most` are in flight.
 
         Raises Kafka's error for one that was refused or got no response, and in a transaction ProducerFencedError.
         """
@@ -92,18 +97,32 @@ class StampedAppends:
                 raise_for_code(part.error_code, self._what or f"append to {where}")
             raise_for(part.error_code, self._what or f"append to {where} at offset {header.base_offset}")
             self._shown_at = sent_at
-            yield header, part.base_offset
+            yield header, part
+
+    async def refused_all(self) -> bool:
+        """Settles what is in flight after an error of `settled`; whether the broker has refused all of it."""
+        codes: list[int] = []
+        while self._in_flight:
+            *_, future = self._in_flight.popleft()
+            try:
+                (part,) = await future
+            except Errors.KafkaError:
+                codes.append(0)  # nobody knows
+            else:
+                codes.append(part.error_code)
+        return all(codes)
 
     async def append(self, node_id: int, header: BatchHeader, batch: memoryview) -> int:
         """Appends a batch with nothing else in flight; returns its base offset.  Raises what `settled` raises."""
         sequence = self._sequence
+        await self._cluster.sendable(node_id)
         self.send(node_id, header, batch)
         try:
-            ((_, base_offset),) = [each async for each in self.settled()]
+            ((_, part),) = [each async for each in self.settled()]
         except Errors.KafkaError:
             self._sequence = sequence
             raise
-        return base_offset
+        return part.base_offset
 
     async def append_at(self, node_id: int, header: BatchHeader, batch: memoryview) -> None:
         """Like `append`, at the header's base offset; raises OffsetOutOfRangeError for a batch that lies elsewhere."""
@@ -114,15 +133,17 @@ class StampedAppends:
     ) -> None:
         """Like `append_at`, for many batches, at most `in_flight` of them in flight."""
         for header, batch in batches:
+            await self._cluster.sendable(node_id)
             if self._clock() - self._shown_at > _SHOWN_S:  # law B
-                async for each in self.settled():
-                    self._require_place(*each)
+                await self._require_places(0)
                 await self._require_end(header.base_offset)
             self.send(node_id, header, batch)
-            async for each in self.settled(in_flight - 1):
-                self._require_place(*each)
-        async for each in self.settled():
-            self._require_place(*each)
+            await self._require_places(in_flight - 1)
+        await self._require_places(0)
+
+    async def _require_places(self, most: int) -> None:
+        async for header, part in self.settled(most):
+            self._require_place(header, part.base_offset)
 
     async def _require_end(self, offset: int) -> None:
         asked_at = self._clock()

@@ -43,7 +43,8 @@ _REWRITTEN_AT_ONCE: Final = 4 << 20  # bytes; the event loop is blocked meanwhil
 class AppendRules(NamedTuple):
     """What the target's topic accepts: `way` fills its gaps (never AUTO), sizes are in bytes.
 
-    `remembered_ms` is how long its brokers surely remember a producer, from the timestamps of its last append.
+    `remembered_ms` is how long its brokers surely remember a producer, from the timestamps of its last append.  With a `codec`
+    all batches are sent in that one: the brokers store them so, and refuse those that become too large by it.
     """
 
     way: GapFill
@@ -51,6 +52,7 @@ class AppendRules(NamedTuple):
     max_batch_bytes: int
     left_out: Collection[int] = ()  # offsets of records that the user's policy gave up
     remembered_ms: int = 0
+    codec: int | None = None
 
 
 class AppendState(NamedTuple):
@@ -102,8 +104,10 @@ def appendable(
     Raises RecordBatchError for a response that cannot be trusted, and
     OversizedRecordError for a record at `position` that no batch of the target can hold.
     """
-    most = rules.max_batch_bytes
-    if rules.left_out or (joined := coalesce(part.records, position, until=until, max_batch_bytes=most)) is None:
+    joined = None
+    if not rules.left_out and rules.codec is None:
+        joined = coalesce(part.records, position, until=until, max_batch_bytes=rules.max_batch_bytes)
+    if joined is None:
         return _course(part, position, until, rules, believed, now_ms)
     part = part._replace(records=part.records[joined.size :])
     at, leader_epoch = joined.last.next_offset, joined.last.partition_leader_epoch
@@ -237,8 +241,10 @@ def _items(pieces: list[Appendable], position: int, rules: AppendRules) -> Itera
 
 
 def _is_rewritten(header: BatchHeader, at: int, rules: AppendRules) -> bool:
-    return must_rewrite(header, start=at, max_batch_bytes=rules.max_batch_bytes) or any(
-        header.base_offset <= offset < header.next_offset for offset in rules.left_out
+    return (
+        must_rewrite(header, start=at, max_batch_bytes=rules.max_batch_bytes)
+        or rules.codec not in (None, header.codec)
+        or any(header.base_offset <= offset < header.next_offset for offset in rules.left_out)
     )
 
 
@@ -266,6 +272,7 @@ def _rewritten(run: list[Batch], start: int, until: int, rules: AppendRules) -> 
             fill_holes=rules.way is GapFill.RECORDS,
             is_compacted=rules.is_compacted,
             max_batch_bytes=rules.max_batch_bytes,
+            codec=rules.codec,
         )
     except OversizedRecordError as error:
         yield from _rewritten(run, start, error.offset, rules)

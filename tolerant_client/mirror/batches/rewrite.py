@@ -128,25 +128,28 @@ def rewrite(
     fill_holes: bool,
     is_compacted: bool,
     max_batch_bytes: int,
+    codec: int | None = None,
 ) -> list[Batch | Gap]:
     """The committed records of one partition in [start, until) as batches with contiguous offsets.
 
     `batches` are those of record_batch.iter_batches or legacy_records.iter_record_sets, in log order; `until` defaults
     to the end of the last one.  The returned batches have their absolute base offset in the header, are writable, for
-    record_batch.restamp, and keep the codec of the originals.  With `fill_holes` holes become filler records, except
+    record_batch.restamp, and have `codec`, or that of the originals.  With `fill_holes` holes become filler records, except
     long ones (LARGEST_HOLE, MOST_FILLER); the others become gaps.
     Raises OversizedRecordError, with the offset, for a record that does not fit; RecordBatchError for damage.
     """
     end = batches[-1][0].next_offset if until is None else until
+    # What does not shrink is sent uncompressed, and a broker that compresses it makes it up to a sixth larger (snappy).
+    room = max_batch_bytes * 6 // 7 if codec else max_batch_bytes
     items: list[Batch | Gap] = []
     position, filler_left = start, MOST_FILLER if fill_holes else 0
     time: int | None = None
-    for rows, codec in _windows(batches, start, end):
+    for rows, original in _windows(batches, start, end):
         stop = int(rows.offsets[-1]) + 1 if len(rows.offsets) else end
         if time is None:
             time = int(rows.timestamps[0]) if len(rows.offsets) else batches[-1][0].max_timestamp
         rows, gaps, used = _fill(rows, position, stop, time, filler_left, is_compacted)
-        items += _encode(rows, gaps, codec, max_batch_bytes)
+        items += _encode(rows, gaps, original if codec is None else codec, max_batch_bytes, room)
         position, filler_left = stop, filler_left - used
         time = max(time, int(rows.timestamps.max(initial=time)))
     return items
@@ -183,7 +186,8 @@ def coalesce(records: memoryview, start: int, *, until: int | None = None, max_b
             part = _Run(records, run.headers[c:d], run.starts[c:d], run.ends[c:d])
             codec = int(headers["attributes"][a])
             for rows in _read_run(part, codec):
-                items += (item for item in _encode(rows, (), codec, max_batch_bytes) if not isinstance(item, Gap))
+                encoded = _encode(rows, (), codec, max_batch_bytes, max_batch_bytes)
+                items += (item for item in encoded if not isinstance(item, Gap))
     return Coalesced(items, read_header(records, starts[count - 1]), ends[count - 1])
 
 
@@ -349,8 +353,8 @@ def _fill(
     return _Rows(offsets, times, *columns), gaps, used
 
 
-def _encode(rows: _Rows, gaps: Sequence[Gap], codec: int, max_batch_bytes: int) -> Iterator[Batch | Gap]:
-    """The rows as batches, none of them across a gap, and the gaps between them."""
+def _encode(rows: _Rows, gaps: Sequence[Gap], codec: int, max_batch_bytes: int, room: int) -> Iterator[Batch | Gap]:
+    """The rows as batches, none of them across a gap, and the gaps between them; `room` bounds those of several records."""
     waiting = list(reversed(gaps))
     if len(rows.offsets):
         cuts = _cuts(rows)
@@ -361,7 +365,7 @@ def _encode(rows: _Rows, gaps: Sequence[Gap], codec: int, max_batch_bytes: int) 
             rows.timestamps,
             np.diff(cuts),
             codec=codec,
-            max_batch_bytes=min(max_batch_bytes, MAX_BATCH_BYTES),
+            max_batch_bytes=min(room, MAX_BATCH_BYTES),
         )
         for _, (data, _record_count, first_row, _) in encoded:
             base_offset = int(rows.offsets[first_row])

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.producer.partition import is_too_large
 from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, Claim, Course, appendable
 from tolerant_client.mirror.engine.troubles import Troubles
@@ -34,6 +35,7 @@ class CopiedPartition(ABC):
         self.last_stable_offset = -1  # of the source
         self.first_round = 0  # the reader drops responses of earlier rounds: they are for another position
         self.was_full = False  # the reader does not fetch it until less of it waits
+        self.is_recoded = False  # batches are sent in the codec of the target's topic
         self.dry_since: float | None = None  # since when the source has stable records but returns none
         self._troubles = Troubles()
         self._shown: frozenset[Claim] = frozenset()  # claims of the last response that no checksum covers
@@ -86,6 +88,10 @@ class CopiedPartition(ABC):
     @abstractmethod
     def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
         """Since when nothing moves though there is something to copy, if that is more than `after_s` ago, and the last reason."""
+
+    def refused_with(self, error_code: int | None) -> None:
+        """Notes the code with which the target has refused a batch: it may store batches otherwise than they are sent."""
+        self.is_recoded = self.is_recoded or error_code is not None and is_too_large(error_code)
 
     def without_progress(self, patience_s: float) -> RecoveryExhaustedError:
         """The error for a partition that had only trouble for `patience_s`."""

@@ -1,9 +1,10 @@
 """What a mirror's process knows and the clusters do not: records, bytes and times of the copies, and recovery events.
 
 Laws:
-- Only what the target has acknowledged is counted, at the one place that all batches pass: Cluster.produce.
+- Only what the target has acknowledged is counted, at the one place that all batches pass: Cluster.produce.  What was
+  produced in a transaction counts once that is committed: an aborted one has copied nothing.
 - A batch's age and latency are those of its newest record, in ms of this machine's clock; records without a timestamp
-  have neither.  Records of translated offsets become visible a little later, when their transaction commits.
+  have neither.  The latency ends when the target shows the record.
 - The mirror's own topics are not counted, nor are transactions with which a link fills gaps.
 """
 
@@ -12,14 +13,14 @@ from __future__ import annotations
 import bisect
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 from tolerant_client.records.record_batch import read_header
 from tolerant_client.tracker.events import RecoveryCounters
@@ -76,6 +77,16 @@ class Copied(NamedTuple):
         )
 
 
+class _Sent(NamedTuple):
+    """A batch that was sent."""
+
+    partition: TopicPartition
+    records: int
+    size: int
+    newest_ms: int
+    sent_ms: int
+
+
 @dataclass(frozen=True)
 class Measured:
     """What happened since the last call of `take`: copies by partition, a histogram of latencies, recovery events by kind."""
@@ -102,6 +113,7 @@ class MeasuredCluster(Cluster):
         self._has_transactional_copies = has_transactional_copies
         self._wall_clock = wall_clock
         self._copied: dict[TopicPartition, Copied] = {}
+        self._open: dict[str, list[_Sent]] = {}  # acknowledged, by transactional id
         self._latencies = [0] * (len(LATENCY_BOUNDS_MS) + 1)
         self._recovered: Counter[str] = Counter()
 
@@ -116,9 +128,19 @@ class MeasuredCluster(Cluster):
         """Cluster.produce, measured."""
         future = super().produce(node_id, batches, *args, transactional_id=transactional_id, **options)
         if transactional_id is None or self._has_transactional_copies:
-            sent = {p: _facts(batch) for p, batch in batches.items() if not p.topic.startswith(OWN_TOPICS)}
-            future.add_callback(self._acknowledged, sent, int(self._wall_clock() * 1000))
+            now_ms = int(self._wall_clock() * 1000)
+            sent = [_sent(p, batch, now_ms) for p, batch in batches.items() if not p.topic.startswith(OWN_TOPICS)]
+            future.add_callback(self._acknowledged, sent, transactional_id)
         return future
+
+    async def send(self, request: Any, node_id: int | str | None = None) -> Any:
+        """Cluster.send; the ends of transactions are noted."""
+        response = await super().send(request, node_id)
+        if isinstance(request, (EndTxnRequest, InitProducerIdRequest)) and not response.error_code:
+            ended = self._open.pop(request.transactional_id, [])  # InitProducerId aborts what was open
+            if isinstance(request, EndTxnRequest) and request.committed:
+                self._count(ended)
+        return response
 
     def take(self, *clusters: Cluster) -> Measured:
         """What was measured since the last call; recovery events are those of this cluster and of `clusters`."""
@@ -133,24 +155,27 @@ class MeasuredCluster(Cluster):
         self._copied, self._latencies, self._recovered = {}, [0] * (len(LATENCY_BOUNDS_MS) + 1), events
         return taken
 
-    def _acknowledged(self, sent: Mapping[TopicPartition, tuple[int, int, int]], sent_ms: int, response: Any) -> None:
+    def _acknowledged(self, sent: Sequence[_Sent], transactional_id: str | None, response: Any) -> None:
+        appended = {part.partition for part in response or () if not part.error_code}
+        found = [each for each in sent if each.partition in appended]
+        if transactional_id is None:
+            self._count(found)
+        else:
+            self._open.setdefault(transactional_id, []).extend(found)
+
+    def _count(self, copied: Iterable[_Sent]) -> None:
         now_ms = int(self._wall_clock() * 1000)
-        part: ProducedPartition
-        for part in response or ():
-            facts = sent.get(part.partition)
-            if facts is None or part.error_code:
-                continue
-            records, size, time_ms = facts
+        for partition, records, size, time_ms, sent_ms in copied:
             age = latency = Span()
             if time_ms >= 0:
                 # A producer's clock may be ahead of ours: a negative time counts as 0.
                 age, latency = age.seen(max(0, sent_ms - time_ms)), latency.seen(max(0, now_ms - time_ms))
                 self._latencies[bisect.bisect_left(LATENCY_BOUNDS_MS, latency.last)] += 1
             done = Copied(records, size, age, latency)
-            known = self._copied.get(part.partition)
-            self._copied[part.partition] = done if known is None else known.plus(done)
+            known = self._copied.get(partition)
+            self._copied[partition] = done if known is None else known.plus(done)
 
 
-def _facts(batch: memoryview) -> tuple[int, int, int]:
+def _sent(partition: TopicPartition, batch: memoryview, now_ms: int) -> _Sent:
     header = read_header(batch)
-    return header.record_count, header.size, header.max_timestamp
+    return _Sent(partition, header.record_count, header.size, header.max_timestamp, now_ms)

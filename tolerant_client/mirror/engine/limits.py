@@ -35,8 +35,8 @@ class TransactionLimits:
     """Limits of a transaction, in ms, bytes and requests.
 
     A transaction is committed `linger_ms` after it began if everything is
-    copied, and otherwise after `commit_ms` or `commit_bytes`.  Brokers abort it
-    after `timeout_ms`.  A fenced copier takes over again once the other one has
+    copied, and otherwise after `commit_ms` or, while there is more to send,
+    after `commit_bytes` or `open_s`.  Brokers abort it after `timeout_ms`.  A fenced copier takes over again once the other one has
     made no progress for `takeover_ms`.
     """
 
@@ -46,6 +46,10 @@ class TransactionLimits:
     max_requests: int = 16
     timeout_ms: int = 60_000
     takeover_ms: int = 3_000
+
+    def open_s(self, *, is_throttled: bool) -> float:
+        """Seconds after which no more is sent: a slow target, or its quota, must not outlast the transaction."""
+        return (self.commit_ms if is_throttled else self.timeout_ms / 10) / 1000
 
 
 class Progress(NamedTuple):

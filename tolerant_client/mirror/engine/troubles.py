@@ -12,7 +12,9 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff
+from tolerant_client.cluster.producer.partition import is_too_large
 from tolerant_client.errors import PartitionRefusedError
+from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 
 _ABSENT_S = 3.0  # brokers learn of a new topic at slightly different times
@@ -97,6 +99,13 @@ def refusal(partition: str, doing: str, offset: int, error_code: int, right: str
     ).advising(remedy(error_code, right))
 
 
+def times_would_change(partition: str) -> PartitionRefusedError:
+    """The error that stops a partition whose target topic has LogAppendTime (M6)."""
+    return PartitionRefusedError(
+        f"{partition}: the target's topic has message.timestamp.type=LogAppendTime, which would rewrite timestamps"
+    ).advising("set it to CreateTime, and a running mirror resumes")
+
+
 def read_refusal(partition: TopicPartition, source_topic: str, what: str) -> PartitionRefusedError:
     """The error that stops a partition whose position cannot be found, since a cluster does not let us read a log of it."""
     topic, number = partition
@@ -120,6 +129,11 @@ def error_code(error: BaseException | None) -> int | None:
 
 def remedy(error_code: int | None, right: str, otherwise: str = "check the topic's configuration and ACLs") -> str:
     """What an operator does about a request that is refused with this code, and for lack of `right` if that is the reason."""
+    if error_code is not None and is_too_large(error_code):
+        return (
+            "raise max.message.bytes of the target's topic, or set its compression.type to producer: with another one its brokers"
+            " store batches otherwise than the source's"
+        )
     lacking = {
         Errors.TopicAuthorizationFailedError.errno: right,
         Errors.ClusterAuthorizationFailedError.errno: "IdempotentWrite on the target cluster",  # before Kafka 2.8
@@ -127,3 +141,16 @@ def remedy(error_code: int | None, right: str, otherwise: str = "check the topic
         " the target",
     }.get(error_code)
     return otherwise if lacking is None else f"grant {lacking} to the mirror's user, and a running mirror resumes"
+
+
+def fill_remedy(error: Errors.KafkaError, way: GapFill, right: str) -> str:
+    """What an operator can do if a target refuses filler of a gap, or before a log's start."""
+    if isinstance(error, Errors.InvalidTimestampError):
+        return (
+            "the filler's time is this machine's: set its clock right (tolerant-kafka doctor compares it with the brokers'), or"
+            " raise message.timestamp.after.max.ms (clock ahead) or message.timestamp.before.max.ms of the target's topic"
+        )
+    is_best = way is GapFill.RECORDS
+    return remedy(
+        error_code(error), right, "check the mirror's ACLs" + ("" if is_best else f", or set {GapFill.RECORDS.option}")
+    )

@@ -29,6 +29,7 @@ from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.plan import (
     CLEANUP_POLICY,
+    COMPRESSION_TYPE,
     LOG_APPEND_TIME,
     MAX_MESSAGE_BYTES,
     TIMESTAMP_TYPE,
@@ -37,7 +38,9 @@ from tolerant_client.mirror.state.plan import (
     in_operations,
 )
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.records.codecs import CODEC_NAMES
 
+_CODECS = {name: codec for codec, name in enumerate(("uncompressed", *CODEC_NAMES[1:]))}
 _REFUSALS = frozenset(
     {
         Errors.InvalidTopicError.errno,
@@ -57,6 +60,7 @@ class TopicFacts(NamedTuple):
     topic_id: uuid.UUID | None  # None from brokers before 2.8 (KIP-516)
     can_delete_records: bool = True  # a broker refuses DeleteRecords if cleanup.policy is only compact
     rewrites_times: bool = False  # LogAppendTime: the brokers would replace every record's timestamp
+    codec: int | None = None  # in which the brokers store batches; None if they keep the producer's
 
 
 def require_names(source: Cluster, topics: LinkTopics) -> None:
@@ -143,7 +147,9 @@ async def topic_facts(target: Cluster, topics: Iterable[str]) -> dict[str, Topic
     found: dict[str, TopicFacts] = {}
 
     async def ask() -> None:
-        told = await describe_configs(target, present, [CLEANUP_POLICY, MAX_MESSAGE_BYTES, TIMESTAMP_TYPE])
+        told = await describe_configs(
+            target, present, [CLEANUP_POLICY, COMPRESSION_TYPE, MAX_MESSAGE_BYTES, TIMESTAMP_TYPE]
+        )
         for name, settings in told.items():
             if isinstance(settings, Exception):
                 raise settings
@@ -155,6 +161,7 @@ async def topic_facts(target: Cluster, topics: Iterable[str]) -> dict[str, Topic
                 ids.get(name),
                 "delete" in config.get(CLEANUP_POLICY, "delete"),
                 config.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME,
+                _CODECS.get(config.get(COMPRESSION_TYPE, "")),
             )
 
     await _ask_of(target, present, "describing topic configurations", ask)

@@ -56,6 +56,9 @@ class Target:
     def answer(self, base_offset: int = -1, error_code: int = 0) -> None:
         self.sent.pop(0)[1].success([ProducedPartition(P, error_code, base_offset)])
 
+    async def sendable(self, node_id: int) -> None:
+        """No quota."""
+
     async def by_leader(self, partitions: Any) -> dict[int, list[TopicPartition]]:
         return {LEADER: list(partitions)}
 
@@ -106,10 +109,10 @@ def test_what_is_settled_comes_in_the_order_of_sending_and_no_more_is_waited_for
         for base_offset in (0, 5, 10):
             stamped.send(LEADER, *batch(base_offset))
         target.answer(100)
-        assert [(header.base_offset, at) async for header, at in stamped.settled(2)] == [(0, 100)]
+        assert [(header.base_offset, part.base_offset) async for header, part in stamped.settled(2)] == [(0, 100)]
         target.answer(105)
         target.answer(110)
-        assert [at async for _, at in stamped.settled()] == [105, 110]
+        assert [part.base_offset async for _, part in stamped.settled()] == [105, 110]
 
     on_a_loop(run)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from tolerant_client.mirror.batches.appendable import (
     cover,
 )
 from tolerant_client.mirror.batches.gaps import Gap, GapFill, is_filler
+from tolerant_client.records.codecs import GZIP, NONE, ZSTD
 from tolerant_client.records.record_batch import Record, decode_records, encode_batch, iter_batches, read_header
 
 TP = TopicPartition("orders", 0)
@@ -436,3 +438,22 @@ def test_any_log_is_covered_without_a_hole_and_keeps_its_committed_records(
         assert not any(isinstance(item, Gap) for item in items)
     taken = {r.offset for r in expected}
     assert not any(low <= offset < high for low, high, kind in outline(items) if kind == "gap" for offset in taken)
+
+
+@pytest.mark.parametrize("codec", [NONE, GZIP])
+def test_batches_for_a_topic_that_stores_another_codec_are_sent_in_that_and_fit_when_they_are_stored(
+    codec: int,
+) -> None:
+    """A broker that compresses what did not shrink makes it larger."""
+    small = encode_batch([Record(0, NOW_MS, b"%d" % n, bytes(4_000)) for n in range(12)], codec=ZSTD)
+    noise = encode_batch([Record(0, NOW_MS, None, random.Random(n).randbytes(500)) for n in range(30)], base_offset=12)
+    same = encode_batch([Record(0, NOW_MS, None, bytes(40_000))], base_offset=42, codec=GZIP)
+    log = [small, noise, *([same] if codec else [])]
+    course = appendable(response(*log), 0, None, rules(limit=9_000)._replace(codec=codec), (), NOW_MS)
+    batches = [item for item in course.items if not isinstance(item, Gap)]
+    values = [record.value for _, batch in batches for record in decode_records(batch)]
+    assert values[:12] == [bytes(4_000)] * 12 and len(values) == course.position == (43 if codec else 42)
+    assert {header.codec for header, _ in batches} == {NONE, codec}
+    for header, batch in batches:
+        stored = encode_batch(list(decode_records(batch)), base_offset=header.base_offset, codec=codec)
+        assert len(stored) <= 9_000

@@ -117,7 +117,7 @@ def test_a_former_producer_that_could_not_be_fenced_is_named_with_its_partition(
         return cast(int, await attempt())
 
     told: list[str] = []
-    target = cast(Cluster, SimpleNamespace(produce=produce, leader=leader, insist=insist))
+    target = cast(Cluster, SimpleNamespace(produce=produce, leader=leader, insist=insist, sendable=leader))
     with pytest.raises(Errors.InvalidProducerEpochError, match="fencing producer id 9 in orders-0"):
         asyncio.run(fence._write_filler(target, P, 9, 4))
     assert told == ["fencing producer id 9 in orders-0"]

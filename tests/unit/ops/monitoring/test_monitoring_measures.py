@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kafka.future import Future
+from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
@@ -28,13 +30,21 @@ class Broker:
             self.sent.append((Future(), list(batches)))
             return self.sent[-1][0]
 
+        async def send(cluster: Cluster, request: Any, node_id: Any = None) -> Any:
+            return SimpleNamespace(error_code=self.error_code)
+
+        self.error_code = 0
         monkeypatch.setattr(Cluster, "produce", produce)
+        monkeypatch.setattr(Cluster, "send", send)
         self.cluster = MeasuredCluster({"bootstrap_servers": "127.0.0.1:1"}, wall_clock=lambda: self.now_s, **options)
 
     def produce(self, *times_ms: int, partition: TopicPartition = ORDERS, **options: Any) -> int:
         batch = encode_batch([Record(0, time, b"k", b"v") for time in times_ms])
         self.cluster.produce(1, {partition: memoryview(batch)}, **options)
         return len(batch)
+
+    def end(self, transactional_id: str, *, is_committed: bool = True) -> None:
+        self.cluster.run(self.cluster.send, EndTxnRequest(transactional_id, 1, 1, is_committed, max_version=3))
 
     def answer(self, error_code: int = 0) -> None:
         future, partitions = self.sent.pop(0)
@@ -110,7 +120,34 @@ def test_transactions_are_filler_or_copies_and_the_mirrors_own_topics_neither(
     broker.produce(T0, partition=MAP)
     while broker.sent:
         broker.answer()
+    broker.end("tolerant-mirror-x")
     assert list(broker.cluster.take().copied) == [ORDERS] * has_copies
+    broker.cluster.close()
+
+
+def test_what_was_produced_in_a_transaction_counts_once_it_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. Another one is aborted, by whom ever.  2. It is committed; the first response says that it is not yet."""
+    broker, one = Broker(monkeypatch, has_transactional_copies=True), "tolerant-mirror-x"
+    for end in (
+        lambda: broker.end(one, is_committed=False),
+        lambda: broker.cluster.run(broker.cluster.send, InitProducerIdRequest(one, 60_000, max_version=3)),
+    ):
+        broker.produce(T0, transactional_id=one)
+        broker.answer()
+        end()
+        broker.end(one)
+        assert broker.cluster.take().copied == {}
+    broker.produce(T0, transactional_id=one)
+    broker.answer()
+    broker.error_code = 51
+    broker.end(one)
+    broker.produce(T0, transactional_id="another")
+    broker.answer()
+    assert broker.cluster.take().copied == {}
+    broker.error_code, broker.now_s = 0, broker.now_s + 0.2
+    broker.end(one)
+    taken = broker.cluster.take().copied[ORDERS]
+    assert (taken.records, taken.age.last, taken.latency.last) == (1, 0, 200), "consumers see it when it is committed"
     broker.cluster.close()
 
 

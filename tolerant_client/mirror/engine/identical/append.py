@@ -21,6 +21,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends_at
 from tolerant_client.cluster.admin.topics import require_topic
 from tolerant_client.cluster.produce import ProducedPartition
+from tolerant_client.cluster.produce_window import ProduceWindow
 from tolerant_client.errors import text_of
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
@@ -35,10 +36,9 @@ _LONG_FILL_S = 0.1  # long enough for a topic to be deleted and created again
 class _Sender:
     """The pipeline to one target node; `ready` holds the partitions with queued batches, in turn."""
 
-    def __init__(self, node_id: int) -> None:
+    def __init__(self, node_id: int, window: ProduceWindow) -> None:
         self.node_id = node_id
-        self.in_flight = 0
-        self.window = 1  # requests that may be in flight
+        self.window = window
         self.ready: dict[TopicPartition, PartitionCopy] = {}
         self.is_waiting = False  # for the end of a throttle
 
@@ -84,7 +84,8 @@ class Appender:
             self._memory.take(copy.enqueue(item))
             sender = self._senders.get(node_id)
             if sender is None:
-                sender = self._senders[node_id] = _Sender(node_id)
+                window = ProduceWindow(self._target, node_id, self._limits.produce_max_requests)
+                sender = self._senders[node_id] = _Sender(node_id, window)
             sender.ready[copy.partition] = copy
             senders.add(sender)
         for sender in senders:
@@ -98,11 +99,11 @@ class Appender:
 
     def _flush(self, sender: _Sender) -> None:
         limits, now_ms = self._limits, time.time() * 1000
-        while sender.ready and sender.in_flight < sender.window:
-            if (wait_s := self._target.throttled_s(sender.node_id)) > 0:
+        while sender.ready and not sender.window.is_full:
+            if not sender.window.has_room:
                 if not sender.is_waiting:
                     sender.is_waiting = True
-                    self._spawn(self._flush_later, sender, wait_s)
+                    self._spawn(self._flush_later, sender)
                 return
             idle: list[PartitionCopy] = []
             batches: dict[TopicPartition, memoryview] = {}
@@ -156,14 +157,13 @@ class Appender:
                 self._spawn(self._look, sender, idle)
             if not batches:
                 continue
-            sender.in_flight += 1
             future = self._target.produce(sender.node_id, batches, topic_ids=topic_ids)
+            sender.window.sent(future)
             future.add_callback(self._produced, sender, sent, size, self._clock())
             future.add_errback(self._failed, sender, sent, size)
 
-    async def _flush_later(self, sender: _Sender, wait_s: float) -> None:
-        """Waits out a quota, which is no trouble: the queue goes out when the broker accepts more (KIP-219)."""
-        await self._target.net.sleep(wait_s)
+    async def _flush_later(self, sender: _Sender) -> None:
+        await self._target.sendable(sender.node_id)
         sender.is_waiting = False
         self._flush(sender)
 
@@ -172,13 +172,10 @@ class Appender:
     ) -> None:
         produced: dict[TopicPartition, ProducedPartition] = {part.partition: part for part in response}
         now = self._clock()
-        # A broker applies a throttle anew to each request that it has not read yet: many would outlast their timeouts.
-        sender.window = 1 if response.throttle_time_ms else min(2 * sender.window, self._limits.produce_max_requests)
         for copy, header in sent:
             part = produced[copy.partition]
             copy.in_flight -= 1
             copy.appended(header, part.error_code, part.base_offset, sent_at, now, part.log_append_time)
-        sender.in_flight -= 1
         self._settle(sender, [copy for copy, _ in sent], size)
 
     def _failed(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, error: Any) -> None:
@@ -186,7 +183,6 @@ class Appender:
         for copy, header in sent:
             copy.in_flight -= 1
             copy.lost(header, f"append failed: {text_of(error)}", now)
-        sender.in_flight -= 1
         self._settle(sender, [copy for copy, _ in sent], size)
 
     async def _look(self, sender: _Sender, copies: list[PartitionCopy]) -> None:

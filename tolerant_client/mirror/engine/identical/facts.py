@@ -63,4 +63,5 @@ class TargetFacts:
         way = choose_way(self._policy.for_topic(topic).gap_fill, is_compacted=facts.is_compacted or is_cleaned)
         node_id = self._target.known_leader(copy.partition)
         _, remembered_ms = self._remembered.get(-1 if node_id is None else node_id, (0.0, _REMEMBERED_MS))
-        return AppendRules(way, facts.is_compacted, facts.max_message_bytes, copy.left_out, remembered_ms)
+        codec = facts.codec if copy.is_recoded else None
+        return AppendRules(way, facts.is_compacted, facts.max_message_bytes, copy.left_out, remembered_ms, codec)

@@ -50,7 +50,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState, cover
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
-from tolerant_client.mirror.engine.troubles import error_code, refusal, remedy
+from tolerant_client.mirror.engine.troubles import fill_remedy, refusal
 from tolerant_client.records.record_batch import BatchHeader, restamp
 
 _BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, besides those of the same response
@@ -295,7 +295,7 @@ class PartitionCopy(CopiedPartition):
         if isinstance(error, TolerantClientError):
             self.doubt(error, now)
         else:
-            what = _remedy(error, self.rules.way, self._needed)
+            what = fill_remedy(error, self.rules.way, self._needed)
             self.doubt(PartitionRefusedError(f"{self}: {finding}").advising(what), now)
 
     def lost(self, header: BatchHeader, reason: str, now: float) -> None:
@@ -310,6 +310,7 @@ class PartitionCopy(CopiedPartition):
 
     def refused(self, doing: str, error_code: int, right: str, now: float) -> None:
         """Handles an error code of a fetch or an append, which needs `right`."""
+        self.refused_with(error_code)
         error = refusal(str(self), doing, self.acked, error_code, right)
         if error is None:
             self.trouble(f"{doing} answered {Errors.for_code(error_code).__name__}", now)
@@ -336,9 +337,11 @@ class PartitionCopy(CopiedPartition):
         else:
             self.trouble("the target topic does not exist", now)
 
-    def is_too_large(self, log_end: int, max_batch_bytes: int) -> bool:
+    def is_too_large(self, log_end: int, rules: AppendRules) -> bool:
         """True while the record that was found too large is still the next one, and still too large."""
-        if self.too_large is not None and (log_end > self.too_large.offset or max_batch_bytes > self.too_large.limit):
+        if (error := self.too_large) is not None and (
+            log_end > error.offset or rules.max_batch_bytes > error.limit or rules.codec != self.rules.codec
+        ):
             self.too_large = None
         return self.too_large is not None
 
@@ -435,16 +438,3 @@ class PartitionCopy(CopiedPartition):
         elif log_end < self.acked:
             self._first_log_end -= self.acked - log_end  # what an election or a deletion removed is copied again
         self.position = self.acked = log_end
-
-
-def _remedy(error: Errors.KafkaError, way: GapFill, right: str) -> str:
-    """What an operator can do if a target refuses filler of a gap, or before a log's start."""
-    if isinstance(error, Errors.InvalidTimestampError):
-        return (
-            "the filler's time is this machine's: set its clock right (tolerant-kafka doctor compares it with the brokers'), or"
-            " raise message.timestamp.after.max.ms (clock ahead) or message.timestamp.before.max.ms of the target's topic"
-        )
-    is_best = way is GapFill.RECORDS
-    return remedy(
-        error_code(error), right, "check the mirror's ACLs" + ("" if is_best else f", or set {GapFill.RECORDS.option}")
-    )

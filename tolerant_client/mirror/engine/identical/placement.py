@@ -24,7 +24,7 @@ def placed(
     """
     if isinstance(found, (Loss, TargetDivergedError)) and copy.misplaced is not None:
         found = copy.misplaced
-    elif isinstance(found, AppendState) and copy.is_too_large(found.log_end, rules.max_batch_bytes):
+    elif isinstance(found, AppendState) and copy.is_too_large(found.log_end, rules):
         found = _oversized(copy, found, link, now_ms)
     if found is None:
         copy.trouble(

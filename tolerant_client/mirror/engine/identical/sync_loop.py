@@ -37,7 +37,7 @@ from tolerant_client.mirror.engine.identical.placement import placed
 from tolerant_client.mirror.engine.identical.probes import probe_logs
 from tolerant_client.mirror.engine.identical.resume_point import Found, LogStart, read_append_states, read_ids
 from tolerant_client.mirror.engine.strategy import NO_CLAIM
-from tolerant_client.mirror.engine.troubles import read_refusal
+from tolerant_client.mirror.engine.troubles import read_refusal, times_would_change
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 
 
@@ -230,12 +230,7 @@ class SyncLoop:
                 kept.append(partition)
             elif copy is not None and copy.phase is not Phase.STOPPED and not copy.retimed:
                 copy.phase, copy.has_doubtful_facts = Phase.SYNCING, True
-                copy.doubt(
-                    PartitionRefusedError(
-                        f"{copy}: the target's topic has message.timestamp.type=LogAppendTime, which would rewrite timestamps"
-                    ).advising("set it to CreateTime, and a running mirror resumes"),
-                    self._clock(),
-                )
+                copy.doubt(times_would_change(str(copy)), self._clock())
                 self._flow.after_trouble(copy)
             else:
                 kept.append(partition)  # its log shows what was rewritten

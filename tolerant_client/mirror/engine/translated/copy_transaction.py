@@ -7,12 +7,15 @@ A. Each transaction has its own epoch.  `take_over` gets one whoever has the tra
 B. A batch is sent once.  If its response does not come, or is an error, nothing is committed: the next takeover's
    InitProducerId aborts the transaction, with a marker of a higher epoch than any request still in flight (KIP-890).
 C. The base offsets in one partition's responses grow by at least the batches' records; others are not believed.
+D. The first batch goes alone: a broker that does not know the epoch accepts any sequence.  So what is in flight after a
+   refused batch is refused, too, and what was sent before it may be committed.
+E. A response with a time is no copy (M6): each batch is sent once, so the broker gave that time to its records.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import kafka.errors as Errors
 from kafka.protocol.producer import InitProducerIdRequest
@@ -20,10 +23,14 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.asking import chunks
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.produce import NO_APPEND_TIME
+from tolerant_client.cluster.produce_window import ProduceWindow
+from tolerant_client.cluster.producer.partition import is_for_its_records
 from tolerant_client.cluster.producer.stamped import StampedAppends
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import OffsetMapError, OptionError, ProducerFencedError
-from tolerant_client.mirror.batches.merge import DenseBatch
+from tolerant_client.mirror.engine.translated.fetched_queue import Outgoing
+from tolerant_client.mirror.engine.troubles import times_would_change
 from tolerant_client.mirror.state.offset_map import MapRow, Run
 from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
@@ -32,7 +39,11 @@ _ROWS = 500  # rows of the map in one batch
 
 
 class CopyTransaction(ProducerTransaction):
-    """One partition's copier as a transactional producer; one transaction at a time."""
+    """One partition's copier as a transactional producer; one transaction at a time.
+
+    `window` is that of a node for all partitions; `may_send` is called directly before each batch, and raises KafkaError once
+    nothing more may be sent.
+    """
 
     _too_long = (
         "Records are copied in transactions of {} ms, more than the target's transaction.max.timeout.ms; raise that"
@@ -45,13 +56,19 @@ class CopyTransaction(ProducerTransaction):
         partition: TopicPartition,
         map_partition: TopicPartition,
         timeout_ms: int,
+        window: Callable[[int], ProduceWindow],
+        may_send: Callable[[], None],
     ) -> None:
         super().__init__(cluster, transactional_id, timeout_ms)
         self._partition = partition
         self._map_partition = map_partition
+        self._window = window
+        self._may_send = may_send
         self._end = 0  # the target offset after the last response
-        self._spans: deque[tuple[int, tuple[tuple[int, int], ...]]] = deque()  # of what is in flight, with its bytes
+        self._sent: deque[Outgoing] = deque()  # what is in flight
         self.runs: list[Run] = []  # what was appended and acknowledged in this transaction
+        self.bytes = 0  # of that, as it was sent
+        self.taken_bytes = 0  # of what was sent, as it was fetched
 
     async def take_over(self) -> None:
         """Fences all other writers of the partition and aborts their transaction.
@@ -75,8 +92,9 @@ class CopyTransaction(ProducerTransaction):
 
     def _start_over(self) -> None:
         self._records, self._rows = map(self._appends_to, (self._partition, self._map_partition))
-        self._spans.clear()
+        self._sent.clear()
         self.runs = []
+        self.bytes = self.taken_bytes = 0
 
     def _appends_to(self, partition: TopicPartition) -> StampedAppends:
         return StampedAppends(
@@ -85,36 +103,46 @@ class CopyTransaction(ProducerTransaction):
             self.producer_id,
             self.producer_epoch,
             transactional_id=self.transactional_id,
+            may_send=self._may_send,
         )
 
     async def open(self, *, with_records: bool = True) -> None:
         """Adds the partitions: what is sent after this belongs to the transaction."""
         await self.add_partitions([self._partition, self._map_partition] if with_records else [self._map_partition])
 
-    def send(self, node_id: int, dense: DenseBatch, held_bytes: int) -> None:
-        """Sends a batch; once it is settled, `held_bytes` of memory are free."""
-        header, batch, spans = dense
-        self._records.send(node_id, header, batch)
-        self._spans.append((held_bytes, spans))
+    async def send(self, node_id: int, outgoing: Outgoing) -> None:
+        """Sends a batch when it is its turn; once it is settled, its `held_bytes` of memory are free."""
+        header, batch, _ = outgoing.batch
+        await self._window(node_id).send(lambda: self._records.send(node_id, header, batch))
+        self._sent.append(outgoing)
+        self.taken_bytes += outgoing.held_bytes
 
     async def settle(self, most: int) -> int:
         """Settles responses until at most `most` batches are in flight; returns the bytes that are free.
 
         Raises Kafka's error, or ProducerFencedError, for a batch that was refused
-        or got no response; OffsetMapError for a response that cannot be true.
+        or got no response; OffsetMapError for a response that cannot be true; PartitionRefusedError for Law E.
         """
-        freed = 0
-        async for _, target in self._records.settled(most):
-            held_bytes, spans = self._spans.popleft()
-            freed += held_bytes
+        freed, where = 0, f"{self._partition.topic}-{self._partition.partition}"
+        async for header, part in self._records.settled(most):
+            if part.log_append_time != NO_APPEND_TIME:
+                raise times_would_change(where)
+            outgoing, target = self._sent.popleft(), part.base_offset
+            freed += outgoing.held_bytes
+            self.bytes += header.size
             if target < self._end:
-                where = f"{self._partition.topic}-{self._partition.partition}"
                 raise OffsetMapError(f"{where}: a batch was appended at {target}, the one before up to {self._end}")
-            for source, count in spans:
+            for source, count in outgoing.batch.spans:
                 self.runs.append(Run(source, target, count))
                 target += count
             self._end = target
         return freed
+
+    async def good_until(self, error: Errors.BrokerResponseError) -> int | None:
+        """The source offset of the batch that was refused with this error of `settle`, if what was sent before it may be committed."""
+        if not (self.runs and self._sent and is_for_its_records(error.errno)):
+            return None
+        return self._sent[0].batch.spans[0][0] if await self._records.refused_all() else None
 
     async def write_rows(self, rows: Sequence[MapRow], now_ms: int) -> None:
         """Appends rows of the map to the transaction, and waits for the responses."""

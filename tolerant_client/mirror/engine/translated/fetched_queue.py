@@ -8,9 +8,11 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.batches.gaps import Gap
+from tolerant_client.mirror.batches.merge import DenseBatch, dense
 from tolerant_client.mirror.batches.rewrite import SMALL_BATCH_BYTES
 from tolerant_client.records.record_batch import LOG_OVERHEAD, BatchHeader
 
@@ -19,15 +21,24 @@ _MAGIC_AT = 16
 _LENGTH_AND_EPOCH = struct.Struct(">ii")  # from byte 8 of a record batch
 
 
+class Outgoing(NamedTuple):
+    """A batch to send, the source offset after it and the gaps that follow, and the bytes of memory that it ends the use of."""
+
+    batch: DenseBatch
+    until_offset: int
+    held_bytes: int
+
+
 class FetchedQueue:
     """The fetched batches of one partition, and the gaps between them."""
 
     def __init__(self) -> None:
         self.bytes = 0  # of what waits, and of what left and was not subtracted yet
         self._items: deque[Appendable] = deque()
+        self._outgoing: deque[Outgoing] = deque()  # of what was taken from the head of the items
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._items) + len(self._outgoing)
 
     def put(self, items: Iterable[Appendable]) -> int:
         """Adds what was taken of a response; returns its bytes."""
@@ -41,15 +52,26 @@ class FetchedQueue:
         """Drops what waits; returns the bytes that are no longer counted."""
         size, self.bytes = self.bytes, 0
         self._items.clear()
+        self._outgoing.clear()
         return size
 
     def skip_gaps(self) -> int | None:
         """Removes the gaps at the head; returns the offset after them, or None if there were none."""
         position = None
-        while self._items and isinstance(item := self._items[0], Gap):
+        while not self._outgoing and self._items and isinstance(item := self._items[0], Gap):
             position = item.until_offset
             self._items.popleft()
         return position
+
+    def next(self, max_batch_bytes: int) -> Outgoing:
+        """The next batch to send; there must be one, with no gap before it.  Raises what `dense` does."""
+        if not self._outgoing:
+            batches, until = self.next_batches(0)
+            merged = dense(batches, max_batch_bytes)
+            held = [sum(header.size for header, _ in batches)] + [0] * len(merged)
+            ends = [sum(each.spans[-1]) for each in merged[:-1]] + [until]
+            self._outgoing += map(Outgoing, merged, ends, held)
+        return self._outgoing.popleft()
 
     def next_batches(self, position: int) -> tuple[list[tuple[BatchHeader, memoryview]], int]:
         """The next batch, or small ones, with the gaps around them, and the offset after them (`position` if there is nothing).

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection
+from functools import cache
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.patience import BELIEVED_AFTER
+from tolerant_client.cluster.produce_window import ProduceWindow
 from tolerant_client.errors import TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.engine.limits import TransactionLimits
@@ -23,6 +25,7 @@ from tolerant_client.mirror.engine.reader import Reader
 from tolerant_client.mirror.engine.strategy import CopiedLink, Strategy
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
+from tolerant_client.mirror.engine.translated.refusals import Refusals
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads, TranslatedParts
 from tolerant_client.mirror.engine.witnesses import Witnesses
 from tolerant_client.mirror.state.claims import claimed_part
@@ -51,7 +54,9 @@ class TranslatedOffsets:
             SharedReads(link.source, link.target, link.control, link.clock),
             Adopted(link.target, link.control),
             self._reader,
+            cache(lambda node_id: ProduceWindow(link.target, node_id, link.limits.produce_max_requests)),
         )
+        self._refusals = Refusals()
         self._next_clearing = link.clock() + _CLEAR_EVERY_S * random.uniform(0.1, 1.0)
         self._next_map_look = link.clock() + _MAP_EVERY_S
         self._map_lost = 0  # checks in a row that found it missing
@@ -78,11 +83,15 @@ class TranslatedOffsets:
         return copy
 
     async def _run(self, copy: TranslatedPartition) -> None:
-        claim = self.claim_of(copy.partition)
+        claim, clock = self.claim_of(copy.partition), self._link.clock
+        if (standing := self._refusals.standing(copy.partition, clock())) is not None:
+            copy.error, copy.acked = standing.error, standing.acked
         try:
             await self._link.tasks.until(lambda: copy.is_over or self._link.claims.holds(claim))
             await copy.run()
         finally:
+            if standing is None:
+                self._refusals.ended(copy.partition, copy.error, copy.acked, clock())
             if self.partitions.get(copy.partition) is copy:
                 del self.partitions[copy.partition]
                 self._link.claims.leave([claim])

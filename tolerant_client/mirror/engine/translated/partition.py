@@ -5,6 +5,7 @@ A. Records and the map rows that say where they are belong to one transaction; t
    So wherever a copier dies, the next one continues after the last record that counts (read_committed).
 B. The position is read after all other writers are fenced, and nothing is appended without that (copy_transaction.py).
 C. After any response but the expected one, what was not committed is forgotten and B begins again.
+   But what was sent before a record that cannot be copied is committed first: nothing good is sent again because of it.
 D. A fenced copier only watches: it takes over again if records wait and the position does not move.  So two copiers that
    race do not abort each other's transactions for ever.
 E. Nothing is written without the claim under which the position was read (mirror/state/claims.py): no transaction fences an
@@ -20,7 +21,6 @@ import uuid
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED
 from tolerant_client.cluster.event_loop import WakeupNotifier
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.patience import Backoff
@@ -37,16 +37,16 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.batches.losses import LossPolicy, LossReason
-from tolerant_client.mirror.batches.merge import dense
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.limits import PAUSE_S
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction, is_fenced
 from tolerant_client.mirror.engine.translated.fetched_queue import FetchedQueue, newest_epoch
 from tolerant_client.mirror.engine.translated.place import Place
+from tolerant_client.mirror.engine.translated.rival import watch_rival
 from tolerant_client.mirror.engine.translated.shared_reads import TranslatedParts
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets
-from tolerant_client.mirror.engine.troubles import copy_refusal, refusal
+from tolerant_client.mirror.engine.troubles import copy_refusal, error_code, refusal
 from tolerant_client.mirror.state.claims import claimed_part
 from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import extend, is_another
@@ -76,6 +76,8 @@ class TranslatedPartition(CopiedPartition):
             self.partition,
             map_partition(link.name, partition),
             parts.transactions.timeout_ms,
+            parts.window,
+            self._require_claim,
         )
         self._rules = AppendRules(GapFill.TRANSACTIONS, False, 0)
         self._fetch_error: Exception | None = None
@@ -161,10 +163,7 @@ class TranslatedPartition(CopiedPartition):
                 raise refusal(str(self), "fetch", self.position, code, right) or Errors.for_code(code)(
                     f"Fetch of {self} at offset {self.position}"
                 )
-            epoch, known = newest_epoch(part.records), self.place.leader_epoch
-            self.place.leader_epoch = max(known, epoch)
-            if epoch > known >= 0:
-                raise Errors.OffsetNotAvailableError(f"the source of {self} has leader epoch {epoch} now")
+            self.place.saw_epoch(newest_epoch(part.records))
             course = self.course(part, until, self._rules, int(time.time() * 1000))
         except Errors.KafkaError as error:
             if isinstance(error, OversizedRecordError):
@@ -198,7 +197,7 @@ class TranslatedPartition(CopiedPartition):
                 try:
                     if is_fenced_off:
                         is_fenced_off = False
-                        await self._watch()
+                        await watch_rival(self, self._link, self._parts.reads, self._parts.transactions.takeover_ms)
                         continue
                     await self._take_over()
                     while not self.is_over:
@@ -233,13 +232,14 @@ class TranslatedPartition(CopiedPartition):
             # In another topic, or a log that was cut, copying begins where it resumes.
             self.acked = min(self.acked, position)
         self._source_id = self.place.ids[0]
-        self._advance(position)
+        self.advance(position)
         if not self.place.is_begun:
             self._require_claim()
             await self.place.limit_adopted()
             await self._write_position()
             self.place.begun()
-        self._rules = self._rules._replace(max_batch_bytes=self.place.max_batch_bytes)
+        target, codec = self.place.target, self.place.target.codec if self.is_recoded else None
+        self._rules = self._rules._replace(max_batch_bytes=target.max_message_bytes, codec=codec)
         self.position = position
         self._is_taken_over = True
         if not self._troubles.reasons:
@@ -247,46 +247,59 @@ class TranslatedPartition(CopiedPartition):
         self.read_on()
 
     def _require_claim(self) -> None:
-        """Call it directly before anything is written."""
+        """Is called directly before anything is written."""
         if self._term is None or self._link.claims.term(self._claim) != self._term:
             raise Errors.NotLeaderForPartitionError(NO_CLAIM)
 
     async def _copy_one_transaction(self) -> None:
         """Copies from the first waiting record to the commit."""
         if (position := self.queue.skip_gaps()) is not None:
-            self._advance(position)
+            self.advance(position)
         while not self.queue:
             self._check_fetches()
             if self.is_over:
                 return
             await self.wakeup(_IDLE_S)
             if (position := self.queue.skip_gaps()) is not None:
-                self._advance(position)
+                self.advance(position)
             elif not self.queue:
                 await self._record_position()
-        began = self._link.clock()
-        self._stands_since = self._stands_since or began
+        self._stands_since = self._stands_since or self._link.clock()
+        await self._link.target.sendable(await self._link.target.leader(self.partition))
         self._require_claim()
         await self._producer.open()
-        copied, size = self.acked, 0
+        try:
+            copied = await self._fill()
+        except Errors.BrokerResponseError as error:
+            if (good_until := await self._producer.good_until(error)) is not None:
+                await self._commit(good_until)
+            raise
+        await self._commit(copied)
+
+    async def _fill(self) -> int:
+        """Sends what waits until the transaction has to be committed; returns the source offset up to which all is acknowledged."""
+        limits, producer = self._parts.transactions, self._producer
+        began, copied = self._link.clock(), self.acked
         while True:
-            self._check_fetches()
-            while self.queue and size < self._parts.transactions.commit_bytes:
-                batches, copied = self.queue.next_batches(copied)
-                size += (held_bytes := sum(header.size for header, _ in batches))
-                for item in dense(batches, self._rules.max_batch_bytes) if batches else ():
-                    node = await self._link.target.leader(self.partition)
-                    self._require_claim()
-                    self._producer.send(node, item, held_bytes)
-                    held_bytes = 0
-                    await self._settle(self._parts.transactions.max_requests)
-            await self._settle(self._parts.transactions.max_requests)
-            pause = self._time_to_commit(began, size, copied)
-            if pause <= 0:
+            self._check_fetches(is_open=True)
+            while self.queue and producer.taken_bytes < limits.commit_bytes:
+                if (position := self.queue.skip_gaps()) is not None:
+                    copied = position
+                    continue
+                node = await self._link.target.leader(self.partition)
+                most_s = limits.open_s(is_throttled=self._parts.window(node).is_throttled)
+                if producer.taken_bytes and self._link.clock() - began > most_s:
+                    break
+                outgoing = self.queue.next(self._rules.max_batch_bytes)
+                await producer.send(node, outgoing)
+                copied = outgoing.until_offset
+                await self._settle(limits.max_requests if producer.runs else 0)
+            await self._settle(limits.max_requests)
+            if (pause := self._time_to_commit(began, copied)) <= 0:
                 break
             await self.wakeup(pause)
         await self._settle(0)
-        await self._commit(copied, size)
+        return copied
 
     async def _record_position(self) -> None:
         """Has the map record that what follows the last record was read, too: markers, aborted records, holes."""
@@ -296,30 +309,29 @@ class TranslatedPartition(CopiedPartition):
     async def _write_position(self) -> None:
         self._require_claim()
         await self._producer.open(with_records=False)
-        await self._commit(self.acked, 0)
+        await self._commit(self.acked)
 
-    def _time_to_commit(self, began: float, size: int, copied: int) -> float:
+    def _time_to_commit(self, began: float, copied: int) -> float:
         """Seconds until the transaction must be committed, if nothing arrives before."""
         limits, now = self._parts.transactions, self._link.clock()
-        if self.is_released or size >= limits.commit_bytes:
+        if self.is_released or self._fetch_error is not None or self._producer.taken_bytes >= limits.commit_bytes:
             return 0.0
         if self.until is not None and copied >= self.until and not self.is_held(now):
             return 0.0
         is_drained = not self.queue and not self.is_behind
         return began + (limits.linger_ms if is_drained else limits.commit_ms) / 1000 - now
 
-    async def _commit(self, copied: int, size: int) -> None:
+    async def _commit(self, copied: int) -> None:
         runs, place = self._producer.runs, self.place
         await place.require_same_topics()
         rows = extend(place.row, self.partition, self.partition.topic, place.ids, runs, copied, place.leader_epoch)
-        self._require_claim()
         await self._producer.write_rows(rows, int(time.time() * 1000))
         self._require_claim()
         await self._producer.commit()
         place.row = rows[-1]
         self.records += sum(run.length for run in runs)
-        self.bytes += size
-        self._advance(copied)
+        self.bytes += self._producer.bytes
+        self.advance(copied)
         await self._producer.renew()
 
     async def _settle(self, most: int) -> None:
@@ -329,8 +341,11 @@ class TranslatedPartition(CopiedPartition):
         if not self.is_full:
             self._parts.reader.rejoin(self)
 
-    def _check_fetches(self) -> None:
-        if self._fetch_error is not None:
+    def _check_fetches(self, *, is_open: bool = False) -> None:
+        """Raises what a fetch has found; in an open transaction a finding about the next record waits until that is committed."""
+        if self._fetch_error is not None and not (
+            is_open and isinstance(self._fetch_error, (OversizedRecordError, RecordBatchError))
+        ):
             error, self._fetch_error = self._fetch_error, None
             raise error
         patience_s = self._link.limits.patience_ms / 1000
@@ -364,6 +379,7 @@ class TranslatedPartition(CopiedPartition):
         if isinstance(error, RecordBatchError):
             self._troubles.damaged(str(error))
         is_believed = not getattr(cause, "retriable", False) and self._troubles.is_believed()
+        self.refused_with(error_code(cause))
         patience_s = link.limits.patience_ms / 1000
         if is_believed and isinstance(error, TolerantClientError) and not getattr(error, "retriable", False):
             await self._decide(error, loss if isinstance(error, (DataLossError, OversizedRecordError)) else None)
@@ -386,7 +402,7 @@ class TranslatedPartition(CopiedPartition):
         elif policy is LossPolicy.PAUSE:
             self.paused = error
             if self.place.row is not None:
-                self._advance(self.place.position)
+                self.advance(self.place.position)
             self._link.tasks.notify()
             await self._rest(PAUSE_S)
             if not self.is_over:
@@ -409,26 +425,8 @@ class TranslatedPartition(CopiedPartition):
         while self.paused is not None and not self.is_over and (left := until - self._link.clock()) > 0:
             await self.wakeup(min(left, _IDLE_S))
 
-    async def _watch(self) -> None:
-        """Watches the writer that has taken over, as long as it makes progress (Law D)."""
-        link = self._link
-        if self.has_reached and link.clock() > self.hold_until:
-            self.is_released = True  # only its lease was left
-        still_since = link.clock()
-        patience_s = self._parts.transactions.takeover_ms / 1000 * random.uniform(0.7, 1.3)
-        while not self.is_over:
-            await self.wakeup(patience_s / 4)
-            row = await self._parts.reads.last_row(self.partition)
-            end = await link.source.list_offsets({self.partition: LATEST}, isolation_level=READ_COMMITTED)
-            if row is not None and row.position > self.acked:
-                self._advance(row.position)
-                still_since = link.clock()
-            elif self.acked >= end[self.partition]:
-                still_since = link.clock()
-            if link.clock() - still_since > patience_s:
-                return
-
-    def _advance(self, position: int) -> None:
+    def advance(self, position: int) -> None:
+        """Notes that everything before this source offset is on the target."""
         if position > self.acked:
             self._progressed_at = self._link.clock()
             self._stands_since = None

@@ -43,8 +43,9 @@ from tolerant_client.mirror.engine.translated.target_checks import (
     overwritten,
     taken_over,
 )
+from tolerant_client.mirror.engine.troubles import times_would_change
 from tolerant_client.mirror.state.offset_map import MapRow, begun_again, is_another
-from tolerant_client.mirror.state.topics import describe_each_topic
+from tolerant_client.mirror.state.topics import TopicFacts, describe_each_topic
 
 _RECORD_BYTES = 16 << 10  # a larger batch is sent whole
 _PIECE = 1_000  # offsets whose records are in memory at once
@@ -59,7 +60,7 @@ class Place:
         self.partition = partition
         self.row: MapRow | None = None
         self.ids = ("", "")  # of the topics of source and target
-        self.max_batch_bytes = 0
+        self.target = TopicFacts(False, 0, None)
         self.position = -1
         self.is_begun = False  # the map has the resume position in the source's present log
         self.leader_epoch = -1  # the newest that was seen in the source's log
@@ -80,8 +81,8 @@ class Place:
     async def read(self, producer_id: int) -> int:
         """The source offset to resume at; `producer_id` is the one of this process's copies.
 
-        Raises TargetDivergedError; DataLossError if the source no longer has what was copied or was to be copied, unless policy
-        has accepted that; and KafkaError.
+        Raises TargetDivergedError; PartitionRefusedError if the target would rewrite timestamps (M6); DataLossError if the source no
+        longer has what was copied or was to be copied, unless policy has accepted that; and KafkaError.
         """
         self.row = await self._reads.last_row(self.partition)
         adopted = await self._read_target(producer_id)
@@ -89,8 +90,9 @@ class Place:
 
     async def _read_target(self, producer_id: int) -> int:
         """The source offset before which another mirror had copied everything."""
-        pair = await self._reads.topics(self.partition.topic)
-        self.ids, self.max_batch_bytes = pair
+        self.ids, self.target = await self._reads.topics(self.partition.topic)
+        if self.target.rewrites_times:
+            raise times_would_change(str(self))
         end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
         self._is_other = False
         if self.row is not None:
@@ -237,6 +239,12 @@ class Place:
         """
         if self._adopted_until is not None:
             await self._adopted.limit(self.partition, self._adopted_until)
+
+    def saw_epoch(self, epoch: int) -> None:
+        """Notes the newest leader epoch of a response; raises OffsetNotAvailableError for a newer one than before."""
+        known, self.leader_epoch = self.leader_epoch, max(self.leader_epoch, epoch)
+        if epoch > known >= 0:
+            raise Errors.OffsetNotAvailableError(f"the source of {self} has leader epoch {epoch} now")
 
     def begun(self) -> None:
         """Notes that the map has the resume position: no process will find the accepted losses again."""

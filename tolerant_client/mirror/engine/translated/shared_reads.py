@@ -17,6 +17,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future
+from tolerant_client.cluster.produce_window import ProduceWindow
 from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.preflight import copied_by_others
 from tolerant_client.mirror.engine.reader import Reader
@@ -123,14 +124,15 @@ class SharedReads:
         ids = await present_ids(self._source, [topic])
         if topic not in ids:  # without its id it might be a different topic by now
             raise Errors.UnknownTopicOrPartitionError(f"the source has no topic {topic}")
-        return TopicPair((str(ids[topic] or ""), str(facts.topic_id or "")), facts.max_message_bytes)
+        return TopicPair((str(ids[topic] or ""), str(facts.topic_id or "")), facts)
 
 
 @dataclass(frozen=True)
 class TranslatedParts:
-    """What the partitions of a link share, besides what those of every link do."""
+    """What the partitions of a link share, besides what those of every link do; `window` is that of a target node."""
 
     transactions: TransactionLimits
     reads: SharedReads
     adopted: Adopted
     reader: Reader[TranslatedPartition]
+    window: Callable[[int], ProduceWindow]

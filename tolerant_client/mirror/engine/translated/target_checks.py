@@ -15,6 +15,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import DataLossError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.losses import GOES_ON, LossReason
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run, is_another
+from tolerant_client.mirror.state.topics import TopicFacts
 from tolerant_client.records.record_batch import Record
 
 _ANOTHER_LINK = "mirror it under another link name to copy it again"
@@ -22,10 +23,10 @@ _GO_ON = f"resume after the loss with {GOES_ON}, or mirror it under another link
 
 
 class TopicPair(NamedTuple):
-    """The topic ids of source and target ("" where unknown), and the target's max.message.bytes."""
+    """The topic ids of source and target ("" where unknown), and what else a copier needs to know of the target's topic."""
 
     ids: tuple[str, str]
-    max_message_bytes: int
+    target: TopicFacts
 
 
 class LostOffsets(NamedTuple):

@@ -38,12 +38,11 @@ class Target:
         self.sent: list[tuple[dict[TopicPartition, memoryview], Future]] = []
         self.throttled = 0.0
         self.topic_ids: list[dict[TopicPartition, uuid.UUID]] = []
-        self.net = SimpleNamespace(sleep=self._sleep)
 
-    def throttled_s(self, node_id: int) -> float:
+    def paused_s(self, node_id: int) -> float:
         return self.throttled
 
-    async def _sleep(self, delay: float) -> None:
+    async def sendable(self, node_id: int) -> None:
         self.throttled = 0.0
         await asyncio.sleep(0)
 

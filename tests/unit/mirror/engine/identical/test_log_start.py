@@ -64,6 +64,9 @@ class Target(OneLog):
         self.produced += 1
         return Future().success([ProducedPartition(P, 0, self.append(bytes(batches[P])))])
 
+    async def sendable(self, node: int) -> None:
+        """No quota."""
+
     async def list_offsets(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         assert timestamps == {P: EARLIEST}
         self.reads += 1

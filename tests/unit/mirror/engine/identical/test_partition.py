@@ -13,6 +13,7 @@ from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.errors import (
+    OversizedRecordError,
     PartitionRefusedError,
     RecordBatchError,
     RecoveryExhaustedError,
@@ -670,3 +671,17 @@ def test_batch_that_was_appended_below_its_offset_says_that_the_log_became_short
     assert copy.misplaced is None
     answer(copy, send(copy, 110), base_offset=111)
     assert copy.misplaced is None, "somebody else wrote, but nothing was lost"
+
+
+def test_a_batch_that_is_refused_as_too_large_has_the_next_ones_sent_as_the_topic_stores_them() -> None:
+    """1. Refused.  2. Its log is read again, with the topic's configuration.  3. The record itself is too large so.  4. Set back."""
+    copy = copying()
+    answer(copy, send(copy, 100), 10)
+    assert copy.is_recoded and copy.has_doubtful_facts and copy.phase is Phase.DRAINING
+    copy.resume(AppendState(100, PRODUCER, 0, 100), RULES._replace(codec=0, max_batch_bytes=200), 1.0)
+    large = bytearray(encode_batch([Record(0, 1, None, bytes(5_000))], base_offset=100, codec=4))
+    with pytest.raises(OversizedRecordError) as raised:
+        take(copy, memoryview(large))
+    copy.too_large = raised.value
+    assert copy.is_too_large(100, copy.rules)
+    assert not copy.is_too_large(100, RULES._replace(max_batch_bytes=200))

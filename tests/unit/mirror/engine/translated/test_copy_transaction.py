@@ -12,10 +12,12 @@ import pytest
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.produce import ProducedPartition
+from tolerant_client.cluster.produce import ProducedPartition, ProduceResult
+from tolerant_client.cluster.produce_window import ProduceWindow
 from tolerant_client.errors import OffsetMapError, OptionError
 from tolerant_client.mirror.batches.merge import DenseBatch
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction
+from tolerant_client.mirror.engine.translated.fetched_queue import Outgoing
 from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
 P = TopicPartition("orders", 0)
@@ -30,7 +32,9 @@ async def refuse(
 def test_a_mirror_whose_transactions_are_too_long_for_the_brokers_is_told_no_option_of_a_sink() -> None:
     nobody: Any = None
     partition = TopicPartition("orders", 0)
-    copying = CopyTransaction(nobody, "tolerant-mirror-a-copy-orders-0", partition, partition, 60_000)
+    copying = CopyTransaction(
+        nobody, "tolerant-mirror-a-copy-orders-0", partition, partition, 60_000, nobody, lambda: None
+    )
     copying._coordinators = SimpleNamespace(ask=refuse)  # type: ignore[assignment]
     with pytest.raises(
         OptionError, match="transactions of 60000 ms, .*transaction.max.timeout.ms; raise that"
@@ -43,7 +47,7 @@ def test_a_mirror_whose_transactions_are_too_long_for_the_brokers_is_told_no_opt
     ("of_the_second", "raised"),
     [
         (Future().failure(Errors.RequestTimedOutError("lost")), Errors.RequestTimedOutError),
-        (Future().success([ProducedPartition(P, 0, 100)]), OffsetMapError),
+        (Future().success(ProduceResult([ProducedPartition(P, 0, 100)], 0)), OffsetMapError),
     ],
     ids=["lost", "the first one's"],
 )
@@ -51,12 +55,17 @@ def test_a_batch_that_gets_the_response_of_the_next_one_ends_its_transaction(
     of_the_second: Future, raised: type[Exception]
 ) -> None:
     """Otherwise a row of the map would have another batch's offset."""
-    responses = iter([Future().success([ProducedPartition(P, 0, 102)]), of_the_second])
-    target: Any = SimpleNamespace(produce=lambda *_, **__: next(responses))
-    copying = CopyTransaction(target, "tolerant-mirror-a-copy-orders-0", P, P, 60_000)
+    responses = iter([Future().success(ProduceResult([ProducedPartition(P, 0, 102)], 0)), of_the_second])
+    target: Any = SimpleNamespace(produce=lambda *_, **__: next(responses), paused_s=lambda _: 0.0)
+    window = ProduceWindow(target, 1, 16)
+    copying = CopyTransaction(target, "tolerant-mirror-a-copy-orders-0", P, P, 60_000, lambda _: window, lambda: None)
     copying._start_over()
-    for source in (0, 2):
-        batch = memoryview(bytearray(encode_batch([Record(0, 1, None, b"x")] * 2)))
-        copying.send(1, DenseBatch(read_header(batch), batch, ((source, 2),)), 0)
+
+    async def copy() -> None:
+        for source in (0, 2):
+            batch = memoryview(bytearray(encode_batch([Record(0, 1, None, b"x")] * 2)))
+            await copying.send(1, Outgoing(DenseBatch(read_header(batch), batch, ((source, 2),)), source + 2, 0))
+        await copying.settle(0)
+
     with pytest.raises(raised):
-        asyncio.run(copying.settle(0))
+        asyncio.run(copy())

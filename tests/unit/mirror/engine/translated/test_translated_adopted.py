@@ -27,7 +27,7 @@ from tolerant_client.mirror.life import comparison
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run, extend
 from tolerant_client.mirror.state.plan import TopicSpec
-from tolerant_client.mirror.state.topics import DescribedTopics
+from tolerant_client.mirror.state.topics import DescribedTopics, TopicFacts
 from tolerant_client.records.record_batch import Record
 
 PLACES = [TopicPartition("orders", n) for n in range(4)]
@@ -87,7 +87,7 @@ class World:
             return {p: self.target_ends.get(p, 0) for p in wanted}
 
         async def topics(_: str) -> TopicPair:
-            return TopicPair(IDS, 1 << 20)
+            return TopicPair(IDS, TopicFacts(False, 1 << 20, None))
 
         async def last_row(_: TopicPartition) -> MapRow | None:
             return self.row

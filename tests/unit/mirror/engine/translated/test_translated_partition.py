@@ -10,7 +10,10 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import DataLossError, LinkPausedError, LinkPromotedError, ProducerFencedError
+from tolerant_client.mirror.engine.limits import TransactionLimits
+from tolerant_client.mirror.engine.translated import partition
 from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
+from tolerant_client.mirror.state.topics import TopicFacts
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,7 @@ def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was
         _parts=SimpleNamespace(reads=SimpleNamespace(copied_by_others=done)),
         _producer=SimpleNamespace(take_over=done, producer_id=7),
         _rules=SimpleNamespace(_replace=lambda **_: None),
+        is_recoded=False,
         _troubles=SimpleNamespace(reasons=()),
         place=SimpleNamespace(
             read=read,
@@ -61,7 +65,7 @@ def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was
             begun=lambda: None,
             ids=(now, "t"),
             is_begun=False,
-            max_batch_bytes=1,
+            target=TopicFacts(False, 1, None),
             row=None,
             position=former,
         ),
@@ -105,6 +109,7 @@ def test_of_what_an_operator_has_paused_nothing_is_decided_until_it_is_resumed()
         _link=SimpleNamespace(clock=lambda: 0.0, limits=SimpleNamespace(patience_ms=1)),
         _troubles=troubles,
         _decide=decide,
+        is_recoded=False,
     )
     asyncio.run(copy._trouble(lost))
     assert woken == [False] * 3 and decided == [] and copy._is_taken_over is False
@@ -113,7 +118,9 @@ def test_of_what_an_operator_has_paused_nothing_is_decided_until_it_is_resumed()
 
 
 @pytest.mark.parametrize("is_watching", [False, True])
-def test_a_copier_whose_map_says_that_the_link_is_over_appends_nothing(is_watching: bool) -> None:
+def test_a_copier_whose_map_says_that_the_link_is_over_appends_nothing(
+    is_watching: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It reads the map before it appends again, whether it was fenced off or not; the control may have been deleted."""
     copy: Any = TranslatedPartition.__new__(TranslatedPartition)
     calls: list[str] = []
@@ -122,7 +129,7 @@ def test_a_copier_whose_map_says_that_the_link_is_over_appends_nothing(is_watchi
         calls.append("take over")
         raise ProducerFencedError("a failover") if is_watching else promoted
 
-    async def watch() -> None:
+    async def watch(*_: Any) -> None:
         calls.append("watch")
         raise promoted
 
@@ -134,10 +141,11 @@ def test_a_copier_whose_map_says_that_the_link_is_over_appends_nothing(is_watchi
         acked=5,
         until=9,
         _link=SimpleNamespace(tasks=SimpleNamespace(notify=lambda: None)),
+        _parts=SimpleNamespace(reads=None, transactions=TransactionLimits()),
         _forget=lambda: None,
         _take_over=take_over,
-        _watch=watch,
     )
+    monkeypatch.setattr(partition, "watch_rival", watch)
     asyncio.run(copy.run())
     assert copy.error is promoted and copy.is_done
     assert calls == ["take over", "watch"][: 1 + is_watching]

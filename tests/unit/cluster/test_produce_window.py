@@ -1,0 +1,118 @@
+"""How many Produce requests are in flight to one node, and how a quota is waited for (produce_window.py)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.future import Future
+from kafka.net.selector import NetworkSelector
+
+from tolerant_client.cluster.produce import ProduceResult
+from tolerant_client.cluster.produce_window import ProduceWindow
+
+
+class Node:
+    """A node that takes requests until it is `paused`."""
+
+    def __init__(self) -> None:
+        self.paused = False
+        self.sent: list[str] = []
+        self.futures: list[Future] = []
+        self.free = Future()
+        there: Any = self
+        self.window = ProduceWindow(there, 1, 4)
+
+    def paused_s(self, node_id: int) -> float:
+        return 1.0 if self.paused else 0.0
+
+    async def sendable(self, node_id: int) -> None:
+        await self.free
+        self.paused, self.free = False, Future()
+
+    def produce(self, name: str) -> Future:
+        assert not self.paused
+        self.sent.append(name)
+        self.futures.append(Future())
+        return self.futures[-1]
+
+    async def send(self, name: str) -> None:
+        await self.window.send(lambda: self.produce(name))
+
+    def answer(self, throttle_time_ms: int = 0) -> None:
+        self.paused = throttle_time_ms > 0
+        self.futures.pop(0).success(ProduceResult([], throttle_time_ms))
+
+
+def on_a_loop(test: Callable[[NetworkSelector, Node], Awaitable[None]]) -> None:
+    net = NetworkSelector()
+    with contextlib.closing(net):
+        net.run(test, net, Node())
+
+
+async def turn(net: NetworkSelector) -> None:
+    for _ in range(5):
+        await net.sleep(0)
+
+
+def test_requests_go_out_in_turn_more_with_each_response_and_one_after_a_throttle() -> None:
+    async def run(net: NetworkSelector, node: Node) -> None:
+        for name in "abcdefgh":
+            net.call_soon_with_future(node.send, name)
+        await turn(net)
+        assert node.sent == ["a"]
+        node.answer()
+        await turn(net)
+        assert node.sent == ["a", "b", "c"]
+        node.answer()
+        await turn(net)
+        assert node.sent == list("abcdef")
+        node.answer(throttle_time_ms=300)
+        assert node.window.is_throttled
+        await turn(net)
+        for left in (2, 1, 0):
+            node.answer(throttle_time_ms=300)
+            await turn(net)
+            assert len(node.futures) == left and node.sent == list("abcdef")
+        node.free.success(None)
+        await turn(net)
+        assert node.sent == list("abcdefg"), "one after the throttle, though both wait"
+        node.answer()
+        await turn(net)
+        assert node.sent == list("abcdefgh") and not node.window.is_throttled
+
+    on_a_loop(run)
+
+
+def test_a_caller_that_may_not_send_any_more_holds_up_no_other() -> None:
+    async def run(net: NetworkSelector, node: Node) -> None:
+        def refuse() -> Future:
+            raise Errors.NotLeaderForPartitionError("no claim")
+
+        await node.send("a")
+        refused = net.call_soon_with_future(node.window.send, refuse)
+        net.call_soon_with_future(node.send, "b")
+        await turn(net)
+        node.answer(throttle_time_ms=1)
+        node.free.success(None)
+        with pytest.raises(Errors.NotLeaderForPartitionError):
+            await refused
+        await turn(net)
+        assert node.sent == ["a", "b"]
+
+    on_a_loop(run)
+
+
+def test_a_lost_response_makes_room() -> None:
+    async def run(net: NetworkSelector, node: Node) -> None:
+        await node.send("a")
+        net.call_soon_with_future(node.send, "b")
+        await turn(net)
+        node.futures.pop().failure(Errors.KafkaConnectionError("away"))
+        await turn(net)
+        assert node.sent == ["a", "b"] and node.window.in_flight == 1
+
+    on_a_loop(run)

@@ -1,0 +1,394 @@
+"""What a translated copier commits, and what it sends again, when its target refuses, throttles or rewrites what is sent."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.future import Future
+from kafka.net.selector import NetworkSelector
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.produce import ProducedPartition, ProduceResult
+from tolerant_client.cluster.produce_window import ProduceWindow
+from tolerant_client.errors import OversizedRecordError, PartitionRefusedError
+from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.limits import CopyLimits, TransactionLimits
+from tolerant_client.mirror.engine.memory import Memory
+from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
+from tolerant_client.mirror.engine.translated.refusals import Refusals
+from tolerant_client.mirror.engine.translated.target_checks import TopicPair
+from tolerant_client.mirror.state.offset_map import MapRow
+from tolerant_client.mirror.state.topics import TopicFacts
+from tolerant_client.records.codecs import NONE, ZSTD
+from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
+
+P = TopicPartition("orders", 0)
+LARGE = 20_000  # a batch that is not merged with its neighbours
+TOO_LARGE, BAD_TIME, OUT_OF_ORDER = 10, 32, 45
+
+
+def batch(first: int, count: int = 1, size: int = LARGE, codec: int = NONE) -> bytes:
+    records = [Record(0, 1_000, b"%d" % n, bytes(size)) for n in range(first, first + count)]
+    return encode_batch(records, base_offset=first, codec=codec)
+
+
+class World:
+    """A source log, and a target that knows an epoch from its first batch on; `answers` are made after `delay` loops."""
+
+    def __init__(self, net: NetworkSelector) -> None:
+        self.net = net
+        self.log: list[bytes] = []
+        self.now = 0.0
+        self.limits = TransactionLimits(linger_ms=0)
+        self.facts = TopicFacts(False, 1 << 20, None)
+        self.code: Callable[[BatchHeader, memoryview], int] = lambda header, data: 0
+        self.append_time = -1
+        self.throttle_ms = 0
+        self.paused_until = 0.0
+        self.sent: list[int] = []  # sequences
+        self.open: list[memoryview] = []
+        self.committed: list[memoryview] = []
+        self.positions: list[int] = []
+        self.aborted = 0
+        self.epoch = 0
+        self.end = 0
+        self.row: MapRow | None = None
+        self.manager = SimpleNamespace(cluster=SimpleNamespace(request_update=lambda: None))
+        self.window = ProduceWindow(self, 1, 16)  # type: ignore[arg-type]
+        self.wire_topic = str
+        self.copy = self.adopted()
+
+    def adopted(self) -> TranslatedPartition:
+        link: Any = SimpleNamespace(
+            source=self,
+            target=self,
+            name="dr",
+            clock=lambda: self.now,
+            policy=MirrorPolicy(),
+            limits=CopyLimits(),
+            memory=Memory(1 << 30),
+            bucket=SimpleNamespace(free_at=0.0),
+            claims=SimpleNamespace(term=lambda _: 1),
+            control=SimpleNamespace(refresh=self.control),
+            require_not_promoted=lambda: None,
+            tasks=SimpleNamespace(notify=lambda: None, spawn=self.net.call_soon_with_future),
+        )
+
+        async def topics(_: str) -> TopicPair:
+            return TopicPair(("s", "t"), self.facts)
+
+        async def nobody(_: TopicPartition) -> None:
+            return None
+
+        reads = SimpleNamespace(topics=topics, forget=lambda _: None, copied_by_others=nobody)
+        reader = SimpleNamespace(leave=lambda _: None, rejoin=lambda _: None, try_join=self.read)
+        parts: Any = SimpleNamespace(
+            transactions=self.limits, reads=reads, adopted=None, reader=reader, window=lambda _: self.window
+        )
+        copy = TranslatedPartition(link, parts, P)
+        copy.want(None, 1e9, 1e9, 0.0)
+        copy.place.row = self.row
+        copy.place.is_begun = True
+
+        async def read(_: int) -> int:
+            if self.facts.rewrites_times:
+                await copy.place._read_target(7)
+            copy.place.ids, copy.place.target = ("s", "t"), self.facts
+            return 0 if copy.place.row is None else copy.place.row.position
+
+        copy.place.read = read  # type: ignore[method-assign]
+        producer: Any = copy._producer
+        producer.take_over = self.take_over(producer)
+        producer.begin_next = self.begin(producer)
+        producer.add_partitions = self.added
+        producer.write_rows = self.write_rows
+        producer.commit = self.commit
+        self.copy = copy
+        return copy
+
+    # -- clusters -------------------------------------------------------------
+
+    async def control(self) -> Any:
+        return SimpleNamespace(pauses=lambda _: False)
+
+    async def sleep(self, delay: float) -> None:
+        self.now += delay
+        await self.net.sleep(0)
+
+    async def leader(self, partition: TopicPartition) -> int:
+        return 1
+
+    def paused_s(self, node_id: int) -> float:
+        return max(0.0, self.paused_until - self.now)
+
+    async def sendable(self, node_id: int) -> None:
+        await self.net.sleep(0)
+        self.now = max(self.now, self.paused_until)
+
+    async def read(self, partitions: list[TopicPartition]) -> None:
+        """All that the source has from the position on, in one response."""
+        left = [each for each in self.log if read_header(memoryview(each)).next_offset > self.copy.position]
+        end = read_header(memoryview(self.log[-1])).next_offset
+        self.copy.accept(FetchedPartition(P, 0, end, end, 0, (), memoryview(bytearray(b"".join(left)))), None)
+
+    # -- the producer ---------------------------------------------------------
+
+    def begin(self, producer: Any) -> Any:
+        async def begin() -> None:
+            self.epoch += 1
+            producer.producer_id, producer.producer_epoch = 7, self.epoch
+            self.next_sequence = 0
+
+        return begin
+
+    def take_over(self, producer: Any) -> Any:
+        async def take_over() -> None:
+            self.aborted += len(self.open)
+            self.open.clear()
+            producer._end = 0
+            await self.begin(producer)()
+            producer._start_over()
+
+        return take_over
+
+    async def added(self, partitions: Any) -> None:
+        """Opens a transaction."""
+
+    async def write_rows(self, rows: Any, now_ms: int) -> None:
+        self.rows = rows
+
+    async def commit(self) -> None:
+        self.committed += self.open
+        self.open = []
+        self.row = self.rows[-1]
+        self.positions.append(self.row.position)
+
+    def produce(
+        self,
+        node_id: int,
+        batches: dict[TopicPartition, memoryview],
+        *,
+        transactional_id: str,
+        topic_ids: dict[TopicPartition, uuid.UUID],
+    ) -> Future:
+        if self.paused_s(node_id):
+            return Future().failure(Errors.NodeNotReadyError("Node paused: {'throttle'}"))
+        data, future = batches[P], Future()
+        header = read_header(data)
+        self.sent.append(header.base_sequence)
+
+        async def answer() -> None:
+            await self.net.sleep(0)
+            code = self.code(header, data)
+            if not code and header.base_sequence != self.next_sequence and self.next_sequence:
+                code = OUT_OF_ORDER
+            at = self.end
+            if not code:
+                self.next_sequence = header.base_sequence + header.record_count
+                self.end += header.record_count
+                self.open.append(memoryview(bytes(data)))
+            self.paused_until = self.now + self.throttle_ms / 1000
+            part = ProducedPartition(P, code, -1 if code else at, self.append_time)
+            future.success(ProduceResult([part], self.throttle_ms))
+
+        self.net.call_soon(answer)
+        return future
+
+    # -- what a test asks -----------------------------------------------------
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Runs the copy until this is so, or it stopped."""
+
+        async def run() -> None:
+            running = self.net.call_soon_with_future(self.copy.run)
+            for _ in range(2_000):
+                await self.net.sleep(0.001)
+                if running.is_done or until():
+                    break
+            self.copy.release()
+            await running
+
+        self.net.run(run)
+
+    @property
+    def copied(self) -> list[bytes]:
+        """The keys of the committed records."""
+        from tolerant_client.records.record_batch import decode_records
+
+        return [record.key or b"" for each in self.committed for record in decode_records(each)]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    net = NetworkSelector()
+    yield World(net)
+    net.close()
+
+
+def keys(count: int) -> list[bytes]:
+    return [b"%d" % n for n in range(count)]
+
+
+def test_a_quota_of_the_target_is_waited_for_and_aborts_no_transaction(world: World) -> None:
+    """Each response throttles; so each transaction is committed after what commit_ms allows, and none is sent again."""
+    world.throttle_ms = 300
+    world.log = [batch(n) for n in range(12)]
+    world.run(lambda: world.copy.acked == 12)
+    assert world.copied == keys(12) and world.aborted == 0 and world.copy.troubles == 0
+    assert len(world.sent) == 12 and len(world.positions) >= 3, "no transaction waits for the quota of all"
+
+
+def test_a_target_that_is_slow_does_not_outlast_the_transaction(world: World) -> None:
+    original = world.produce
+
+    def slow(*args: Any, **options: Any) -> Future:
+        world.now += 4.0
+        return original(*args, **options)
+
+    world.produce = slow  # type: ignore[method-assign]
+    world.log = [batch(n) for n in range(6)]
+    world.run(lambda: world.copy.acked == 6)
+    assert world.copied == keys(6) and world.positions[:3] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("bad", [0, 1, 5])
+def test_what_lies_before_a_record_that_is_refused_is_copied_once_and_the_record_is_tried_alone(
+    world: World, bad: int
+) -> None:
+    world.log = [batch(n) for n in range(8)]
+    world.code = lambda header, data: BAD_TIME if key_of(data) == b"%d" % bad else 0
+    world.run(lambda: False)
+    assert world.copied == keys(bad) and world.aborted == 0
+    assert isinstance(world.copy.error, PartitionRefusedError) and f"offset {bad}:" in str(world.copy.error)
+    assert world.sent[-2:] == [0, 0], "alone, each time"
+    assert len(world.sent) <= 8 + 3
+    world.code = lambda header, data: 0
+    world.adopted()
+    world.run(lambda: world.copy.acked == 8)
+    assert world.copied == keys(8) and world.copy.error is None
+
+
+def key_of(data: memoryview) -> bytes:
+    from tolerant_client.records.record_batch import decode_records
+
+    return next(iter(decode_records(data))).key or b""
+
+
+def test_a_batch_behind_a_refused_one_that_was_appended_nevertheless_has_all_of_it_sent_again(world: World) -> None:
+    """A broker that forgot the epoch in between accepts any sequence: that must not be committed."""
+    refused: list[bytes] = []
+
+    def code(header: BatchHeader, data: memoryview) -> int:
+        if key_of(data) == b"2" and not refused:
+            refused.append(b"2")
+            world.next_sequence = 0  # forgotten
+            return BAD_TIME
+        return 0
+
+    world.log = [batch(n) for n in range(5)]
+    world.code = code
+    world.run(lambda: world.copy.acked == 5)
+    assert world.aborted and world.copied == keys(5), "in order"
+
+
+def test_the_first_batch_of_a_transaction_goes_alone(world: World) -> None:
+    in_flight: list[int] = []
+    original = world.produce
+
+    def noted(*args: Any, **options: Any) -> Future:
+        in_flight.append(world.window.in_flight)
+        return original(*args, **options)
+
+    world.produce = noted  # type: ignore[method-assign]
+    world.log = [batch(n) for n in range(9)]
+    world.run(lambda: world.copy.acked == 9)
+    world.log += [batch(n) for n in range(9, 18)]
+    world.adopted()
+    world.run(lambda: world.copy.acked == 18)
+    assert in_flight[:2] == [0, 0] and in_flight[9:11] == [0, 0] and max(in_flight) > 1
+    assert world.copied == keys(18)
+
+
+def test_timestamps_that_the_target_rewrites_are_not_committed_and_the_reason_is_told(world: World) -> None:
+    """The responses show it at once; then the topic's configuration does, and nothing more is sent."""
+    world.log = [batch(n) for n in range(4)]
+    world.append_time = 77
+
+    def switched(header: BatchHeader, data: memoryview) -> int:
+        world.facts = world.facts._replace(rewrites_times=True)
+        return 0
+
+    world.code = switched
+    world.run(lambda: False)
+    assert world.committed == [] and world.sent == [0] and world.aborted == 1
+    assert isinstance(world.copy.error, PartitionRefusedError)
+    assert "orders-0: the target's topic has message.timestamp.type=LogAppendTime" in str(world.copy.error)
+    assert world.copy.error.remedy == "set it to CreateTime, and a running mirror resumes"
+    world.append_time, world.facts = -1, world.facts._replace(rewrites_times=False)
+    world.code = lambda header, data: 0
+    world.adopted()
+    world.run(lambda: world.copy.acked == 4)
+    assert world.copied == keys(4)
+
+
+def test_what_lies_before_a_record_that_no_batch_can_hold_is_copied(world: World) -> None:
+    world.log = [batch(0), batch(1), batch(2, size=3 << 20), batch(3)]
+    read = world.read
+
+    async def read_on(partitions: list[TopicPartition]) -> None:
+        await read(partitions)
+        if world.copy._fetch_error is None and world.copy.position == 2:
+            await read(partitions)  # while the first two are in flight
+
+    world.read = read_on  # type: ignore[method-assign]
+    world.copy = world.adopted()
+    world.run(lambda: False)
+    assert isinstance(world.copy.error, OversizedRecordError) and world.copy.error.offset == 2
+    assert world.copied == keys(2) and world.aborted == 0
+
+
+def test_a_batch_that_the_target_stores_larger_than_it_is_sent_is_split(world: World) -> None:
+    """compression.type of the target: a broker compares max.message.bytes with what it stores."""
+    world.facts = TopicFacts(False, 100_000, None, codec=NONE)
+    world.log = [batch(0, 12, codec=ZSTD), batch(12, 2, codec=ZSTD)]
+
+    def stored(header: BatchHeader, data: memoryview) -> int:
+        return TOO_LARGE if header.codec or header.size > 100_000 else 0
+
+    world.code = stored
+    world.run(lambda: world.copy.acked == 14)
+    assert world.copied == keys(14) and world.copy.error is None
+    assert {header.codec for each in world.committed for header, _ in iter_batches(each)} == {NONE}
+
+
+def test_a_batch_that_is_too_large_although_nothing_is_stored_otherwise_is_told_with_both_settings(
+    world: World,
+) -> None:
+    world.log = [batch(0)]
+    world.code = lambda header, data: TOO_LARGE
+    world.run(lambda: False)
+    assert "max.message.bytes" in str(world.copy.error) and "compression.type" in str(world.copy.error)
+
+
+def test_a_partition_that_is_refused_is_tried_again_after_growing_pauses() -> None:
+    refusals, error, now = Refusals(), PartitionRefusedError("no"), 0.0
+    pauses = []
+    for _ in range(6):
+        assert refusals.standing(P, now) is None
+        refusals.ended(P, error, 5, now)
+        began = now
+        while (standing := refusals.standing(P, now)) is not None:
+            assert (standing.error, standing.acked) == (error, 5)
+            now += 0.5
+        pauses.append(now - began)
+    assert pauses == [1, 2, 4, 8, 10, 10]
+    refusals.ended(P, error, 6, now)
+    assert refusals.standing(P, now + 1.0) is None, "something was copied since: from the beginning"
+    refusals.ended(P, None, 7, now)
+    assert refusals.standing(P, now) is None

@@ -1,0 +1,32 @@
+"""How a copier that was fenced watches the one that has taken over its partition (law D of translated/partition.py)."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED
+from tolerant_client.mirror.engine.strategy import CopiedLink
+from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
+
+if TYPE_CHECKING:
+    from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
+
+
+async def watch_rival(copy: TranslatedPartition, link: CopiedLink, reads: SharedReads, takeover_ms: int) -> None:
+    """Returns once records wait and the position has not moved for `takeover_ms`, or the copy is over.  Raises KafkaError."""
+    if copy.has_reached and link.clock() > copy.hold_until:
+        copy.is_released = True  # only its lease was left
+    still_since = link.clock()
+    patience_s = takeover_ms / 1000 * random.uniform(0.7, 1.3)
+    while not copy.is_over:
+        await copy.wakeup(patience_s / 4)
+        row = await reads.last_row(copy.partition)
+        end = await link.source.list_offsets({copy.partition: LATEST}, isolation_level=READ_COMMITTED)
+        if row is not None and row.position > copy.acked:
+            copy.advance(row.position)
+            still_since = link.clock()
+        elif copy.acked >= end[copy.partition]:
+            still_since = link.clock()
+        if link.clock() - still_since > patience_s:
+            return
