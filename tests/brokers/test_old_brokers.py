@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
-from kafka.errors import TopicAlreadyExistsError
+from kafka.errors import MessageSizeTooLargeError, TopicAlreadyExistsError
 from kafka.structs import TopicPartition
 
 from spark_integration.reading.offsets import OffsetRange
@@ -24,6 +25,7 @@ from spark_integration.reading.resolve import resolve_ranges
 from support.legacy_sets import message_set
 from support.mirror_link import append_batches, both, create_topic
 from support.zookeeper_kafka import ZooKeeperKafka
+from tolerant_client import KafkaProducer
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import DataLossError, UnsupportedSourceError
 from tolerant_client.mirror.engine.prepare import plan_link
@@ -341,3 +343,18 @@ def test_compacted_logs_keep_the_offsets_of_what_is_left(start_old_broker: Calla
         has_times = topic.startswith("v1")
         assert [row[1:3] for row in rows] == [(T0 + row[0], 0) if has_times else NO_TIME for row in rows]
         assert {row[0] for row in rows} >= set(last_of_key.values())
+
+
+def test_a_broker_believes_a_raised_epoch_and_a_record_that_it_refuses_fails_alone(
+    start_old_broker: Callable[..., ZooKeeperKafka],
+) -> None:
+    """The first broker that knows producer ids: it is not asked for the next epoch, which KIP-360 added in Kafka 2.5."""
+    broker = start_old_broker("0.11.0.3")
+    create(broker, {"limited": {"max.message.bytes": "2000"}})
+    with closing(KafkaProducer(bootstrap_servers=broker.bootstrap_servers)) as producer:
+        assert producer.config["enable_idempotence"]
+        first = producer.send("limited", b"1").get(30)
+        with pytest.raises(MessageSizeTooLargeError):
+            producer.send("limited", b"x" * 5000).get(30)
+        rest = [producer.send("limited", b"%d" % number).get(30) for number in (2, 3)]
+    assert [record.offset - first.offset for record in rest] == [1, 2]

@@ -41,8 +41,8 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
     def run_once(self) -> None:
         """One turn of that loop."""
         transactions = self._transaction_manager
-        is_over = transactions is not None and transactions.has_error() and not self._accumulator.has_incomplete
-        if is_over and not self._running:
+        has_failed = not self._running and transactions is not None and transactions.has_error()
+        if has_failed and not self._accumulator.has_incomplete:
             self._force_close = True
         super().run_once()
 
