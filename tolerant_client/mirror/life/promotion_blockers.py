@@ -70,7 +70,9 @@ def blockers(
         found.append(Blocker(text, lasts=True))
     if waiting := [e for e in lagging if not control.pauses(e.partition)]:
         what = some(f"{e} {e.copyable:,}" for e in waiting)
-        found.append(Blocker(f"{sum(e.copyable for e in waiting):,} offsets are not copied yet: {what}"))
+        found.append(
+            Blocker(f"{sum(e.copyable for e in waiting):,} offsets are not copied yet: {what}{control.limit_words()}")
+        )
     if opened := [e for e in known if e.open_offsets]:
         what = some(map(str, held), "; ") or some(f"{e} from offset {e.stable_end} on" for e in opened)
         text = f"transactions are open on the source, nothing after their first records is copied: {what}"

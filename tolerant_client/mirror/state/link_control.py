@@ -213,6 +213,15 @@ class LinkControl:
         """Bytes per second that the link may copy, None without a limit; `default` is the rate that its mirror was started with."""
         return default if self.bytes_per_s is None else self.bytes_per_s or None
 
+    def limit_words(self, default: int | None = None) -> str:
+        """The end of a sentence about what is not copied yet: the rate that may be the reason, "" without one."""
+        rate = self.rate(default)
+        return (
+            ""
+            if rate is None
+            else f"; the link is limited to {rate:,} bytes a second (tolerant-kafka throttle changes that)"
+        )
+
     def producer_name(self, link: str) -> str:
         """The name for init_producer_id: the fence of one generation does not fence the next."""
         return f"{link}~{self.generation}" if self.generation else link

@@ -219,9 +219,17 @@ class LinkView(NamedTuple):
         """Whether a cluster has the topic, as far as we may see it."""
         return partition.topic in {*self.on_source, *self.on_target, *(p.topic for p in self.hidden)}
 
-    def of_target_alone(self, begun: Collection[str]) -> LinkView:
-        """With the target's topics that the link has begun as the source's, which does not respond; all of them if none is known."""
-        seen = {name: numbers for name, numbers in self.on_target.items() if not begun or name in begun}
+    def of_target_alone(self, begun: Collection[TopicPartition], mapped: Collection[str] = ()) -> LinkView:
+        """With what the link has begun, or mapped, as the source's, which does not respond: also what the target lacks of `begun`.
+
+        With all topics of the target if nothing is known.
+        """
+        known = {*mapped, *(p.topic for p in begun)}
+        seen = {name: list(numbers) for name, numbers in self.on_target.items() if not known or name in known}
+        hidden = {p.topic for p in self.hidden}
+        for topic, number in sorted(begun):
+            if topic not in hidden and number not in seen.setdefault(topic, []):
+                seen[topic].append(number)
         return self._replace(on_source=seen, gone={})
 
     def left_behind(self, known: Collection[str]) -> dict[TopicPartition, str]:

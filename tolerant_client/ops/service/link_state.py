@@ -276,8 +276,11 @@ class LinkState:
 
         A task that took a partition over knows only its own time: the wait counts from the sample that first saw it stand.
         """
+        limit = self.control.limit_words(self.own_rate)
         still = {
-            p: Waiting(f"it stands at offset {self.partitions[p].position:,}, and no task has said why", since_ms)
+            p: Waiting(
+                f"it stands at offset {self.partitions[p].position:,}, and no task has said why{limit}", since_ms
+            )
             for p, since_ms in self.still.items()
             if p in self.partitions
         }

@@ -233,6 +233,8 @@ def test_what_cannot_be_copied_yet_does_not_stand_still() -> None:
         "orders-2 has not moved for 2 s: it is at offset 10"
     )
     assert still([standing], [standing], LinkControl(paused_partitions=frozenset({standing.partition})), 2.0) == []
+    (reason,) = still([standing], [standing], LinkControl(bytes_per_s=50), 2.0)
+    assert reason.text.endswith("; the link is limited to 50 bytes a second (tolerant-kafka throttle changes that)")
 
 
 def test_that_adopted_logs_are_not_compared_before_the_first_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,11 @@ def test_what_an_operator_has_paused_is_named_with_the_command_that_resumes_it()
     )
     assert held.text.startswith("3 ") and held.lasts
     assert "2 offsets are not copied yet" in waiting.text and not waiting.lasts
+    (limited,) = blockers(now[:1], {}, LinkControl(bytes_per_s=50))
+    assert (
+        limited.text
+        == f"{waiting.text}; the link is limited to 50 bytes a second (tolerant-kafka throttle changes that)"
+    )
     idle = ends(10, 10, 10)
     assert blockers([idle], {P: idle}, LinkControl(frozenset({""}))) == []
 

@@ -84,5 +84,13 @@ def test_what_only_a_silent_source_tells_is_unknown_and_not_zero() -> None:
 
 def test_with_the_source_away_no_topic_is_gone_and_the_links_topics_are_those_that_it_began() -> None:
     view = LinkView({}, {"orders": [0], "others": [0]}, {"orders": [0], "others": [0]}, {})
-    assert view.of_target_alone({"orders"}) == LinkView({"orders": [0]}, view.on_target, {}, {})
+    assert view.of_target_alone({P}) == LinkView({"orders": [0]}, view.on_target, {}, {})
+    assert view.of_target_alone((), {"orders"}).on_source == {"orders": [0]}
     assert view.of_target_alone(set()).on_source == view.on_target, "an old control does not say what was begun"
+
+
+def test_what_was_deleted_on_the_target_is_missing_also_with_the_source_away() -> None:
+    hidden = TopicPartition("hidden", 0)
+    view = LinkView({}, {"orders": [0], "others": [0]}, {}, {hidden: "no right"})
+    begun = {P, TopicPartition("orders", 1), TopicPartition("deleted", 0), hidden}
+    assert view.of_target_alone(begun).on_source == {"orders": [0, 1], "deleted": [0]}
