@@ -10,6 +10,8 @@ D. What no checksum covers must have been in the response before, too (Claim): t
    elsewhere than where the one before it ends (base offsets lie outside every CRC), or that a
    transaction whose marker is not in the response is aborted or not (no checksum covers the list of these).
 E. A transaction's marker and the list of aborted transactions agree, or the response is damaged.
+F. What lies before a batch that is damaged itself, or before a record that is too large, is appended first: it is as good as in a
+   response that ends there.  Batches that contradict each other spoil the response, since either may be wrong.
 
 Not covered: damage that moves a batch across a hole to exactly where the one before it ends.
 
@@ -21,6 +23,7 @@ from __future__ import annotations
 import uuid
 import zlib
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 from tolerant_client.cluster.fetch import FetchedPartition
@@ -101,12 +104,13 @@ def appendable(
 
     `believed` are the claims of the response before, `now_ms` is the timestamp of filler without neighbours.
 
-    Raises RecordBatchError for a response that cannot be trusted, and
+    Raises RecordBatchError for a response that cannot be trusted, or a batch at `position` that cannot be read, and
     OversizedRecordError for a record at `position` that no batch of the target can hold.
     """
     joined = None
-    if not rules.left_out and rules.codec is None:
-        joined = coalesce(part.records, position, until=until, max_batch_bytes=rules.max_batch_bytes)
+    with suppress(TolerantClientError):  # found again batch by batch (Law F)
+        if not rules.left_out and rules.codec is None:
+            joined = coalesce(part.records, position, until=until, max_batch_bytes=rules.max_batch_bytes)
     if joined is None:
         return _course(part, position, until, rules, believed, now_ms)
     part = part._replace(records=part.records[joined.size :])
@@ -145,10 +149,10 @@ def _course(
     items: list[Appendable] = []
     try:
         items.extend(_items(pieces, position, rules))
-    except OversizedRecordError as error:
+    except (OversizedRecordError, RecordBatchError):
         if not items:
             raise
-        at = error.offset  # what lies before it is appended first
+        at = items[-1].until_offset if isinstance(items[-1], Gap) else items[-1][0].next_offset  # Law F
     if rules.way is GapFill.RECORDS:
         items, at = _filled(items, at, rules, now_ms)
     if pieces or claims:
@@ -158,7 +162,7 @@ def _course(
 
 def _pieces(part: FetchedPartition, position: int) -> Iterator[tuple[Appendable, Claim | None, BatchHeader]]:
     """Committed batches and gaps in order, each with its claim, if any, and the batch that it is or precedes."""
-    sets = list(iter_record_sets(part.records, from_offset=position))
+    sets = _sound_sets(part.records, position)
     aborted = AbortedTransactions(part.aborted)
     at = position
     for (header, batch), marker in zip(sets, _markers(sets)):
@@ -182,6 +186,17 @@ def _pieces(part: FetchedPartition, position: int) -> Iterator[tuple[Appendable,
         else:
             yield (header, batch), claim, header
         at = header.next_offset
+
+
+def _sound_sets(records: memoryview, position: int) -> list[Batch]:
+    """The sets before the first one that is damaged itself (Law F); raises RecordBatchError if that is the first one."""
+    sets: list[Batch] = []
+    try:
+        sets.extend(iter_record_sets(records, from_offset=position))
+    except RecordBatchError as error:
+        if not sets or error.offset < sets[-1][0].next_offset:
+            raise
+    return sets
 
 
 def _markers(sets: Sequence[Batch]) -> list[int | None]:
@@ -276,6 +291,11 @@ def _rewritten(run: list[Batch], start: int, until: int, rules: AppendRules) -> 
         )
     except OversizedRecordError as error:
         yield from _rewritten(run, start, error.offset, rules)
+        raise
+    except RecordBatchError as error:
+        sound = [(header, batch) for header, batch in run if header.next_offset <= error.offset]
+        if 0 < len(sound) < len(run):
+            yield from _rewritten(sound, start, sound[-1][0].next_offset, rules)
         raise
 
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+import crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +27,15 @@ from tolerant_client.mirror.batches.appendable import (
 )
 from tolerant_client.mirror.batches.gaps import Gap, GapFill, is_filler
 from tolerant_client.records.codecs import GZIP, NONE, ZSTD
-from tolerant_client.records.record_batch import Record, decode_records, encode_batch, iter_batches, read_header
+from tolerant_client.records.record_batch import (
+    ATTRIBUTES_OFFSET,
+    CRC_OFFSET,
+    Record,
+    decode_records,
+    encode_batch,
+    iter_batches,
+    read_header,
+)
 
 TP = TopicPartition("orders", 0)
 NOW_MS = 1_700_000_000_000
@@ -250,6 +259,48 @@ def test_trouble_behind_small_batches_leaves_them_appendable(trouble: str) -> No
     assert (outline(course.items), course.position) == ([(10, 70, "batch")], 70)
     with pytest.raises(RecordBatchError if trouble == "damage" else OversizedRecordError):
         appendable(response(bytes(bad)), 70, None, rules(limit=35_000), course.shown, NOW_MS)
+
+
+def broken(base_offset: int, size: int) -> bytes:
+    batch = bytearray(data(base_offset, size=size))
+    batch[-1] ^= 1
+    return bytes(batch)
+
+
+def undecodable(base_offset: int, size: int) -> bytes:
+    """A batch whose checksum is right and whose compressed records are not."""
+    batch = bytearray(data(base_offset, size=size))
+    batch[ATTRIBUTES_OFFSET + 1] |= GZIP
+    struct.pack_into(">I", batch, CRC_OFFSET, crc32c.crc32c(batch[ATTRIBUTES_OFFSET:]))
+    return bytes(batch)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [10, 20_000])
+@pytest.mark.parametrize(
+    ("bad", "limit"),
+    [
+        (broken(16, 10), 1 << 20),
+        (broken(16, 20_000), 1 << 20),
+        (broken(16, 20_000), 30_000),
+        (undecodable(16, 10), 1 << 20),  # a large one passes untouched
+        (undecodable(16, 20_000), 30_000),
+    ],
+)
+def test_law_f_what_lies_before_a_damaged_batch_is_appended_first(
+    bad: bytes, limit: int, size: int, way: GapFill
+) -> None:
+    """Above its limit the target takes no batch as it is: each is decoded."""
+    part = response(data(10, size=size), data(13, size=size), bad, data(19))
+    course = appendable(part, 10, None, rules(way, limit), (), NOW_MS)
+    assert_contiguous(course.items, 10, 16)
+    assert ([r.offset for r in committed(course.items)], course.position) == (list(range(10, 16)), 16)
+    with pytest.raises(RecordBatchError):
+        appendable(response(bad, data(19)), 16, None, rules(way, limit), course.shown, NOW_MS)
+
+
+def test_law_f_a_hole_before_a_damaged_batch_is_believed_when_it_is_shown_twice() -> None:
+    assert outline(twice(response(data(12, size=20_000), broken(15, 10)), 10)) == [(10, 12, "gap"), (12, 15, "batch")]
 
 
 @pytest.mark.parametrize(

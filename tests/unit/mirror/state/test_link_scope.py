@@ -685,6 +685,33 @@ def test_beside_a_promoted_translated_copy_a_translated_link_begins_no_second_on
             circle(source, "orders")
 
 
+def test_which_topics_are_a_promoted_copy_is_asked_of_no_topic_but_those_in_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As verify does, with all that each control has begun: its user may not describe the others."""
+    asked: list[str] = []
+
+    async def ids(_: object, names: Collection[str]) -> dict[str, str]:
+        asked.extend(names)
+        return dict.fromkeys(names, "t")
+
+    async def mapped_topics(*_: object, **__: object) -> MappedTopics:
+        return NO_MAP
+
+    monkeypatch.setattr(promoted_copies, "topic_ids", ids)
+    monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
+    begun = {TopicPartition(name, 0): TopicIds("s", "t") for name in ("orders", "hidden")}
+    links = {"eu": written("orders|hidden", producer_ids=(7,), begun=begun, is_promoted=True), "dr": written("orders")}
+    target = cast(Cluster, Keeper())
+
+    def found(*names: str) -> promoted_copies.PromotedCopies:
+        asking = promoted_copies.promoted_copies(target, "dr", links["dr"], links, names, is_identical=False)
+        return cast(promoted_copies.PromotedCopies, outcome(asking))
+
+    assert found("orders", "clicks") == ({"orders": "eu"}, {}) and asked == ["orders"]
+    assert found("clicks") == ({}, {}) and asked == ["orders"]
+
+
 @pytest.mark.usefixtures("keepers")
 @pytest.mark.parametrize("end", [0, 9])
 def test_where_brokers_know_no_ids_a_promoted_copy_is_a_log_with_records(

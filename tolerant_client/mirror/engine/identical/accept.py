@@ -1,4 +1,7 @@
-"""What a partition takes of a response to a fetch, or why it takes nothing.  Pure: time is an argument."""
+"""What a partition takes of a response to a fetch, or why it takes nothing; laws as in identical/partition.py.
+
+Pure: time is an argument.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def accept(
     if part.error_code:
         copy.refused("fetch", part.error_code, f"Read on topic {source_topic} of the source", now)
         return []
-    copy.last_stable_offset = part.last_stable_offset
+    copy.last_stable_offset, copy.has_finding = part.last_stable_offset, False
     if copy.is_lease_over(now, append_lease_s):
         copy.trouble("the target's log was last read too long ago", now)
         return []
@@ -38,9 +41,12 @@ def accept(
         return []
     try:
         return copy.take(part, until, now_ms)
-    except OversizedRecordError as error:
-        copy.too_large = error.at(str(copy))  # the consequence is decided once the target's log was read again
-        copy.trouble(str(error), now)
     except TolerantClientError as error:
-        copy.doubt(error, now)
+        if copy.has_work:
+            copy.has_finding = True  # found again once all before it is acknowledged (Law J)
+        elif isinstance(error, OversizedRecordError):
+            copy.too_large = error.at(str(copy))  # the consequence is decided once the target's log was read again
+            copy.trouble(str(error), now)
+        else:
+            copy.doubt(error, now)
     return []

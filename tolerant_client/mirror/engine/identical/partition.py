@@ -2,10 +2,8 @@
 
 Laws (DESIGN.md of the package, M1-M4):
 A. What is queued starts exactly at `position`: batches, and the gaps between them.
-B. The sequence of a batch follows from the target's log alone, so every writer
-   gives the same batch the same sequence.
-C. After any response but the expected one the partition drains what is in
-   flight, and the target's log is read again.
+B. The sequence of a batch follows from the target's log alone, so every writer gives the same batch the same sequence.
+C. After any response but the expected one the partition drains what is in flight, and the target's log is read again.
 D. Sequences have no gaps, so a batch that was appended proves all before it.
 E. A finding that would stop the partition is believed only when it was made
    three times without an acknowledged append in between.
@@ -23,6 +21,7 @@ H. The log of a topic that was created again while nothing was appended takes th
    frozen finds old responses.
 I. A name is not a topic: batches are for the topic whose log was read (`topic_id`), and brokers that know ids refuse them for
    another one.
+J. What cannot be copied (a damaged batch, a record that is too large) counts once all before it is acknowledged.
 
 No I/O and no clock here: the copier does the I/O and passes the times.
 """
@@ -95,6 +94,7 @@ class PartitionCopy(CopiedPartition):
         self.log_start = 0  # the offset up to which this process fills the log, where it should begin
         self.left_out: set[int] = set()  # offsets of records that the user's policy gave up
         self.too_large: OversizedRecordError | None = None  # a record that no batch of the target can hold
+        self.has_finding = False  # the batch at `position` cannot be copied, while something before it waits (Law J)
 
     @property
     def is_read(self) -> bool:
@@ -102,7 +102,7 @@ class PartitionCopy(CopiedPartition):
 
     @property
     def is_full(self) -> bool:
-        return self.queued_gaps > 0 and self.queued_bytes > _BEHIND_A_GAP
+        return self.has_finding and self.has_work or self.queued_gaps > 0 and self.queued_bytes > _BEHIND_A_GAP
 
     @property
     def has_work(self) -> bool:
@@ -340,7 +340,7 @@ class PartitionCopy(CopiedPartition):
     def is_too_large(self, log_end: int, rules: AppendRules) -> bool:
         """True while the record that was found too large is still the next one, and still too large."""
         if (error := self.too_large) is not None and (
-            log_end > error.offset or rules.max_batch_bytes > error.limit or rules.codec != self.rules.codec
+            log_end != error.offset or rules.max_batch_bytes > error.limit or rules.codec != self.rules.codec
         ):
             self.too_large = None
         return self.too_large is not None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+
 import kafka.errors as Errors
 import pytest
 from hypothesis import given
@@ -624,6 +627,41 @@ def test_any_responses_in_any_order_leave_the_acknowledged_offset_true(data: st.
         if copy.is_drained:
             copy.resume(AppendState(log_end, PRODUCER, 0, log_end), RULES, 1.0)
             assert copy.position == copy.acked == log_end
+
+
+# -- law J: what cannot be copied waits for what can ---------------------------
+
+
+def damaged(base_offset: int) -> memoryview:
+    view = batch(base_offset)[1]
+    view[-1] ^= 1
+    return view
+
+
+def large(base_offset: int) -> memoryview:
+    return memoryview(
+        bytearray(encode_batch([Record(0, 1, None, os.urandom(RULES.max_batch_bytes))], base_offset=base_offset))
+    )
+
+
+@pytest.mark.parametrize("bad", [damaged, large])
+def test_law_j_what_cannot_be_copied_counts_once_all_before_it_is_acknowledged(
+    bad: Callable[[int], memoryview],
+) -> None:
+    copy = copying()
+    header = send(copy, 100)
+    part = FetchedPartition(TP, 0, 10**6, 10**6, 0, (), bad(110))
+    for _ in range(2 * BELIEVED_AFTER):
+        assert accept(copy, part, None, "orders", 60.0, 1.0, NOW_MS) == []
+    assert copy.phase is Phase.COPYING and copy.too_large is None and copy.is_full, "not read on"
+    answer(copy, header)
+    assert copy.acked == 110 and not copy.is_full
+    assert accept(copy, part, None, "orders", 60.0, 1.0, NOW_MS) == []
+    assert copy.phase is Phase.DRAINING
+    assert copy.is_too_large(110, RULES) is (bad is large)
+    assert not copy.is_too_large(100, RULES), "the target lost what lies before it"
+    copy.resume(AppendState(110, PRODUCER, 0, 110), RULES, 1.0)
+    assert send(copy, 110) and not copy.is_full
 
 
 # -- what becomes of the target's log -----------------------------------------
