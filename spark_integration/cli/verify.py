@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -106,14 +106,15 @@ def _write_report(path: Path, report: VerifyReport) -> None:
     """Replaces the file atomically, so that it is always whole."""
     try:
         # A name that nobody can foresee: in a folder where others may write, a link of that name would lead elsewhere.
-        number, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-        try:
-            with open(number, "w") as beside:
-                json.dump(report.as_json(), beside)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink()
-            raise
+        beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        with beside.open("x") as file:
+            try:
+                file.write(json.dumps(report.as_json()))
+                file.flush()
+                beside.replace(path)
+            except BaseException:
+                beside.unlink()
+                raise
     except OSError as error:
         raise OptionError(f"--resume {path} cannot be written ({error}); give another file") from error
 

@@ -163,14 +163,14 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: NestedOffsets) -> None:
         offsets = flat_offsets(end)
-        is_due = time.monotonic() >= self._commits_from
+        is_due = time.monotonic() >= self._commits_from or offsets == self._available_now
         if self.options.commits_offsets and self.options.group_id and offsets != self._finished and is_due:
             cluster = self._connected()
             try:
                 cluster.run(commit_group_offsets, cluster, self.options.group_id, offsets)
                 self._finished = offsets
             except KafkaError as error:
-                # Nothing reads these offsets back: a later batch commits again, and no batch in between waits for the coordinator.
+                # Nothing reads these offsets back: a later batch commits again, and those in between do not wait for the coordinator.
                 self._commits_from = time.monotonic() + _COMMIT_PAUSE_S
                 log.warning(
                     "The offsets of group %s were not committed, and are not for %d s: %s",

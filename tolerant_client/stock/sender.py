@@ -6,8 +6,11 @@ Laws:
   the failure of that request, which ours survives.
 - Late records end before the batches to send are taken out of their queues.  kafka-python takes them out first, and
   where a batch that it had sent before is late, the others are neither sent nor put back.
-- A batch is sent again under the producer id and epoch that it was sent with, also when a later epoch has begun: no
-  later batch of its partition is sent before it is done.  kafka-python fails its records then, however young they are.
+- A batch is sent again under the producer id and epoch that it was sent with, also when a later epoch has begun.
+  kafka-python fails its records then, however young they are.
+- No batch is sent while another one of its partition is in flight, also if the records of that one are late: both could
+  be refused and sent again in the other order, or the older one be appended as the later one of two epochs.
+- A batch whose records have ended does nothing more when its request ends, of which a later transaction may know nothing.
 - A producer that closes waits for no request of a transaction that has failed, once all its records have ended.
 - A batch whose connection ended waits for the next connection, not for `retry_backoff_ms` as well: the broker refused
   nothing, and connecting has its own backoff.  A second failure of the batch waits as in kafka-python, and so does its
@@ -56,10 +59,17 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
 
     def _end_late_records(self, now: float) -> None:
         records = self._accumulator
+        in_flight = set(records.muted)
         records.reset_next_batch_expiry_time()
-        for batch in records.expired_batches(now=now) + super()._get_expired_inflight_batches(now=now):
-            late = f"{batch.record_count} records for {batch.topic_partition} were not sent within delivery_timeout_ms"
+        waiting, sent = records.expired_batches(now=now), super()._get_expired_inflight_batches(now=now)
+        for batch in waiting + sent:
+            is_sent = batch in sent or batch.in_retry()
+            late = (
+                f"{batch.record_count} records for {batch.topic_partition} did not end within delivery_timeout_ms: they were "
+                + ("sent, and no broker has acknowledged them: they may be written" if is_sent else "not sent")
+            )
             self._complete_batch_with_exception(batch, KafkaTimeoutError(late))
+        records.muted |= in_flight
         self._late_at = min(records.next_expiry_time_ms, now * 1000 + records.delivery_timeout_ms) / 1000
 
     def _send_producer_data(self, now: float | None = None) -> Any:
@@ -77,13 +87,22 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         """Whether a batch that failed is sent again."""
         return (
             issubclass(error_cls, RetriableError)
-            and batch.final_state is None
             and batch.attempts < self.config["retries"]
             and not batch.has_reached_delivery_timeout(self._accumulator.delivery_timeout_ms)
         )
 
+    def _complete_batch(self, batch: Any, partition_response: Any) -> None:
+        """Completes a batch as a broker has responded, or has it sent again."""
+        if batch.final_state is None:
+            super()._complete_batch(batch, partition_response)
+        else:
+            self._accumulator.muted.discard(batch.topic_partition)
+
     def _dispatch_error(self, batch: Any, exception: BaseException, partition_response: Any) -> None:
         """Completes a batch that failed, or has it sent again."""
+        if batch.final_state is not None:
+            self._accumulator.muted.discard(batch.topic_partition)
+            return
         super()._dispatch_error(batch, exception, partition_response)
         is_lost = isinstance(exception, KafkaConnectionError) and not isinstance(exception, _SILENT)
         if is_lost and batch.attempts == 1 < self.config["retries"]:

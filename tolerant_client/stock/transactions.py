@@ -15,7 +15,7 @@ Laws:
   and for the next epoch only if the transaction was aborted.
 - A transaction with a failed record can only be aborted.  kafka-python commits it where the record timed out, and
   where a broker lost track of the sequence it drops the transaction and calls the commit a success.
-- A record that fails without a transaction fails alone.  Nobody knows then which sequence the broker expects, so the
+- Records that fail without a transaction fail alone, with those of their batch.  Nobody knows then which sequence the broker expects, so the
   producer begins every partition again under its next epoch, which needs no broker (KIP-360).  kafka-python gives up
   its id there and never asks for another, or ends the producer where a broker refused the record.
 - Offsets are sent one call after the other: a call waits until the one before it is done.  The same call again, while

@@ -208,10 +208,46 @@ def test_after_a_record_that_was_sent_is_late_the_next_ones_are_sent_under_the_n
     producer.let_pass(121, late)
     assert not late.is_done
     producer.sender._late_at = 0.0
-    assert producer.requested() == [0]
+    assert producer.requested() == ([] if is_in_flight else [0])
     assert isinstance(ended(late._record_futures[0]), Errors.KafkaTimeoutError)
+    assert "they may be written" in str(ended(late._record_futures[0]))
+    if is_in_flight:
+        producer.fail(late, Errors.KafkaConnectionError("reset"))
+        assert producer.requested() == [0]
     (sent,) = producer.accumulator._incomplete.all()
     assert stamp(late) == (7, 0, 0) and stamp(sent) == (7, 1, 0)
+
+
+def test_a_record_that_is_late_in_its_queue_lets_no_other_one_pass_the_batch_in_flight() -> None:
+    producer = idempotent()
+    assert producer.requested() == [0]
+    late = producer.append()
+    waiting = [batch for batch in producer.accumulator._incomplete.all() if batch.producer_id < 0]
+    producer.let_pass(121, *waiting)
+    run_on_the_event_loop(producer)
+    assert isinstance(ended(late), Errors.KafkaTimeoutError) and "not sent" in str(ended(late))
+    producer.append()
+    assert producer.requested() == []
+
+
+@pytest.mark.parametrize(
+    "error", [Errors.NoError, Errors.OutOfOrderSequenceNumberError, Errors.InvalidTxnStateError, None]
+)
+def test_a_late_batch_does_nothing_more_when_its_request_ends(error: type[Errors.BrokerResponseError] | None) -> None:
+    """A transaction may have begun meanwhile that knows nothing of it."""
+    producer = idempotent()
+    assert producer.requested() == [0]
+    (late,) = producer.accumulator._incomplete.all()
+    producer.let_pass(121, late)
+    run_on_the_event_loop(producer)
+    assert producer.transactions.producer_id_and_epoch.epoch == 1
+    producer.append()
+    if error is None:
+        producer.fail(late, Errors.KafkaConnectionError("reset"))
+    else:
+        producer.refuse(late, error)
+    assert producer.transactions.producer_id_and_epoch.epoch == 1 and not producer.transactions.has_error()
+    assert producer.requested() == [0] and len(producer.accumulator._incomplete.all()) == 1
 
 
 def test_a_late_record_keeps_no_other_partition_from_being_sent() -> None:

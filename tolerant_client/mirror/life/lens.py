@@ -184,6 +184,7 @@ async def look_led(
         return [PartitionLag(p, copied[p]) for p in wanted if p in copied], left_out
     await source.connect(source.patience_ms)
     there, unseen = await list_led_log_offsets(source, copied)
+    await _ask_again(source, there, unseen)
     return [_lag(p, copied[p], there[p]) for p in wanted if p in there], {**left_out, **unseen}
 
 
@@ -235,11 +236,16 @@ async def log_ends(cluster: Cluster, partitions: Collection[TopicPartition], *, 
     """
     await cluster.connect(cluster.patience_ms)
     found = await list_led_offsets(cluster, dict.fromkeys(partitions, LATEST), looks=looks)
-    if not found.offsets:
-        await cluster.require_broker()
-    elif found.left_out:
-        cluster.manager.cluster.request_update()  # for the next check: a silent leader may have been replaced
+    await _ask_again(cluster, found.offsets, found.left_out)
     return found
+
+
+async def _ask_again(cluster: Cluster, found: Collection[TopicPartition], left_out: Collection[TopicPartition]) -> None:
+    """Raises ClusterUnreachableError if no broker responds; for the next check, Metadata tell who leads what was left out."""
+    if not found:
+        await cluster.require_broker()
+    elif left_out:
+        cluster.manager.cluster.request_update()  # a silent leader may have been replaced
 
 
 def written_ms(header: BatchHeader) -> int | None:

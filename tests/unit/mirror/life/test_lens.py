@@ -14,7 +14,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin import leaders
-from tolerant_client.cluster.admin.offsets import LedOffsets
+from tolerant_client.cluster.admin.offsets import LedOffsets, LogOffsets
 from tolerant_client.errors import ClusterUnreachableError
 from tolerant_client.mirror.life import fence, lens
 from tolerant_client.mirror.life.lens import PartitionLag
@@ -95,13 +95,22 @@ def test_a_cluster_is_away_where_no_leader_has_told_anything_and_no_other_broker
 
     cluster = FakeCluster({}, {})
     cluster.require_broker = require_broker  # type: ignore[attr-defined]
+
+    async def led_logs(*_: Any) -> tuple[dict[TopicPartition, LogOffsets], dict[TopicPartition, str]]:
+        return {p: LogOffsets(0, end, end) for p, end in told.items()}, left_out
+
     monkeypatch.setattr(lens, "list_led_offsets", led)
+    monkeypatch.setattr(lens, "list_led_log_offsets", led_logs)
+    lag: Any = lens.look_led(cluster, cluster, "dr", [FIRST, SECOND], False, LinkControl())  # type: ignore[arg-type]
+    ends: Any = lens.log_ends(cluster, [FIRST, SECOND])  # type: ignore[arg-type]
     if told or has_broker:
-        assert done(lens.log_ends(cluster, [FIRST, SECOND])) == LedOffsets(told, left_out)  # type: ignore[arg-type]
+        assert done(ends) == LedOffsets(told, left_out)
         assert cluster.wanted == bool(told), "a silent leader may have been replaced by the next check"
+        assert done(lag)[1].keys() >= left_out.keys()
     else:
-        with pytest.raises(ClusterUnreachableError):
-            lens.log_ends(cluster, [FIRST, SECOND]).send(None)  # type: ignore[arg-type]
+        for course in (ends, lag):
+            with pytest.raises(ClusterUnreachableError):
+                course.send(None)
 
 
 def test_what_a_former_leader_denies_is_told_as_the_new_metadata_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
