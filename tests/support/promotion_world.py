@@ -229,6 +229,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
         if found.forgotten is not None and control.is_unwritten:
             raise OptionError(found.forgotten)
 
+    monkeypatch.setattr(promotion_steps, "_FINISHES_S", 0.0)
     patch("require_not_forgotten", require_not_forgotten)
     respond("look_at_claims", lambda: found.claims)
     respond("seen_mirrors", lambda: found.mirrors)

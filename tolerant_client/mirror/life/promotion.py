@@ -85,7 +85,6 @@ from tolerant_client.mirror.state.map_topic import mapped_topics
 from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
-_OVERTAKEN = "waiting: another command promotes the link"
 _LOOK_S = 1.0  # between two looks: a log that does not grow for that long has no producer
 
 
@@ -260,12 +259,7 @@ async def _wait(
     while True:
         control = await read_control(of.target, of.name)
         if control.is_over:  # since this command began
-            if not control.is_half_promoted or time.monotonic() >= deadline:
-                control.require_not_promoted(of.name, of.target, source)
-            if told != _OVERTAKEN:
-                tell(told := _OVERTAKEN)
-            await source.net.sleep(_LOOK_S)
-            continue
+            control.require_not_promoted(of.name, of.target, source)
         partitions, lacking = await partitions_of_link(source, of.target, of.topics, of.name, control, of.mapped)
         left = of.owners(control, {*partitions, *lacking}).left
         wanted = sorted({*partitions, *besides} - left.keys())

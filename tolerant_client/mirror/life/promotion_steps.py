@@ -23,6 +23,7 @@ Laws:
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -53,6 +54,8 @@ from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition, say_over
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
+_FINISHES_S = 30.0  # for another command that promotes the link at the same time
+_LOOK_S = 0.5
 LEADERS_MS = 10_000  # how long we wait for leaders: an election under way ends by then
 _WRITTEN_MEANWHILE = "it got its first records while the link was promoted, and the link has not begun it"
 
@@ -69,14 +72,18 @@ async def unless_promoted(
 ) -> PromotionReport:
     """Promotes a link by its control (control_to_promote); reports only what was left behind if it was promoted before.
 
-    Also if another command has promoted it meanwhile.  Raises LinkPromotedError while one is promoting it.
+    Also if another command promotes it meanwhile.  Raises LinkPromotedError if that one does not finish within _FINISHES_S.
     """
     control = await control_to_promote(target, link, may_be_forgotten=may_be_forgotten)
     if not control.is_fenced:
         try:
             return await promoting(control)
         except LinkPromotedError:
-            control = await read_control(target, link)
+            until = time.monotonic() + (0.0 if is_dry_run else _FINISHES_S)
+            while (control := await read_control(target, link)).is_half_promoted and not control.unfenced:
+                if time.monotonic() >= until:
+                    break
+                await target.net.sleep(_LOOK_S)
             if not control.is_fenced:
                 raise
     return await promoted_before(action, source, target, link, control, is_dry_run=is_dry_run)

@@ -339,15 +339,15 @@ def test_a_promotion_that_waits_sees_that_another_command_promotes_the_link(
     """Its producers may write to the target by then: nothing is in the way, and nothing is left to wait for."""
     world.ends, half = ends(5, 10, 10), by_another(world.control, is_fenced=False)
     sleeps(monkeypatch, world, world.control, half, half, by_another(world.control))
+    monkeypatch.setattr(promotion_steps, "_FINISHES_S", 60.0)
     report = world.promote(deadline_s=60.0)
     assert report.is_done and report.exit_code == 0 and not report.blockers
     assert report.warnings[0] == "link dr was promoted before; nothing was done"
-    assert len(world.told) == 2 and world.told[1] == "waiting: another command promotes the link"
     assert world.done == ["rehearsal"]
 
 
 @pytest.mark.parametrize("is_dry_run", [False, True])
-def test_a_promotion_that_another_command_has_begun_and_not_finished_is_told_at_the_deadline(
+def test_a_promotion_that_another_command_has_begun_and_not_finished_is_told(
     world: World, monkeypatch: pytest.MonkeyPatch, is_dry_run: bool
 ) -> None:
     world.ends, half = ends(5, 10, 10), by_another(world.control, is_fenced=False)
