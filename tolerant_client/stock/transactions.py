@@ -69,6 +69,7 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._lock = threading.RLock()  # an interrupt can leave a Condition locked: it is Python code
         # Without a manager (as in kafka-python's own tests) nobody can be asked for metadata.
         self._connections = getattr(self._metadata, "_manager", None)
         self._watches = {

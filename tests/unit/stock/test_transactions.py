@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -321,6 +322,19 @@ def test_brokers_that_give_no_next_epoch_after_a_timeout_are_not_asked_for_it() 
     with pytest.raises(Errors.ProducerFencedError):
         aborted.wait()
     assert pending(transactions) == []
+
+
+def test_an_interrupt_at_the_end_of_a_call_leaves_no_lock_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With kafka-python's Condition the sender waited for it for ever, and so did the next call."""
+    transactions = make()
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(threading.Condition, "__exit__", Mock(side_effect=KeyboardInterrupt))
+        with suppress(KeyboardInterrupt):
+            transactions.has_error()
+    sender = threading.Thread(target=transactions.has_error, daemon=True)
+    sender.start()
+    sender.join(10)
+    assert not sender.is_alive()
 
 
 # -- when a call ends --------------------------------------------------------------
