@@ -64,6 +64,11 @@ class TolerantClientError(KafkaError):  # type: ignore[misc]  # kafka-python is 
     args: tuple[Any, ...]
     remedy = ""
 
+    @property
+    def finding(self) -> str:
+        """Its message without class name and remedy."""
+        return str(self.args[0]).removesuffix(self.remedy).rstrip("; ") if self.remedy else str(self.args[0])
+
     def advising(self: _Error, remedy: str) -> _Error:
         """This error with a remedy at the end of its message; one that begins with a capital letter is a sentence of its own."""
         message = f"{self.args[0]}{'.' if remedy[:1].isupper() else ';'} {remedy}"

@@ -68,7 +68,7 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
                 f"Link {link} would run in a circle with link {other}, which {copied} topic {both} from this target to this"
                 f" source: {unfinished(control, onto, between)[0]}"
             )
-        if both and not control.is_promoted and not control.producer_ids:  # what it is refused it does not copy
+        if both and not control.is_promoted and not control.is_identical:  # what it is refused it does not copy
             others = await look_for_others(source, other, topics, is_identical=False)
             both = _in_both(control, set(topics) - others.taken - others.unknown)
             if not both and (unknown := sorted(name for name in others.unknown if control.writes(name))):

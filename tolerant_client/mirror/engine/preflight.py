@@ -17,8 +17,8 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.configs import describe_configs, tells_configs
-from tolerant_client.cluster.admin.offsets import stable_ends
-from tolerant_client.cluster.admin.topics import lacking
+from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
+from tolerant_client.cluster.admin.topics import lacking, topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, TargetClaimedError, text_of
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
@@ -28,7 +28,7 @@ from tolerant_client.mirror.state.control_topic import (
     read_controls,
     update_control,
 )
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.link_topics import require_no_unreadable
 from tolerant_client.mirror.state.map_topic import was_never_started
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, TIMESTAMP_TYPE
@@ -107,7 +107,7 @@ def _of_shared_ids(
     `own` is the link's control, `control` the other's.  Pure.
     """
     assert control.topics
-    taken, other_is = LinkTopics.from_json(control.topics), bool(control.producer_ids)
+    taken, other_is = LinkTopics.from_json(control.topics), control.is_identical
     ours, theirs = own.producer_name(link), control.producer_name(other)
     twins = of_the_same_id(link, names, other, is_identical=is_identical, other_is=other_is)
     which = {name: f"ids of topic {twin} of link {other}" for name, twin in twins.items() if taken.writes(twin)}
@@ -157,6 +157,8 @@ async def look_for_others(
     ours = {p.topic for p in own.begun}
     promoted, unknown = await _why_promoted(target, link, controls, own, names, is_identical=is_identical)
     refused |= {**promoted, **unknown}
+    if not is_identical and own.map_id is not None:
+        refused |= await _copied_otherwise(target, link, own, names)
     taken |= promoted.keys()
     for other, control in _others_that_live(controls, link):
         if not control.topics:
@@ -164,10 +166,10 @@ async def look_for_others(
         shared = _of_shared_ids(link, names, own, other, control, is_identical=is_identical)
         taken |= shared.keys()
         refused |= shared
-        if not (is_identical or control.producer_ids):
+        if not (is_identical or control.is_identical):
             continue
         theirs = LinkTopics.from_json(control.topics)
-        is_same_kind = is_identical and control.producer_ids
+        is_same_kind = is_identical and control.is_identical
         kind = "" if is_same_kind else _OTHER_KIND.format("translated" if is_identical else "identical")
         way_out = f"use that link (a mirror with --link {other}; the flow A->B of a file is link A-B)"
         if await was_never_started(target, other, control):
@@ -192,6 +194,24 @@ async def look_for_others(
         frozenset(taken),
         frozenset(unknown) - taken,
     )
+
+
+async def _copied_otherwise(target: Cluster, link: str, own: LinkControl, names: Collection[str]) -> dict[str, str]:
+    """Why a translated link may not copy into those of its topics that an earlier version has begun with identical offsets."""
+    begun = {p for p in own.begun if p.topic in names}
+    if not begun:
+        return {}
+    ids = {name: TopicIds(target=str(id)) for name, id in (await topic_ids(target, {p.topic for p in begun})).items()}
+    there = await target.partitions({p.topic for p in begun})
+    still = [p for p in begun if own.has_begun(p, ids) and p.partition in there.get(p.topic, ())]
+    ends = (await list_led_offsets(target, dict.fromkeys(still, LATEST))).offsets
+    return {
+        p.topic: f"Topic {p.topic} of this target has what a mirror of link {link} has copied there with identical offsets, when it"
+        " was started without --offsets translated: the link, which has translated offsets, would append all of it once more. Leave"
+        " the topic out, or delete it on the target: it is then copied again"
+        for p in still
+        if ends.get(p, 1)  # without a leader: unknown
+    }
 
 
 def how_to_forget(link: str, target: Cluster) -> str:
@@ -230,7 +250,7 @@ async def _why_promoted(
     promoted = {
         name: f"Topic {name} of this target is the copy of link {other}, which was promoted: it belongs to its"
         " producers, and what they have written there exists nowhere else."
-        f"{back if controls.links[other].producer_ids else ' Leave the topic out.'} If none of it is needed any more, delete it on"
+        f"{back if controls.links[other].is_identical else ' Leave the topic out.'} If none of it is needed any more, delete it on"
         " the target: it is then copied again"
         for name, other in sorted(copies.of.items())
     }
@@ -285,11 +305,12 @@ async def write_down(
 ) -> str | None:
     """Records the link, and where its logs begin, in the control topic; returns a warning if the mirror may not write there.
 
-    An unchanged record is not written again; `forget` removes what is no longer needed.
+    An unchanged record is not written again; `forget` removes what is no longer needed.  Raises LinkKindError.
     """
     cluster_id = await source.cluster_id()
 
     def change(control: LinkControl) -> LinkControl:
+        control.require_kind(link, is_translated=producer_id is None)  # another start may have come first
         ids = control.producer_ids
         if producer_id is not None and producer_id not in ids:
             ids = (*ids, producer_id)
@@ -303,6 +324,8 @@ async def write_down(
 
     try:
         await update_control(target, link, change)
+    except LinkKindError:
+        raise
     except (*_MAY_NOT, OptionError) as error:
         if starts:
             raise

@@ -38,6 +38,7 @@ from tolerant_client.mirror.state.map_topic import (
     ensure_map_topic,
     mapped_topics,
     read_maps,
+    require_kind,
     require_not_last,
 )
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
@@ -241,7 +242,6 @@ async def prepare_link(
         # Read before the offsets: a topic that is created again meanwhile gets no start.
         ids = {name: str(topic_id) for name, topic_id in (await topic_ids(source, names)).items()}
     if is_translated:
-        control.require_not_identical(link)
         if control.tells_no_start:
             require_not_last(link, control, (await mapped_topics(target, link, control)).last)
         claim(names)
@@ -256,6 +256,14 @@ async def prepare_link(
         producer_id = await init_producer_id(target, control.producer_name(link))
         if not goes_on:
             await _refuse_differences(source, target, planned, producer_id, Ledger(target, link), policy, control)
+
+    def forget(now: LinkControl) -> LinkControl:
+        now = now.without(planned.deleted, control)
+        # What an identical start had begun of them is not on the target any more (look_for_others).
+        return (
+            replace(now, begun={p: of for p, of in now.begun.items() if p.topic not in names}) if is_translated else now
+        )
+
     warning = await write_down(
         source,
         target,
@@ -265,7 +273,7 @@ async def prepare_link(
         starts,
         ids,
         map_id,
-        lambda now: now.without(planned.deleted, control),
+        forget,
     )
     made = await make_topics(target, planned)
     if not goes_on:
@@ -314,6 +322,7 @@ async def _check_link(
     if not goes_on:
         planned.require_all()
     control.require_not_promoted(link, target, source)
+    await require_kind(target, link, control, is_translated=not is_identical)
     grown(control, LinkTopics.of(topics))
     require_same_source(control, link, cluster_id := await source.cluster_id())
     names = [topic.name for topic in planned.topics.copied]

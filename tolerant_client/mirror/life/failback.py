@@ -54,7 +54,7 @@ from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, read_c
 from tolerant_client.mirror.state.health import counted, few
 from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds, require_finished
 from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
-from tolerant_client.mirror.state.map_topic import map_topic
+from tolerant_client.mirror.state.map_topic import map_topic, require_kind
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
@@ -224,8 +224,8 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
 
 
 def is_live(control: LinkControl) -> bool:
-    """Whether a link copies with identical offsets now, so that it must not begin again.  Pure."""
-    return bool(control.producer_ids) and not control.is_over
+    """Whether a link copies now, so that it must not begin again.  Pure."""
+    return not control.is_over and (control.is_identical or control.map_id is not None)
 
 
 async def failback(
@@ -267,6 +267,7 @@ async def failback(
             f"Link {link} copies into this target already and was not promoted: its mirror needs no failback to resume,"
             " and none for topics that are added to it; give another --link only for topics that no link copies there"
         )
+    await require_kind(target, link, former, is_translated=False)
     if former.is_hidden:  # before anything is deleted
         raise OptionError(f"Whether another link copies the same topics is unknown: {HIDDEN}")
     cluster_id = await source.cluster_id()

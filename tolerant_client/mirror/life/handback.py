@@ -90,7 +90,7 @@ def decide_positions(
 
 def require_ran(control: LinkControl, link: str, source_cluster_id: str | None, *, is_translated: bool) -> None:
     """Raises OptionError if nothing shows that the link copied from this source, or if it was promoted.  Pure."""
-    if control.topics is None or not (is_translated or control.producer_ids):
+    if control.topics is None or not (is_translated or control.is_identical):
         raise OptionError(
             f"{CONTROL_TOPIC} does not say that link {link} has copied into this target, so there is nothing to hand back."
             " Start MirrorMaker 2 as it is; or, if you mean another link, check --config and --flow"

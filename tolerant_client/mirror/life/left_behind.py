@@ -138,7 +138,7 @@ async def _copied_back(source: Cluster, target: Cluster, topics: Collection[str]
             ends = {p.partition: end for p, end in control.copied_until.items() if p.topic == wire}
             is_over = (
                 control.is_fenced
-                and control.producer_ids
+                and control.is_identical
                 and all(end <= ours.get(TopicPartition(topic, n), end) for n, end in ends.items())
             )
             if control.writes(wire) and not (ends and is_over):

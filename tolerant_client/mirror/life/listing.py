@@ -47,7 +47,7 @@ class ListedLink(NamedTuple):
     @property
     def offsets(self) -> str | None:
         """Which offsets its copies have, identical or translated; None if nothing shows it: it has not copied yet."""
-        if self.control is not None and self.control.producer_ids:
+        if self.control is not None and self.control.is_identical:
             return "identical"
         return "translated" if self.has_map else None
 

@@ -90,7 +90,7 @@ async def find_evidence(
     """Reads the evidence for these partitions, which the link's topics match.  Raises KafkaError."""
     wanted = list(partitions)
     ids, claimed = await _claimed(target, control, wanted, is_translated=is_translated)
-    own: tuple[int, ...] = control.producer_ids
+    own: tuple[int, ...] = () if is_translated else control.producer_ids
     held: frozenset[TopicPartition] | None = frozenset()
     if not (own or is_translated):
         claims = await look_at_claims(target)

@@ -34,7 +34,7 @@ from tolerant_client.mirror.state.health import (
     with_pause,
 )
 from tolerant_client.mirror.state.ledger import Ledger
-from tolerant_client.mirror.state.link_control import LinkControl, link_options
+from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, link_options
 from tolerant_client.mirror.state.link_topics import (
     NOT_ON_SOURCE,
     beside_file,
@@ -42,7 +42,14 @@ from tolerant_client.mirror.state.link_topics import (
     some,
     unread_map,
 )
-from tolerant_client.mirror.state.map_topic import copied_until, has_map, lost_map, map_partition, mapped_topics
+from tolerant_client.mirror.state.map_topic import (
+    copied_until,
+    has_map,
+    lost_map,
+    map_partition,
+    mapped_topics,
+    require_kind,
+)
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -145,16 +152,18 @@ async def plan_everything(
 
     If `is_translated` is None, the target says whether its offsets are translated.  Warns of topics that the link has besides
     those `of_file`.  The plan of a link that was promoted or handed back is that refusal alone: what differs in its target's logs
-    since is its own fence, or its producers' data.  Raises OptionError if no topic matches or both are one cluster, ClusterUnreachableError,
-    UnsupportedSourceError.
+    since is its own fence, or its producers' data.  So is that of a link with the other kind of offsets.
+    Raises OptionError if no topic matches or both are one cluster, ClusterUnreachableError, UnsupportedSourceError.
     """
     chosen = LinkTopics.of(topics)
     control = await read_control(target, link)
+    was_begun = await has_map(target, link, control)
+    is_translated = was_begun if is_translated is None else is_translated
     try:
         control.require_not_promoted(link, target, source)
-    except LinkPromotedError as error:
-        kind = "translated" if await has_map(target, link, control) else "identical"
-        return LinkPlan(link, kind, refusals=(text_of(error),))
+        await require_kind(target, link, control, is_translated=is_translated)
+    except (LinkPromotedError, LinkKindError) as error:
+        return LinkPlan(link, "translated" if was_begun else "identical", refusals=(text_of(error),))
     mapped = await mapped_topics(target, link, control, within_s=_MAP_S)
     planned = await plan_link(source, target, chosen, control, mapped)
     lost = await lost_map(target, link, control)
@@ -162,7 +171,6 @@ async def plan_everything(
     unread |= dict.fromkeys(planned.ends if lost else (), MAP_LOST)
     ends = {p: end for p, end in planned.ends.items() if p not in unread}
     planned = replace(planned, ends=ends, waiting={**planned.waiting, **unread})
-    was_begun = await has_map(target, link, control)
     refusals = [f"{UNKNOWN_ORDERS}: {HIDDEN}"] if control.is_hidden else []
     refusals += [why] if (why := await look_for_forgotten(target, link, control)) else []
     refusals += [lost] if lost else []
@@ -174,14 +182,11 @@ async def plan_everything(
     warnings = [*planned.warnings, *gone_warnings(view.gone.keys() - planned.gone.keys())]
     warnings += (await beside_file(None, target, control, link, chosen if of_file else None)).kept
     try:
-        if is_translated:
-            control.require_not_identical(link)
         grown(control, chosen)
         require_same_source(control, link, cluster_id := await source.cluster_id())
         own = replace(control, source_cluster_id=cluster_id)
         names = [topic.name for topic in planned.topics.copied]
-        is_identical = not (was_begun if is_translated is None else is_translated)
-        others = (await look_for_others(target, link, names, is_identical=is_identical, own=own)).refused
+        others = (await look_for_others(target, link, names, is_identical=not is_translated, own=own)).refused
         refusals += few(dict.fromkeys(others.values()))
         planned = without_topics(planned, others)  # the mirror does nothing with what others have
         copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
@@ -189,7 +194,6 @@ async def plan_everything(
     except OptionError as error:
         refusals.append(text_of(error))
     warnings += made_again_warnings((topic.name for topic in planned.topics.create), control)
-    is_translated = was_begun if is_translated is None else is_translated
     if is_translated and (lost or not was_begun):
         besides = replace(besides, groups=None)  # no map translates their offsets yet
     there = await target.partitions({p.topic for p in planned.ends})

@@ -29,7 +29,7 @@ from tolerant_client.mirror.life.mm2_positions import read_positions_of_mm2, whe
 from tolerant_client.mirror.life.shared_log import shared_partitions
 from tolerant_client.mirror.state.control_topic import read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl, require_finished
-from tolerant_client.mirror.state.map_topic import last_rows
+from tolerant_client.mirror.state.map_topic import last_rows, require_kind
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -263,12 +263,15 @@ async def take_over(
     control = await read_control(target, link)
     await require_not_forgotten(target, link, control)
     require_finished(control, link, target, source)
-    if is_live(control):
+    is_translated = offsets == "translated"
+    # A translated one may take over once more until it has copied something.
+    if is_live(control) and not (is_translated and control.map_id is not None):
         raise OptionError(f"Link {link} {_COPIES_ALREADY}")
+    await require_kind(target, link, control, is_translated=is_translated)
     partitions = await shared_partitions(source, target, names)
     running = await whether_mm2_runs(target, source_alias)
     known = await read_positions_of_mm2(target, source_alias)
-    rows = await last_rows(target, link, partitions) if offsets == "translated" else {}
+    rows = await last_rows(target, link, partitions) if is_translated else {}
     rows = {p: row for p, row in rows.items() if row.is_kept}
     if copies_already(control, rows):
         raise OptionError(f"Link {link} {_COPIES_ALREADY}")

@@ -85,6 +85,14 @@ class LinkControl:
     promotion: str | None = None
 
     @property
+    def is_identical(self) -> bool:
+        """Whether the link has started with identical offsets.
+
+        One with a map has translated ones, whatever ids an identical start of an earlier version has left.
+        """
+        return bool(self.producer_ids) and self.map_id is None
+
+    @property
     def is_over(self) -> bool:
         """Whether the link copies nothing any more: it was promoted, or handed back to MirrorMaker 2."""
         return self.is_promoted or self.is_handed_back
@@ -226,12 +234,19 @@ class LinkControl:
         """The name for init_producer_id: the fence of one generation does not fence the next."""
         return f"{link}~{self.generation}" if self.generation else link
 
-    def require_not_identical(self, link: str) -> None:
-        """Raises OptionError if a link that is to have translated offsets has copied with identical ones."""
-        if self.producer_ids:
-            raise OptionError(
+    def require_kind(self, link: str, *, is_translated: bool) -> None:
+        """Raises LinkKindError if the link has begun with offsets of the other kind, and is not over: then it may begin again."""
+        if self.is_over:
+            return
+        if is_translated and self.is_identical:
+            raise LinkKindError(
                 f"Link {link} has copied into this target with identical offsets: give the link with translated offsets a name"
                 " of its own with --link"
+            )
+        if not is_translated and self.map_id is not None:
+            raise LinkKindError(
+                f"Link {link} copies into this target with translated offsets: start it with --offsets translated (in a file"
+                " tolerant.offsets = translated), or give a link with identical offsets a name of its own with --link"
             )
 
     def require_not_promoted(self, link: str, target: Cluster, source: Cluster | None = None) -> None:
@@ -256,6 +271,10 @@ class LinkControl:
                 f"Link {link} was promoted: its target belongs to its own producers, and nothing is copied into it any more"
                 f"{'' if is_translated else '. To copy back, run tolerant-kafka failback with source and target exchanged'}"
             )
+
+
+class LinkKindError(OptionError):
+    """A link was to copy with identical offsets and has translated ones, or the other way round; nothing was written."""
 
 
 # -- what operators change, and are told ---------------------------------------

@@ -8,8 +8,8 @@ Laws:
 - Deleting rows needs no transaction: only final rows are deleted (Law C of offset_map.py).
 - A promoted link is over, whatever its control says now, if a row of the map says so (Law E of offset_map.py).  Whoever reads where
   to resume finds that row: it is after all rows of its generation.  It is no row of a topic for anybody else.
-- A link has one map, whose topic id is in its control (`map_id`).  If that topic is gone, or another has its name, what was
-  copied is unknown, never nothing, and no start creates the map again.  The id is checked after the rows were read: the id of a
+- A link has one map, whose topic id is in its control (`map_id`), and has translated offsets from then on (require_kind).  If that
+  topic is gone, or another has its name, what was copied is unknown, never nothing, and no start creates the map again.  The id is checked after the rows were read: the id of a
   deleted topic does not come back.
 """
 
@@ -33,7 +33,7 @@ from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import LinkPromotedError, OptionError, TargetDivergedError, text_of
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import orders_hidden, read_control
-from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.offset_map import LAST, CommittedRows, MapRow, OffsetMap, RowKey, last_of
 from tolerant_client.mirror.state.plan import CLEANUP_POLICY
 from tolerant_client.mirror.state.state_topic import COMPACTED, StateTopic
@@ -75,7 +75,7 @@ async def ensure_map_topic(target: Cluster, link: str, control: LinkControl) -> 
 
 async def lost_map(target: Cluster, link: str, control: LinkControl) -> str | None:
     """Why the offset map of a link is lost; None if it is there, as far as is known, or the link has none."""
-    if control.producer_ids or control.map_id is None:
+    if control.map_id is None:
         return None
     looks = 0
     while not await _map_of(target, link).exists():  # a broker that has just started may not know the topic yet
@@ -187,11 +187,23 @@ async def _newest_rows(
 
 
 async def has_map(target: Cluster, link: str, control: LinkControl) -> bool:
-    """Whether the link has translated offsets.
+    """Whether the link has translated offsets: a map beside the control of an identical link is of a former one of this name."""
+    return not control.is_identical and (control.map_id is not None or await _map_of(target, link).exists())
 
-    Only a link with identical offsets has producer ids in its control: a map beside them is of a former link of this name.
+
+async def require_kind(target: Cluster, link: str, control: LinkControl, *, is_translated: bool) -> None:
+    """Raises LinkKindError if a link that is to copy has begun with offsets of the other kind, as its control or its map says.
+
+    The map alone says it of a link whose control was lost: one that was only prepared may have the name of a former link.
     """
-    return not control.producer_ids and (control.map_id is not None or await _map_of(target, link).exists())
+    control.require_kind(link, is_translated=is_translated)
+    is_unknown = control.tells_no_start and not control.is_hidden
+    if not is_translated and is_unknown and await _map_of(target, link).exists():
+        raise LinkKindError(
+            f"The target has {map_topic(link)}, the offset map of a link {link} with translated offsets, and {CONTROL_TOPIC} says"
+            " nothing of that link (any more): start it with --offsets translated (in a file tolerant.offsets = translated), give"
+            " this link another name with --link, or, if nobody needs the former one, delete its map"
+        )
 
 
 async def was_never_started(target: Cluster, link: str, control: LinkControl) -> bool:

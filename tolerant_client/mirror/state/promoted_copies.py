@@ -48,9 +48,9 @@ async def promoted_copies(
         if not is_copy or not (is_identical or is_same):
             continue
         begun = {p: of.target for p, of in control.begun.items() if control.producer_ids and p.topic in rest}
-        if not (control.producer_ids or is_identical) and (theirs := set(filter(control.writes, rest))):
+        if not (control.is_identical or is_identical) and (theirs := set(filter(control.writes, rest))):
             mapped = await mapped_topics(target, other, control, within_s=_MAP_S)
-            begun = {p: topic_id for p, topic_id in mapped.copies.items() if p.topic in theirs}
+            begun |= {p: topic_id for p, topic_id in mapped.copies.items() if p.topic in theirs}
             for name in theirs - {p.topic for p in begun} if mapped.unread else ():
                 unknown[name] = (
                     f"whether topic {name} is the copy of link {other}, which was promoted, {_unread(mapped, other)}"

@@ -457,6 +457,10 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
     monkeypatch.setattr(failback, "read_control", lambda *_: told(responses["read_control"]))
     with pytest.raises(OptionError, match="Whether another link copies the same topics is unknown: we may not read"):
         failback.failback(source, target, "oops", "orders|users", discards=discards).send(None)
+    for live in (LinkControl(producer_ids=(OURS,)), LinkControl(map_id="m"), replace(former, is_promoted=False)):
+        responses["read_control"] = live
+        with pytest.raises(OptionError, match="copies into this target already and was not promoted"):
+            failback.failback(source, target, "oops", "orders|users", discards=discards).send(None)
 
 
 def test_what_the_target_took_into_partitions_that_the_source_never_got_is_told_as_not_copied() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LogOffsets
+from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.life import takeover
 from tolerant_client.mirror.life.takeover import (
@@ -23,6 +26,7 @@ from tolerant_client.mirror.life.takeover import (
 )
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import Record
 
 
@@ -100,6 +104,35 @@ def test_a_translated_link_that_has_copied_itself_takes_over_nothing() -> None:
     assert copies_already(taken, rows) and copies_already(LinkControl(), rows)
     for over in ({"is_promoted": True}, {"is_handed_back": True}):
         assert not copies_already(replace(taken, **over), rows)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("control", "offsets", "refused"),
+    [
+        (LinkControl(map_id="m"), "identical", "copies into this target already"),
+        (LinkControl(producer_ids=(7,)), "identical", "copies into this target already"),
+        (LinkControl(producer_ids=(7,)), "translated", "copies into this target already"),
+        (LinkControl(map_id="m"), "translated", ""),  # of which it has copied nothing yet
+        (LinkControl(map_id="m", is_handed_back=True), "identical", ""),
+        (LinkControl(producer_ids=(7,), is_handed_back=True), "translated", ""),
+    ],
+)
+def test_a_live_link_takes_over_nothing_and_one_that_is_over_may_change_its_kind(
+    monkeypatch: pytest.MonkeyPatch, control: LinkControl, offsets: str, refused: str
+) -> None:
+    cluster = Mock(connect=AsyncMock(), require_record_batches=AsyncMock(), partitions=AsyncMock())
+    nothing = {"refuse_one_cluster": None, "refuse_circle": (), "require_not_forgotten": None, "whether_mm2_runs": ()}
+    for name, value in {"read_control": control, "shared_partitions": [], **nothing}.items():
+        monkeypatch.setattr(takeover, name, AsyncMock(return_value=value))
+    for name in ("read_positions_of_mm2", "last_rows", "read_bounds"):
+        monkeypatch.setattr(takeover, name, AsyncMock(return_value={}))
+    monkeypatch.setattr(takeover, "select_topics", lambda *_: ["orders"])
+    taking = takeover.take_over(cluster, cluster, "dr", LinkTopics.of("orders"), "A", offsets=offsets, is_dry_run=True)
+    if refused:
+        with pytest.raises(OptionError, match=refused):
+            asyncio.run(taking)
+    else:
+        assert asyncio.run(taking).exit_code == 0
 
 
 def test_of_an_empty_log_nothing_is_adopted() -> None:

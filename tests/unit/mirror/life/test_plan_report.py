@@ -40,6 +40,21 @@ def test_the_plan_of_a_link_that_is_over_says_only_that(
     assert "promote --config mm2.properties or" in text if control.is_half_promoted else "delete" not in text
 
 
+@pytest.mark.parametrize(
+    ("control", "is_translated", "kind"),
+    [(LinkControl(map_id="m"), False, "translated"), (LinkControl(producer_ids=(7,)), True, "identical")],
+)
+def test_the_plan_of_a_start_with_the_other_kind_of_offsets_says_only_that(
+    monkeypatch: pytest.MonkeyPatch, control: LinkControl, is_translated: bool, kind: str
+) -> None:
+    """Compared as the other kind, its own copies are another producer's records in a topic to delete."""
+    monkeypatch.setattr(plan_report, "read_control", AsyncMock(return_value=control))
+    clusters: list[Any] = [SimpleNamespace(file_options="--config mm2.properties") for _ in range(2)]
+    found = asyncio.run(plan_report.plan_everything(*clusters, "dr", ".*", is_translated=is_translated))
+    assert found == LinkPlan("dr", kind, refusals=found.refusals) and found.exit_code == 3
+    assert "a name of its own with --link" in found.refusals[0]
+
+
 def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither offsets to copy nor changes of its configuration or of groups; nor is its log compared."""
     specs = {p.topic: TopicSpec(p.topic, 1, 1) for p in (OWN, THEIRS, MADE)}

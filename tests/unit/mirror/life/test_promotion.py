@@ -31,7 +31,7 @@ from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state import map_topic as map_topic_module
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.control_record import Controls
-from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.link_topics import differing_topics, require_whole
 from tolerant_client.mirror.state.map_topic import has_map, map_topic, mapped_topics
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
@@ -493,9 +493,10 @@ def test_a_map_that_a_former_link_of_this_name_has_left_makes_no_link_translated
     identical, translated = LinkControl(producer_ids=(7,)), LinkControl(topics=ORDERS.to_json())
     assert target.net.run(has_map, target, "dr", translated)
     assert not target.net.run(has_map, target, "dr", identical), "it would be promoted without a fence"
-    translated.require_not_identical("dr")
-    with pytest.raises(OptionError, match="a name of its own with --link"):
-        identical.require_not_identical("dr")
+    translated.require_kind("dr", is_translated=True)
+    identical.require_kind("dr", is_translated=False)
+    with pytest.raises(LinkKindError, match="a name of its own with --link"):
+        identical.require_kind("dr", is_translated=True)
 
 
 def test_what_a_promotion_leaves_behind_is_said_beside_its_exit_code(world: World) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import kafka.errors as Errors
 import pytest
@@ -25,10 +27,11 @@ from tolerant_client.mirror.engine.preflight import (
     of_the_same_id,
     require_same_source,
 )
+from tolerant_client.mirror.engine.prepare import PlannedLink
 from tolerant_client.mirror.life.naming import chosen_name, default_name
 from tolerant_client.mirror.state import link_topics, promoted_copies
 from tolerant_client.mirror.state.control_record import Controls, controls_of, encode_control
-from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.link_topics import (
     PARTITION_NOT_ON_SOURCE,
     LinkView,
@@ -40,6 +43,7 @@ from tolerant_client.mirror.state.link_topics import (
     see_topics,
 )
 from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, map_topic
+from tolerant_client.mirror.state.plan import TopicsPlan
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,
     IdentityReplicationPolicy,
@@ -524,6 +528,70 @@ def test_each_topic_that_another_link_writes_or_may_is_refused_alone_and_says_wh
             f" {'copies' if name == 'orders' else 'may copy'} into topic {name} of this target" in found.refused[name]
         )
         assert (f"with {kind} offsets, and only one link may write" in found.refused[name]) == bool(kind)
+
+
+@pytest.mark.usefixtures("keepers")
+@pytest.mark.parametrize(
+    ("ids", "ends", "is_refused"),
+    [
+        ({"orders": "t"}, {0: 9}, True),
+        ({"orders": "t"}, {0: 0, 1: 9}, True),
+        ({"orders": "t"}, {}, True),  # no leader: unknown
+        ({}, {0: 9}, True),  # brokers without ids
+        ({"orders": "another"}, {0: 9}, False),  # it was deleted, and created again
+        ({"orders": "t"}, {0: 0, 1: 0}, False),
+        (None, {}, False),
+    ],
+)
+def test_a_translated_link_appends_nothing_to_a_log_that_an_identical_start_of_it_has_begun(
+    monkeypatch: pytest.MonkeyPatch, ids: dict[str, str] | None, ends: dict[int, int], is_refused: bool
+) -> None:
+    """An earlier version took it for identical once."""
+
+    async def topic_ids(*_: object) -> dict[str, str]:
+        return ids or {}
+
+    async def log_ends(_: object, asked: Collection[TopicPartition]) -> LedOffsets:
+        return LedOffsets({p: ends[p.partition] for p in asked if p.partition in ends}, {})
+
+    monkeypatch.setattr(preflight, "topic_ids", topic_ids)
+    monkeypatch.setattr(preflight, "list_led_offsets", log_ends)
+    begun = {TopicPartition("orders", n): TopicIds("s", "t") for n in range(2)}
+    own = written("orders|clicks", map_id="m", producer_ids=(7,), begun=begun)
+    keeper = Keeper((b"dr", encode_control(own, 1)))
+    keeper.maps = {} if ids is None else {"orders": [0, 1]}
+    for is_new in (False, True):
+        looking = look_for_others(cast(Cluster, keeper), "dr", ["orders", "clicks"], is_identical=False, is_new=is_new)
+        refused = outcome(looking).refused
+        assert refused.keys() == ({"orders"} if is_refused else set())
+        assert all("or delete it on the target: it is then copied again" in why for why in refused.values())
+
+
+def test_a_start_of_the_other_kind_is_refused_before_it_writes_and_also_when_both_start_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1. Neither finds a record of the link.  2. One writes that it starts.  3. The other finds that when it writes."""
+    given = AsyncMock()
+    for name in ("init_producer_id", "ensure_map_topic", "write_down", "make_topics"):
+        monkeypatch.setattr(prepare, name, given)
+    monkeypatch.setattr(prepare, "plan_link", AsyncMock(return_value=PlannedLink(TopicsPlan((), ()), {}, {})))
+    cluster, told = Mock(spec=Cluster, cluster_id=AsyncMock(return_value="A-id"), file_options=""), []
+
+    async def update(_: object, __: str, change: Callable[[LinkControl], LinkControl]) -> None:
+        told.append(change(control))
+
+    monkeypatch.setattr(preflight, "update_control", update)
+    for is_translated, control in ((False, written("t", map_id="m")), (True, written("t", producer_ids=(7,)))):
+        monkeypatch.setattr(prepare, "read_control", AsyncMock(return_value=control))
+        for goes_on in (False, True):
+            starting = prepare.prepare_link(cluster, cluster, "t", "dr", is_translated=is_translated, goes_on=goes_on)
+            with pytest.raises(LinkKindError):
+                asyncio.run(starting)
+        ids = (None, {}, {}, "m") if is_translated else (8, {}, {}, None)
+        with pytest.raises(LinkKindError):
+            asyncio.run(preflight.write_down(cluster, cluster, "dr", LinkTopics.of("u"), *ids))
+    given.assert_not_awaited()
+    assert told == []
 
 
 @pytest.mark.usefixtures("keepers")

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Collection
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,7 +26,7 @@ from tolerant_client.mirror.life import lens
 from tolerant_client.mirror.state import map_topic as module
 from tolerant_client.mirror.state.control_record import decode_control, encode_control
 from tolerant_client.mirror.state.control_topic import ControlWatch
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError
 from tolerant_client.mirror.state.map_topic import (
     NO_MAP,
     copied_until,
@@ -37,6 +38,7 @@ from tolerant_client.mirror.state.map_topic import (
     mapped_topics,
     read_last_rows,
     read_maps,
+    require_kind,
     say_over,
 )
 from tolerant_client.mirror.state.offset_map import LAST, MapRow, RowKey, Run, last_of
@@ -70,7 +72,8 @@ def target_with(monkeypatch: pytest.MonkeyPatch, topic_id: uuid.UUID | None, exi
         (LinkControl(map_id=""), OTHER, True, None),
         (LinkControl(map_id=""), None, False, "was deleted:"),
         (LinkControl(), None, False, None),  # a first start, or a control of a version that has written no id
-        (LinkControl(map_id=str(OURS), producer_ids=(3,)), OTHER, True, None),
+        (LinkControl(producer_ids=(3,)), OTHER, True, None),  # a former link of this name had a map
+        (LinkControl(map_id=str(OURS), producer_ids=(3,)), OTHER, True, "was deleted and created again"),
     ],
 )
 def test_a_map_that_is_gone_or_another_one_is_lost(
@@ -78,6 +81,45 @@ def test_a_map_that_is_gone_or_another_one_is_lost(
 ) -> None:
     why = asyncio.run(lost_map(target_with(monkeypatch, topic_id, exists), "dr", control))
     assert why is None if said is None else why is not None and said in why and map_topic("dr") in why
+
+
+IDENTICAL, TRANSLATED = "of its own with --link", "--offsets translated .in a file tolerant.offsets = translated"
+
+
+@pytest.mark.parametrize(
+    ("control", "exists", "is_translated", "refused"),
+    [
+        (KNOWN, True, False, TRANSLATED),
+        (KNOWN, False, False, TRANSLATED),  # its map is lost
+        (KNOWN, True, True, None),
+        # An earlier version has taken it for identical once.
+        (replace(KNOWN, producer_ids=(3,)), True, False, TRANSLATED),
+        (replace(KNOWN, producer_ids=(3,)), True, True, None),
+        (LinkControl(producer_ids=(3,)), True, True, IDENTICAL),
+        (LinkControl(producer_ids=(3,)), True, False, None),  # a former link of this name had a map
+        (replace(KNOWN, is_handed_back=True), True, False, None),  # take-over begins it again
+        (LinkControl(producer_ids=(3,), is_promoted=True), True, True, None),
+        (LinkControl(), False, False, None),
+        (LinkControl(), False, True, None),
+        (LinkControl(paused=frozenset({"x"})), True, False, f"says nothing of that link .any more.: .* {TRANSLATED}"),
+        (LinkControl(), True, True, None),
+        (LinkControl(is_hidden=True), True, False, None),  # another error says that
+        (LinkControl(topics="{}", source_cluster_id="A-id", generation=1), True, False, None),  # take-over prepared it
+    ],
+)
+def test_a_link_keeps_the_kind_of_offsets_with_which_it_began(
+    monkeypatch: pytest.MonkeyPatch, control: LinkControl, exists: bool, is_translated: bool, refused: str | None
+) -> None:
+    target = target_with(monkeypatch, OURS, exists)
+    assert control.is_identical == (control.producer_ids != () and control.map_id is None)
+    has_one = asyncio.run(has_map(target, "dr", control))
+    assert has_one == (not control.is_identical and (exists or control.map_id is not None))
+    asking = require_kind(target, "dr", control, is_translated=is_translated)
+    if refused is None:
+        asyncio.run(asking)
+    else:
+        with pytest.raises(LinkKindError, match=refused):
+            asyncio.run(asking)
 
 
 @pytest.mark.parametrize(("topic_id", "exists"), [(OTHER, True), (None, False)])

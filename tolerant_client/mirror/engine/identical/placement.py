@@ -50,5 +50,5 @@ def _oversized(copy: PartitionCopy, state: AppendState, link: str, now_ms: int) 
     error = copy.too_large
     assert error is not None
     topic, index = copy.partition
-    row = LedgerRow(now_ms, link, topic, index, error.offset, error.offset + 1, LossReason.OVERSIZED, str(error))
+    row = LedgerRow(now_ms, link, topic, index, error.offset, error.offset + 1, LossReason.OVERSIZED, error.finding)
     return Loss(row, error, state, state.log_end)

@@ -263,7 +263,7 @@ class Place:
         """Accepts a loss: once its ledger row is written, `read` resumes after it (M7).  Raises KafkaError."""
         now_ms, (topic, number) = int(time.time() * 1000), self.partition
         row = LedgerRow(
-            now_ms, self._link.name, topic, number, loss.from_offset, loss.until_offset, loss.reason, str(error)
+            now_ms, self._link.name, topic, number, loss.from_offset, loss.until_offset, loss.reason, error.finding
         )
         await self._link.ledger.write([row])
         self._accepted.add(loss)

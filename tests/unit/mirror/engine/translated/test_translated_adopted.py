@@ -50,6 +50,7 @@ class World:
         self.target_ends: dict[TopicPartition, int] = {}
         self.row: MapRow | None = None
         self.losses: dict[TopicPartition, list[LedgerRow]] = {}
+        self.told: list[LedgerRow] = []
         self.value = self.written
         self.link = "dr"
 
@@ -70,8 +71,9 @@ class World:
     async def rows(self, *, refresh: bool) -> dict[TopicPartition, list[LedgerRow]]:
         return self.losses
 
-    async def write(self, _: Any) -> None:
+    async def write(self, rows: list[LedgerRow]) -> None:
         """Writes to the ledger."""
+        self.told += rows
 
     def adopted(self) -> Adopted:
         return Adopted(None, self)  # type: ignore[arg-type]
@@ -174,6 +176,8 @@ def test_a_source_that_was_made_anew_before_anything_was_copied_is_told_and_copi
 
     world.net.run(accept)
     assert world.goes_on_at(place) == at and not place.is_begun, "its row names the new topic"
+    (row,) = world.told
+    assert row.detail.startswith("The source topic of orders-0 was deleted") and "on-loss" not in row.detail
 
 
 def test_what_was_taken_over_and_is_there_stays_adopted(world: World) -> None:
