@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -44,7 +44,7 @@ def pause(
     names = _names(topic, partition)
     given = given_link(which)
     _require_there(given, topic, partition)
-    before = _change(given, lambda now: paused(_of_link(now, given, topic), *names), dry_run, as_json)
+    before = _change(given, lambda now: paused(now, *names), lambda now: topic, dry_run, as_json)
     if topic and WHOLE_LINK in before.paused and not as_json:
         echo("The whole link was paused before: resume without --topic ends that pause, and this one with it")
 
@@ -65,7 +65,7 @@ def resume(
 
     if topic and (unknown := given.run_on_target(held)):
         _require_there(given, unknown, partition)
-    _change(given, lambda now: resumed(_of_link(now, given, unpaused(topic, now)), *names), dry_run, as_json)
+    _change(given, lambda now: resumed(now, *names), lambda now: unpaused(topic, now), dry_run, as_json)
 
 
 def throttle(
@@ -87,7 +87,7 @@ def throttle(
     """
     limit = parse_rate(rate)
     given = given_link(which)
-    _change(given, lambda now: replace(now, bytes_per_s=limit), dry_run, as_json)
+    _change(given, lambda now: replace(now, bytes_per_s=limit), lambda now: (), dry_run, as_json)
 
 
 def parse_rate(text: str) -> int | None:
@@ -137,16 +137,19 @@ def _require_there(given: GivenLink, topics: list[str], partitions: list[int]) -
             )
 
 
-def _of_link(control: LinkControl, given: GivenLink, topics: Iterable[str]) -> LinkControl:
-    """The control; raises OptionError for topics that the link does not have, by neither its control nor its file."""
-    writes = (control.writes, *(() if given.topics is None else (given.topics.writes,)))
-    others = [topic for topic in topics if not any(has(topic) for has in writes)]
-    if others and not control.is_unwritten:
-        raise OptionError(
-            f"Link {given.link} does not have topic {others[0]}, so nothing is changed; tolerant-kafka list names the links of"
-            " this target and their topics"
-        )
-    return control
+def _not_yet(given: GivenLink, topics: Iterable[str], links: Mapping[str, LinkControl]) -> list[str]:
+    """Topics that the link has neither by its control nor by its file: they can be paused before they are added to it.
+
+    Raises OptionError for those that another link has.
+    """
+    has = (links[given.link].writes, *(() if given.topics is None else (given.topics.writes,)))
+    added = [topic for topic in topics if not any(writes(topic) for writes in has)]
+    for topic in added:
+        for other in (name for name, control in links.items() if control.writes(topic) and not control.is_over):
+            raise OptionError(
+                f"Link {given.link} does not have topic {topic}, so nothing is changed: link {other} does"
+            )
+    return added
 
 
 def require_known(link: str, links: Collection[str]) -> None:
@@ -160,18 +163,23 @@ def require_known(link: str, links: Collection[str]) -> None:
 
 
 def _change(
-    given: GivenLink, change: Callable[[LinkControl], LinkControl], dry_run: bool, as_json: bool
+    given: GivenLink,
+    change: Callable[[LinkControl], LinkControl],
+    named: Callable[[LinkControl], Iterable[str]],
+    dry_run: bool,
+    as_json: bool,
 ) -> LinkControl:
-    """Changes the operator's orders and prints them; returns those before."""
+    """Changes the operator's orders, which name these topics, and prints them; returns those before."""
 
-    async def ask(target: Cluster) -> tuple[LinkControl, LinkControl]:
+    async def ask(target: Cluster) -> tuple[LinkControl, LinkControl, list[str]]:
         before = await read_control(target, given.link)
         await require_not_forgotten(target, given.link, before)
-        require_known(given.link, (await read_controls(target)).links)
+        require_known(given.link, links := (await read_controls(target)).links)
         before.require_not_promoted(given.link, target)
-        return before, change(before) if dry_run else await update_control(target, given.link, change)
+        added = _not_yet(given, named(before), links)
+        return before, change(before) if dry_run else await update_control(target, given.link, change), added
 
-    before, after = given.run_on_target(ask)
+    before, after, added = given.run_on_target(ask)
     if as_json:
         document = {"link": given.link, "is_dry_run": dry_run, "is_changed": after != before}
         what = {"paused": sorted(after.paused), "paused_partitions": sorted(after.paused_partitions)}
@@ -182,6 +190,10 @@ def _change(
     echo(
         f"Link {given.link}: {would}paused: {words}; rate limit: {_rate(after)}{'' if after != before else ' (as before)'}"
     )
+    if added:
+        echo(
+            f"Link {given.link} does not have {some(added)} yet: a topic that is paused is not copied when it is added"
+        )
     return before
 
 

@@ -9,22 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import kafka.errors as Errors
-
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.engine.preflight import how_to_forget, look_for_others
+from tolerant_client.mirror.engine.preflight import MAY_NOT, how_to_forget, look_for_others
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import read_control, read_controls
 from tolerant_client.mirror.state.link_control import LinkControl, plain_options, unfinished
 from tolerant_client.mirror.state.link_topics import hindrance
 from tolerant_client.mirror.state.map_topic import was_never_started
-
-_MAY_NOT = (
-    Errors.TopicAuthorizationFailedError,
-    Errors.ClusterAuthorizationFailedError,
-    Errors.GroupAuthorizationFailedError,
-)
 
 
 async def refuse_one_cluster(source: Cluster, target: Cluster) -> None:
@@ -47,7 +39,7 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
         return ()
     try:
         controls = await read_controls(source)
-    except _MAY_NOT:
+    except MAY_NOT:
         return (
             f"whether link {link} runs in a circle cannot be seen: we may not read {CONTROL_TOPIC} of the source; grant the"
             " mirror Read and Describe on it, even if it does not exist yet",
@@ -91,7 +83,7 @@ async def link_back(source: Cluster, target: Cluster, topics: Collection[str]) -
     there = await target.cluster_id()
     try:
         controls = await read_controls(source)
-    except _MAY_NOT:
+    except MAY_NOT:
         return ""
     for other, control in _from_cluster(controls, there) if there is not None else ():
         if not control.is_over and (both := _in_both(control, topics)):

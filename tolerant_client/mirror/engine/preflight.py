@@ -36,7 +36,7 @@ from tolerant_client.mirror.state.promoted_copies import promoted_copies
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _OTHER_KIND = ", with {} offsets, and only one link may write a topic that has identical offsets"
-_MAY_NOT = (
+MAY_NOT = (
     Errors.TopicAuthorizationFailedError,
     Errors.ClusterAuthorizationFailedError,
     Errors.GroupAuthorizationFailedError,
@@ -144,7 +144,7 @@ async def look_for_others(
     """
     try:
         controls = await read_controls(target, frozenset(names))
-    except _MAY_NOT:
+    except MAY_NOT:
         # A mirror neither starts nor copies then; what it finds meanwhile must be checked later.
         return Others(dict.fromkeys(names, HIDDEN)) if is_new else Others()
     try:
@@ -326,7 +326,7 @@ async def write_down(
         await update_control(target, link, change)
     except LinkKindError:
         raise
-    except (*_MAY_NOT, OptionError) as error:
+    except (*MAY_NOT, OptionError) as error:
         if starts:
             raise
         text = text_of(error)

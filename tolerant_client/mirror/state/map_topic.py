@@ -180,7 +180,7 @@ async def _newest_rows(
             async for key, row in _rows(topic, there.partition, from_offset, end):
                 if row is not None and (key.partition in missing or key.partition == LAST):
                     newest[key.partition] = row  # the last one wins: rows are written in the order of their numbers
-            found.update(newest)
+            found = _joined(found, newest)
             missing = missing - newest.keys()
             size *= 8
     return found
@@ -299,12 +299,18 @@ async def mapped_topics(
     for partition, reading in reads.items():
         try:
             left_ms = None if until is None else max(0.0, 1000 * (until - time.monotonic()))
-            found |= await target.manager.wait_for(reading, left_ms)
+            found = _joined(found, await target.manager.wait_for(reading, left_ms))
         except Errors.KafkaError as error:
             unread[partition] = text_of(error)
     last = found.pop(LAST, None)
     copies = {p: row.ids[1] for p, row in found.items() if row.target_until}
     return MappedTopics(frozenset(found), unread, copies, -1 if last is None else last.key.number)
+
+
+def _joined(found: dict[TopicPartition, MapRow], more: Mapping[TopicPartition, MapRow]) -> dict[TopicPartition, MapRow]:
+    """The rows of two parts of a map; each part has LAST rows of its own, of which the newest generation counts."""
+    last = max((rows[LAST] for rows in (found, more) if LAST in rows), key=lambda row: row.key.number, default=None)
+    return {**found, **more, **({} if last is None else {LAST: last})}
 
 
 async def _rows_of(topic: StateTopic, number: int, start: int, end: int) -> dict[TopicPartition, MapRow]:

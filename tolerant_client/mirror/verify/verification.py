@@ -181,7 +181,7 @@ class Verification:
             if control.topics and control.may_copy_from(origin) and await has_map(self.target, link, control):
                 others: set[TopicPartition] = set()
                 if not control.is_over:
-                    names = {p.topic for p in self._pending}
+                    names = {p.topic for p in self._pending if control.writes(p.topic)}
                     refused, unknown = await promoted_copies(
                         self.target, link, control, links, names, is_identical=False
                     )

@@ -90,7 +90,7 @@ def test_a_pause_below_that_of_the_whole_link_says_so(
     def run(_: GivenLink, ask: Any) -> Any:
         if ask.__qualname__.startswith("_require_there"):
             return {"orders": [0]}
-        return (before := controls.pop(0)), paused(before, ["orders"])
+        return (before := controls.pop(0)), paused(before, ["orders"]), []
 
     monkeypatch.setattr(GivenLink, "run_on_target", run)
     which = WhichLink(target="b:1", link="dr")
@@ -103,8 +103,10 @@ def test_a_pause_below_that_of_the_whole_link_says_so(
 
 
 @pytest.mark.parametrize("command", [pause, resume])
-def test_a_topic_that_another_link_copies_is_not_called_paused(monkeypatch: pytest.MonkeyPatch, command: Any) -> None:
-    """No mirror of this link would obey: the topic is copied on, or written by its applications."""
+def test_a_topic_that_another_link_copies_is_not_called_paused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: Any
+) -> None:
+    """No mirror of this link would obey.  One that nobody copies may be paused before it is added: a refused start advises that."""
     control = LinkControl(topics=LinkTopics.of("orders").to_json())
 
     async def partitions(topics: Any) -> dict[str, list[int]]:
@@ -119,12 +121,20 @@ def test_a_topic_that_another_link_copies_is_not_called_paused(monkeypatch: pyte
     monkeypatch.setattr(GivenLink, "run_on_target", run)
     module = sys.modules[pause.__module__]
     monkeypatch.setattr(module, "read_control", AsyncMock(return_value=control))
-    monkeypatch.setattr(module, "read_controls", AsyncMock(return_value=Controls({"A-B": control})))
+    former = LinkControl(topics=LinkTopics.of(".*").to_json(), is_promoted=True)
+    links = {"A-B": control, "dr": LinkControl(topics=LinkTopics.of("dr.*").to_json()), "former": former}
+    monkeypatch.setattr(module, "read_controls", AsyncMock(return_value=Controls(links)))
     monkeypatch.setattr(module, "update_control", update)
     for options in ({}, {"dry_run": True}):
-        with pytest.raises(OptionError, match="Link A-B does not have topic dr1, so nothing is changed"):
+        with pytest.raises(OptionError, match="Link A-B does not have topic dr1, so nothing is changed: link dr does"):
             command(WhichLink(target="b:1", link="A-B"), ["dr1"], **options)
     command(WhichLink(target="b:1", link="A-B"), ["orders"])
+    assert "does not have" not in capsys.readouterr().out
+    command(WhichLink(target="b:1", link="A-B"), ["new"])
+    assert (
+        "Link A-B does not have new yet: a topic that is paused is not copied when it is added"
+        in capsys.readouterr().out
+    )
     command(WhichLink(target="b:1", link="A-B", topics="dr.*"), ["dr1"])  # its mirror is to be started with it
 
 
