@@ -54,6 +54,7 @@ from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
 from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import Record, encode_batch, restamp
@@ -771,6 +772,25 @@ def test_mirror_goes_on_at_the_rate_of_a_quota(
     took, longest = copy_at_quota(source, target, throttled, topic, megabytes, **rates)
     print(f"{where} {rates}: {megabytes} MB took {took:.0f} s, nothing for {longest:.0f} s, {len(reasons)} troubles")
     assert reasons == [], "an answer that was only late was taken for a lost one"
+
+
+@pytest.mark.long
+def test_a_translated_copy_waits_for_a_quota_and_sends_nothing_twice(source: str, forgetful: str) -> None:
+    """A transaction that is aborted for it is sent again without end, and fills the target's log."""
+    topic = link = "target-quota-translated"
+    create_topic(source, topic, 2)
+    append_records(source, topic, 2_000, partitions=2, size=1_000)
+    with both(source, forgetful) as (origin, there), quota(forgetful, producer_byte_rate=700_000.0):
+
+        async def run() -> dict[TopicPartition, Progress]:
+            prepared = await prepare_link(origin, there, topic, link, is_translated=True)
+            return await LinkCopier(origin, there, translated_offsets(), link=link).copy(prepared.ends)
+
+        began = time.monotonic()
+        progress = origin.run(run).values()
+    assert time.monotonic() - began > 1, "nothing was throttled"
+    assert [(done.records, done.troubles) for done in progress] == [(2_000, 0)] * 2
+    assert sum(ends(forgetful, topic, 2)) < 4_000 + 50, "besides the records only markers"
 
 
 # -- epochs, elections, replicas and disks -----------------------------

@@ -22,23 +22,28 @@ from typer.testing import CliRunner
 from support.log_readers import LogRecord, read_bounds, read_with_confluent
 from support.long import LONG
 from support.mirror_link import (
+    append_batches,
     append_records,
     both,
     compare,
     create_topic,
     delete_topic,
+    ends,
     make_anew,
+    mirror,
     prepare_translated_link,
 )
 from support.nasty_topics import nasty_topic
 from support.nasty_writer import BROKER_CONFIG, write_topics
 from support.raising_copier import LinkCopier
 from support.tree import SUPPORT
+from tolerant_client.cluster.admin.configs import alter_configs
 from tolerant_client.errors import (
     DataLossError,
     LinkPromotedError,
     OptionError,
     OversizedRecordError,
+    PartitionRefusedError,
     TargetDivergedError,
 )
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
@@ -61,6 +66,8 @@ from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.state.topics import create_topics
+from tolerant_client.records import codecs
+from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.testing import KafkaCluster
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.
@@ -796,6 +803,69 @@ def test_a_record_above_the_targets_limit_is_left_out_where_policy_says_so(sourc
     found = maps_of(target, "oversized")[partition]
     assert [found.translate(o).translated for o in sorted(original)] == sorted(copied)
     assert found.translate(30).translated == found.translate(31).translated
+
+
+def test_what_precedes_a_record_that_the_target_refuses_is_copied_and_not_sent_again(source: str, target: str) -> None:
+    topic = "translated-refused"
+    create_topic(source, topic)
+    create_topic(target, topic, config={"message.timestamp.before.max.ms": "86400000"})
+    now_ms = int(time.time() * 1000)
+    times = [now_ms] * 30 + [1] + [now_ms] * 5
+    batches = [encode_batch([Record(0, each, b"%d" % n, bytes(20_000))]) for n, each in enumerate(times)]
+    append_batches(source, ((TopicPartition(topic, 0), batch) for batch in batches))
+    for _ in range(2):
+        with pytest.raises(PartitionRefusedError, match=f"{topic}-0 at offset 30: .*InvalidTimestampError"):
+            copy(source, target, topic, "refused")
+    assert len(committed_logs(target, topic)[0]) == 30
+    (end,) = ends(target, topic)
+    assert end < 30 + 10, "besides the good ones only markers, one for each try"
+
+
+def test_timestamps_that_the_target_would_rewrite_are_never_shown(source: str, target: str) -> None:
+    topic, link = "translated-times", "translated-times"
+    create_topic(source, topic)
+    append_records(source, topic, 20)
+    copy(source, target, topic, link)
+    with both(source, target) as (origin, there):
+
+        async def run() -> dict[TopicPartition, Progress]:
+            copier = LinkCopier(origin, there, translated_offsets(FAST), link=link)
+            held = origin.net.call_soon_with_future(lambda: copier.copy_each({TopicPartition(topic, 0): 40}))
+            await origin.net.sleep(0.5)
+            await alter_configs(there, {topic: {"message.timestamp.type": "LogAppendTime"}})
+            append_records(source, topic, 20, first=20)
+            return await held
+
+        progress = origin.run(run)[TopicPartition(topic, 0)]
+        there.run(alter_configs, there, {topic: {"message.timestamp.type": "CreateTime"}})
+    assert progress.acked == 20 and isinstance(progress.error, PartitionRefusedError)
+    assert "message.timestamp.type=LogAppendTime" in str(progress.error)
+    assert len(committed_logs(target, topic)[0]) == 20
+    copy(source, target, topic, link)
+    require_exact_copy(source, target, topic, link)
+
+
+@pytest.mark.parametrize("is_identical", [True, False], ids=["identical", "translated"])
+@pytest.mark.parametrize("kind", ["uncompressed", "gzip"])
+def test_batches_that_the_target_stores_larger_than_they_are_sent_are_split(
+    source: str, target: str, kind: str, is_identical: bool
+) -> None:
+    """compression.type; brokers compare max.message.bytes with what they store."""
+    topic = f"stored-{kind}-{is_identical}"
+    create_topic(source, topic)
+    create_topic(target, topic, config={"compression.type": kind, "max.message.bytes": "100000"})
+    noise = random.Random(7)
+    values = [bytes(30_000)] * 10 + [noise.randbytes(900) for _ in range(109)]  # in all 100 KB less some bytes
+    large, full = ([Record(0, 1_000 + n, None, v) for n, v in enumerate(some)] for some in (values[:10], values[10:]))
+    batches = encode_batch(large, codec=codecs.ZSTD), encode_batch(full)
+    assert all(len(batch) < 100_000 for batch in batches)
+    append_batches(source, ((TopicPartition(topic, 0), batch) for batch in batches))
+    if is_identical:
+        mirror(source, target, topic, link=topic)
+        assert compare(source, target, topic).identical
+    else:
+        copy(source, target, topic, topic)
+        require_exact_copy(source, target, topic, topic)
 
 
 def test_a_map_topic_that_could_lose_rows_is_refused_before_anything_is_written(source: str, target: str) -> None:
