@@ -42,6 +42,7 @@ from tolerant_client.cluster.producer.stamped import StampedAppends
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import (
     ClusterUnreachableError,
+    OversizedRecordError,
     RecoveryExhaustedError,
     TargetDivergedError,
     TolerantClientError,
@@ -573,6 +574,19 @@ def test_log_that_was_emptied_up_to_its_end_is_continued(
 def committed(servers: str, topic: str) -> list[LogRecord]:
     partition = TopicPartition(topic, 0)
     return list(read_with_kafka_python(servers, [partition], committed=True)[partition].values())
+
+
+def test_all_records_before_one_that_is_too_large_are_copied(source: str, target: str) -> None:
+    """The first fetch has it, and most of what lies before it waits to be appended then."""
+    topic = "target-oversized"
+    create_topic(source, topic)
+    create_topic(target, topic, config={"max.message.bytes": "100000"})
+    append_records(source, topic, 100, per_batch=1, size=50_000)
+    append_records(source, topic, 1, first=100, size=300_000)
+    append_records(source, topic, 5, first=101)
+    with pytest.raises(OversizedRecordError, match="the record at offset 100"):
+        mirror(source, target, topic)
+    assert committed(target, topic) == [record for record in committed(source, topic) if record.offset < 100]
 
 
 # -- the topic is deleted -----------------------------------------------------
