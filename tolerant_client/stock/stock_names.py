@@ -244,7 +244,7 @@ USES: Final = (
         _COORDINATOR, "the group protocol stays kafka-python's"),
     # -- the producer
     Use(Sender,
-        ("_can_retry", "_complete_batch", "_dispatch_error", "_get_expired_inflight_batches", "_send_producer_data", "run", "run_once"), _SENDER,
+        ("__init__", "_can_retry", "_can_split", "_complete_batch", "_dispatch_error", "_get_expired_inflight_batches", "_send_producer_data", "run", "run_once"), _SENDER,
         "overridden: no waiting after a lost connection; records end in time"),
     Use(Sender,
         ("_accumulator", "_client", "_complete_batch_with_exception", "_force_close", "_running", "_transaction_manager",

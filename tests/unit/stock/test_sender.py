@@ -327,3 +327,26 @@ def test_after_the_last_epoch_another_producer_id_is_asked_for() -> None:
     request.transaction_manager._in_flight_request_correlation_id = 1
     request.on_complete(1, SimpleNamespace(error_code=0, producer_id=8, producer_epoch=0))
     assert stamp(producer.sent()) == (8, 0, 0)
+
+
+@pytest.mark.parametrize("is_in_doubt", [False, True])
+def test_a_batch_that_may_be_written_is_not_split(is_in_doubt: bool) -> None:
+    """The broker refuses the repeat as too large if the limit was lowered meanwhile; halves would be written once more."""
+    producer = idempotent()
+    producer.append()
+    batch = producer.sent()
+    assert batch is not None
+    if is_in_doubt:
+        producer.fail(batch, Errors.KafkaConnectionError("reset"))
+    else:
+        producer.refuse(batch, Errors.NotLeaderForPartitionError)
+    producer.let_pass(1, batch)
+    assert producer.sent() is batch
+    records = batch._record_futures
+    producer.refuse(batch, Errors.MessageSizeTooLargeError)
+    if is_in_doubt:
+        for record in records:
+            assert isinstance(ended(record), Errors.MessageSizeTooLargeError) and "may be written" in str(ended(record))
+        assert not producer.accumulator.has_incomplete
+    else:
+        assert len(producer.accumulator._incomplete.all()) == 2 and not any(record.is_done for record in records)
