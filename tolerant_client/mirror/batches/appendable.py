@@ -4,7 +4,7 @@ Laws:
 A. Items follow each other without a hole from `position` on; of the source nothing is left out but what
    a gap names.
 B. A batch passes through untouched wherever it can (M1); it is rewritten only if the target would refuse
-   it, or if it is too small to be sent alone.
+   it, or if it is too small to be sent alone.  But before `separate_until` nothing is joined: one of those batches was refused.
 C. A gap consists of offsets without a committed record: control batches, aborted transactions, holes.
 D. What no checksum covers must have been in the response before, too (Claim): that a batch begins
    elsewhere than where the one before it ends (base offsets lie outside every CRC), or that a
@@ -48,6 +48,7 @@ class AppendRules(NamedTuple):
 
     `remembered_ms` is how long its brokers surely remember a producer, from the timestamps of its last append.  With a `codec`
     all batches are sent in that one: the brokers store them so, and refuse those that become too large by it.
+    Batches of the source that begin before `separate_until` are appended each by itself.
     """
 
     way: GapFill
@@ -56,6 +57,11 @@ class AppendRules(NamedTuple):
     left_out: Collection[int] = ()  # offsets of records that the user's policy gave up
     remembered_ms: int = 0
     codec: int | None = None
+    separate_until: int = 0
+
+    def joins(self, header: BatchHeader) -> bool:
+        """Whether a batch may go together with its neighbours."""
+        return header.size < SMALL_BATCH_BYTES and header.base_offset >= self.separate_until
 
 
 class AppendState(NamedTuple):
@@ -109,7 +115,7 @@ def appendable(
     """
     joined = None
     with suppress(TolerantClientError):  # found again batch by batch (Law F)
-        if not rules.left_out and rules.codec is None:
+        if not rules.left_out and rules.codec is None and position >= rules.separate_until:
             joined = coalesce(part.records, position, until=until, max_batch_bytes=rules.max_batch_bytes)
     if joined is None:
         return _course(part, position, until, rules, believed, now_ms)
@@ -229,11 +235,12 @@ def _items(pieces: list[Appendable], position: int, rules: AppendRules) -> Itera
             continue
         header, _ = piece
         is_rewritten = _is_rewritten(header, at, rules)
-        is_passed = not is_rewritten and header.size >= SMALL_BATCH_BYTES
+        is_passed = not is_rewritten and not rules.joins(header)
         is_split = gap is not None and not (
             rules.way is GapFill.RECORDS and gap.until_offset - gap.from_offset <= LARGEST_HOLE
         )
-        if run and (is_passed or is_split or size >= _REWRITTEN_AT_ONCE):
+        is_separate = bool(run) and run[0][0].base_offset < rules.separate_until
+        if run and (is_passed or is_split or is_separate or size >= _REWRITTEN_AT_ONCE):
             yield from _run(run, start, rules)
             run, size = [], 0
         if not run:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.fetch import FetchedPartition
-from tolerant_client.cluster.producer.partition import is_too_large
+from tolerant_client.cluster.producer.partition import is_for_its_records, is_too_large
 from tolerant_client.errors import RecoveryExhaustedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, Claim, Course, appendable
 from tolerant_client.mirror.engine.troubles import Troubles
@@ -36,6 +36,7 @@ class CopiedPartition(ABC):
         self.first_round = 0  # the reader drops responses of earlier rounds: they are for another position
         self.was_full = False  # the reader does not fetch it until less of it waits
         self.is_recoded = False  # batches are sent in the codec of the target's topic
+        self.separate_until = 0  # before this source offset a batch was refused, or several that were joined
         self.dry_since: float | None = None  # since when the source has stable records but returns none
         self._troubles = Troubles()
         self._shown: frozenset[Claim] = frozenset()  # claims of the last response that no checksum covers
@@ -89,9 +90,14 @@ class CopiedPartition(ABC):
     def waits(self, after_s: float, now: float) -> tuple[float, str] | None:
         """Since when nothing moves though there is something to copy, if that is more than `after_s` ago, and the last reason."""
 
-    def refused_with(self, error_code: int | None) -> None:
-        """Notes the code with which the target has refused a batch: it may store batches otherwise than they are sent."""
-        self.is_recoded = self.is_recoded or error_code is not None and is_too_large(error_code)
+    def refused_with(self, error_code: int, until: int) -> None:
+        """Notes the code with which the target has refused a batch that ends at `until`.
+
+        It may store batches otherwise than they are sent; and what lies before a refused record is sent without it.
+        """
+        self.is_recoded = self.is_recoded or is_too_large(error_code)
+        if is_for_its_records(error_code):
+            self.separate_until = until
 
     def without_progress(self, patience_s: float) -> RecoveryExhaustedError:
         """The error for a partition that had only trouble for `patience_s`."""

@@ -508,3 +508,17 @@ def test_batches_for_a_topic_that_stores_another_codec_are_sent_in_that_and_fit_
     for header, batch in batches:
         stored = encode_batch(list(decode_records(batch)), base_offset=header.base_offset, codec=codec)
         assert len(stored) <= 9_000
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_before_a_given_offset_each_batch_is_appended_alone(way: GapFill) -> None:
+    """The second has a hole, so it is rewritten; the ones from 9 on are joined."""
+    log = [data(0), data(3, offsets=[3, 5]), data(6), data(9), data(12)]
+    items = twice(response(*log), 0, rules(way)._replace(separate_until=9))
+    assert [item[0].base_offset for item in items if not isinstance(item, Gap)][-1] == 9
+    alone = [item for item in items if not isinstance(item, Gap) and item[0].base_offset < 9]
+    assert all(header.next_offset - header.base_offset <= 3 for header, _ in alone)
+    assert {header.next_offset for header, _ in alone} >= {3, 6, 9}
+    last = items[-1]
+    assert not isinstance(last, Gap) and last[0].next_offset == 15
+    assert bytes(alone[0][1]) == log[0], "untouched"

@@ -64,4 +64,6 @@ class TargetFacts:
         node_id = self._target.known_leader(copy.partition)
         _, remembered_ms = self._remembered.get(-1 if node_id is None else node_id, (0.0, _REMEMBERED_MS))
         codec = facts.codec if copy.is_recoded else None
-        return AppendRules(way, facts.is_compacted, facts.max_message_bytes, copy.left_out, remembered_ms, codec)
+        return AppendRules(
+            way, facts.is_compacted, facts.max_message_bytes, copy.left_out, remembered_ms, codec, copy.separate_until
+        )

@@ -272,6 +272,7 @@ class PartitionCopy(CopiedPartition):
                 self._misplaced = finding
             self.trouble(finding, now)
         else:
+            self.refused_with(error_code, header.next_offset)
             self.refused("append", error_code, self._needed, now)
 
     def gap_filled(self, gap: Gap, log_end: int, began_at: float, now: float) -> None:
@@ -310,7 +311,6 @@ class PartitionCopy(CopiedPartition):
 
     def refused(self, doing: str, error_code: int, right: str, now: float) -> None:
         """Handles an error code of a fetch or an append, which needs `right`."""
-        self.refused_with(error_code)
         error = refusal(str(self), doing, self.acked, error_code, right)
         if error is None:
             self.trouble(f"{doing} answered {Errors.for_code(error_code).__name__}", now)

@@ -138,11 +138,13 @@ class CopyTransaction(ProducerTransaction):
             self._end = target
         return freed
 
-    async def good_until(self, error: Errors.BrokerResponseError) -> int | None:
-        """The source offset of the batch that was refused with this error of `settle`, if what was sent before it may be committed."""
-        if not (self.runs and self._sent and is_for_its_records(error.errno)):
-            return None
-        return self._sent[0].batch.spans[0][0] if await self._records.refused_all() else None
+    def refused(self, error: Errors.BrokerResponseError) -> Outgoing | None:
+        """The batch that was refused for its records with this error of `settle`."""
+        return self._sent[0] if self._sent and is_for_its_records(error.errno) else None
+
+    async def may_commit_rest(self) -> bool:
+        """Whether something was sent before the refused batch, and nothing after it was appended."""
+        return bool(self.runs) and await self._records.refused_all()
 
     async def write_rows(self, rows: Sequence[MapRow], now_ms: int) -> None:
         """Appends rows of the map to the transaction, and waits for the responses."""

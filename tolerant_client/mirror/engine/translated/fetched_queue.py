@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tolerant_client.mirror.batches.appendable import Appendable
+from tolerant_client.mirror.batches.appendable import Appendable, AppendRules
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.merge import DenseBatch, dense
-from tolerant_client.mirror.batches.rewrite import SMALL_BATCH_BYTES
 from tolerant_client.records.record_batch import LOG_OVERHEAD, BatchHeader
 
 _SMALL_AT_ONCE = 4 << 20  # bytes of small batches that are merged at once
@@ -63,17 +62,17 @@ class FetchedQueue:
             self._items.popleft()
         return position
 
-    def next(self, max_batch_bytes: int) -> Outgoing:
+    def next(self, rules: AppendRules) -> Outgoing:
         """The next batch to send; there must be one, with no gap before it.  Raises what `dense` does."""
         if not self._outgoing:
-            batches, until = self.next_batches(0)
-            merged = dense(batches, max_batch_bytes)
+            batches, until = self.next_batches(0, rules)
+            merged = dense(batches, rules.max_batch_bytes)
             held = [sum(header.size for header, _ in batches)] + [0] * len(merged)
             ends = [sum(each.spans[-1]) for each in merged[:-1]] + [until]
             self._outgoing += map(Outgoing, merged, ends, held)
         return self._outgoing.popleft()
 
-    def next_batches(self, position: int) -> tuple[list[tuple[BatchHeader, memoryview]], int]:
+    def next_batches(self, position: int, rules: AppendRules) -> tuple[list[tuple[BatchHeader, memoryview]], int]:
         """The next batch, or small ones, with the gaps around them, and the offset after them (`position` if there is nothing).
 
         Their bytes stay counted until the caller subtracts them.
@@ -85,7 +84,7 @@ class FetchedQueue:
             if isinstance(item, Gap):
                 position = item.until_offset
             else:
-                is_small = item[0].size < SMALL_BATCH_BYTES
+                is_small = rules.joins(item[0])
                 if batches and (not is_small or size >= _SMALL_AT_ONCE):
                     break
                 batches.append(item)

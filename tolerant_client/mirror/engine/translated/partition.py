@@ -46,7 +46,7 @@ from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.rival import watch_rival
 from tolerant_client.mirror.engine.translated.shared_reads import TranslatedParts
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets
-from tolerant_client.mirror.engine.troubles import copy_refusal, error_code, refusal
+from tolerant_client.mirror.engine.troubles import copy_refusal, refusal
 from tolerant_client.mirror.state.claims import claimed_part
 from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import extend, is_another
@@ -239,7 +239,9 @@ class TranslatedPartition(CopiedPartition):
             await self._write_position()
             self.place.begun()
         target, codec = self.place.target, self.place.target.codec if self.is_recoded else None
-        self._rules = self._rules._replace(max_batch_bytes=target.max_message_bytes, codec=codec)
+        self._rules = self._rules._replace(
+            max_batch_bytes=target.max_message_bytes, codec=codec, separate_until=self.separate_until
+        )
         self.position = position
         self._is_taken_over = True
         if not self._troubles.reasons:
@@ -271,8 +273,10 @@ class TranslatedPartition(CopiedPartition):
         try:
             copied = await self._fill()
         except Errors.BrokerResponseError as error:
-            if (good_until := await self._producer.good_until(error)) is not None:
-                await self._commit(good_until)
+            if (refused := self._producer.refused(error)) is not None:
+                self.refused_with(error.errno, refused.until_offset)
+                if await self._producer.may_commit_rest():
+                    await self._commit(refused.batch.spans[0][0])
             raise
         await self._commit(copied)
 
@@ -290,7 +294,7 @@ class TranslatedPartition(CopiedPartition):
                 most_s = limits.open_s(is_throttled=self._parts.window(node).is_throttled)
                 if producer.taken_bytes and self._link.clock() - began > most_s:
                     break
-                outgoing = self.queue.next(self._rules.max_batch_bytes)
+                outgoing = self.queue.next(self._rules)
                 await producer.send(node, outgoing)
                 copied = outgoing.until_offset
                 await self._settle(limits.max_requests if producer.runs else 0)
@@ -379,7 +383,6 @@ class TranslatedPartition(CopiedPartition):
         if isinstance(error, RecordBatchError):
             self._troubles.damaged(str(error))
         is_believed = not getattr(cause, "retriable", False) and self._troubles.is_believed()
-        self.refused_with(error_code(cause))
         patience_s = link.limits.patience_ms / 1000
         if is_believed and isinstance(error, TolerantClientError) and not getattr(error, "retriable", False):
             await self._decide(error, loss if isinstance(error, (DataLossError, OversizedRecordError)) else None)

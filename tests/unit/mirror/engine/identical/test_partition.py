@@ -340,6 +340,34 @@ def test_law_e_finding_is_believed_at_the_third_time() -> None:
     assert isinstance(copy.error, TargetDivergedError)
 
 
+@pytest.mark.parametrize("error_code", [10, 32, 87])
+def test_a_batch_of_several_that_is_refused_for_its_records_is_sent_as_the_source_has_it(error_code: int) -> None:
+    copy = copying()
+    log = [batch(100 + 10 * n)[1] for n in range(5)]
+    (joined,) = take(copy, *log[:3])
+    assert not isinstance(joined, Gap)
+    copy.enqueue(joined)
+    copy.dequeue()
+    copy.sent(joined[0])
+    answer(copy, joined[0], error_code)
+    assert copy.separate_until == 130 and copy.is_drained
+    copy.resume(AppendState(100, PRODUCER, 0, 100), RULES._replace(separate_until=copy.separate_until), 2.0)
+    items = take(copy, *log)
+    assert [item[0].base_offset for item in items if not isinstance(item, Gap)] == [100, 110, 120, 130]
+    assert copy.position == 150, "what follows is joined"
+    for item in items:
+        copy.enqueue(item)
+    for good in range(2):
+        copy.dequeue()
+        copy.sent(items[good][0])  # type: ignore[arg-type]
+        answer(copy, items[good][0])  # type: ignore[arg-type]
+    copy.drop_queue()
+    for _ in range(BELIEVED_AFTER):
+        copy.resume(AppendState(120, PRODUCER, 0, 120), RULES._replace(separate_until=copy.separate_until), 3.0)
+        answer(copy, send(copy, 120), error_code)
+    assert isinstance(copy.error, PartitionRefusedError) and "offset 120 was refused" in str(copy.error)
+
+
 def test_law_e_progress_in_between_clears_doubts() -> None:
     copy = copying()
     for n in range(5):

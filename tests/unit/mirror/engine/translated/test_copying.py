@@ -274,6 +274,43 @@ def test_what_lies_before_a_record_that_is_refused_is_copied_once_and_the_record
     assert world.copied == keys(8) and world.copy.error is None
 
 
+@pytest.mark.parametrize("code", [BAD_TIME, TOO_LARGE])
+@pytest.mark.parametrize("bad", [0, 1, 5])
+def test_small_batches_of_the_source_before_one_that_is_refused_are_copied_although_they_are_sent_together(
+    world: World, bad: int, code: int
+) -> None:
+    world.log = [batch(2 * n, 2, size=10) for n in range(8)]
+    world.code = lambda header, data: code if b"%d" % (2 * bad + 1) in keys_of(data) else 0
+    world.run(lambda: False)
+    assert world.copied == keys(2 * bad) and world.aborted == 0
+    assert isinstance(world.copy.error, PartitionRefusedError) and f"offset {2 * bad}:" in str(world.copy.error)
+    world.code = lambda header, data: 0
+    world.adopted()
+    world.run(lambda: world.copy.acked == 16)
+    assert world.copied == keys(16) and world.copy.error is None
+
+
+def test_once_what_was_refused_is_copied_small_batches_are_sent_together_again(world: World) -> None:
+    world.log = [batch(n, size=10) for n in range(6)]
+    world.code = lambda header, data: BAD_TIME if header.record_count > 1 and not world.committed else 0
+
+    def is_copied() -> bool:
+        if world.copy.acked == len(world.log) == 6:
+            world.log += [batch(n, size=10) for n in range(6, 12)]
+            world.copy.read_on()
+        return world.copy.acked == 12
+
+    world.run(is_copied)
+    assert world.copied == keys(12)
+    assert [read_header(each).record_count for each in world.committed] == [1] * 6 + [6]
+
+
+def keys_of(data: memoryview) -> list[bytes]:
+    from tolerant_client.records.record_batch import decode_records
+
+    return [record.key or b"" for record in decode_records(data)]
+
+
 def key_of(data: memoryview) -> bytes:
     from tolerant_client.records.record_batch import decode_records
 

@@ -83,9 +83,9 @@ def rig() -> Iterator[Rig]:
 def test_batches_are_given_out_in_order_each_once(rig: Rig) -> None:
     rig.take(batch(0))
     rig.take(batch(10))
-    batches, position = rig.queue.next_batches(0)
+    batches, position = rig.queue.next_batches(0, rig.copy._rules)
     assert sum(header.record_count for header, _ in batches) == 20 and position == 20
-    assert not rig.queue and rig.queue.next_batches(20) == ([], 20)
+    assert not rig.queue and rig.queue.next_batches(20, rig.copy._rules) == ([], 20)
 
 
 def test_a_large_batch_goes_alone_and_small_ones_together_with_the_gaps_between(rig: Rig) -> None:
@@ -94,12 +94,12 @@ def test_a_large_batch_goes_alone_and_small_ones_together_with_the_gaps_between(
     assert rig.copy.position == 10, "a hole is believed when two responses show it"
     rig.take(*log[1:], stable=70)
     assert rig.queue.bytes == rig.memory.in_flight == sum(map(len, log))
-    small, position = rig.queue.next_batches(0)
+    small, position = rig.queue.next_batches(0, rig.copy._rules)
     assert [header.base_offset for header, _ in small] == [0, 20] and position == 40
-    large, position = rig.queue.next_batches(position)
+    large, position = rig.queue.next_batches(position, rig.copy._rules)
     assert [header.base_offset for header, _ in large] == [40] and position == 41
     assert rig.queue.skip_gaps() == 60
-    last, position = rig.queue.next_batches(60)
+    last, position = rig.queue.next_batches(60, rig.copy._rules)
     assert [header.base_offset for header, _ in last] == [60] and position == 70
     assert not rig.copy.is_behind
 
@@ -119,7 +119,7 @@ def test_offsets_without_records_are_gone_over_behind_what_waits(rig: Rig) -> No
     rig.take(batch(0), stable=150)
     assert rig.copy.is_behind and rig.copy.leave_out(150, 0) == []
     assert rig.copy.position == 150 and not rig.copy.is_behind and rig.copy.has_work
-    assert rig.queue.next_batches(0)[1] == 150
+    assert rig.queue.next_batches(0, rig.copy._rules)[1] == 150
 
 
 def test_a_hole_at_the_end_is_the_position_that_is_written_down(rig: Rig) -> None:
@@ -159,6 +159,6 @@ def test_errors_are_raised_and_nothing_is_taken(rig: Rig) -> None:
 
 def test_what_is_forgotten_takes_no_memory_whether_or_not_it_was_given_out(rig: Rig) -> None:
     rig.take(batch(0), batch(10, 1, size=50_000))
-    rig.queue.next_batches(0)
+    rig.queue.next_batches(0, rig.copy._rules)
     rig.copy._forget()
     assert rig.memory.in_flight == rig.queue.bytes == 0 and not rig.queue

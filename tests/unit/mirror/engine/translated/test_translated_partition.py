@@ -58,6 +58,7 @@ def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was
         _producer=SimpleNamespace(take_over=done, producer_id=7),
         _rules=SimpleNamespace(_replace=lambda **_: None),
         is_recoded=False,
+        separate_until=0,
         _troubles=SimpleNamespace(reasons=()),
         place=SimpleNamespace(
             read=read,
@@ -110,6 +111,7 @@ def test_of_what_an_operator_has_paused_nothing_is_decided_until_it_is_resumed()
         _troubles=troubles,
         _decide=decide,
         is_recoded=False,
+        separate_until=0,
     )
     asyncio.run(copy._trouble(lost))
     assert woken == [False] * 3 and decided == [] and copy._is_taken_over is False
