@@ -329,22 +329,35 @@ def test_after_the_last_epoch_another_producer_id_is_asked_for() -> None:
     assert stamp(producer.sent()) == (8, 0, 0)
 
 
-@pytest.mark.parametrize("is_in_doubt", [False, True])
-def test_a_batch_that_may_be_written_is_not_split(is_in_doubt: bool) -> None:
+@pytest.mark.parametrize(
+    "kind", ["whole", "in doubt", "in doubt, after one as large was refused", "in doubt, without an id"]
+)
+def test_a_batch_that_may_be_written_is_split_only_if_one_as_large_was_refused_before(kind: str) -> None:
     """The broker refuses the repeat as too large if the limit was lowered meanwhile; halves would be written once more."""
-    producer = idempotent()
+    producer = Producer() if kind == "in doubt, without an id" else idempotent()
+    if kind == "in doubt, after one as large was refused":
+        producer.append()
+        former = producer.sent()
+        assert former is not None
+        producer.refuse(former, Errors.MessageSizeTooLargeError)
+        producer.let_pass(1, *producer.accumulator._incomplete.all())
+        for _ in range(2):
+            part = producer.sent()
+            assert part is not None
+            producer.sender._complete_batch(part, SimpleNamespace(error_code=0, base_offset=0, log_append_time_ms=-1))
+        producer.append()
     producer.append()
     batch = producer.sent()
-    assert batch is not None
-    if is_in_doubt:
-        producer.fail(batch, Errors.KafkaConnectionError("reset"))
-    else:
+    assert batch is not None and batch.record_count == 2
+    if kind == "whole":
         producer.refuse(batch, Errors.NotLeaderForPartitionError)
+    else:
+        producer.fail(batch, Errors.KafkaConnectionError("reset"))
     producer.let_pass(1, batch)
     assert producer.sent() is batch
     records = batch._record_futures
     producer.refuse(batch, Errors.MessageSizeTooLargeError)
-    if is_in_doubt:
+    if kind == "in doubt":
         for record in records:
             assert isinstance(ended(record), Errors.MessageSizeTooLargeError) and "may be written" in str(ended(record))
         assert not producer.accumulator.has_incomplete

@@ -158,7 +158,9 @@ async def look_for_others(
     promoted, unknown = await _why_promoted(target, link, controls, own, names, is_identical=is_identical)
     refused |= {**promoted, **unknown}
     if not is_identical and own.map_id is not None:
-        refused |= await _copied_otherwise(target, link, own, names)
+        otherwise = await _copied_otherwise(target, link, own, names)
+        refused |= otherwise
+        taken |= otherwise.keys()
     taken |= promoted.keys()
     for other, control in _others_that_live(controls, link):
         if not control.topics:

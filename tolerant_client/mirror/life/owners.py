@@ -177,7 +177,9 @@ async def _claimed(
     target: Cluster, control: LinkControl, partitions: Collection[TopicPartition], *, is_translated: bool
 ) -> tuple[Mapping[str, TopicIds], list[TopicPartition]]:
     """The ids of their topics on the target, and which of these partitions the control says that the link owns."""
-    ids = {} if is_translated else await read_ids(None, target, {p.topic for p in partitions})
+    if is_translated:
+        return {}, [p for p in partitions if p in control.adopted]
+    ids = await read_ids(None, target, {p.topic for p in partitions})
     return ids, [p for p in partitions if _is_claimed(control, p, ids)]
 
 

@@ -163,7 +163,8 @@ async def read_status(
     seen_source = None if is_source_away else source
     view = await see_topics(seen_source, target, chosen, control, mapped)
     if is_source_away:
-        view = view.of_target_alone({*control.begun, *control.copied}, mapped.names)
+        known = {p for p in (*control.begun, *control.copied) if chosen.writes(p.topic)}
+        view = view.of_target_alone(known, mapped.names)
     elif not (view.on_source or view.hidden or view.gone or control.is_over):
         select_topics(chosen, await source.partitions())  # raises the reason why no topic matches
     has = {TopicPartition(t, n) for t, numbers in view.on_source.items() for n in numbers}

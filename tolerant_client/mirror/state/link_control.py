@@ -240,13 +240,14 @@ class LinkControl:
             return
         if is_translated and self.is_identical:
             raise LinkKindError(
-                f"Link {link} has copied into this target with identical offsets: give the link with translated offsets a name"
-                " of its own with --link"
+                f"Link {link} has copied into this target with identical offsets: start it with --offsets identical (in a file"
+                " tolerant.offsets = identical), or give a link with translated offsets a name of its own (--link, in a file"
+                " another alias)"
             )
         if not is_translated and self.map_id is not None:
             raise LinkKindError(
                 f"Link {link} copies into this target with translated offsets: start it with --offsets translated (in a file"
-                " tolerant.offsets = translated), or give a link with identical offsets a name of its own with --link"
+                " tolerant.offsets = translated), or give a link with identical offsets a name of its own (--link, in a file another alias)"
             )
 
     def require_not_promoted(self, link: str, target: Cluster, source: Cluster | None = None) -> None:

@@ -197,12 +197,15 @@ async def require_kind(target: Cluster, link: str, control: LinkControl, *, is_t
     The map alone says it of a link whose control was lost: one that was only prepared may have the name of a former link.
     """
     control.require_kind(link, is_translated=is_translated)
-    is_unknown = control.tells_no_start and not control.is_hidden
+    # Version 0.1 wrote no map_id; what take-over prepares for a link that was over has a generation.
+    has_begun = control.producer_ids or control.map_id is not None or control.generation
+    is_unknown = not (has_begun or control.is_over or control.is_hidden)
     if not is_translated and is_unknown and await _map_of(target, link).exists():
         raise LinkKindError(
-            f"The target has {map_topic(link)}, the offset map of a link {link} with translated offsets, and {CONTROL_TOPIC} says"
-            " nothing of that link (any more): start it with --offsets translated (in a file tolerant.offsets = translated), give"
-            " this link another name with --link, or, if nobody needs the former one, delete its map"
+            f"The target has {map_topic(link)}, the offset map of a link {link} with translated offsets, and {CONTROL_TOPIC}"
+            " does not say that this link has identical ones: start it with --offsets translated (in a file tolerant.offsets ="
+            " translated), give this link another name (--link, in a file another alias), or, if nobody needs the former one,"
+            " delete its map"
         )
 
 

@@ -281,6 +281,24 @@ def test_a_source_that_is_away_is_asked_for_nothing(monkeypatch: pytest.MonkeyPa
     assert (found.topics[0].copied, found.topics[0].lag, found.mirrors, found.reasons) == (563, None, (run,), ())
 
 
+def test_while_the_source_is_away_nothing_is_told_of_topics_that_were_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file from which a topic was removed: the link had begun it, and its healthy copy was called deleted."""
+    users = TopicPartition("users", 0)
+    control = LinkControl(
+        topics=LinkTopics.of("orders|users").to_json(),
+        producer_ids=(7,),
+        begun={P: TopicIds(), users: TopicIds()},
+        copied={users: 5},
+    )
+    lag, view = PartitionLag(P, 563), LinkView({}, {"orders": [0]}, {"orders": [0]}, {})
+    looks, told = [([lag], {}), ([lag], {})], {"see_topics": view, "why_forgotten": None, "read_control": control}
+    run = replace(RUN, is_alive=True)
+    found = read_by(monkeypatch, looks, {}, [], [run], given=LinkTopics.of("orders"), is_source_away=True, **told)
+    assert [topic.topic for topic in found.topics] == ["orders"] and found.reasons == ()
+
+
 def test_whether_another_link_has_the_topics_is_unknown_if_the_controls_cannot_be_read_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -52,7 +52,7 @@ def test_the_plan_of_a_start_with_the_other_kind_of_offsets_says_only_that(
     clusters: list[Any] = [SimpleNamespace(file_options="--config mm2.properties") for _ in range(2)]
     found = asyncio.run(plan_report.plan_everything(*clusters, "dr", ".*", is_translated=is_translated))
     assert found == LinkPlan("dr", kind, refusals=found.refusals) and found.exit_code == 3
-    assert "a name of its own with --link" in found.refusals[0]
+    assert "a name of its own (--link, in a file another alias)" in found.refusals[0]
 
 
 def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytest.MonkeyPatch) -> None:

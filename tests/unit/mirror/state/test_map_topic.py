@@ -83,7 +83,7 @@ def test_a_map_that_is_gone_or_another_one_is_lost(
     assert why is None if said is None else why is not None and said in why and map_topic("dr") in why
 
 
-IDENTICAL, TRANSLATED = "of its own with --link", "--offsets translated .in a file tolerant.offsets = translated"
+IDENTICAL, TRANSLATED = "tolerant.offsets = identical", "--offsets translated .in a file tolerant.offsets = translated"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,14 @@ IDENTICAL, TRANSLATED = "of its own with --link", "--offsets translated .in a fi
         (LinkControl(producer_ids=(3,), is_promoted=True), True, True, None),
         (LinkControl(), False, False, None),
         (LinkControl(), False, True, None),
-        (LinkControl(paused=frozenset({"x"})), True, False, f"says nothing of that link .any more.: .* {TRANSLATED}"),
+        (
+            LinkControl(paused=frozenset({"x"})),
+            True,
+            False,
+            f"does not say that this link has identical ones: .* {TRANSLATED}",
+        ),
+        (LinkControl(topics="{}", source_cluster_id="A-id"), True, False, TRANSLATED),  # version 0.1 wrote no map_id
+        (LinkControl(topics="{}", source_cluster_id="A-id"), True, True, None),
         (LinkControl(), True, True, None),
         (LinkControl(is_hidden=True), True, False, None),  # another error says that
         (LinkControl(topics="{}", source_cluster_id="A-id", generation=1), True, False, None),  # take-over prepared it
