@@ -4,17 +4,21 @@ Laws:
 A. A quota is no trouble: while a node throttles us (KIP-219) nothing is sent, and what waits is sent afterwards, in turn.
 B. A broker applies a throttle anew to each request that it has not read yet: many would outlast their timeouts.  So after a
    throttle a single request is in flight, and twice as many after each response without one.
+C. A turn comes in the order in which it was asked for, and is used at once: nobody loses it to a newcomer.
+D. What lasts only for a time, as a transaction, begins in its turn, not before it: all others' throttles may come first.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.tasks import resolve
+
+_PREPARE_S = 1.0  # so long others wait for what another node, the coordinator, has to do first
 
 
 class ProduceWindow:
@@ -27,7 +31,11 @@ class ProduceWindow:
         self._node_id = node_id
         self._most = most
         self._size = 1
-        self._waiting: deque[Future] = deque()
+        # What takes a turn, and a future for whether it did.
+        self._waiting: deque[tuple[Callable[[], None], Future]] = deque()
+        self._prepared: deque[tuple[Callable[[], None], Future]] = deque()  # had their turn, and go first
+        self._is_flushing = False
+        self._is_paused = False  # until the end of a throttle
 
     @property
     def is_full(self) -> bool:
@@ -43,20 +51,54 @@ class ProduceWindow:
         future.add_callback(self._answered)
         future.add_errback(self._settled)
 
-    async def send(self, produce: Callable[[], Any]) -> None:
-        """Calls `produce`, which sends a request and returns its future, once there is room; raises what it raises."""
-        while not self.has_room:
-            if self.is_full:
-                self._waiting.append(Future())
-                await self._waiting[-1]
-            else:
-                await self._cluster.sendable(self._node_id)
+    async def send(
+        self,
+        produce: Callable[[], Any],
+        *,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+        within_s: float = float("inf"),
+    ) -> bool:
+        """Calls `produce`, which sends a request and returns its future, in its turn; raises what it raises.
+
+        `prepare` is awaited before, in the same turn: nobody else gets that, but after a second others get theirs meanwhile.
+        Returns False, and calls neither, if its turn has not come after `within_s`.
+        """
+        if prepare is None:
+            return await self._turn(lambda: self.sent(produce()), within_s)
+        turn = Future()
+        if not await self._turn(lambda: self._keep(turn), within_s):
+            return False
+        timer = self._cluster.net.call_later(_PREPARE_S, lambda: resolve(turn))
         try:
-            future = produce()
-        except BaseException:
-            self._wake()
-            raise
-        self.sent(future)
+            await prepare()
+            self._prepared.append((lambda: self.sent(produce()), sent := Future()))
+        finally:
+            self._cluster.net.cancel(timer)
+            resolve(turn)
+        self._flush()  # where the turn has ended before
+        return bool(await sent)
+
+    async def _turn(self, take: Callable[[], None], within_s: float) -> bool:
+        """Has `take` called in its turn; returns whether that came in time, and raises what it raises."""
+        taken = Future()
+        self._waiting.append((take, taken))
+        self._flush()
+        if taken.is_done or within_s == float("inf"):
+            return bool(await taken)
+        timer = self._cluster.net.call_later(within_s, lambda: self._give_up(taken))
+        try:
+            return bool(await taken)
+        finally:
+            self._cluster.net.cancel(timer)
+
+    def _give_up(self, taken: Future) -> None:
+        if not taken.is_done:
+            self._waiting = deque(waiter for waiter in self._waiting if waiter[1] is not taken)
+            taken.success(False)
+
+    def _keep(self, turn: Future) -> None:
+        self.in_flight += 1
+        turn.add_callback(self._settled)
 
     def _answered(self, response: Any) -> None:
         self.is_throttled = response.throttle_time_ms > 0
@@ -65,8 +107,26 @@ class ProduceWindow:
 
     def _settled(self, _: Any) -> None:
         self.in_flight -= 1
-        self._wake()
+        self._flush()
 
-    def _wake(self) -> None:
-        for _ in range(min(self._size - self.in_flight, len(self._waiting))):
-            resolve(self._waiting.popleft())
+    def _flush(self) -> None:
+        if self._is_flushing:  # a request has failed at once
+            return
+        self._is_flushing = True
+        while (waiting := self._prepared or self._waiting) and self.has_room:
+            take, taken = waiting.popleft()
+            try:
+                take()
+            except BaseException as error:
+                taken.failure(error)
+            else:
+                taken.success(True)
+        self._is_flushing = False
+        if waiting and not self.is_full and not self._is_paused:
+            self._is_paused = True
+            self._cluster.net.call_soon(self._flush_later)
+
+    async def _flush_later(self) -> None:
+        await self._cluster.sendable(self._node_id)
+        self._is_paused = False
+        self._flush()

@@ -18,13 +18,14 @@ from tolerant_client.cluster.produce_window import ProduceWindow
 class Node:
     """A node that takes requests until it is `paused`."""
 
-    def __init__(self) -> None:
+    def __init__(self, net: NetworkSelector) -> None:
         self.paused = False
         self.sent: list[str] = []
         self.futures: list[Future] = []
         self.free = Future()
         there: Any = self
         self.window = ProduceWindow(there, 1, 4)
+        self.net = net
 
     def paused_s(self, node_id: int) -> float:
         return 1.0 if self.paused else 0.0
@@ -50,7 +51,7 @@ class Node:
 def on_a_loop(test: Callable[[NetworkSelector, Node], Awaitable[None]]) -> None:
     net = NetworkSelector()
     with contextlib.closing(net):
-        net.run(test, net, Node())
+        net.run(test, net, Node(net))
 
 
 async def turn(net: NetworkSelector) -> None:
@@ -114,5 +115,97 @@ def test_a_lost_response_makes_room() -> None:
         node.futures.pop().failure(Errors.KafkaConnectionError("away"))
         await turn(net)
         assert node.sent == ["a", "b"] and node.window.in_flight == 1
+
+    on_a_loop(run)
+
+
+def test_who_waits_keeps_its_turn_over_a_throttle() -> None:
+    async def run(net: NetworkSelector, node: Node) -> None:
+        for name in "abc":
+            net.call_soon_with_future(node.send, name)
+        await turn(net)
+        node.answer(throttle_time_ms=300)
+        await turn(net)
+        net.call_soon_with_future(node.send, "new")
+        for number in range(3):
+            node.free.success(None)
+            await turn(net)
+            assert node.sent == ["a", "b", "c", "new"][: number + 2]
+            node.answer(throttle_time_ms=300)
+            await turn(net)
+
+    on_a_loop(run)
+
+
+def test_what_is_begun_before_a_request_is_begun_in_its_turn() -> None:
+    """Nobody else has a turn meanwhile; if that takes long, others have theirs, and the request is the next."""
+
+    async def run(net: NetworkSelector, node: Node) -> None:
+        begun: list[str] = []
+        ready = {name: Future() for name in "bc"}
+
+        async def begin(name: str) -> None:
+            begun.append(name)
+            await ready[name]
+
+        def send(name: str) -> None:
+            net.call_soon_with_future(lambda: node.window.send(lambda: node.produce(name), prepare=lambda: begin(name)))
+
+        await node.send("a")
+        for name in "bc":
+            send(name)
+        net.call_soon_with_future(node.send, "d")
+        await turn(net)
+        assert begun == []
+        node.answer(throttle_time_ms=1)
+        node.free.success(None)
+        await turn(net)
+        assert begun == ["b"] and node.sent == ["a"]
+        ready["b"].success(None)
+        await turn(net)
+        assert begun == ["b"] and node.sent == ["a", "b"]
+        node.answer(throttle_time_ms=1)
+        node.free.success(None)
+        await turn(net)
+        assert begun == ["b", "c"]
+        await net.sleep(1.1)
+        assert node.sent == ["a", "b", "d"], "its coordinator may be away"
+        net.call_soon_with_future(node.send, "e")
+        ready["c"].success(None)
+        await turn(net)
+        node.answer()
+        await turn(net)
+        assert node.sent[:4] == ["a", "b", "d", "c"]
+
+    on_a_loop(run)
+
+
+def test_a_turn_that_does_not_come_in_time_is_given_up() -> None:
+    async def run(net: NetworkSelector, node: Node) -> None:
+        await node.send("a")
+        assert not await node.window.send(lambda: node.produce("late"), within_s=0.01)
+        net.call_soon_with_future(node.send, "b")
+        node.answer()
+        await turn(net)
+        assert node.sent == ["a", "b"]
+
+    on_a_loop(run)
+
+
+def test_many_requests_that_fail_at_once_fail_one_after_the_other() -> None:
+    async def run(net: NetworkSelector, node: Node) -> None:
+        await node.send("a")
+        tried: list[int] = []
+
+        def fail(number: int) -> Future:
+            tried.append(number)
+            return Future().failure(Errors.KafkaConnectionError("away"))
+
+        for number in range(2_000):
+            net.call_soon_with_future(lambda number=number: node.window.send(lambda: fail(number)))
+        await turn(net)
+        node.answer()
+        await turn(net)
+        assert tried == list(range(2_000)) and node.window.in_flight == 0
 
     on_a_loop(run)

@@ -9,11 +9,13 @@ B. A batch is sent once.  If its response does not come, or is an error, nothing
 C. The base offsets in one partition's responses grow by at least the batches' records; others are not believed.
 D. The first batch goes alone: a broker that does not know the epoch accepts any sequence.  So what is in flight after a
    refused batch is refused, too, and what was sent before it may be committed.
+   The transaction is opened in that batch's turn (ProduceWindow, Law D): the coordinator aborts it after a time.
 E. A response with a time is no copy (M6): each batch is sent once, so the broker gave that time to its records.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -58,14 +60,17 @@ class CopyTransaction(ProducerTransaction):
         timeout_ms: int,
         window: Callable[[int], ProduceWindow],
         may_send: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(cluster, transactional_id, timeout_ms)
         self._partition = partition
         self._map_partition = map_partition
         self._window = window
         self._may_send = may_send
+        self._clock = clock
         self._end = 0  # the target offset after the last response
         self._sent: deque[Outgoing] = deque()  # what is in flight
+        self.began_at = float("inf")  # by the clock; until then it is not open
         self.runs: list[Run] = []  # what was appended and acknowledged in this transaction
         self.bytes = 0  # of that, as it was sent
         self.taken_bytes = 0  # of what was sent, as it was fetched
@@ -93,6 +98,7 @@ class CopyTransaction(ProducerTransaction):
     def _start_over(self) -> None:
         self._records, self._rows = map(self._appends_to, (self._partition, self._map_partition))
         self._sent.clear()
+        self.began_at = float("inf")
         self.runs = []
         self.bytes = self.taken_bytes = 0
 
@@ -108,14 +114,25 @@ class CopyTransaction(ProducerTransaction):
 
     async def open(self, *, with_records: bool = True) -> None:
         """Adds the partitions: what is sent after this belongs to the transaction."""
+        self._may_send()
+        self.began_at = self._clock()
         await self.add_partitions([self._partition, self._map_partition] if with_records else [self._map_partition])
 
-    async def send(self, node_id: int, outgoing: Outgoing) -> None:
-        """Sends a batch when it is its turn; once it is settled, its `held_bytes` of memory are free."""
+    async def send(self, node_id: int, outgoing: Outgoing, within_s: float) -> bool:
+        """Sends a batch in its turn, the first one after it has opened the transaction; returns whether that came `within_s`.
+
+        Once it is settled, its `held_bytes` of memory are free.
+        """
         header, batch, _ = outgoing.batch
-        await self._window(node_id).send(lambda: self._records.send(node_id, header, batch))
-        self._sent.append(outgoing)
-        self.taken_bytes += outgoing.held_bytes
+        is_sent = await self._window(node_id).send(
+            lambda: self._records.send(node_id, header, batch),
+            prepare=self.open if self.began_at == float("inf") else None,
+            within_s=within_s,
+        )
+        if is_sent:
+            self._sent.append(outgoing)
+            self.taken_bytes += outgoing.held_bytes
+        return is_sent
 
     async def settle(self, most: int) -> int:
         """Settles responses until at most `most` batches are in flight; returns the bytes that are free.

@@ -72,6 +72,10 @@ class FetchedQueue:
             self._outgoing += map(Outgoing, merged, ends, held)
         return self._outgoing.popleft()
 
+    def put_back(self, outgoing: Outgoing) -> None:
+        """Takes back what `next` has returned last, and was not sent."""
+        self._outgoing.appendleft(outgoing)
+
     def next_batches(self, position: int, rules: AppendRules) -> tuple[list[tuple[BatchHeader, memoryview]], int]:
         """The next batch, or small ones, with the gaps around them, and the offset after them (`position` if there is nothing).
 

@@ -78,6 +78,7 @@ class TranslatedPartition(CopiedPartition):
             parts.transactions.timeout_ms,
             parts.window,
             self._require_claim,
+            link.clock,
         )
         self._rules = AppendRules(GapFill.TRANSACTIONS, False, 0)
         self._fetch_error: Exception | None = None
@@ -267,9 +268,6 @@ class TranslatedPartition(CopiedPartition):
             elif not self.queue:
                 await self._record_position()
         self._stands_since = self._stands_since or self._link.clock()
-        await self._link.target.sendable(await self._link.target.leader(self.partition))
-        self._require_claim()
-        await self._producer.open()
         try:
             copied = await self._fill()
         except Errors.BrokerResponseError as error:
@@ -282,8 +280,7 @@ class TranslatedPartition(CopiedPartition):
 
     async def _fill(self) -> int:
         """Sends what waits until the transaction has to be committed; returns the source offset up to which all is acknowledged."""
-        limits, producer = self._parts.transactions, self._producer
-        began, copied = self._link.clock(), self.acked
+        limits, producer, clock, copied = self._parts.transactions, self._producer, self._link.clock, self.acked
         while True:
             self._check_fetches(is_open=True)
             while self.queue and producer.taken_bytes < limits.commit_bytes:
@@ -291,15 +288,21 @@ class TranslatedPartition(CopiedPartition):
                     copied = position
                     continue
                 node = await self._link.target.leader(self.partition)
-                most_s = limits.open_s(is_throttled=self._parts.window(node).is_throttled)
-                if producer.taken_bytes and self._link.clock() - began > most_s:
+                window = self._parts.window(node)
+                if (left_s := producer.began_at + limits.open_s(is_throttled=window.is_throttled) - clock()) < 0:
                     break
-                outgoing = self.queue.next(self._rules)
-                await producer.send(node, outgoing)
+                outgoing, asked_at = self.queue.next(self._rules), clock()
+                try:
+                    is_sent = await producer.send(node, outgoing, left_s)
+                finally:
+                    self._progressed_at += (clock() - asked_at) * window.is_throttled  # a quota is no trouble
+                if not is_sent:
+                    self.queue.put_back(outgoing)
+                    break
                 copied = outgoing.until_offset
                 await self._settle(limits.max_requests if producer.runs else 0)
             await self._settle(limits.max_requests)
-            if (pause := self._time_to_commit(began, copied)) <= 0:
+            if (pause := self._time_to_commit(copied)) <= 0:
                 break
             await self.wakeup(pause)
         await self._settle(0)
@@ -311,11 +314,10 @@ class TranslatedPartition(CopiedPartition):
             await self._write_position()
 
     async def _write_position(self) -> None:
-        self._require_claim()
         await self._producer.open(with_records=False)
         await self._commit(self.acked)
 
-    def _time_to_commit(self, began: float, copied: int) -> float:
+    def _time_to_commit(self, copied: int) -> float:
         """Seconds until the transaction must be committed, if nothing arrives before."""
         limits, now = self._parts.transactions, self._link.clock()
         if self.is_released or self._fetch_error is not None or self._producer.taken_bytes >= limits.commit_bytes:
@@ -323,7 +325,7 @@ class TranslatedPartition(CopiedPartition):
         if self.until is not None and copied >= self.until and not self.is_held(now):
             return 0.0
         is_drained = not self.queue and not self.is_behind
-        return began + (limits.linger_ms if is_drained else limits.commit_ms) / 1000 - now
+        return self._producer.began_at + (limits.linger_ms if is_drained else limits.commit_ms) / 1000 - now
 
     async def _commit(self, copied: int) -> None:
         runs, place = self._producer.runs, self.place
@@ -346,7 +348,7 @@ class TranslatedPartition(CopiedPartition):
             self._parts.reader.rejoin(self)
 
     def _check_fetches(self, *, is_open: bool = False) -> None:
-        """Raises what a fetch has found; in an open transaction a finding about the next record waits until that is committed."""
+        """Raises what a fetch has found; in a transaction a finding about the next record waits until that is committed."""
         if self._fetch_error is not None and not (
             is_open and isinstance(self._fetch_error, (OversizedRecordError, RecordBatchError))
         ):

@@ -60,11 +60,12 @@ def test_a_batch_that_gets_the_response_of_the_next_one_ends_its_transaction(
     window = ProduceWindow(target, 1, 16)
     copying = CopyTransaction(target, "tolerant-mirror-a-copy-orders-0", P, P, 60_000, lambda _: window, lambda: None)
     copying._start_over()
+    copying.began_at = 0.0
 
     async def copy() -> None:
         for source in (0, 2):
             batch = memoryview(bytearray(encode_batch([Record(0, 1, None, b"x")] * 2)))
-            await copying.send(1, Outgoing(DenseBatch(read_header(batch), batch, ((source, 2),)), source + 2, 0))
+            await copying.send(1, Outgoing(DenseBatch(read_header(batch), batch, ((source, 2),)), source + 2, 0), 1.0)
         await copying.settle(0)
 
     with pytest.raises(raised):

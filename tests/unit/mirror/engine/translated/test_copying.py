@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -224,6 +225,53 @@ class World:
         return [record.key or b"" for each in self.committed for record in decode_records(each)]
 
 
+class OnOneNode(World):
+    """One of the partitions that a node leads: they share its window, its throttle and the `time`."""
+
+    def __init__(self, net: NetworkSelector, time: SimpleNamespace) -> None:
+        self.time = time
+        super().__init__(net)
+        timed: Any = SimpleNamespace(net=self, paused_s=self.paused_s, sendable=self.sendable)
+        self.window = time.__dict__.setdefault("window", ProduceWindow(timed, 1, 16))
+        self.call_soon = net.call_soon
+        self.ages: list[float] = []  # of the transactions, when they were committed
+
+    @property
+    def now(self) -> float:  # type: ignore[override]
+        return float(self.time.now)
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self.time.now = now
+        for timer in [timer for timer in self.time.timers if timer[0] <= now]:
+            self.cancel(timer)
+            timer[1]()
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> tuple[float, Callable[[], None]]:
+        self.time.timers.append((self.now + delay, call))
+        return self.time.timers[-1]  # type: ignore[no-any-return]
+
+    def cancel(self, timer: tuple[float, Callable[[], None]]) -> None:
+        if timer in self.time.timers:
+            self.time.timers.remove(timer)
+
+    @property
+    def paused_until(self) -> float:  # type: ignore[override]
+        return float(self.time.paused_until)
+
+    @paused_until.setter
+    def paused_until(self, until: float) -> None:
+        self.time.paused_until = max(self.time.paused_until, until)
+
+    async def added(self, partitions: Any) -> None:
+        await self.net.sleep(0)
+        self.opened_at = self.now
+
+    async def commit(self) -> None:
+        self.ages.append(self.now - self.opened_at)
+        await super().commit()
+
+
 @pytest.fixture
 def world() -> Iterator[World]:
     net = NetworkSelector()
@@ -242,6 +290,55 @@ def test_a_quota_of_the_target_is_waited_for_and_aborts_no_transaction(world: Wo
     world.run(lambda: world.copy.acked == 12)
     assert world.copied == keys(12) and world.aborted == 0 and world.copy.troubles == 0
     assert len(world.sent) == 12 and len(world.positions) >= 3, "no transaction waits for the quota of all"
+
+
+def test_a_transaction_is_opened_when_its_partition_may_send_not_while_others_wait_for_the_quota() -> None:
+    """A hundred partitions with a second for each batch: each waits longer than a transaction may last."""
+    net, time = NetworkSelector(), SimpleNamespace(now=0.0, paused_until=0.0, timers=[])
+    worlds = [OnOneNode(net, time) for _ in range(100)]
+    for world in worlds:
+        world.throttle_ms = 1_000
+        world.log = [batch(n) for n in range(2)]
+
+    async def run() -> None:
+        running = [net.call_soon_with_future(world.copy.run) for world in worlds]
+        for _ in range(2_000):
+            await net.sleep(0.001)
+            if all(world.copy.acked == 2 or world.copy.error for world in worlds):
+                break
+        for world in worlds:
+            world.copy.release()
+        for copying in running:
+            await copying
+
+    with contextlib.closing(net):
+        net.run(run)
+    assert [world.copy.error for world in worlds] == [None] * 100
+    assert all(world.copied == keys(2) for world in worlds) and time.now > 150
+    assert max(age for world in worlds for age in world.ages) < 5
+
+
+def test_a_batch_whose_turn_comes_too_late_waits_for_the_next_transaction(world: World) -> None:
+    """Requests of other partitions fill the window while a transaction is open: what it has is committed."""
+    world.limits = TransactionLimits(linger_ms=0, timeout_ms=1_000)
+    original, others = world.produce, [Future(), Future()]
+
+    def with_others(*args: Any, **options: Any) -> Future:
+        if len(world.sent) == 0:
+            for other in others:
+                world.window.sent(other)
+        return original(*args, **options)
+
+    world.produce = with_others  # type: ignore[method-assign]
+    world.copy = world.adopted()
+    world.log = [batch(n) for n in range(3)]
+    world.run(lambda: world.copy.acked > 0)
+    assert world.copied == keys(1) and world.positions == [1] and world.aborted == 0
+    for other in others:
+        other.success(ProduceResult([], 0))
+    world.adopted()
+    world.run(lambda: world.copy.acked == 3)
+    assert world.copied == keys(3) and world.aborted == 0
 
 
 def test_a_target_that_is_slow_does_not_outlast_the_transaction(world: World) -> None:
