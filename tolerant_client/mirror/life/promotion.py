@@ -122,7 +122,8 @@ async def promote(
         is_dry_run=is_dry_run,
         tell=tell,
     )
-    return await unless_promoted("promote", source, target, link, promoting, is_dry_run=is_dry_run)
+    how = {"is_dry_run": is_dry_run, "has_groups": groups is not None}
+    return await unless_promoted("promote", source, target, link, promoting, **how)
 
 
 async def _promote(

@@ -78,7 +78,10 @@ class PromotionReport:
         if self.blockers or not behind:
             return ""
         verb = "would be" if self.is_dry_run and not self.is_done else "were"
-        return f"{sum(behind.values()):,} offsets of {names(sorted(behind))} {verb} not copied, so only the source has these records"
+        return (
+            f"{sum(behind.values()):,} offsets of {names(sorted(behind))} {verb} not copied: only the source has what is there"
+            " (records, unless their transactions were aborted)"
+        )
 
     @property
     def exit_code(self) -> int:

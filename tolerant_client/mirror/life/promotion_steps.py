@@ -57,6 +57,9 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics
 _FINISHES_S = 30.0  # for another command that promotes the link at the same time
 _LOOK_S = 0.5
 LEADERS_MS = 10_000  # how long we wait for leaders: an election under way ends by then
+_GROUPS_STAY = (
+    "this command moved no group: check where groups stand on the target, unless an earlier promote has moved them"
+)
 _WRITTEN_MEANWHILE = "it got its first records while the link was promoted, and the link has not begun it"
 
 
@@ -69,6 +72,7 @@ async def unless_promoted(
     *,
     is_dry_run: bool,
     may_be_forgotten: bool = False,
+    has_groups: bool = False,
 ) -> PromotionReport:
     """Promotes a link by its control (control_to_promote); reports only what was left behind if it was promoted before.
 
@@ -86,7 +90,8 @@ async def unless_promoted(
                 await target.net.sleep(_LOOK_S)
             if not control.is_fenced:
                 raise
-    return await promoted_before(action, source, target, link, control, is_dry_run=is_dry_run)
+    report = await promoted_before(action, source, target, link, control, is_dry_run=is_dry_run)
+    return replace(report, warnings=(*report.warnings, _GROUPS_STAY)) if has_groups else report
 
 
 async def control_to_promote(target: Cluster, link: str, *, may_be_forgotten: bool = False) -> LinkControl:

@@ -125,7 +125,10 @@ def test_how_far_an_older_version_had_copied_with_translated_offsets_is_what_the
 
 def test_what_a_promoted_link_left_behind_was_left_also_by_a_dry_run() -> None:
     report = again(Source(), is_dry_run=True)
-    assert report.left_behind == "50 offsets of orders-0 were not copied, so only the source has these records"
+    assert (
+        report.left_behind
+        == "50 offsets of orders-0 were not copied: only the source has what is there (records, unless their transactions were aborted)"
+    )
 
 
 def test_a_promotion_that_is_repeated_says_again_what_was_left_behind() -> None:
