@@ -25,8 +25,9 @@ from tolerant_client.cluster.admin.topics import delete_records
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.errors import text_of
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices
-from tolerant_client.mirror.engine.identical.difference import Logs, is_all_filler
+from tolerant_client.mirror.engine.identical.difference import is_all_filler
 from tolerant_client.mirror.engine.identical.log_start import others_before
+from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.open_gaps import ended_gaps
 from tolerant_client.mirror.engine.identical.other_writers import last_of_others
 from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, step_back

@@ -24,7 +24,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LinkPromotedError, OptionError, OrdersHiddenError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.engine.identical.begun import copied_so_far
-from tolerant_client.mirror.engine.identical.difference import Logs
+from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.next_sequence import next_append
 from tolerant_client.mirror.life import failback
 from tolerant_client.mirror.life.lens import PartitionLag

@@ -40,6 +40,7 @@ from tolerant_client.mirror.batches.divergence import (
 from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
 from tolerant_client.mirror.batches.losses import GOES_ON, LedgerRow, Loss, LossReason
 from tolerant_client.mirror.engine.identical.given_times import times_rewritten
+from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.open_gaps import ended_gap
 from tolerant_client.mirror.engine.identical.places import read_places
 from tolerant_client.mirror.state.link_control import others_remedy
@@ -80,45 +81,13 @@ class EmptiedLogError(TargetDivergedError):
     """A target log is empty, and nothing shows that it was a copy up to its end."""
 
 
-class Logs(NamedTuple):
-    """Bounds of both logs of a partition; the source's end is the last stable offset.
-
-    Before the link began, the target's log up to `adopted` was found to equal the source's, whoever wrote it.
-    """
-
-    source_start: int
-    source_end: int
-    target_start: int
-    target_end: int
-    adopted: int = 0
-
-    @property
-    def common(self) -> tuple[int, int]:
-        """The offsets to compare: beyond `adopted` only the link has written."""
-        return max(self.source_start, self.target_start, self.adopted), min(self.source_end, self.target_end)
-
-    @property
-    def is_written(self) -> bool:
-        return self.target_end > self.target_start
-
-    @property
-    def written_from(self) -> int:
-        """The offset from which on the target's log has what the link may have written."""
-        return max(self.target_start, self.adopted)
-
-    @property
-    def window(self) -> tuple[int, int]:
-        """The last part of the offsets to compare."""
-        start, end = self.common
-        return max(start, end - COMPARED_OFFSETS), end
-
-
 class Case(NamedTuple):
     """A partition whose logs do not agree; `cut` is where an election has truncated the source's log.
 
     `copied` is how far the link knows that it has copied it, None if it does not know.
     """
 
+    link: str
     partition: TopicPartition
     logs: Logs
     last: BatchHeader | None
@@ -134,10 +103,10 @@ class Case(NamedTuple):
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
 
-    def row(self, link: str, from_offset: int, until_offset: int, reason: LossReason, detail: str) -> LedgerRow:
+    def row(self, from_offset: int, until_offset: int, reason: LossReason, detail: str) -> LedgerRow:
         now_ms = int(time.time() * 1000)
         topic, partition = self.partition.topic, self.partition.partition
-        return LedgerRow(now_ms, link, topic, partition, from_offset, until_offset, reason.value, detail)
+        return LedgerRow(now_ms, self.link, topic, partition, from_offset, until_offset, reason.value, detail)
 
 
 def is_all_filler(copied: LogSlice | None) -> bool:
@@ -173,9 +142,7 @@ def _is_rewritten(header: BatchHeader, case: Case) -> bool:
     return header.producer_id in case.own and not header.is_control and header.has_log_append_time
 
 
-async def explain(
-    source: Cluster, target: Cluster, case: Case, link: str, rows: Collection[LedgerRow]
-) -> Meaning | None:
+async def explain(source: Cluster, target: Cluster, case: Case, rows: Collection[LedgerRow]) -> Meaning | None:
     """What a difference means; None if it is gone."""
     partition, logs = case.partition, case.logs
     accepted = [range(row.from_offset, row.until_offset) for row in rows]
@@ -196,17 +163,19 @@ async def explain(
     if is_kept and first is None:  # a difference outside of the rows is another loss
         return AheadOfSource(case.state, logs.source_end) if logs.target_end > logs.source_end else case.state
     if case.cut is not None and (first is None or case.cut <= first):
-        return _truncated(case, link, case.cut)
+        return _truncated(case, case.cut)
     if first is None and logs.target_end > logs.source_end:
         first = max(logs.source_end, logs.target_start)
     if first is None:
         if case.last is not None and case.is_strange:
-            return _diverged(case, case.last, case.last.base_offset, others_remedy(case.partition.topic, link, target))
+            return _diverged(
+                case, case.last, case.last.base_offset, others_remedy(case.partition.topic, case.link, target)
+            )
         return case.state if accepted else None
-    return await _explain_difference(source, target, case, link, first)
+    return await _explain_difference(source, target, case, first)
 
 
-async def _explain_difference(source: Cluster, target: Cluster, case: Case, link: str, first: int) -> Meaning | None:
+async def _explain_difference(source: Cluster, target: Cluster, case: Case, first: int) -> Meaning | None:
     """What it means that the target differs from the source from `first` on; None if the difference is gone."""
     at, marker = first, None
     for _ in range(_BATCHES_OF_A_DIFFERENCE):
@@ -221,20 +190,20 @@ async def _explain_difference(source: Cluster, target: Cluster, case: Case, link
             marker = marker or (None if is_filler_marker(header) else header)
         elif not is_all_filler(there):
             if header.is_transactional or header.producer_id not in case.own:
-                return _diverged(case, header, first, others_remedy(case.partition.topic, link, target))
-            return await _explain_own(source, target, case, link, first, header, there)
+                return _diverged(case, header, first, others_remedy(case.partition.topic, case.link, target))
+            return await _explain_own(source, target, case, first, header, there)
         at = header.next_offset
         if at >= case.logs.target_end:
             break
     if at == first and marker is None:
         return None
     # Filler has no records that could show what the source had there.
-    is_own = await ended_gap(target, link, case.partition, marker)
-    return _only_gaps(case, first, marker, others_remedy(case.partition.topic, link, target), is_own=is_own)
+    is_own = await ended_gap(target, case.link, case.partition, marker)
+    return _only_gaps(case, first, marker, others_remedy(case.partition.topic, case.link, target), is_own=is_own)
 
 
 async def _explain_own(
-    source: Cluster, target: Cluster, case: Case, link: str, first: int, header: BatchHeader, there: LogSlice
+    source: Cluster, target: Cluster, case: Case, first: int, header: BatchHeader, there: LogSlice
 ) -> Meaning | None:
     if not there.records:
         return None
@@ -248,7 +217,7 @@ async def _explain_own(
     logs = case.logs
     is_taken_back = logs.target_end > logs.source_end or await _has_newer_epoch(source, case.partition, first)
     if is_taken_back and case.copied == logs.target_end:
-        return _truncated(case, link, first)
+        return _truncated(case, first)
     places = await read_places(target, case.partition, (logs.written_from, logs.target_end), header, case.own)
     if (wrong := places.wrong) is not None:
         return TargetDivergedError(
@@ -257,7 +226,7 @@ async def _explain_own(
             " another batch belongs. Delete the target topic: the next start fills it again"
         )
     if is_taken_back and places.is_proved:
-        return _truncated(case, link, first)
+        return _truncated(case, first)
     return TargetDivergedError(
         f"The target log of {case} has at offset {offset} (producer id {header.producer_id}, one of the mirror's own)"
         " another record than the source, and nothing shows that the source was truncated, or its topic created again. Delete"
@@ -345,9 +314,9 @@ def misplaced(case: Case) -> TargetDivergedError:
     ).advising("Delete the target topic: the next start creates it and fills it again")
 
 
-async def created_again(target: Cluster, case: Case, link: str) -> TargetDivergedError:
+async def created_again(target: Cluster, case: Case) -> TargetDivergedError:
     """For a log with content, of another topic than the one that the link has begun: a name is not a topic (M4)."""
-    is_own = await ended_gap(target, link, case.partition, case.last)
+    is_own = await ended_gap(target, case.link, case.partition, case.last)
     last = ", the end of a gap transaction that the mirror had left open in the former topic" if is_own else ""
     return TargetDivergedError(
         f"The topic of {case} was deleted and created again on the target since the mirror began to copy into it, and its new log"
@@ -369,11 +338,11 @@ def nothing_proves(case: Case) -> TargetDivergedError:
     )
 
 
-def overtaken(case: Case, link: str) -> Loss:
+def overtaken(case: Case) -> Loss:
     start, until = case.logs.target_end, case.logs.source_start
     if case.last is not None and case.last.is_control and not is_filler_marker(case.last):
         start = case.last.base_offset  # a marker is the link's or another's: without the source's records nothing tells
-    row = case.row(link, start, until, LossReason.RETENTION, "deleted on the source before they were copied")
+    row = case.row(start, until, LossReason.RETENTION, "deleted on the source before they were copied")
     anew = ", or delete the target topic to copy what is left" if case.logs.target_end else ""
     error = DataLossError(
         f"The source of {case} no longer has offsets {start} to {until}: retention overtook the mirror"
@@ -381,7 +350,7 @@ def overtaken(case: Case, link: str) -> Loss:
     return Loss(row, error, case.state, until)
 
 
-async def recreated(source: Cluster, target: Cluster, case: Case, link: str) -> Loss | AppendState:
+async def recreated(source: Cluster, target: Cluster, case: Case) -> Loss | AppendState:
     """What a new id of the source's topic means; the row spans the offsets from the first to the last difference.
 
     No loss, but the state to resume from, if all of a log of up to 5,000 offsets agrees and the source has as much.
@@ -407,7 +376,7 @@ async def recreated(source: Cluster, target: Cluster, case: Case, link: str) -> 
     if not logs.target_end:
         here = "its former records were not copied, and are not known"
     detail = f"the source's topic was deleted and created again, and {here}"
-    row = case.row(link, first, until, LossReason.RECREATION, detail)
+    row = case.row(first, until, LossReason.RECREATION, detail)
     error = SourceTruncatedError(
         f"The source topic of {case} was deleted and created again, as its id shows, and its log spans offsets"
         f" {logs.source_start} to {logs.source_end} now (the target's ends at {logs.target_end})"
@@ -432,7 +401,7 @@ async def _agree(source: Cluster, target: Cluster, partition: TopicPartition, st
     return True
 
 
-def _truncated(case: Case, link: str, first: int) -> Loss:
+def _truncated(case: Case, first: int) -> Loss:
     logs = case.logs
     start, end = logs.common
     # The log of a topic that was created again begins at 0.
@@ -446,7 +415,7 @@ def _truncated(case: Case, link: str, first: int) -> Loss:
             LossReason.TRUNCATION,
             f"other records from offset {first} on than those that were copied: it was truncated",
         )
-    row = case.row(link, first, logs.target_end, reason, f"the source has {what}; the target keeps what it has")
+    row = case.row(first, logs.target_end, reason, f"the source has {what}; the target keeps what it has")
     error = SourceTruncatedError(
         f"The source of {case}, offsets {logs.source_start} to {logs.source_end}, has {what} (the target's log ends at"
         f" {logs.target_end})"

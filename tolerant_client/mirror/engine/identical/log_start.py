@@ -36,7 +36,7 @@ from tolerant_client.errors import PartitionRefusedError, TargetDivergedError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.gaps import Gap, filler_batches, is_filler
-from tolerant_client.mirror.engine.identical.difference import Logs
+from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.places import first_of_others
 from tolerant_client.mirror.state.topics import topic_facts
 from tolerant_client.records import codecs

@@ -16,7 +16,7 @@ from tolerant_client.cluster.admin.transactions import (
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER, AppendState
-from tolerant_client.mirror.engine.identical.difference import Logs
+from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, fills_gap, step_back
 from tolerant_client.records.record_batch import BatchHeader
 

@@ -22,7 +22,8 @@ from tolerant_client.mirror.batches.divergence import (
     read_slices,
 )
 from tolerant_client.mirror.batches.gaps import is_filler_marker
-from tolerant_client.mirror.engine.identical.difference import Logs, OpenTransaction, is_all_filler, is_found
+from tolerant_client.mirror.engine.identical.difference import OpenTransaction, is_all_filler, is_found
+from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, step_back
 from tolerant_client.records.record_batch import BatchHeader
 

@@ -53,7 +53,6 @@ from tolerant_client.mirror.batches.gaps import is_filler_marker
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import (
     Case,
-    Logs,
     Meaning,
     OpenTransaction,
     created_again,
@@ -67,6 +66,7 @@ from tolerant_client.mirror.engine.identical.difference import (
     share_records,
 )
 from tolerant_client.mirror.engine.identical.log_start import find_log_start
+from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.next_sequence import is_data_of, read_sequences
 from tolerant_client.mirror.engine.identical.other_writers import (
     differs_after_link,
@@ -156,6 +156,7 @@ async def read_append_states(
         copied_to = None if begun is None else control.copied.get(p)
         differs_at = others_differ.get(p, first_difference(originals[p], copies[p]) if p in unproved else None)
         case = Case(
+            link,
             p,
             log,
             last.get(p),
@@ -191,7 +192,7 @@ async def read_append_states(
         first = max(log.source_start, given)
         is_told = not at_high_watermark or p in last and is_data_of(last[p], own)  # brokers may remember later batches
         if log.target_end and p in control.begun and begun is None:
-            found[p] = await created_again(target, case, link)
+            found[p] = await created_again(target, case)
             continue
         is_unproved = begun is not None and not log.adopted and known.get(p, 0) < control.log_starts.get(p, 0)
         try:
@@ -213,11 +214,11 @@ async def read_append_states(
         elif start is not None:
             found[p] = LogStart(state, start) if isinstance(start, int) else start
         elif begun is not None and not begun.is_of_source(now):
-            found[p] = await recreated(source, target, case, link)
+            found[p] = await recreated(source, target, case)
         elif log.target_end and not log.is_written and not is_proved:
             found[p] = nothing_proves(case)
         elif log.target_end < log.source_start and is_proved:
-            found[p] = overtaken(case, link)
+            found[p] = overtaken(case)
         elif (
             case.cut is not None
             or log.target_end > log.source_end
@@ -233,7 +234,7 @@ async def read_append_states(
     if troubled:
         rows = await ledger.rows(refresh=True) if ledger is not None else {}
         for case in troubled:
-            what = await explain(source, target, case, link, rows.get(case.partition, ()))
+            what = await explain(source, target, case, rows.get(case.partition, ()))
             if what is not None:
                 found[case.partition] = what
     untold = {p: what for p, what in opened.items() if not isinstance(found.get(p), (Loss, TolerantClientError))}

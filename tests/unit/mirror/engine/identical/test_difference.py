@@ -13,7 +13,8 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.losses import Loss, LossReason
 from tolerant_client.mirror.engine.identical import difference
-from tolerant_client.mirror.engine.identical.difference import Case, Logs, explain, recreated
+from tolerant_client.mirror.engine.identical.difference import Case, explain, recreated
+from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.records.record_batch import Record, encode_batch
 
 TP = TopicPartition("orders", 0)
@@ -28,7 +29,7 @@ def log_of(values: bytes, **options: int) -> OneLog:
 def case_of(source: OneLog, target: OneLog, copied: int | None = None) -> Case:
     logs = Logs(source.start, source.end, target.start, target.end)
     last = target.batches[-1][0] if target.batches else None
-    return Case(TP, logs, last, AppendState(target.end, OURS, 0, 0), None, OURS, {OURS}, copied=copied)
+    return Case("dr", TP, logs, last, AppendState(target.end, OURS, 0, 0), None, OURS, {OURS}, copied=copied)
 
 
 # -- a topic that was created again -----------------------------------------------
@@ -36,7 +37,7 @@ def case_of(source: OneLog, target: OneLog, copied: int | None = None) -> Case:
 
 def lost(source: OneLog, target: OneLog) -> tuple[int, int] | None:
     clusters = cast(Cluster, source), cast(Cluster, target)
-    loss = asyncio.run(recreated(*clusters, case_of(source, target), "dr"))
+    loss = asyncio.run(recreated(*clusters, case_of(source, target)))
     if not isinstance(loss, Loss):
         assert loss == AppendState(target.end, OURS, 0, 0)
         return None
@@ -80,11 +81,11 @@ def test_a_second_cut_before_a_known_row_is_a_loss_of_its_own() -> None:
     target = log_of(b"n" * 100 + b"o" * 100, producer_id=OURS, producer_epoch=0, base_sequence=3)
     clusters = cast(Cluster, source), cast(Cluster, target)
     case = case_of(source, target, copied=200)
-    rows = [case.row("dr", 150, 200, LossReason.TRUNCATION, "")]
-    loss = asyncio.run(explain(*clusters, case._replace(cut=100), "dr", rows))
+    rows = [case.row(150, 200, LossReason.TRUNCATION, "")]
+    loss = asyncio.run(explain(*clusters, case._replace(cut=100), rows))
     assert isinstance(loss, Loss) and (loss.row.from_offset, loss.row.until_offset) == (100, 200)
-    rows = [case.row("dr", 100, 200, LossReason.TRUNCATION, "")]
-    assert asyncio.run(explain(*clusters, case._replace(cut=100), "dr", rows)) == case.state
+    rows = [case.row(100, 200, LossReason.TRUNCATION, "")]
+    assert asyncio.run(explain(*clusters, case._replace(cut=100), rows)) == case.state
 
 
 # -- a source that is shorter -------------------------------------------------
@@ -98,5 +99,5 @@ def test_where_the_link_has_written_down_how_far_it_copied_no_places_are_read(mo
     target = log_of(b"n" * 500 + b"o" * 500, producer_id=OURS, producer_epoch=0, base_sequence=3)
     clusters = cast(Cluster, source), cast(Cluster, target)
     monkeypatch.setattr(difference, "read_places", refuse)
-    loss = asyncio.run(explain(*clusters, case_of(source, target, copied=1000), "dr", ()))
+    loss = asyncio.run(explain(*clusters, case_of(source, target, copied=1000), ()))
     assert isinstance(loss, Loss) and (loss.row.from_offset, loss.row.until_offset) == (500, 1000)
