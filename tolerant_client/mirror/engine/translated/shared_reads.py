@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -27,9 +27,6 @@ from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.map_topic import map_partition, read_last_rows
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import topic_facts
-
-if TYPE_CHECKING:
-    from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
 
 _FACTS_LAST_S = 5.0
 
@@ -134,5 +131,5 @@ class TranslatedParts:
     transactions: TransactionLimits
     reads: SharedReads
     adopted: Adopted
-    reader: Reader[TranslatedPartition]
+    reader: Reader[Any]  # of the partitions that take these parts
     window: Callable[[int], ProduceWindow]
