@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED
+from tolerant_client.cluster.event_loop import WakeupNotifier
 from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 
-if TYPE_CHECKING:
-    from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
+
+class FencedCopy(Protocol):
+    """The copy of a partition that another copier has taken over."""
+
+    partition: TopicPartition
+    acked: int
+    hold_until: float
+    is_released: bool
+    wakeup: WakeupNotifier
+
+    @property
+    def has_reached(self) -> bool: ...
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def advance(self, position: int) -> None:
+        """Takes over a position that the other one has recorded."""
 
 
-async def watch_rival(copy: TranslatedPartition, link: CopiedLink, reads: SharedReads, takeover_ms: int) -> None:
+async def watch_rival(copy: FencedCopy, link: CopiedLink, reads: SharedReads, takeover_ms: int) -> None:
     """Returns once records wait and the position has not moved for `takeover_ms`, or the copy is over.  Raises KafkaError."""
     if copy.has_reached and link.clock() > copy.hold_until:
         copy.is_released = True  # only its lease was left
