@@ -7,7 +7,7 @@ C. Only the newest row of a partition is ever written again; a row with RUNS_PER
 D. If the source's log is a new one from an offset on (the topic was created again, or the log truncated), a new row begins
    there: the earlier rows' runs of a former topic, and of offsets from there on, are of records that the source no longer has.
    The first run of the new row begins at that offset; it has no records if the first copied ones come later.
-E. The last row of a generation that was promoted (link_control.py) says so, in each partition of the map.  It is of no topic, and
+E. The last row of a generation that was promoted (link_control.py) says so, in each partition of the map.  It is of no copied topic, and
    its number is the generation.  So a link stays over if its control is deleted.
 
 A record of the map topic, in JSON so that any consumer can read it:
@@ -40,11 +40,13 @@ import msgspec
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OffsetMapError
+from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 from tolerant_client.records.record_batch import ABORT, BatchHeader, Record, control_type, decode_records
 from tolerant_client.state_json import MOST, PartitionNumber, Whole, decoded
 
 RUNS_PER_ROW: Final = 64
-LAST: Final = TopicPartition("", 0)  # the key of Law E's row, which no topic has
+# The key of Law E's row.  No link copies such a topic, and earlier versions, which ask a cluster for the topics of a map, may.
+LAST: Final = TopicPartition(f"{OWN_TOPICS}over", 0)
 
 
 class _Key(NamedTuple):
