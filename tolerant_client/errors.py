@@ -136,6 +136,10 @@ class RecordBatchError(TolerantClientError, CorruptRecordError):  # type: ignore
     def __str__(self) -> str:
         return f"{self.args[0]} (base offset {self.offset})"
 
+    def at(self, place: str) -> RecordBatchError:
+        """The same error, with the partition in its message."""
+        return RecordBatchError(f"{place}: {self.args[0]}", self.offset)
+
 
 class OptionError(TolerantClientError, ValueError):
     """A wrong option or an impossible combination; nothing has been written."""

@@ -322,6 +322,7 @@ class PartitionCopy(CopiedPartition):
         """Handles a finding that stops the partition if it is made again (Law E)."""
         if isinstance(error, RecordBatchError):
             self._troubles.damaged(str(error))
+            error = error.at(str(self))
         if self.is_believed(text_of(error), now):
             self.stop(error)
 

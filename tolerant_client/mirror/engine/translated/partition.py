@@ -6,8 +6,7 @@ A. Records and the map rows that say where they are belong to one transaction; t
 B. The position is read after all other writers are fenced, and nothing is appended without that (copy_transaction.py).
 C. After any response but the expected one, what was not committed is forgotten and B begins again.
    But what was sent before a record that cannot be copied is committed first: nothing good is sent again because of it.
-D. A fenced copier only watches: it takes over again if records wait and the position does not move.  So two copiers that
-   race do not abort each other's transactions for ever.
+D. A fenced copier only watches, so that two do not abort each other's transactions for ever (rival.py).
 E. Nothing is written without the claim under which the position was read (mirror/state/claims.py): no transaction fences an
    identical copy, which our records would spoil.  A partition that another link has begun to copy identically is not written.
 """
@@ -384,6 +383,7 @@ class TranslatedPartition(CopiedPartition):
         self._troubles.add(f"{type(cause).__name__}: {cause}", now)
         if isinstance(error, RecordBatchError):
             self._troubles.damaged(str(error))
+            error = error.at(str(self))
         is_believed = not getattr(cause, "retriable", False) and self._troubles.is_believed()
         patience_s = link.limits.patience_ms / 1000
         if is_believed and isinstance(error, TolerantClientError) and not getattr(error, "retriable", False):

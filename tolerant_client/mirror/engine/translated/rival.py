@@ -1,4 +1,7 @@
-"""How a copier that was fenced watches the one that has taken over its partition (law D of translated/partition.py)."""
+"""How a copier that was fenced watches the one that has taken over its partition (law D of translated/partition.py).
+
+It takes over again if records wait and the position does not move.
+"""
 
 from __future__ import annotations
 
