@@ -58,7 +58,8 @@ _FINISHES_S = 30.0  # for another command that promotes the link at the same tim
 _LOOK_S = 0.5
 LEADERS_MS = 10_000  # how long we wait for leaders: an election under way ends by then
 _GROUPS_STAY = (
-    "this command moved no group: check where groups stand on the target, unless an earlier promote has moved them"
+    "this command does not say that it moved any group: check where groups stand on the target, unless an earlier promote has"
+    " moved them"
 )
 _WRITTEN_MEANWHILE = "it got its first records while the link was promoted, and the link has not begun it"
 

@@ -149,8 +149,7 @@ class TranslatedPartition(CopiedPartition):
 
     @property
     def source_id(self) -> uuid.UUID | None:
-        known = self.place.ids[0]
-        return uuid.UUID(known) if known else None
+        return uuid.UUID(known) if (known := self.place.ids[0]) else None
 
     def accept(self, part: FetchedPartition, until: int | None) -> None:
         """Takes a response to a fetch from `position`; batches from `until` on are left for later.
@@ -290,11 +289,12 @@ class TranslatedPartition(CopiedPartition):
                 window = self._parts.window(node)
                 if (left_s := producer.began_at + limits.open_s(is_throttled=window.is_throttled) - clock()) < 0:
                     break
+                throttles = window.throttles - window.is_throttled
                 outgoing, asked_at = self.queue.next(self._rules), clock()
                 try:
                     is_sent = await producer.send(node, outgoing, left_s)
                 finally:
-                    self._progressed_at += (clock() - asked_at) * window.is_throttled  # a quota is no trouble
+                    self._progressed_at += (clock() - asked_at) * (window.throttles > throttles)  # no trouble
                 if not is_sent:
                     self.queue.put_back(outgoing)
                     break
