@@ -116,17 +116,20 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         if not super()._can_split(batch, error_cls):
             return False
         size, least = batch.records.size_in_bytes(), self._too_large.get(batch.topic_partition)
-        if batch in self._in_doubt and batch.producer_id >= 0:
+        if batch in self._in_doubt and batch.has_sequence:
             return least is not None and size >= least
         self._too_large[batch.topic_partition] = size if least is None else min(size, least)
         return True
 
     def _complete_batch(self, batch: Any, partition_response: Any) -> None:
         """Completes a batch as a broker has responded, or has it sent again."""
-        if batch.final_state is None:
-            super()._complete_batch(batch, partition_response)
-        else:
+        if batch.final_state is not None:
             self._accumulator.muted.discard(batch.topic_partition)
+            return
+        least = self._too_large.get(batch.topic_partition)
+        if least is not None and partition_response.error_code == 0 and batch.records.size_in_bytes() >= least:
+            del self._too_large[batch.topic_partition]  # the limit was raised since
+        super()._complete_batch(batch, partition_response)
 
     def _dispatch_error(self, batch: Any, exception: BaseException, partition_response: Any) -> None:
         """Completes a batch that failed, or has it sent again."""

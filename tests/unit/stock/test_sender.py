@@ -23,13 +23,13 @@ LEADER = 1
 class Producer:
     """kafka-python's accumulator with one batch, and our sender; with a producer id where there are `transactions`."""
 
-    def __init__(self, retries: int = 10, transactions: Any = None) -> None:
+    def __init__(self, retries: int = 10, transactions: Any = None, message_version: int = 2) -> None:
         self.client, self.transactions = Mock(), transactions
         self.cluster = self.client.cluster
         self.cluster.leader_for_partition.return_value = LEADER
         self.cluster.partitions_for_broker.return_value = [PARTITION, OTHER]
         self.accumulator = producer_module.RecordAccumulator(
-            linger_ms=0, retry_backoff_ms=100, transaction_manager=transactions
+            linger_ms=0, retry_backoff_ms=100, transaction_manager=transactions, message_version=message_version
         )
         self.sender = TolerantSender(
             self.client,
@@ -329,12 +329,13 @@ def test_after_the_last_epoch_another_producer_id_is_asked_for() -> None:
     assert stamp(producer.sent()) == (8, 0, 0)
 
 
-@pytest.mark.parametrize(
-    "kind", ["whole", "in doubt", "in doubt, after one as large was refused", "in doubt, without an id"]
-)
+PLAIN = {"in doubt, without an id": 2, "in doubt, in the format before ids": 1}  # their message formats
+
+
+@pytest.mark.parametrize("kind", ["whole", "in doubt", "in doubt, after one as large was refused", *PLAIN])
 def test_a_batch_that_may_be_written_is_split_only_if_one_as_large_was_refused_before(kind: str) -> None:
     """The broker refuses the repeat as too large if the limit was lowered meanwhile; halves would be written once more."""
-    producer = Producer() if kind == "in doubt, without an id" else idempotent()
+    producer = Producer(message_version=PLAIN[kind]) if kind in PLAIN else idempotent()
     if kind == "in doubt, after one as large was refused":
         producer.append()
         former = producer.sent()
