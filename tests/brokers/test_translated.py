@@ -871,9 +871,11 @@ def test_batches_that_the_target_stores_larger_than_they_are_sent_are_split(
 def test_a_map_topic_that_could_lose_rows_is_refused_before_anything_is_written(source: str, target: str) -> None:
     create_topic(source, "translated-map-refused")
     with both(source, target) as (origin, there):
-        there.run(create_topics, there, [TopicSpec(map_topic("refused"), 8, 1, {"cleanup.policy": "compact,delete"})])
+        there.run(
+            create_topics, there, [TopicSpec(map_topic("map-refused"), 8, 1, {"cleanup.policy": "compact,delete"})]
+        )
         with pytest.raises(OptionError, match="cleanup.policy"):
-            origin.run(prepare_translated_link, origin, there, "translated-map-refused", "refused")
+            origin.run(prepare_translated_link, origin, there, "translated-map-refused", "map-refused")
         assert there.run(there.partitions, ["translated-map-refused"]) == {}
         with pytest.raises(OptionError, match="no topic tolerant-mirror-offsets-nobody"):
             there.run(translate, there, "nobody", {TopicPartition("t", 0): 0})
