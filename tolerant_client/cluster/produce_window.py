@@ -3,7 +3,7 @@
 Laws:
 A. A quota is no trouble: while a node throttles us (KIP-219) nothing is sent, and what waits is sent afterwards, in turn.
 B. A broker applies a throttle anew to each request that it has not read yet: many would outlast their timeouts.  So after a
-   throttle a single request is in flight, and one more after each response without one.
+   throttle a single request is in flight, and one more after each response without one; before the first they double.
 C. A turn comes in the order in which it was asked for, and is used at once: nobody loses it to a newcomer.
 D. What lasts only for a time, as a transaction, begins in its turn, not before it: all others' throttles may come first.
 """
@@ -104,7 +104,10 @@ class ProduceWindow:
     def _answered(self, response: Any) -> None:
         self.is_throttled = response.throttle_time_ms > 0
         self.throttles += self.is_throttled
-        self._size = 1 if self.is_throttled else min(self._size + 1, self._most)
+        if self.is_throttled:
+            self._size = 1
+        else:
+            self._size = min(self._size + 1 if self.throttles else 2 * self._size, self._most)
         self._settled(response)
 
     def _settled(self, _: Any) -> None:

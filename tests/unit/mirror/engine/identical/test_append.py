@@ -226,14 +226,12 @@ def test_more_requests_are_in_flight_with_each_response_and_one_after_a_throttle
         rig = Rig()
         rig.enqueue(FIRST, *(batch(5 * n) for n in range(20)))
         seen = []
-        for n in range(6):
+        for n in range(8):
             seen.append(len(rig.target.sent))
-            rig.target.answer({FIRST: 5 * n}, throttle_time_ms=300 if n == 3 else 0)
+            rig.target.answer({FIRST: 5 * n}, throttle_time_ms=300 if n == 2 else 0)
         seen.append(len(rig.target.sent))
-        assert seen == [1, 2, 3, 4, 3, 2, 3], (
-            "one more with each response; after the throttle nothing until no more than one, and one more for each response, is in flight"
-        )
-        rig.target.answer({FIRST: 30})
+        assert seen == [1, 2, 4, 3, 2, 3, 4, 5, 6], "doubled with each response; after a throttle one, and one more with each"
+        rig.target.answer({FIRST: 40})
 
     asyncio.run(run())
 
