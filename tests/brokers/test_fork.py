@@ -85,7 +85,7 @@ def child(number):
                 assert time.monotonic() < deadline
                 member.poll(timeout_ms=500)
             assert member._coordinator._generation.member_id not in ("", member_id)
-        print(identity(producer))
+        sys.stdout.write(f"{identity(producer)}\\n")  # print() may write the line end by itself
         producer.close(), consumer.close(), member.close()
     return work
 
@@ -103,7 +103,7 @@ while waiting:
             assert status == 0, status
             waiting.remove(process)
 assert identity(producer) == first
-print(first)
+sys.stdout.write(f"{first}\\n")
 produce(b"parent again")
 producer.close(), consumer.close(), member.close()
 """

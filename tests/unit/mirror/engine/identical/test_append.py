@@ -230,7 +230,9 @@ def test_more_requests_are_in_flight_with_each_response_and_one_after_a_throttle
             seen.append(len(rig.target.sent))
             rig.target.answer({FIRST: 5 * n}, throttle_time_ms=300 if n == 2 else 0)
         seen.append(len(rig.target.sent))
-        assert seen == [1, 2, 4, 3, 2, 3, 4, 5, 6], "doubled with each response; after a throttle one, and one more with each"
+        assert seen == [1, 2, 4, 3, 2, 3, 4, 5, 6], (
+            "doubled with each response; after a throttle one, and one more with each"
+        )
         rig.target.answer({FIRST: 40})
 
     asyncio.run(run())
