@@ -1,9 +1,19 @@
-"""kafka-python's record accumulator, whose flush also waits for batches that are split meanwhile."""
+"""kafka-python's record accumulator, whose flush also waits for batches that are split meanwhile.
+
+Laws:
+- The parts of a batch that is split keep its sequences, under the producer id and epoch that it was sent with.  Brokers refuse
+  a batch as too large before they look whether it is one that they have, so an attempt that nobody knows of may be written
+  (its limit was lowered since): its broker refuses the parts as out of order then, and no record is written twice.
+  kafka-python gives the parts the next sequences of the epoch that began meanwhile.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
+from itertools import islice
 from typing import Any
+from weakref import WeakSet
 
 from kafka.errors import KafkaTimeoutError
 
@@ -11,7 +21,39 @@ from tolerant_client.stock.stock_names import RecordAccumulator
 
 
 class TolerantAccumulator(RecordAccumulator):  # type: ignore[misc]  # kafka-python is untyped
-    """The records of one producer that have not ended yet."""
+    """The records of one producer that have not ended yet; `parts` are the batches with sequences of larger ones."""
+
+    def __init__(self, **configs: Any) -> None:
+        super().__init__(**configs)
+        self.parts = WeakSet[Any]()
+
+    def _tp_lock(self, tp: Any) -> Any:
+        """The lock of a partition, which its holder may take again."""
+        lock = self._tp_locks.get(tp)
+        if lock is None:
+            with self._tp_locks[None]:
+                lock = self._tp_locks.setdefault(tp, threading.RLock())
+        return lock
+
+    def split_and_reenqueue(self, batch: Any, now: float | None = None) -> Any:
+        """Puts the parts of a batch in its place; returns how many they are."""
+        partition, transactions = batch.topic_partition, self._transaction_manager
+        with self._tp_lock(partition):  # no record is added to a part
+            if not batch.has_sequence:
+                return super().split_and_reenqueue(batch, now)
+            next_sequence = transactions.sequence_number(partition)
+            count = super().split_and_reenqueue(batch, now)  # takes the sequence of the batch back
+            for part in islice(self._batches[partition], count):
+                sequence = transactions.sequence_number(partition)
+                part.records.set_producer_state(
+                    batch.producer_id, batch.producer_epoch, sequence, transactions.is_transactional()
+                )
+                part.records.close()
+                part._retry = True  # it has its sequence
+                self.parts.add(part)
+                transactions.increment_sequence_number(partition, part.record_count)
+            transactions.set_sequence_number(partition, next_sequence)
+        return count
 
     def await_flush_completion(self, timeout: float | None = None) -> Any:
         """Waits until the records that are there now have ended; raises KafkaTimeoutError after `timeout` seconds.

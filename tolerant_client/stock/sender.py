@@ -10,9 +10,6 @@ Laws:
   kafka-python fails its records then, however young they are.
 - No batch is sent while another one of its partition is in flight, also if the records of that one are late: both could
   be refused and sent again in the other order, or the older one be appended as the later one of two epochs.
-- A batch of an idempotent producer that may be written is split only if its partition has refused one that was no larger:
-  its records would be written again under other sequences.  Brokers refuse a batch as too large before they look whether it
-  is one that they have, so the limit may have been lowered since.
 - A batch whose records have ended does nothing more when its request ends, of which a later transaction may know nothing.
 - A producer that closes waits for no request of a transaction that has failed, once all its records have ended.
 - A batch whose connection ended waits for the next connection, not for `retry_backoff_ms` as well: the broker refused
@@ -24,37 +21,26 @@ from __future__ import annotations
 
 import time
 from typing import Any
-from weakref import WeakSet
 
 from kafka.errors import (
     KafkaConnectionError,
     KafkaTimeoutError,
-    MessageSizeTooLargeError,
-    NotEnoughReplicasAfterAppendError,
-    RecordListTooLargeError,
+    OutOfOrderSequenceNumberError,
     RequestTimedOutError,
     RetriableError,
 )
-from kafka.structs import TopicPartition
 
 from tolerant_client.errors import RecoveryExhaustedError
 from tolerant_client.stock.stock_names import Sender
 
 _PAUSE_S = 0.05  # at least, between two endings of late records while other requests are waited for
 _SILENT = (RequestTimedOutError, RecoveryExhaustedError)  # which the next connection may not cure
-_TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
-_UNDECIDED = (RequestTimedOutError, NotEnoughReplicasAfterAppendError)  # a broker's word that the batch may be written
 
 
 class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
     """The sender of one producer; on the producer's thread."""
 
     _late_at = 0.0  # no record is late before
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._in_doubt = WeakSet[Any]()  # batches of which an attempt may be written
-        self._too_large: dict[TopicPartition, int] = {}  # bytes of the smallest batch that was refused and not in doubt
 
     def run(self) -> None:
         """The loop of the producer's thread."""
@@ -111,24 +97,11 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
             and not batch.has_reached_delivery_timeout(self._accumulator.delivery_timeout_ms)
         )
 
-    def _can_split(self, batch: Any, error_cls: Any) -> bool:
-        """Whether a batch that a broker finds too large is sent in parts."""
-        if not super()._can_split(batch, error_cls):
-            return False
-        size, least = batch.records.size_in_bytes(), self._too_large.get(batch.topic_partition)
-        if batch in self._in_doubt and batch.has_sequence:
-            return least is not None and size >= least
-        self._too_large[batch.topic_partition] = size if least is None else min(size, least)
-        return True
-
     def _complete_batch(self, batch: Any, partition_response: Any) -> None:
         """Completes a batch as a broker has responded, or has it sent again."""
         if batch.final_state is not None:
             self._accumulator.muted.discard(batch.topic_partition)
             return
-        least = self._too_large.get(batch.topic_partition)
-        if least is not None and partition_response.error_code == 0 and batch.records.size_in_bytes() >= least:
-            del self._too_large[batch.topic_partition]  # the limit was raised since
         super()._complete_batch(batch, partition_response)
 
     def _dispatch_error(self, batch: Any, exception: BaseException, partition_response: Any) -> None:
@@ -136,10 +109,10 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         if batch.final_state is not None:
             self._accumulator.muted.discard(batch.topic_partition)
             return
-        if partition_response is None or isinstance(exception, _UNDECIDED):
-            self._in_doubt.add(batch)
-        elif batch in self._in_doubt and isinstance(exception, _TOO_LARGE):
-            exception = type(exception)("the batch was sent before, and may be written")
+        if isinstance(exception, OutOfOrderSequenceNumberError) and batch in self._accumulator.parts:
+            exception = OutOfOrderSequenceNumberError(
+                "the records were sent before in a larger batch, and may be written"
+            )
         super()._dispatch_error(batch, exception, partition_response)
         is_lost = isinstance(exception, KafkaConnectionError) and not isinstance(exception, _SILENT)
         if is_lost and batch.attempts == 1 < self.config["retries"]:

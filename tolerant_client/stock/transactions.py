@@ -233,11 +233,6 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
                 self._transition_to(TransactionState.BUMPING_PRODUCER_EPOCH)
                 self._enqueue_request(InitProducerIdHandler(self, self.transaction_timeout_ms))
 
-    def set_sequence_number(self, tp: Any, sequence: int) -> None:
-        """Takes back the sequence of a batch that is split, unless it was sent before this epoch began."""
-        if self.sequence_number(tp) > 0:
-            super().set_sequence_number(tp, sequence)
-
     def _restart_epoch_bump_without_producer_id(self, transaction_timeout_ms: Any, result: Any) -> None:
         """Called where the broker refuses our epoch: somebody has taken over, and keeps the transactional.id."""
         if not self.is_transactional():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -12,8 +13,9 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import ConnectionLostError, ConnectionTimedOutError, RecoveryExhaustedError
+from tolerant_client.stock.accumulator import TolerantAccumulator
 from tolerant_client.stock.sender import TolerantSender
-from tolerant_client.stock.stock_names import ProducerBatch, ProducerIdAndEpoch, TransactionState, producer_module
+from tolerant_client.stock.stock_names import ProducerBatch, ProducerIdAndEpoch, TransactionState
 from tolerant_client.stock.transactions import TolerantTransactionManager
 
 PARTITION, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -28,7 +30,7 @@ class Producer:
         self.cluster = self.client.cluster
         self.cluster.leader_for_partition.return_value = LEADER
         self.cluster.partitions_for_broker.return_value = [PARTITION, OTHER]
-        self.accumulator = producer_module.RecordAccumulator(
+        self.accumulator = TolerantAccumulator(
             linger_ms=0, retry_backoff_ms=100, transaction_manager=transactions, message_version=message_version
         )
         self.sender = TolerantSender(
@@ -66,7 +68,9 @@ class Producer:
         self.sender._failed_produce([batch], LEADER, error)
 
     def refuse(self, batch: ProducerBatch, error: type[Errors.BrokerResponseError]) -> None:
-        refused = SimpleNamespace(error_code=error.errno, error_message=None, record_errors=(), log_start_offset=-1)
+        refused = SimpleNamespace(
+            error_code=error.errno, error_message=None, record_errors=(), log_start_offset=-1, base_offset=-1
+        )
         self.sender._complete_batch(batch, refused)
 
     def let_pass(self, seconds: float, *batches: ProducerBatch) -> None:
@@ -293,26 +297,75 @@ def test_a_batch_of_an_earlier_epoch_is_sent_again_as_it_was_and_begins_no_other
     assert stamp(producer.sent()) == (7, 1, 0)
 
 
-def test_a_batch_of_an_earlier_epoch_that_is_split_begins_at_the_new_ones_first_sequence() -> None:
+@pytest.mark.parametrize("first_sequence", [10, 2**31 - 3])
+@pytest.mark.parametrize("epoch", ["this", "an earlier"])
+def test_the_parts_of_a_batch_keep_its_sequences(epoch: str, first_sequence: int) -> None:
+    """It may be written (its limit was lowered since): only under these sequences a broker refuses to write it again."""
     producer = idempotent()
-    producer.transactions._sequence_numbers[OTHER] = 10
-    producer.append(OTHER)
-    producer.append(OTHER)
+    producer.transactions._sequence_numbers[OTHER] = first_sequence
+    for _ in range(5):
+        producer.append(OTHER)
     first, other = producer.all_sent()
-    assert stamp(other) == (7, 0, 10)
-    producer.refuse(first, Errors.MessageSizeTooLargeError)
+    if epoch == "an earlier":
+        producer.refuse(first, Errors.MessageSizeTooLargeError)
     producer.refuse(other, Errors.MessageSizeTooLargeError)
-    producer.let_pass(1, *producer.accumulator._incomplete.all())
-    assert stamp(producer.sent()) == (7, 1, 0)
+    producer.append(OTHER)
+    found = []
+    while batch := producer.sent():
+        found.append((batch.record_count, stamp(batch)))
+    later = (7, 0, (first_sequence + 5) % 2**31) if epoch == "this" else (7, 1, 0)
+    assert found == [(3, (7, 0, first_sequence)), (2, (7, 0, (first_sequence + 3) % 2**31)), (1, later)]
 
 
-def test_a_batch_of_this_epoch_that_is_split_takes_its_sequence_back() -> None:
+def test_parts_that_are_out_of_order_may_be_written_and_the_next_epoch_begins() -> None:
     producer = idempotent()
     producer.append()
     batch = producer.sent()
-    assert batch is not None and producer.transactions.sequence_number(PARTITION) == 2
+    assert batch is not None
+    records = batch._record_futures
     producer.refuse(batch, Errors.MessageSizeTooLargeError)
-    assert producer.transactions.sequence_number(PARTITION) == 0
+    producer.append()
+    for record in records:
+        part = producer.sent()
+        assert part is not None
+        producer.refuse(part, Errors.OutOfOrderSequenceNumberError)
+        assert isinstance(ended(record), Errors.OutOfOrderSequenceNumberError) and "may be written" in str(
+            ended(record)
+        )
+    assert stamp(producer.sent()) == (7, 1, 0)
+
+
+def test_no_record_is_added_to_a_part_before_it_has_its_sequence() -> None:
+    producer = idempotent()
+    producer.append()
+    batch = producer.sent()
+    assert batch is not None
+    sequence_number, threads = producer.transactions.sequence_number, []
+
+    def append_meanwhile(partition: TopicPartition) -> Any:
+        if producer.accumulator._batches[partition]:  # the parts are there
+            threads.append(threading.Thread(target=producer.append))
+            threads[-1].start()
+            threads[-1].join(0.05)
+        return sequence_number(partition)
+
+    producer.transactions.sequence_number = append_meanwhile
+    producer.refuse(batch, Errors.MessageSizeTooLargeError)
+    producer.transactions.sequence_number = sequence_number
+    assert threads
+    for thread in threads:
+        thread.join(10)
+    assert [stamp(producer.sent()) for _ in range(3)] == [(7, 0, 0), (7, 0, 1), (7, 0, 2)]
+
+
+@pytest.mark.parametrize("message_version", [1, 2])
+def test_a_batch_without_a_producer_id_is_split(message_version: int) -> None:
+    producer = Producer(message_version=message_version)
+    producer.append()
+    batch = producer.sent()
+    assert batch is not None
+    producer.refuse(batch, Errors.MessageSizeTooLargeError)
+    assert [part.record_count for part in (producer.sent(), producer.sent()) if part is not None] == [1, 1]
 
 
 def test_after_the_last_epoch_another_producer_id_is_asked_for() -> None:
@@ -327,40 +380,3 @@ def test_after_the_last_epoch_another_producer_id_is_asked_for() -> None:
     request.transaction_manager._in_flight_request_correlation_id = 1
     request.on_complete(1, SimpleNamespace(error_code=0, producer_id=8, producer_epoch=0))
     assert stamp(producer.sent()) == (8, 0, 0)
-
-
-PLAIN = {"in doubt, without an id": 2, "in doubt, in the format before ids": 1}  # their message formats
-
-
-@pytest.mark.parametrize("kind", ["whole", "in doubt", "in doubt, after one as large was refused", *PLAIN])
-def test_a_batch_that_may_be_written_is_split_only_if_one_as_large_was_refused_before(kind: str) -> None:
-    """The broker refuses the repeat as too large if the limit was lowered meanwhile; halves would be written once more."""
-    producer = Producer(message_version=PLAIN[kind]) if kind in PLAIN else idempotent()
-    if kind == "in doubt, after one as large was refused":
-        producer.append()
-        former = producer.sent()
-        assert former is not None
-        producer.refuse(former, Errors.MessageSizeTooLargeError)
-        producer.let_pass(1, *producer.accumulator._incomplete.all())
-        for _ in range(2):
-            part = producer.sent()
-            assert part is not None
-            producer.sender._complete_batch(part, SimpleNamespace(error_code=0, base_offset=0, log_append_time_ms=-1))
-        producer.append()
-    producer.append()
-    batch = producer.sent()
-    assert batch is not None and batch.record_count == 2
-    if kind == "whole":
-        producer.refuse(batch, Errors.NotLeaderForPartitionError)
-    else:
-        producer.fail(batch, Errors.KafkaConnectionError("reset"))
-    producer.let_pass(1, batch)
-    assert producer.sent() is batch
-    records = batch._record_futures
-    producer.refuse(batch, Errors.MessageSizeTooLargeError)
-    if kind == "in doubt":
-        for record in records:
-            assert isinstance(ended(record), Errors.MessageSizeTooLargeError) and "may be written" in str(ended(record))
-        assert not producer.accumulator.has_incomplete
-    else:
-        assert len(producer.accumulator._incomplete.all()) == 2 and not any(record.is_done for record in records)
