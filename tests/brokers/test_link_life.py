@@ -542,6 +542,41 @@ def test_failover_and_failback_lose_nothing_and_read_nothing_twice(
     assert compare(source, target, topic).identical
 
 
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_groups_that_a_failover_left_behind_are_named_by_a_promotion_and_stay(
+    source: str, target: str, is_translated: bool
+) -> None:
+    """One group read on at the source after the last round; of another the copy lacks what it has read."""
+    topic = link = f"life-groups-{is_translated}"
+    create_topic(source, topic)
+    append_records(source, topic, 100)
+    for group in ("stays", "ahead", "beyond"):
+        read(source, topic, f"{link}-{group}", 40)
+    mirror(source, target, topic, link, is_translated=is_translated)
+    moving = partial(move_groups, link=link if is_translated else None)
+    run(source, target, moving, LinkTopics.of(topic), TopicFilter((f"{link}.*",)))
+    append_records(source, topic, 50, first=100)
+    for group, count in (("stays", 30), ("ahead", 30), ("beyond", 110)):
+        read(source, topic, f"{link}-{group}", count)
+    assert fail_over(target, link).is_done
+    append_records(target, topic, 100, first=1_000)  # an application's
+    read(target, topic, f"{link}-ahead", 60)
+    words = ("promote", "--source", source, "--target", target, "--link", link, "--groups")
+    code, found = invoke(*words, f"{link}-.*")
+    groups, at = found["groups"], "its offset on the target is"
+    assert (code, groups["moved"]) == (3, [])
+    assert [(left["name"], left["why"]) for left in groups["left"] if left["reason"] == "over"] == [
+        (f"group {link}-beyond, {topic}-0", f"{at} 40, and by the source 100: it was not moved"),
+        (f"group {link}-stays, {topic}-0", f"{at} 40, and by the source 70: it was not moved"),
+    ]
+    assert [place["group"] for place in groups["behind"]] == [f"{link}-beyond"]
+    assert any("link was promoted before" in text and "--reset-offsets" in text for text in found["warnings"])
+    assert [read(target, topic, f"{link}-{group}", 1) for group in ("stays", "beyond")] == [[(0, 40)]] * 2
+    code, found = invoke(*words, f"{link}-ahead")
+    assert not [left for left in found["groups"]["left"] if left["reason"] == "over"]
+    assert not any("--reset-offsets" in text for text in found["warnings"])
+
+
 def test_another_link_over_a_promoted_copy_is_sent_to_failback_and_never_told_to_delete_what_diverged(
     source: str, target: str
 ) -> None:

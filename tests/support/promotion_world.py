@@ -19,7 +19,7 @@ from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.life import damage as damage_module
 from tolerant_client.mirror.life import failover as failover_module
-from tolerant_client.mirror.life import owners, promotion, promotion_steps, promotion_view
+from tolerant_client.mirror.life import owners, promotion, promotion_groups, promotion_steps, promotion_view
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.damage import SeenLog
@@ -215,7 +215,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
             raise Errors.TopicAuthorizationFailedError("Fetch of orders-0 is not allowed to us")
 
     def patch(name: str, function: Any) -> None:
-        for module in (promotion, failover_module, promotion_steps, promotion_view, damage_module, owners):
+        modules = (promotion, promotion_groups, failover_module, promotion_steps, promotion_view, damage_module, owners)
+        for module in modules:
             if name in vars(module):
                 monkeypatch.setattr(module, name, function)
 

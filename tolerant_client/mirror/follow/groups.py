@@ -116,7 +116,7 @@ class GroupsReport:
     `left` reasons: "none" (no group at all), "leaderless" (a partition of __consumer_offsets, or of the topic), "type",
     "no-topic", "members" (in use on the target), "ahead" (further on the target), "not-copied" (no row in the map),
     "before-takeover" (another mirror has copied its next records), "deleted" (moved, but to the target's log start),
-    "stopped" (by the mirror), "error".
+    "stopped" (by the mirror), "over" (not moved, since the link was promoted before), "error".
     """
 
     moved: tuple[GroupMove, ...]
@@ -161,7 +161,7 @@ def decide_moves(
             in_use[group] = in_use.get(group, 0) + 1
         elif at is not None and at.offset > position.offset and not may_rewind:
             why = f"its offset on the target is {at.offset}, and by the source {position.offset}: it is not moved back"
-            left.append(Left(_place(group, partition), "ahead", why))
+            left.append(Left(place_name(group, partition), "ahead", why))
         else:
             moves.append(GroupMove(position, -1 if at is None else at.offset))
     for group, count in in_use.items():
@@ -234,13 +234,13 @@ async def read_positions(
             if place in missing:
                 waiting.setdefault(place, []).append(name)
             elif not logs[place].knows(offset.offset):
-                left.append(Left(_place(name, place), "before-takeover", _BEFORE_TAKEOVER.format(offset.offset)))
+                left.append(Left(place_name(name, place), "before-takeover", _BEFORE_TAKEOVER.format(offset.offset)))
             else:
                 positions.append(position_of(name, place, offset, logs[place]))
     for position in positions:
         if position.is_deleted:
             why = f"its offset on the source is {position.upstream}, and the target's log starts at {position.offset}"
-            left.append(Left(_place(position.group, position.partition), "deleted", why))
+            left.append(Left(place_name(position.group, position.partition), "deleted", why))
     for place, names in waiting.items():
         reason, why = missing[place]
         left.append(
@@ -401,7 +401,8 @@ def _translated(offset_map: OffsetMap, offsets: Iterable[int]) -> dict[int, tupl
     return {offset: (t.translated, t.place is Place.NOT_COPIED) for offset, t in known.items()}
 
 
-def _place(group: str, partition: TopicPartition) -> str:
+def place_name(group: str, partition: TopicPartition) -> str:
+    """The offset of a group for a partition, as Left names it."""
     return f"group {group}, {partition.topic}-{partition.partition}"
 
 

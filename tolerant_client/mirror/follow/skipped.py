@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_FAILURES = frozenset(("error", "refused", "leaderless"))
+_FAILURES = frozenset(("error", "refused", "leaderless", "over"))
 
 
 class Left(NamedTuple):

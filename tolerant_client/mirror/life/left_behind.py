@@ -17,6 +17,7 @@ from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.lens import END_UNKNOWN, PartitionLag, look_led
 from tolerant_client.mirror.life.mirrors import within_bound
+from tolerant_client.mirror.life.promotion_groups import STAY, unmoved_groups
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_controls
@@ -30,7 +31,7 @@ from tolerant_client.mirror.state.map_topic import (
     mapped_topics,
     was_never_started,
 )
-from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 _CREATED_AGAIN = "its topic was created again on the source"
 _ANOTHER = "this source is another cluster than the one that the link copied"
@@ -39,9 +40,19 @@ _SHORTER = "the source's log ends before what was copied"
 
 
 async def promoted_before(
-    action: str, source: Cluster | None, target: Cluster, link: str, control: LinkControl, *, is_dry_run: bool
+    action: str,
+    source: Cluster | None,
+    target: Cluster,
+    link: str,
+    control: LinkControl,
+    groups: TopicFilter | None,
+    *,
+    is_dry_run: bool,
 ) -> PromotionReport:
-    """The report for a link that is fenced already: nothing is left to do, and what was left behind is repeated."""
+    """The report for a link that is fenced already: nothing is left to do, and what was left behind is repeated.
+
+    With a source it names those of `groups` that no promotion has moved.
+    """
     ends, is_translated = control.copied_until, await has_map(target, link, control)
     warnings = [f"link {link} was promoted before; nothing was done"]
     if not ends and is_translated:  # version 0.1 promoted it, and its map still says it
@@ -52,13 +63,18 @@ async def promoted_before(
         why = await lost_map(target, link, control) or END_UNKNOWN
         warnings.append(f"how far link {link} had copied is unknown: {why}")
     lags = [PartitionLag(p, at) for p, at in sorted(ends.items())]
+    topics = LinkTopics.from_json(control.topics) if control.topics else None
+    unmoved, alike = None, dict[TopicPartition, int]()
     if source is not None and lags:
         seen, unseen = await look_led(source, target, link, list(ends), is_translated, control)
         seen, unlike = await as_left(source, target, control, seen)
         known = {e.partition: e for e in seen}
         lags = [known.get(e.partition, e) for e in lags]
         warnings += unknown_left({**unseen, **unlike})
-    topics = LinkTopics.from_json(control.topics) if control.topics else None
+        alike = {p: at for p, at in ends.items() if p in known and p not in unlike}
+    if source is not None and groups is not None and topics is not None:
+        unmoved = await unmoved_groups(source, target, topics, groups, alike, map_of=link if is_translated else None)
+        warnings += [STAY] if any(left.reason == "over" for left in unmoved.left) else []
     rows = [
         PromotedPartition(
             e.partition.topic,
@@ -70,7 +86,7 @@ async def promoted_before(
         )
         for e in lags
     ]
-    return PromotionReport(action, link, is_dry_run, True, tuple(rows), warnings=tuple(warnings))
+    return PromotionReport(action, link, is_dry_run, True, tuple(rows), warnings=tuple(warnings), groups=unmoved)
 
 
 async def as_left(

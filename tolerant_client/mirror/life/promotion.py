@@ -25,10 +25,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.topics import visible_topics
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
+from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.circles import link_back, refuse_one_cluster
-from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
-from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.comparison import compare_ends, split
 from tolerant_client.mirror.life.deleted_copies import deleted_warnings
 from tolerant_client.mirror.life.fence import Fenced
@@ -43,6 +41,7 @@ from tolerant_client.mirror.life.promotion_blockers import (
     named,
     not_to_be_fenced,
 )
+from tolerant_client.mirror.life.promotion_groups import move_groups
 from tolerant_client.mirror.life.promotion_report import (
     PromotionReport,
     carried_warnings,
@@ -122,8 +121,7 @@ async def promote(
         is_dry_run=is_dry_run,
         tell=tell,
     )
-    how = {"is_dry_run": is_dry_run, "has_groups": groups is not None}
-    return await unless_promoted("promote", source, target, link, promoting, **how)
+    return await unless_promoted("promote", source, target, link, promoting, groups=groups, is_dry_run=is_dry_run)
 
 
 async def _promote(
@@ -160,8 +158,9 @@ async def _promote(
     unmade = of.owners(control, [p for p in lacking if of.waits_for(p.topic)]).of_links
     if leaderless := (await without_leader(of, [p for p in partitions if p not in of_links])):
         raise OptionError(not_to_be_fenced(leaderless))
+    moving = partial(move_groups, source, target, of.topics, map_of=link if of.is_translated else None)
     if groups is not None and not is_dry_run:
-        for left in (await _move_groups(of, source, groups, of_links, is_dry_run=True)).left:
+        for left in (await moving(groups, without=of_links, is_dry_run=True)).left:
             if left.is_failure:
                 tell(f"will be left: {left}")
     if control.is_promoted:  # an earlier run has begun the promotion: nothing blocks it any more
@@ -211,7 +210,7 @@ async def _promote(
         ends = [e for e in ends if e.partition not in owners.left]
         moved = None
         if groups is not None:
-            moved = await _move_groups(of, source, groups, owners.left, is_dry_run=not will_do)
+            moved = await moving(groups, without=owners.left, is_dry_run=not will_do)
         unlike = shorter(ends)
         ends = without_ends(ends, unlike)
         report = PromotionReport(
@@ -297,27 +296,6 @@ async def _look_again(
     gone = [e.partition for e in known if e.stable_end is None]
     found = await look(source, of.target, of.name, there, of.is_translated, control)
     return found + await look(None, of.target, of.name, gone, of.is_translated, control)
-
-
-async def _move_groups(
-    of: PromotedLink, source: Cluster, groups: TopicFilter, without: Collection[TopicPartition], *, is_dry_run: bool
-) -> GroupsReport:
-    """Moves group offsets once.  An error that a repeat would not cure leaves all groups: it does not undo a promotion."""
-    name = of.name if of.is_translated else None
-    try:
-        positions = await read_positions(source, of.target, of.topics, groups, link=name, leave_out=without)
-        report = await sync_groups(of.target, positions, is_dry_run=is_dry_run)
-        # Those of partitions that are not promoted: the report names these partitions already.
-        return replace(report, left=tuple(left for left in report.left if left.reason != "stopped"))
-    except ClusterUnreachableError:
-        raise
-    except Exception as error:
-        text = text_of(error)
-        why = (
-            f"none can be moved ({type(error).__name__}: {text}); set them on the target to their positions on the source"
-            " with kafka-consumer-groups.sh --reset-offsets"
-        )
-        return GroupsReport((), 0, (), (Left("all groups", "error", why),))
 
 
 def _to_fence(control: LinkControl, partitions: list[TopicPartition]) -> list[TopicPartition]:

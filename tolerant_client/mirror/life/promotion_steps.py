@@ -52,15 +52,11 @@ from tolerant_client.mirror.state.control_topic import HIDDEN, ControlLostError,
 from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition, say_over
-from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 _FINISHES_S = 30.0  # for another command that promotes the link at the same time
 _LOOK_S = 0.5
 LEADERS_MS = 10_000  # how long we wait for leaders: an election under way ends by then
-_GROUPS_STAY = (
-    "this command does not say that it moved any group: check where groups stand on the target, unless an earlier promote has"
-    " moved them"
-)
 _WRITTEN_MEANWHILE = "it got its first records while the link was promoted, and the link has not begun it"
 
 
@@ -71,9 +67,9 @@ async def unless_promoted(
     link: str,
     promoting: Callable[[LinkControl], Awaitable[PromotionReport]],
     *,
+    groups: TopicFilter | None = None,
     is_dry_run: bool,
     may_be_forgotten: bool = False,
-    has_groups: bool = False,
 ) -> PromotionReport:
     """Promotes a link by its control (control_to_promote); reports only what was left behind if it was promoted before.
 
@@ -91,8 +87,7 @@ async def unless_promoted(
                 await target.net.sleep(_LOOK_S)
             if not control.is_fenced:
                 raise
-    report = await promoted_before(action, source, target, link, control, is_dry_run=is_dry_run)
-    return replace(report, warnings=(*report.warnings, _GROUPS_STAY)) if has_groups else report
+    return await promoted_before(action, source, target, link, control, groups, is_dry_run=is_dry_run)
 
 
 async def control_to_promote(target: Cluster, link: str, *, may_be_forgotten: bool = False) -> LinkControl:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.life import left_behind
+from tolerant_client.cluster.admin.groups import CommittedOffset
+from tolerant_client.errors import ClusterUnreachableError, TargetDivergedError
+from tolerant_client.mirror.follow.groups import GroupPosition, GroupPositions, GroupsReport, decide_moves
+from tolerant_client.mirror.life import left_behind, promotion_groups
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import MappedTopics
-from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 P, Q = TopicPartition("orders", 0), TopicPartition("clicks", 0)
 PROMOTED = LinkControl(
@@ -87,8 +91,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(left_behind, function.__name__, function)
 
 
-def again(source: Source | None, control: LinkControl = PROMOTED, *, is_dry_run: bool = False) -> PromotionReport:
-    asked: Any = (source, Target(), "dr", control)
+def again(
+    source: Source | None,
+    control: LinkControl = PROMOTED,
+    groups: TopicFilter | None = None,
+    *,
+    is_dry_run: bool = False,
+) -> PromotionReport:
+    asked: Any = (source, Target(), "dr", control, groups)
     return asyncio.run(left_behind.promoted_before("promote", *asked, is_dry_run=is_dry_run))
 
 
@@ -189,3 +199,52 @@ def test_a_source_that_ends_before_what_was_copied_tells_nothing_either() -> Non
     report = again(source)
     assert {p.topic: p.lag for p in report.partitions} == {"orders": None, "clicks": 0}
     assert "orders-0 left behind on the source is unknown: the source's log ends before" in report.warnings[-1]
+
+
+def test_of_the_groups_that_an_earlier_promotion_or_failover_did_not_move_none_is_moved_and_each_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, elsewhere = Source(), TopicPartition("orders", 9)
+    source.ends = {P: 100, Q: 20}
+
+    def at(group: str, partition: TopicPartition, upstream: int) -> GroupPosition:
+        return GroupPosition(group, partition, upstream, upstream, "", is_behind=False)
+
+    found = [at("a", P, 90), at("b", P, 40), at("c", Q, 30), at("d", elsewhere, 5)]
+
+    async def read_positions(*_: Any, **__: Any) -> GroupPositions:
+        return GroupPositions(tuple(found), (), 0.0)
+
+    async def sync_groups(_: Any, known: GroupPositions, *, is_dry_run: bool) -> GroupsReport:
+        assert is_dry_run
+        before = {"a": {P: CommittedOffset(90, "")}, "b": {P: CommittedOffset(10, "")}, "c": {}, "d": {}}
+        moves, left, unchanged = decide_moves(known.positions, before, dict.fromkeys(before, "Empty"))
+        return GroupsReport(tuple(moves), unchanged, known.behind, tuple(left))
+
+    monkeypatch.setattr(promotion_groups, "read_positions", read_positions)
+    monkeypatch.setattr(promotion_groups, "sync_groups", sync_groups)
+    assert again(source).exit_code == 0 and again(source).groups is None, "nobody asked for groups"
+    report = again(source, groups=TopicFilter())
+    assert report.groups is not None and report.exit_code == 3 and promotion_groups.STAY in report.warnings
+    assert (report.groups.moved, report.groups.unchanged) == ((), 1)
+    assert [str(left) for left in report.groups.left] == [
+        "group b, orders-0: its offset on the target is 10, and by the source 40: it was not moved",
+        "group c, clicks-0: it has no offset on the target, and by the source 20: it was not moved",
+    ]
+    assert [p.group for p in report.groups.behind] == ["c"]
+    del found[1:]
+    report = again(source, groups=TopicFilter())
+    assert report.exit_code == 0 and promotion_groups.STAY not in report.warnings, "all are where they belong"
+    report = again(source, replace(PROMOTED, copied_until={}), TopicFilter())
+    assert report.groups is not None and report.exit_code == 3
+    assert [(left.name, left.reason) for left in report.groups.left] == [("all groups", "over")]
+
+
+def test_a_map_that_is_lost_tells_of_no_group_where_it_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promotion_groups, "read_positions", AsyncMock(side_effect=TargetDivergedError("map lost")))
+    report = again(Source(), groups=TopicFilter())
+    assert report.groups is not None and report.exit_code == 3
+    assert [left.reason for left in report.groups.left] == ["error"] and "map lost" in report.groups.left[0].why
+    monkeypatch.setattr(promotion_groups, "read_positions", AsyncMock(side_effect=ClusterUnreachableError("away")))
+    with pytest.raises(ClusterUnreachableError):
+        again(Source(), groups=TopicFilter())
