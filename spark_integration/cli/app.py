@@ -37,9 +37,11 @@ from spark_integration.cli.status import status
 from spark_integration.cli.take_over import hand_back, take_over
 from spark_integration.cli.translate import translate
 from spark_integration.cli.verify import verify
-from tolerant_client.ops.printing import echo
+from tolerant_client.ops.printing import LogFormatter, echo
 
 _LOGGERS = ("kafka", "tolerant_client", "spark_integration")
+_LOG = logging.StreamHandler()
+_LOG.setFormatter(LogFormatter())
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -57,8 +59,9 @@ def _show_version(wanted: bool) -> None:
 
 
 def _log(verbose: int) -> None:
+    logging.basicConfig(handlers=[_LOG])
     if verbose:
-        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        _LOG.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         for name in _LOGGERS:
             logging.getLogger(name).setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
 

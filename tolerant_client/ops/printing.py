@@ -1,13 +1,15 @@
 """Prints text from outside safely: topic and group names, and what brokers and servers say.
 
 Laws:
-- One call prints one line: line ends, control characters, and characters that reorder or hide text are escaped.
+- One call prints one line, and one record of a log is one, but for its traceback: line ends, control characters, and
+  characters that reorder or hide text are escaped.
 - Text from outside is never interpreted as markup.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -24,6 +26,16 @@ _WIDEST = 10_000
 def printable(text: object) -> str:
     """The text with each non-printable character escaped: a line end becomes \\n, ESC becomes \\x1b."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+
+
+class LogFormatter(logging.Formatter):
+    """A formatter for logs on a terminal: brokers say how they are called, and what went wrong."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(map(printable, super().formatException(ei).split("\n")))
 
 
 def cell(text: object, style: str = "") -> Text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import logging
 import os
 import re
 import subprocess
@@ -27,7 +28,7 @@ from tolerant_client.ops.doctor.checkup import Checkup
 from tolerant_client.ops.doctor.finding import Finding, Severity
 from tolerant_client.ops.doctor.report import print_report
 from tolerant_client.ops.monitoring.bars import LinkBars
-from tolerant_client.ops.printing import Table, cell, print_table, printable, working
+from tolerant_client.ops.printing import LogFormatter, Table, cell, print_table, printable, working
 from tolerant_client.ops.service.link_events import EventPrinter, LinkEvent
 
 COMMANDS = Path(promote.__file__).parent
@@ -199,3 +200,13 @@ def test_what_takes_seconds_is_shown_while_it_does_on_a_terminal_only(monkeypatc
         with working("looking"):
             pass
         assert ("looking" in shown.getvalue()) is is_terminal
+
+
+def test_a_record_of_the_log_is_one_line_and_escapes_what_a_broker_says() -> None:
+    try:
+        raise ConnectionError(ESCAPE)
+    except ConnectionError:
+        record = logging.LogRecord("kafka", logging.INFO, "x.py", 1, "node at %s", (LINES + ESCAPE,), sys.exc_info())
+    first, *traceback = LogFormatter("%(levelname)s %(message)s").format(record).split("\n")
+    assert first == "INFO node at x\\ntolerant-kafka: dr: promoted\\x1b[2K\\x07"
+    assert traceback[0].startswith("Traceback") and traceback[-1] == "ConnectionError: \\x1b[2K\\x07"
