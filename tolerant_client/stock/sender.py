@@ -11,6 +11,8 @@ Laws:
 - No batch is sent while another one of its partition is in flight, also if the records of that one are late: both could
   be refused and sent again in the other order, or the older one be appended as the later one of two epochs.
 - A batch whose records have ended does nothing more when its request ends, of which a later transaction may know nothing.
+- A Produce request that ends leaves each of its partitions to the next batch, and none of its batches in flight, whatever is
+  raised meanwhile.  kafka-python would never send to such a partition again.
 - A producer that closes waits for no request of a transaction that has failed, once all its records have ended.
 - A batch whose connection ended waits for the next connection, not for `retry_backoff_ms` as well: the broker refused
   nothing, and connecting has its own backoff.  A second failure of the batch waits as in kafka-python, and so does its
@@ -19,11 +21,15 @@ Laws:
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kafka.errors import (
     KafkaConnectionError,
+    KafkaError,
     KafkaTimeoutError,
     OutOfOrderSequenceNumberError,
     RequestTimedOutError,
@@ -32,6 +38,8 @@ from kafka.errors import (
 
 from tolerant_client.errors import RecoveryExhaustedError
 from tolerant_client.stock.stock_names import Sender
+
+log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.05  # at least, between two endings of late records while other requests are waited for
 _SILENT = (RequestTimedOutError, RecoveryExhaustedError)  # which the next connection may not cure
@@ -97,23 +105,44 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
             and not batch.has_reached_delivery_timeout(self._accumulator.delivery_timeout_ms)
         )
 
+    def _handle_produce_response(self, node_id: Any, send_time: float, batches: list[Any], response: Any) -> None:
+        """Ends a request that a broker has responded to."""
+        with self._ending(batches):
+            super()._handle_produce_response(node_id, send_time, batches, response)
+
+    def _failed_produce(self, batches: list[Any], node_id: Any, error: BaseException) -> None:
+        """Ends a request without a response."""
+        with self._ending(batches):
+            super()._failed_produce(batches, node_id, error)
+
+    @contextmanager
+    def _ending(self, batches: list[Any]) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._accumulator.muted.difference_update(batch.topic_partition for batch in batches)
+
     def _complete_batch(self, batch: Any, partition_response: Any) -> None:
         """Completes a batch as a broker has responded, or has it sent again."""
-        if batch.final_state is not None:
-            self._accumulator.muted.discard(batch.topic_partition)
-            return
-        super()._complete_batch(batch, partition_response)
+        if batch.final_state is None:
+            super()._complete_batch(batch, partition_response)
 
     def _dispatch_error(self, batch: Any, exception: BaseException, partition_response: Any) -> None:
         """Completes a batch that failed, or has it sent again."""
         if batch.final_state is not None:
-            self._accumulator.muted.discard(batch.topic_partition)
             return
         if isinstance(exception, OutOfOrderSequenceNumberError) and batch in self._accumulator.parts:
             exception = OutOfOrderSequenceNumberError(
                 "the records were sent before in a larger batch, and may be written"
             )
-        super()._dispatch_error(batch, exception, partition_response)
+        try:
+            super()._dispatch_error(batch, exception, partition_response)
+        except Exception as error:
+            log.exception("%s: handling a failed batch of %s failed", self, batch.topic_partition)
+            records = self._accumulator
+            if batch in records._incomplete.all() and batch not in records._batches[batch.topic_partition]:
+                failed = KafkaError(f"{exception}; handling this failed: {error!r}")
+                super()._dispatch_error(batch, failed, None)
         is_lost = isinstance(exception, KafkaConnectionError) and not isinstance(exception, _SILENT)
         if is_lost and batch.attempts == 1 < self.config["retries"]:
             batch.last_attempt -= self.config["retry_backoff_ms"] / 1000

@@ -244,7 +244,8 @@ USES: Final = (
         _COORDINATOR, "the group protocol stays kafka-python's"),
     # -- the producer
     Use(Sender,
-        ("_can_retry", "_complete_batch", "_dispatch_error", "_get_expired_inflight_batches", "_send_producer_data", "run", "run_once"), _SENDER,
+        ("_can_retry", "_complete_batch", "_dispatch_error", "_failed_produce", "_get_expired_inflight_batches",
+         "_handle_produce_response", "_send_producer_data", "run", "run_once"), _SENDER,
         "overridden: no waiting after a lost connection; records end in time"),
     Use(Sender,
         ("_accumulator", "_client", "_complete_batch_with_exception", "_force_close", "_running", "_transaction_manager",
@@ -253,6 +254,7 @@ USES: Final = (
     Use(ProducerBatch, ("attempts", "final_state", "has_reached_delivery_timeout", "last_attempt"), _SENDER, "when a batch is sent again"),
     Use(RecordAccumulator, ("delivery_timeout_ms", "expired_batches", "has_incomplete", "next_expiry_time_ms", "reset_next_batch_expiry_time"),
         _SENDER, "which records are late, and when the next one is"),
+    Use(RecordAccumulator, ("_batches", "_incomplete", "muted"), _SENDER, "which batches still wait, and which partitions have one in flight"),
     Use(RecordAccumulator, ("await_flush_completion",), _ACCUMULATOR, "overridden: a flush survives the split of a batch"),
     Use(RecordAccumulator, ("_flushes_in_progress", "_incomplete"), _ACCUMULATOR, "what a flush waits for"),
     Use(RecordAccumulator, ("__init__", "_tp_lock", "split_and_reenqueue"), _ACCUMULATOR, "overridden: parts of a batch keep its sequences"),

@@ -68,16 +68,21 @@ class Producer:
         self.sender._failed_produce([batch], LEADER, error)
 
     def refuse(self, batch: ProducerBatch, error: type[Errors.BrokerResponseError]) -> None:
-        refused = SimpleNamespace(
-            error_code=error.errno, error_message=None, record_errors=(), log_start_offset=-1, base_offset=-1
-        )
-        self.sender._complete_batch(batch, refused)
+        self.sender._handle_produce_response(LEADER, 0.0, [batch], response(error, batch.topic_partition))
 
     def let_pass(self, seconds: float, *batches: ProducerBatch) -> None:
         """Makes batches older."""
         for batch in batches:
             batch.created -= seconds
             batch.last_attempt -= seconds
+
+
+def response(error: type[Errors.KafkaError], *partitions: TopicPartition) -> Any:
+    """What a broker says of the batches of these partitions."""
+    said = {"error_code": error.errno, "error_message": None, "record_errors": (), "base_offset": -1}
+    said |= {"log_start_offset": -1, "log_append_time_ms": -1}
+    parts = [SimpleNamespace(index=each.partition, **said) for each in partitions]
+    return SimpleNamespace(responses=[SimpleNamespace(name=PARTITION.topic, partition_responses=parts)])
 
 
 def idempotent(epoch: int = 0) -> Producer:
@@ -380,3 +385,49 @@ def test_after_the_last_epoch_another_producer_id_is_asked_for() -> None:
     request.transaction_manager._in_flight_request_correlation_id = 1
     request.on_complete(1, SimpleNamespace(error_code=0, producer_id=8, producer_epoch=0))
     assert stamp(producer.sent()) == (8, 0, 0)
+
+
+def two_in_flight() -> tuple[Producer, list[ProducerBatch]]:
+    producer = idempotent()
+    for partition in (OTHER, OTHER):
+        producer.append(partition)
+    assert producer.requested() == [0, 1]
+    return producer, [queue[0][1] for queue in producer.sender._in_flight_batches.values()]
+
+
+def test_a_batch_whose_handling_raises_fails_and_the_others_of_its_request_are_handled() -> None:
+    producer, batches = two_in_flight()
+    producer.accumulator.split_and_reenqueue = Mock(side_effect=TypeError("no way to split"))
+    records = [record for batch in batches for record in batch._record_futures]
+    producer.sender._handle_produce_response(
+        LEADER, 0.0, batches, response(Errors.MessageSizeTooLargeError, OTHER, PARTITION)
+    )
+    assert isinstance(ended(records[0]), Errors.MessageSizeTooLargeError)
+    assert "no way to split" in str(ended(records[1]))
+    assert not producer.accumulator.has_incomplete
+
+
+@pytest.mark.parametrize("end", ["response", "failure"])
+def test_a_request_that_ends_leaves_its_partitions_to_the_next_batches_whatever_its_handling_raises(end: str) -> None:
+    producer, batches = two_in_flight()
+    producer.append()
+    assert producer.requested() == []
+    if end == "response":
+        unasked = TopicPartition(PARTITION.topic, 9)
+        with pytest.raises(KeyError):
+            producer.sender._handle_produce_response(
+                LEADER, 0.0, batches, response(Errors.MessageSizeTooLargeError, unasked, PARTITION, OTHER)
+            )
+    else:
+        producer.accumulator.reenqueue = Mock(side_effect=SystemExit)
+        with pytest.raises(SystemExit):
+            producer.sender._failed_produce(batches, LEADER, Errors.KafkaConnectionError("reset"))
+    producer.append(OTHER)
+    assert producer.requested() == [0, 1]
+
+
+def test_a_batch_that_is_sent_again_is_not_ended_by_what_is_raised_afterwards() -> None:
+    producer, (batch, _) = two_in_flight()
+    producer.cluster.request_update.side_effect = RuntimeError("no loop")
+    producer.refuse(batch, Errors.NotLeaderForPartitionError)
+    assert batch.final_state is None and batch in producer.accumulator._batches[PARTITION]
