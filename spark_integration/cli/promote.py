@@ -122,11 +122,9 @@ def _show(report: PromotionReport) -> None:
     if report.partitions:
         table = Table("topic", "partition", "copied until", "left behind", title=f"link {report.link}: {report.action}")
         for p in report.partitions:
-            table.add_row(
-                p.topic,
-                str(p.partition),
-                *("unknown" if offsets is None else f"{offsets:,}" for offsets in (p.copied_until, p.lag)),
-            )
+            told = ["unknown" if offsets is None else f"{offsets:,}" for offsets in (p.copied_until, p.lag)]
+            records = f" ({counted(p.left_records, 'record')})" if p.lag and not p.left_unread else ""
+            table.add_row(p.topic, str(p.partition), told[0], told[1] + records)
         print_table(table)
     if report.groups is not None:
         echo(

@@ -485,6 +485,41 @@ def test_open_transactions_of_the_source_are_in_the_way_of_a_promotion(source: s
     assert run(source, target, promote, link, deadline_s=5.0).is_done
 
 
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_of_what_a_failover_left_on_the_source_committed_records_are_counted(
+    source: str, target: str, is_committed: bool
+) -> None:
+    """A transaction that was open when the source was lost ends once it is back."""
+    topic = link = f"life-rest-{is_committed}"
+    create_topic(source, topic, 1)
+    append_records(source, topic, 10)
+    mirror(source, target, topic, link)
+    with kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for n in range(7):
+            producer.send(topic, b"%d" % n)
+        producer.flush()
+        assert fail_over(target, link).exit_code == 0
+        append_records(target, topic, 5, first=900)  # an application's
+        clusters = ("--source", source, "--target", target, "--link", link)
+        code, found = invoke("promote", *clusters)
+        (part,) = found["partitions"]
+        assert (code, part["lag"], part["left_records"], part["left_unread"]) == (3, 7, 0, 7)
+        (producer.commit_transaction if is_committed else producer.abort_transaction)()
+    wait_for(lambda: ends(source, topic) == [18])
+    code, found = invoke("promote", *clusters)
+    (part,) = found["partitions"]
+    assert (code, part["lag"], part["left_unread"]) == (3 if is_committed else 0, 8, 0)
+    assert part["left_records"] == (7 if is_committed else 0)
+    report = compare(source, target, topic)
+    (compared,) = report.partitions
+    assert report.outcome is (Outcome.DIFFERENT if is_committed else Outcome.IDENTICAL)
+    assert [gap.reason for gap in compared.not_compared] == (
+        ["the target log ends at 10, and the source has 7 committed records after that"] if is_committed else []
+    )
+
+
 # -- circles --------------------------------------------------
 
 

@@ -16,6 +16,8 @@ from tolerant_client.records.record_batch import read_header
 class OneLog:
     """A cluster with one partition; cuts answers at the limit as brokers before 0.10.1 did."""
 
+    name = "source"
+
     def __init__(self, batches: Iterable[bytes], start: int = 0, stable: int | None = None) -> None:
         self.batches = [(read_header(batch), batch) for batch in batches]
         self.start = start

@@ -14,12 +14,20 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.batches.committed import Committed
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.life import damage as damage_module
 from tolerant_client.mirror.life import failover as failover_module
-from tolerant_client.mirror.life import owners, promotion, promotion_groups, promotion_steps, promotion_view
+from tolerant_client.mirror.life import (
+    left_behind,
+    owners,
+    promotion,
+    promotion_groups,
+    promotion_steps,
+    promotion_view,
+)
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.damage import SeenLog
@@ -214,6 +222,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
         if found.unreadable & set(partitions):
             raise Errors.TopicAuthorizationFailedError("Fetch of orders-0 is not allowed to us")
 
+    async def count_none(_: Any, ranges: Any) -> dict[TopicPartition, Committed]:
+        return {p: Committed(0, start) for p, (start, _) in ranges.items()}
+
     def patch(name: str, function: Any) -> None:
         modules = (promotion, promotion_groups, failover_module, promotion_steps, promotion_view, damage_module, owners)
         for module in modules:
@@ -252,6 +263,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     patch("list_led_offsets", leaders)
     respond("compare_ends", lambda: found.compared)
     respond("find_held", list)
+    monkeypatch.setattr(left_behind, "count_committed", count_none)
     respond("find_carried", lambda: found.carried)
     respond("look_for_others", lambda: found.others)
     respond("deleted_warnings", lambda: found.deleted)

@@ -1,6 +1,7 @@
 """What a promoted link has left behind on its source, as `status` and a repeated promotion report it.
 
-The copies end where the fence said (LinkControl.copied_until), and what the source has after that was left behind.  That is
+The copies end where the fence said (LinkControl.copied_until), and the committed records that the source has after that were left
+behind: a transaction that was open when the source was lost may have been aborted since (committed.py).  That is
 unknown where the source's log is no longer the one that was copied: where its topic was created again, where it ends before what was
 copied, and where a link copies back into it.  Offsets are half-open, those of the source.
 """
@@ -15,6 +16,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.batches.committed import count_committed
 from tolerant_client.mirror.life.lens import END_UNKNOWN, PartitionLag, look_led
 from tolerant_client.mirror.life.mirrors import within_bound
 from tolerant_client.mirror.life.promotion_groups import STAY, unmoved_groups
@@ -86,6 +88,7 @@ async def promoted_before(
         )
         for e in lags
     ]
+    rows = rows if source is None else await with_left(source, rows, lags)
     return PromotionReport(action, link, is_dry_run, True, tuple(rows), warnings=tuple(warnings), groups=unmoved)
 
 
@@ -115,6 +118,17 @@ async def as_left(
             why[e.partition] = _UNFINISHED  # whose marker ends the log is in the control with the last write
     why = {**shorter(known), **why}
     return without_ends(known, why), why
+
+
+async def with_left(
+    source: Cluster, rows: Iterable[PromotedPartition], lags: Iterable[PartitionLag]
+) -> list[PromotedPartition]:
+    """With how many of the records that the source has after these copies are committed, but of heartbeats."""
+    known = {TopicPartition(row.topic, row.partition): row for row in rows}
+    ends = {e.partition: e.source_end for e in lags if e.source_end and not known[e.partition].is_heartbeats}
+    found = await count_committed(source, {p: (end - (known[p].lag or 0), end) for p, end in ends.items()})
+    left = {p: replace(known[p], left_records=of.records, left_unread=ends[p] - of.until) for p, of in found.items()}
+    return [*{**known, **left}.values()]
 
 
 def shorter(lags: Iterable[PartitionLag]) -> dict[TopicPartition, str]:

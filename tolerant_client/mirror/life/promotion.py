@@ -30,7 +30,7 @@ from tolerant_client.mirror.engine.circles import link_back, refuse_one_cluster
 from tolerant_client.mirror.life.comparison import compare_ends, split
 from tolerant_client.mirror.life.deleted_copies import deleted_warnings
 from tolerant_client.mirror.life.fence import Fenced
-from tolerant_client.mirror.life.left_behind import shorter, unknown_left, without_ends
+from tolerant_client.mirror.life.left_behind import shorter, unknown_left, with_left, without_ends
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans
 from tolerant_client.mirror.life.mirrors import look_at_claims, mirror_reasons, seen_mirrors, standing
 from tolerant_client.mirror.life.promotion_blockers import (
@@ -218,7 +218,7 @@ async def _promote(
             link,
             is_dry_run,
             will_do,
-            await promoted_partitions(of, ends, fences),
+            tuple(await with_left(source, await promoted_partitions(of, ends, fences), () if found else ends)),
             tuple(found),
             (*warnings, *unknown_left(unlike), *map(str, await find_held(source, open_spans(ends)))),
             moved,

@@ -15,12 +15,15 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.life.carriers import Carried
-from tolerant_client.mirror.state.health import by_reason, few, names
+from tolerant_client.mirror.state.health import by_reason, counted, few, names
 
 
 @dataclass(frozen=True)
 class PromotedPartition:
-    """Where the copy of a partition ends, None if unknown; `lag` counts the source's committed offsets that the target lacks."""
+    """Where the copy of a partition ends, None if unknown; `lag` counts the source's offsets that the target lacks.
+
+    These have `left_records` committed records, and `left_unread` offsets more of which nobody knows what they have.
+    """
 
     topic: str
     partition: int
@@ -30,6 +33,8 @@ class PromotedPartition:
     fence_marker: int | None = None
     fence_records: tuple[int, ...] = ()
     is_heartbeats: bool = False
+    left_records: int = 0
+    left_unread: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,14 +79,19 @@ class PromotionReport:
     @property
     def left_behind(self) -> str:
         """A sentence about the records that only the source has; "" if it has none of data, or the blockers say it."""
-        behind = {TopicPartition(p.topic, p.partition): p.lag for p in self.partitions if p.lag and not p.is_heartbeats}
-        if self.blockers or not behind:
-            return ""
+        data = [p for p in self.partitions if not (p.is_heartbeats or self.blockers)]
         verb = "would be" if self.is_dry_run and not self.is_done else "were"
-        return (
-            f"{sum(behind.values()):,} offsets of {names(sorted(behind))} {verb} not copied: only the source has what is there"
-            " (records, unless their transactions were aborted)"
-        )
+        found = []
+        if records := {TopicPartition(p.topic, p.partition): p.left_records for p in data if p.left_records}:
+            found.append(
+                f"{counted(sum(records.values()), 'committed record')} of {names(sorted(records))} {verb} not copied"
+            )
+        if unread := {TopicPartition(p.topic, p.partition): p.left_unread for p in data if p.left_unread}:
+            found.append(
+                f"{counted(sum(unread.values()), 'offset')} of {names(sorted(unread))} {verb} not copied, and how many committed"
+                " records they have is unknown (they could not be read in time, or their transactions are open)"
+            )
+        return f"{'; '.join(found)}: only the source has what is there" if found else ""
 
     @property
     def exit_code(self) -> int:

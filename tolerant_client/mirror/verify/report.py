@@ -16,6 +16,8 @@ from typing import Any, Final, NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.batches.committed import Committed
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, worst
 from tolerant_client.mirror.verify.slices import SliceResult
 
@@ -45,6 +47,14 @@ class LogBounds(NamedTuple):
             return self.source_start or 0, self.source_start or 0
         start = max(self.source_start, self.target_start)
         return start, max(start, min(self.source_stable or 0, self.target_stable or 0))
+
+    @property
+    def rest(self) -> tuple[int, int] | None:
+        """The source's offsets after the end of the target's log; None without any, or if a side has no such partition."""
+        if self.target_end is None or self.source_stable is None:
+            return None
+        start = max(self.source_start or 0, self.target_end)
+        return (start, self.source_stable) if start < self.source_stable else None
 
 
 class LedgerRange(NamedTuple):
@@ -246,15 +256,17 @@ def partition_report(
     waiting: tuple[Waiting, Waiting] = (Waiting(""), Waiting("")),
     resumed: Resumed | None = None,
     begun_at: int = 0,
+    rest: Committed | None = None,
 ) -> PartitionReport:
     """Joins the slices of one partition, which are ordered by offset and without gaps.
 
     `waiting` says what holds back the last stable offsets of source and target.  Offsets before `begun_at` were not to be copied:
-    the link began there.
+    the link began there.  `rest` are the committed records of `bounds.rest`, None if they were not counted: without any the
+    target lacks nothing.
     """
     start, until = bounds.common
     resumed_at = None if resumed is None else max(start, min(resumed.identical_until, until))
-    found, gaps = _at_the_ends(bounds, allow_behind, waiting, begun_at)
+    found, gaps = _at_the_ends(bounds, allow_behind, waiting, begun_at, rest)
     if resumed is not None and resumed_at is not None:
         before = [part._replace(until_offset=min(part.until_offset, resumed_at)) for part in resumed.not_compared]
         gaps += [part for part in before if part.until_offset > max(start, part.from_offset)]
@@ -295,7 +307,7 @@ def partition_report(
 
 
 def _at_the_ends(
-    bounds: LogBounds, allow_behind: bool, waiting: tuple[Waiting, Waiting], begun_at: int
+    bounds: LogBounds, allow_behind: bool, waiting: tuple[Waiting, Waiting], begun_at: int, rest: Committed | None
 ) -> tuple[Difference | None, list[NotCompared]]:
     """The difference before or after the offsets that both logs have, and the offsets that are not compared there."""
     start, stable, end, target_start, target_stable, target_end = (offset or 0 for offset in bounds)
@@ -315,19 +327,30 @@ def _at_the_ends(
         gaps.append(NotCompared(kept_from, target_start, reason))
     if target_stable < min(target_end, stable):
         gaps.append(NotCompared(max(start, target_stable), min(target_end, stable), *waiting[1]))
-    if stable > target_end:
-        reason = f"the target log ends at {target_end}"
+    is_shorter = bounds.rest is not None and rest != Committed(0, stable)
+    if is_shorter:
+        reason = f"the target log ends at {target_end}{_after(rest, stable)}"
         gaps.append(NotCompared(max(start, target_end), stable, reason, not allow_behind))
     if end > stable:
         gaps.append(NotCompared(max(start, stable), end, *waiting[0]))
     gaps = [part for part in gaps if part.until_offset > part.from_offset]
-    if stable > target_end and not allow_behind:
+    if is_shorter and not allow_behind:
         return Difference(target_end, "the target log ends earlier"), gaps
     if target_end > end:
         return Difference(end, "the source log ends earlier"), gaps
     if target_end > stable:
         return Difference(stable, "the source has not committed what the target has"), gaps
     return None, gaps
+
+
+def _after(rest: Committed | None, stable: int) -> str:
+    """What the source has after the end of the target's log."""
+    if rest is None:
+        return ""
+    if rest.until < stable and not rest.records:
+        return ", and how many committed records the source has after that is unknown: they could not be read in time"
+    at_least = "at least " if rest.until < stable else ""
+    return f", and the source has {at_least}{counted(rest.records, 'committed record')} after that"
 
 
 def _lowest(bounds: LogBounds) -> int:

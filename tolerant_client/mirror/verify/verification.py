@@ -5,6 +5,8 @@ Laws:
   never ahead of the source's bounds.  Records that the source gets later are not compared.
 - The comparison covers what a read_committed consumer sees, in the offsets that both logs have.  Offsets that the source has
   and the target's log no longer has (it starts later) are not compared, and never called identical.
+- Where the target's log ends earlier, the source's committed records after that are counted (committed.py): without any, as after a
+  failover in a transaction that was aborted later, the target lacks nothing.  What could not be counted is a difference.
 - A topic of the link that the target has and the source has not (any more) is reported as not compared.
 - Nothing is left out silently: the report says how many of the source's offsets were compared, and why the others were not;
   those after its last stable offset wait for an open transaction, which is named.
@@ -35,6 +37,7 @@ from tolerant_client.cluster.admin.offsets import list_led_log_offsets
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.batches.committed import Committed, count_committed
 from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
@@ -112,6 +115,7 @@ class Verification:
         self._beats_until: dict[
             TopicPartition, int
         ] = {}  # where their copies of heartbeats end, which go on at the source
+        self._rest: dict[TopicPartition, Committed] = {}  # what the source has after the target's end
         self._starts: dict[TopicPartition, int] = {}  # of links that began at a time (--from)
         self._ids: dict[str, Any] = {}
         self._resumed: dict[TopicPartition, Resumed] = {}
@@ -241,6 +245,9 @@ class Verification:
                     rows = [await self._proved(row, bounds) for row in self._rows.get(partition, ())]
                     self._ledger[partition] = [part for parts in rows for part in parts]
                 await self._name_transactions(found)
+                if not self._allow_behind:
+                    longer = {p: span for p, b in found.items() if (span := b.rest) is not None}
+                    self._rest |= await count_committed(self.source, longer)
                 if slices := [wanted for p in found if (wanted := self._slice(p)) is not None]:
                     for wanted in slices:
                         self._results[TopicPartition(wanted.topic, wanted.partition)] = {wanted[2:4]: None}
@@ -391,6 +398,7 @@ class Verification:
             waiting=self._waiting.get(partition, (Waiting(""), Waiting(""))),
             resumed=self._resumed.get(partition),
             begun_at=self._starts.get(partition, 0),
+            rest=self._rest.get(partition),
         )
 
 

@@ -13,6 +13,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.groups import CommittedOffset
 from tolerant_client.errors import ClusterUnreachableError, TargetDivergedError
+from tolerant_client.mirror.batches.committed import Committed
 from tolerant_client.mirror.follow.groups import GroupPosition, GroupPositions, GroupsReport, decide_moves
 from tolerant_client.mirror.life import left_behind, promotion_groups
 from tolerant_client.mirror.life.lens import PartitionLag
@@ -50,6 +51,7 @@ class Source:
     def __init__(self, links: dict[str, LinkControl] | Exception = {}, ids: dict[str, str] = {}) -> None:
         self.links, self.ids = links, {"orders": "1", "clicks": "3", **ids}
         self.ends = {P: 150, Q: 20}
+        self.read_until = 150
 
     def wire_topic(self, name: str) -> str:
         return name
@@ -87,7 +89,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     async def has_map(*_: Any) -> bool:
         return False
 
-    for function in (present_ids, read_controls, within_bound, look_led, has_map):
+    async def count_committed(source: Source, ranges: dict[TopicPartition, Any]) -> dict[TopicPartition, Committed]:
+        assert ranges.items() <= {P: (100, 150), Q: (20, 20)}.items() or ranges == {P: (100, 100), Q: (20, 20)}
+        return {p: Committed(30, source.read_until) if p == P else Committed(0, 20) for p in ranges}
+
+    for function in (present_ids, read_controls, within_bound, look_led, has_map, count_committed):
         monkeypatch.setattr(left_behind, function.__name__, function)
 
 
@@ -135,10 +141,22 @@ def test_how_far_an_older_version_had_copied_with_translated_offsets_is_what_the
 
 def test_what_a_promoted_link_left_behind_was_left_also_by_a_dry_run() -> None:
     report = again(Source(), is_dry_run=True)
-    assert (
-        report.left_behind
-        == "50 offsets of orders-0 were not copied: only the source has what is there (records, unless their transactions were aborted)"
+    assert report.left_behind == "30 committed records of orders-0 were not copied: only the source has what is there"
+
+
+def test_offsets_of_which_nobody_knows_what_they_have_are_no_records() -> None:
+    source = Source()
+    source.read_until = 110
+    report = again(source)
+    (_, part), unknown = report.partitions, "how many committed records they have is unknown"
+    assert report.exit_code == 3 and (part.lag, part.left_records, part.left_unread) == (50, 30, 40)
+    assert report.left_behind.startswith(
+        "30 committed records of orders-0 were not copied; 40 offsets of orders-0 were not"
     )
+    report = replace(report, partitions=(replace(part, left_records=0),))
+    assert report.left_behind.startswith(f"40 offsets of orders-0 were not copied, and {unknown}")
+    aborted = replace(report, partitions=(replace(part, left_records=0, left_unread=0),))
+    assert (aborted.left_behind, aborted.exit_code) == ("", 0)
 
 
 def test_a_promotion_that_is_repeated_says_again_what_was_left_behind() -> None:
@@ -206,6 +224,7 @@ def test_of_the_groups_that_an_earlier_promotion_or_failover_did_not_move_none_i
 ) -> None:
     source, elsewhere = Source(), TopicPartition("orders", 9)
     source.ends = {P: 100, Q: 20}
+    monkeypatch.setattr(left_behind, "count_committed", AsyncMock(return_value={}))
 
     def at(group: str, partition: TopicPartition, upstream: int) -> GroupPosition:
         return GroupPosition(group, partition, upstream, upstream, "", is_behind=False)

@@ -503,14 +503,9 @@ def test_what_a_promotion_leaves_behind_is_said_beside_its_exit_code(world: Worl
     """One that was interrupted goes on whatever is lost; heartbeats never end."""
     world.control, world.ends = replace(world.control, is_promoted=True), ends(11, 13, 13)
     would, left = world.promote(is_dry_run=True), world.promote()
-    assert (
-        would.left_behind
-        == "2 offsets of orders-0 would be not copied: only the source has what is there (records, unless their transactions were aborted)"
-    )
-    assert (
-        left.left_behind
-        == "3 offsets of orders-0 were not copied: only the source has what is there (records, unless their transactions were aborted)"
-    )
+    unknown = "not copied, and how many committed records they have is unknown"
+    assert would.left_behind.startswith(f"2 offsets of orders-0 would be {unknown}")
+    assert left.left_behind.startswith(f"3 offsets of orders-0 were {unknown}")
     assert (would.exit_code, left.exit_code) == (3, 3)
     beats = replace(left, partitions=tuple(replace(p, is_heartbeats=True) for p in left.partitions))
     assert beats.left_behind == "" and beats.exit_code == 0
