@@ -556,6 +556,8 @@ def test_a_copier_that_slept_through_a_failover_copies_nothing_though_the_contro
             ):
                 await prepare_translated_link(origin, there, topic, f"{link}-beside")
             delete_topic(target, CONTROL_TOPIC)
+            with pytest.raises(OptionError, match=f"{topic} of this target is the copy of link {link}, .* was deleted"):
+                await prepare_translated_link(origin, there, topic, f"{link}-beside")
             append_records(source, topic, 10, partitions=2)
             return list((await copier.copy_each(dict.fromkeys(prepared.ends, 20))).values())
 

@@ -30,7 +30,7 @@ from tolerant_client.mirror.state.control_topic import (
 )
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.link_topics import require_no_unreadable
-from tolerant_client.mirror.state.map_topic import was_never_started
+from tolerant_client.mirror.state.map_topic import map_topic, was_never_started
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from tolerant_client.mirror.state.promoted_copies import promoted_copies
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -155,7 +155,9 @@ async def look_for_others(
     taken: set[str] = set()
     own = controls.links.get(link, LinkControl()) if own is None else own
     ours = {p.topic for p in own.begun}
-    promoted, unknown = await _why_promoted(target, link, controls, own, names, is_identical=is_identical)
+    promoted, unknown = await _why_promoted(
+        target, link, controls, own, names, is_identical=is_identical, asks_unnamed=not is_identical
+    )
     refused |= {**promoted, **unknown}
     if not is_identical and own.map_id is not None:
         otherwise = await _copied_otherwise(target, link, own, names)
@@ -244,15 +246,25 @@ async def refusal_facts(target: Cluster, refused: Collection[str]) -> RefusalFac
 
 
 async def _why_promoted(
-    target: Cluster, link: str, controls: Controls, own: LinkControl, names: Collection[str], *, is_identical: bool
+    target: Cluster, link: str, controls: Controls, own: LinkControl, names: Collection[str], **how: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Why a link may not copy into topics that are the promoted copy of another link, or that nobody knows not to be one now."""
-    copies = await promoted_copies(target, link, own, controls.links, names, is_identical=is_identical)
+    copies = await promoted_copies(target, link, own, controls.links, names, **how)
     back = " To copy it back, run tolerant-kafka failback with source and target exchanged; or leave the topic out."
+    leave_out = " Leave the topic out."
+
+    def remedy(other: str) -> str:
+        if other in controls.links:
+            return back if controls.links[other].is_identical else leave_out
+        return (
+            f" Its offset map says so, but nothing which source it copied: its record in {CONTROL_TOPIC} was deleted.{leave_out[:-1]}, or,"
+            f" if link {link} copies another source, delete {map_topic(other)} on the target."
+        )
+
     promoted = {
         name: f"Topic {name} of this target is the copy of link {other}, which was promoted: it belongs to its"
         " producers, and what they have written there exists nowhere else."
-        f"{back if controls.links[other].is_identical else ' Leave the topic out.'} If none of it is needed any more, delete it on"
+        f"{remedy(other)} If none of it is needed any more, delete it on"
         " the target: it is then copied again"
         for name, other in sorted(copies.of.items())
     }

@@ -168,22 +168,36 @@ async def say_over(target: Cluster, link: str, generation: int, *, patience_ms: 
 async def _newest_rows(
     target: Cluster, link: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, MapRow]:
-    """Reads ever larger parts before the end until each partition has a row; and the newest LAST row that they have."""
+    """The newest row of each of these partitions that has one, and the newest LAST row of the parts of the map that have them."""
     topic, found = _map_of(target, link), dict[TopicPartition, MapRow]()
     for there, wanted in _by_map_partition(link, partitions).items():
         start, end = await topic.start(there.partition), await topic.end(there.partition)
-        size, from_offset = _FIRST_LOOK, end
-        missing = wanted
-        while missing and from_offset > start:
-            from_offset = max(start, end - size)
-            newest: dict[TopicPartition, MapRow] = {}
-            async for key, row in _rows(topic, there.partition, from_offset, end):
-                if row is not None and (key.partition in missing or key.partition == LAST):
-                    newest[key.partition] = row  # the last one wins: rows are written in the order of their numbers
-            found = _joined(found, newest)
-            missing = missing - newest.keys()
-            size *= 8
+        found = _joined(found, await _newest_of(topic, there.partition, start, end, wanted))
     return found
+
+
+async def _newest_of(
+    topic: StateTopic, number: int, start: int, end: int, wanted: set[TopicPartition] | None
+) -> dict[TopicPartition, MapRow]:
+    """The newest rows in one part of a map: all, or those `wanted`, and LAST, for which it reads no more than it takes.
+
+    It reads ever larger pieces before the end, where LAST is, and the rows of what was copied lately.
+    """
+    size, found = end - start if wanted is None else _FIRST_LOOK, dict[TopicPartition, MapRow]()
+    while True:
+        from_offset = max(start, end - size)
+        async for key, row in _rows(topic, number, from_offset, end):
+            if row is not None and (wanted is None or key.partition in wanted or key.partition == LAST):
+                found[key.partition] = row  # the last one wins: rows are written in the order of their numbers
+        if from_offset == start or wanted is not None and wanted <= found.keys():
+            return found
+        size *= 8
+
+
+async def mapped_links(target: Cluster) -> list[str]:
+    """The links that have an offset map on the target, as far as we may describe it."""
+    start = map_topic("")
+    return sorted(name.removeprefix(start) for name in await target.partitions() if name.startswith(start))
 
 
 async def has_map(target: Cluster, link: str, control: LinkControl) -> bool:
@@ -283,21 +297,30 @@ NO_MAP: Final = MappedTopics()
 
 
 async def mapped_topics(
-    target: Cluster, link: str, control: LinkControl, *, patience_ms: int = 0, within_s: float | None = None
+    target: Cluster,
+    link: str,
+    control: LinkControl,
+    *,
+    of: Iterable[TopicPartition] | None = None,
+    patience_ms: int = 0,
+    within_s: float | None = None,
 ) -> MappedTopics:
     """The partitions in the map of a link, if it has one; no partition of the map waits for the leader of another one.
 
-    Waits `patience_ms` for missing leaders; partitions that are not read `within_s` seconds, if given, stay unread.
+    `of`: those among these, for which less is read.  Waits `patience_ms` for missing leaders; partitions that are not read
+    `within_s` seconds, if given, stay unread.
     """
     if not await has_map(target, link, control) or await lost_map(target, link, control) is not None:
         return NO_MAP
-    everywhere = [TopicPartition(map_topic(link), number) for number in range(MAP_PARTITIONS)]
-    ends, unread = await list_led_offsets(target, dict.fromkeys(everywhere, LATEST), patience_ms=patience_ms)
+    parts: dict[TopicPartition, set[TopicPartition] | None] = {**_by_map_partition(link, of or ())}
+    if of is None:
+        parts = {TopicPartition(map_topic(link), number): None for number in range(MAP_PARTITIONS)}
+    ends, unread = await list_led_offsets(target, dict.fromkeys(parts, LATEST), patience_ms=patience_ms)
     starts, more = await list_led_offsets(target, dict.fromkeys(ends, EARLIEST))
     unread = {**unread, **more}
     until = None if within_s is None else time.monotonic() + within_s
-    read = partial(target.net.call_soon_with_future, _rows_of, _map_of(target, link))
-    reads = {p: read(p.partition, start, ends[p]) for p, start in starts.items()}
+    read = partial(target.net.call_soon_with_future, _newest_of, _map_of(target, link))
+    reads = {p: read(p.partition, start, ends[p], parts[p]) for p, start in starts.items()}
     found: dict[TopicPartition, MapRow] = {}
     for partition, reading in reads.items():
         try:
@@ -314,10 +337,6 @@ def _joined(found: dict[TopicPartition, MapRow], more: Mapping[TopicPartition, M
     """The rows of two parts of a map; each part has LAST rows of its own, of which the newest generation counts."""
     last = max((rows[LAST] for rows in (found, more) if LAST in rows), key=lambda row: row.key.number, default=None)
     return {**found, **more, **({} if last is None else {LAST: last})}
-
-
-async def _rows_of(topic: StateTopic, number: int, start: int, end: int) -> dict[TopicPartition, MapRow]:
-    return {key.partition: row async for key, row in _rows(topic, number, start, end) if row is not None}
 
 
 async def clear_deleted(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> int:

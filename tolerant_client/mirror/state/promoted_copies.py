@@ -1,6 +1,11 @@
 """Topics of a target that are the promoted copy of a link: no other link may copy the same source into them.
 
-Law: what is not known is not decided.  A part of an offset map without a leader names nothing now; that is no word of what it names.
+Laws:
+- What is not known is not decided.  A part of an offset map without a leader names nothing now; that is no word of what it names.
+- A promoted link with translated offsets keeps its copies if its control is deleted: its map says that it is over (Law E of
+  offset_map.py), and of which topics.  So whoever plans what to copy asks maps that no control names, too; a copier that begins, which
+  has a plan, does not.  Which source they are of is unknown then: it counts as the same one.
+- Of a map only the newest rows of the topics in question are read, from its end on.
 """
 
 from __future__ import annotations
@@ -8,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from kafka.structs import TopicPartition
+
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import MappedTopics, mapped_topics
+from tolerant_client.mirror.state.map_topic import MappedTopics, mapped_links, mapped_topics
 
 _MAP_S = 10.0  # how long a map is read: a failover must not wait for it
 
@@ -32,9 +39,10 @@ async def promoted_copies(
     names: Collection[str],
     *,
     is_identical: bool,
+    asks_unnamed: bool = False,
 ) -> PromotedCopies:
     """Which of these topics are still another link's promoted copy, as their ids show, and neither begun nor adopted (failback) by
-    the link; `links` are the target's, `own` is the control of the link itself.
+    the link; `links` are the target's, `own` is the control of the link itself.  `asks_unnamed`: also of links without a control.
 
     A link with translated offsets would append the same records once more.  It may copy another source there, and resumes what its
     map names.  One with identical offsets compares its log with a translated copy.  Raises KafkaError.
@@ -42,16 +50,23 @@ async def promoted_copies(
     rest = set(names) - {p.topic for p in (*own.begun, *own.adopted)}
     copies: dict[str, str] = {}
     unknown: dict[str, str] = {}
-    for other, control in links.items():
-        is_copy = control.is_promoted and not control.is_handed_back and other != link
-        is_same = own.source_cluster_id is None or control.may_copy_from(own.source_cluster_id)
-        if not is_copy or not (is_identical or is_same):
+    there: dict[str, list[int]] = {}
+    others = {name: control for name, control in links.items() if control.is_promoted and not control.is_handed_back}
+    if rest and not is_identical:
+        there = await target.partitions(rest)
+        unnamed = await mapped_links(target) if asks_unnamed else ()
+        others |= {name: LinkControl() for name in unnamed if name not in links}
+    for other, control in others.items():
+        is_named = other in links
+        is_same = own.source_cluster_id is None or control.may_copy_from(own.source_cluster_id) or not is_named
+        if other == link or not (is_identical or is_same):
             continue
         begun = {p: of.target for p, of in control.begun.items() if control.producer_ids and p.topic in rest}
-        if not (control.is_identical or is_identical) and (theirs := set(filter(control.writes, rest))):
-            mapped = await mapped_topics(target, other, control, within_s=_MAP_S)
-            begun |= {p: topic_id for p, topic_id in mapped.copies.items() if p.topic in theirs}
-            for name in theirs - {p.topic for p in begun} if mapped.unread else ():
+        if not (control.is_identical or is_identical) and (wanted := _copied(control, rest, there, is_named=is_named)):
+            mapped = await mapped_topics(target, other, control, of=wanted, within_s=_MAP_S)
+            if is_named or mapped.last >= 0:
+                begun |= mapped.copies
+            for name in {p.topic for p in wanted} - {p.topic for p in begun} if mapped.unread else ():
                 unknown[name] = (
                     f"whether topic {name} is the copy of link {other}, which was promoted, {_unread(mapped, other)}"
                 )
@@ -64,7 +79,8 @@ async def promoted_copies(
                 same |= {p.topic for p in untold if ends.get(p)}
             copies |= dict.fromkeys(same, other)
     if (copies or unknown) and not is_identical:
-        mapped = await mapped_topics(target, link, own, within_s=_MAP_S)
+        asked = [TopicPartition(name, n) for name in {*copies, *unknown} for n in there.get(name, ())]
+        mapped = await mapped_topics(target, link, own, of=asked, within_s=_MAP_S)
         copies = {name: other for name, other in copies.items() if name not in mapped.names}
         unknown = {name: why for name, why in unknown.items() if name not in mapped.names}
         if mapped.unread:
@@ -74,6 +90,16 @@ async def promoted_copies(
                 for name, other in copies.items()
             }
     return PromotedCopies({name: other for name, other in copies.items() if name not in unknown}, unknown)
+
+
+def _copied(
+    control: LinkControl, names: Collection[str], there: Mapping[str, Collection[int]], *, is_named: bool
+) -> set[TopicPartition]:
+    """The partitions of these topics that a promoted link may have copied; `there` are those on the target."""
+    if control.is_fenced and control.copied_until:
+        return {p for p, end in control.copied_until.items() if end and p.topic in names}
+    theirs = filter(control.writes, names) if is_named else names
+    return {TopicPartition(name, n) for name in theirs for n in there.get(name, ())}
 
 
 def _unread(mapped: MappedTopics, link: str) -> str:

@@ -54,6 +54,7 @@ from tolerant_client.mirror.state.topics import DescribedTopics, FittedTopics
 from tolerant_client.records.record_batch import Record
 
 ORDERS = frozenset(TopicPartition("orders", n) for n in range(2))
+P, ORDER_1 = sorted(ORDERS)
 AWAY = {TopicPartition("tolerant-mirror-offsets-x", 3): "it has no leader"}
 
 
@@ -342,6 +343,8 @@ OF_A_MIRROR = b'{"version":2,"source_cluster_id":"B-id","topics":["another form"
 class Keeper:
     """A cluster whose control topic has these records."""
 
+    topics: Mapping[str, list[int]] = {}  # beside offset maps
+
     def __init__(self, *records: tuple[bytes | None, bytes | None]) -> None:
         self.name = "target"
         self.maps: dict[str, list[int]] = {}
@@ -351,8 +354,9 @@ class Keeper:
     async def cluster_id(self) -> str:
         return "B-id"
 
-    async def partitions(self, topics: Collection[str]) -> dict[str, list[int]]:
-        return {topic: self.maps[topic] for topic in topics if topic in self.maps}
+    async def partitions(self, topics: Collection[str] | None = None) -> dict[str, list[int]]:
+        there = {**self.topics, **self.maps}
+        return {topic: there[topic] for topic in (there if topics is None else topics) if topic in there}
 
 
 @pytest.fixture
@@ -719,6 +723,7 @@ def test_beside_a_promoted_translated_copy_a_translated_link_begins_no_second_on
 
     monkeypatch.setattr(promoted_copies, "topic_ids", ids)
     monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
+    monkeypatch.setattr(Keeper, "topics", {"orders": [0, 1], "clicks": [0]})
     eu = written("orders", map_id="m", is_promoted=True)
 
     def told(eu: LinkControl, own: LinkControl, **how: Any) -> preflight.Others:
@@ -751,6 +756,63 @@ def test_beside_a_promoted_translated_copy_a_translated_link_begins_no_second_on
             OptionError, match="in a circle: link dr copies topic orders" if is_known else f"Nothing tells .*{refused}"
         ):
             circle(source, "orders")
+
+
+@pytest.mark.parametrize(
+    ("mapped", "refused", "unknown"),
+    [
+        ({"copies": {P: "t"}, "last": 0}, True, False),
+        ({"copies": {P: "t"}, "last": -1}, False, False),  # it may be live: others tell that
+        ({"copies": {P: "former"}, "last": 2}, False, False),
+        ({"copies": {}, "last": 0}, False, False),
+        ({"copies": {}, "last": 0, "unread": AWAY}, False, True),
+        ({"copies": {}, "unread": AWAY}, False, True),
+        ({"copies": {P: "t"}, "last": 0, "unread": AWAY}, True, False),
+    ],
+)
+@pytest.mark.usefixtures("keepers")
+def test_a_map_that_no_control_names_tells_of_its_copies_that_its_link_was_promoted_with_them(
+    monkeypatch: pytest.MonkeyPatch, mapped: dict[str, Any], refused: bool, unknown: bool
+) -> None:
+    async def ids(*_: object) -> dict[str, str]:
+        return {"orders": "t"}
+
+    async def mapped_topics(_: object, link: str, *__: object, of: Any, **___: object) -> MappedTopics:
+        assert set(of) == ORDERS, "no more is read"
+        return MappedTopics(**mapped) if link == "eu" else NO_MAP
+
+    monkeypatch.setattr(promoted_copies, "topic_ids", ids)
+    monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
+    monkeypatch.setattr(Keeper, "topics", {"orders": [0, 1]})
+    keeper = Keeper((b"dr", encode_control(written("orders"), 1)))
+    keeper.maps = {map_topic(link): [0] for link in ("dr", "eu")}
+    found = outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders"], is_identical=False))
+    assert (found.taken, found.unknown) == ({"orders"} if refused else set(), {"orders"} if unknown else set())
+    if refused:
+        assert (
+            f"was deleted. Leave the topic out, or, if link dr copies another source, delete {map_topic('eu')} on"
+            in (found.refused["orders"])
+        )
+    assert not outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders"], is_identical=True)).refused
+
+
+def test_of_a_promoted_link_whose_control_says_what_it_copied_nothing_else_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    async def mapped_topics(*_: object, of: Any, **__: object) -> MappedTopics:
+        asked.append(set(of))
+        return NO_MAP
+
+    monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
+    target = Keeper()
+    target.maps = {"orders": [0, 1], "clicks": [0]}
+    said = {P: 5, ORDER_1: 0, TopicPartition("old", 0): 3}
+    eu = written(".*", map_id="m", is_promoted=True, is_fenced=True, copied_until=said)
+    links, names = {"eu": eu, "dr": written(".*")}, ["orders", "clicks"]
+    asking = promoted_copies.promoted_copies(cast(Cluster, target), "dr", links["dr"], links, names, is_identical=False)
+    assert outcome(asking) == ({}, {}) and asked == [{P}]
 
 
 def test_which_topics_are_a_promoted_copy_is_asked_of_no_topic_but_those_in_question(

@@ -234,3 +234,29 @@ def test_each_partition_of_the_map_is_told_that_the_link_is_over_and_one_that_re
 def test_the_control_keeps_the_id_of_a_map() -> None:
     assert decode_control(encode_control(KNOWN, 1)).map_id == str(OURS)
     assert LinkControl().map_id is None
+
+
+def test_of_a_map_no_more_is_read_than_it_takes_for_the_rows_in_question_and_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of P, of which the newest is the second one from the end; rows of Q at the start alone."""
+    log = [MapRow(RowKey(Q, 0), "orders", ("s", "t"), 1, 0, (Run(0, 0, 1),))]
+    log += [MapRow(RowKey(P, n), "orders", ("s", "t"), n + 1, 0, (Run(n, n, 1),)) for n in range(5_000)]
+    log.append(last_of(0))
+    read: list[int] = []
+
+    async def rows(_: Any, __: int, start: int, end: int) -> Any:
+        read.append(end - start)
+        for found in log[start:end]:
+            yield found.key, found
+
+    def newest(*wanted: TopicPartition) -> dict[TopicPartition, MapRow]:
+        read.clear()
+        topic: Any = None
+        chosen = set(wanted) if wanted else None
+        return asyncio.run(module._newest_of(topic, 0, 0, len(log), chosen))
+
+    monkeypatch.setattr(module, "_rows", rows)
+    assert newest(P) == {P: log[-2], LAST: log[-1]} and read == [2_000]
+    assert newest(P, Q) == {P: log[-2], Q: log[0], LAST: log[-1]} and read == [2_000, 5_002]
+    assert newest() == {P: log[-2], Q: log[0], LAST: log[-1]} and read == [5_002]
