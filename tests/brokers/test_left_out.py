@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import kafka
 import pytest
+from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
-from support.mirror_link import append_records, both, create_topic, ends, topics_of
+from support.mirror_link import append_records, both, create_topic, ends, mirror, topics_of
 
 pytest.importorskip("pyspark")
 
 from spark_integration.mirror.stream_ranges import RangesStreamReader
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
+from tolerant_client.mirror.life.failover import failover
+from tolerant_client.mirror.state.map_topic import MAP_PARTITIONS, map_partition
 from tolerant_client.ops.service import ranges
 from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
 from tolerant_client.ops.service.task_reports import RunReport
+from tolerant_client.testing import KafkaCluster
 
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 
@@ -109,6 +115,51 @@ def test_a_running_mirror_leaves_out_what_is_refused_or_deleted_and_takes_it_bac
         reader.stop()
         for admin in admins:
             admin.close()
+
+
+def test_what_an_unread_part_of_a_map_leaves_unknown_is_planned_again_once_that_part_has_a_leader(
+    source: str, start_cluster: Callable[..., KafkaCluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, of = "unread.a", "unread-promoted"
+    cluster = start_cluster(nodes=3, heap="256m")
+    target = cluster.bootstrap_servers
+    create_topic(source, topic)
+    append_records(source, topic, 10)
+    part = map_partition(of, TopicPartition(topic, 0))
+    assigned = {
+        n: [3 if n == part.partition else 1] for n in range(MAP_PARTITIONS)
+    }  # its rows are on the node that goes
+    with kafka.KafkaAdminClient(bootstrap_servers=target) as admin:
+        compacted = {"cleanup.policy": "compact"}
+        admin.create_topics([NewTopic(part.topic, -1, -1, replica_assignments=assigned, topic_configs=compacted)])
+        admin.create_topics([NewTopic(topic, -1, -1, replica_assignments={0: [1]})])
+    mirror(source, target, topic, of, is_translated=True)
+    with both(source, target) as (_, there):
+        assert there.run(failover, there, of).is_done
+    cluster.kill(3)
+    properties = [{"bootstrap.servers": servers} for servers in (source, target)]
+    settings = MirrorSettings(*properties, "unread[.].*", "unread-other", offsets="translated", refresh_s=600)
+    reader = RangesStreamReader(MirrorJob(settings, folder=str(tmp_path)).options)
+    waiting, deadline = RunReport(tmp_path).waiting, time.monotonic() + 60
+
+    def told() -> str:
+        """Why the topic is not copied, after another look."""
+        monkeypatch.setattr(ranges, "_CHECK_S", 0.0)  # 10 s
+        reader.latestOffset(reader.initialOffset(), None)  # type: ignore[arg-type]
+        return "".join(waiting.read().blocked.values())
+
+    try:
+        while "is not copied now" not in told() or f"{part.topic}-{part.partition}, a part of" not in told():
+            assert time.monotonic() < deadline  # the election
+        for _ in range(10):  # nor do other facts change from now on
+            assert "is not copied now" in told()
+            time.sleep(0.5)
+        cluster.restart(3)
+        while "is not copied now" in (why := told()):
+            assert time.monotonic() < deadline
+        assert "of this target is the copy of link unread-promoted" in why
+    finally:
+        reader.stop()
 
 
 def alter(admin: kafka.KafkaAdminClient, topic: str, kind: str) -> None:

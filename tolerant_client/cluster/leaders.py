@@ -106,6 +106,10 @@ class Leaders(Connections):
             cluster._topics |= missing
             await self.refresh()
 
+    def tracked(self, start: str) -> list[str]:
+        """The topics whose leaders are kept up to date and whose names start so."""
+        return [name for name in map(self.topic_of, self.manager.cluster._topics) if name.startswith(start)]
+
     async def refresh(self) -> None:
         """Asks for the leaders again; many callers share one request."""
         await self.connect()

@@ -30,7 +30,7 @@ from tolerant_client.mirror.state.control_topic import (
 )
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.link_topics import require_no_unreadable
-from tolerant_client.mirror.state.map_topic import map_topic, was_never_started
+from tolerant_client.mirror.state.map_topic import leaderless_parts, map_topic, was_never_started
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from tolerant_client.mirror.state.promoted_copies import promoted_copies
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -227,11 +227,15 @@ def how_to_forget(link: str, target: Cluster) -> str:
 
 
 class RefusalFacts(NamedTuple):
-    """Why topics are refused, as far as it is cheap to request: the control topic's end, which exist, which are `stamped`."""
+    """Why topics are refused, as far as it is cheap to request: the control topic's end, which exist, which are `stamped`.
+
+    And the parts of offset maps that have no leader: what only they tell is unknown.
+    """
 
     control_end: int | None
     topics: Mapping[str, uuid.UUID | None]  # ids of those that exist
     stamped: frozenset[str] = frozenset()  # with LogAppendTime
+    leaderless: frozenset[TopicPartition] = frozenset()
 
 
 async def refusal_facts(target: Cluster, refused: Collection[str]) -> RefusalFacts:
@@ -242,7 +246,7 @@ async def refusal_facts(target: Cluster, refused: Collection[str]) -> RefusalFac
     told = await describe_configs(target, there, [TIMESTAMP_TYPE]) if tells_configs(target) else {}
     types = {name: found.get(TIMESTAMP_TYPE) for name, found in told.items() if not isinstance(found, Exception)}
     stamped = frozenset(name for name, found in types.items() if found is not None and found.value == LOG_APPEND_TIME)
-    return RefusalFacts(next(iter(ends.offsets.values()), None), there, stamped)
+    return RefusalFacts(next(iter(ends.offsets.values()), None), there, stamped, leaderless_parts(target))
 
 
 async def _why_promoted(

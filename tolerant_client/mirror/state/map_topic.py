@@ -276,6 +276,12 @@ async def read_maps(
     return {partition: found for partition, found in maps.items() if found.runs}
 
 
+def leaderless_parts(target: Cluster) -> frozenset[TopicPartition]:
+    """The parts, of all maps that were asked for, that have no leader according to the last Metadata."""
+    parts = (TopicPartition(name, n) for name in target.tracked(map_topic("")) for n in range(MAP_PARTITIONS))
+    return frozenset(part for part in parts if target.known_leader(part) is None)
+
+
 class MappedTopics(NamedTuple):
     """The partitions (names on the target) of which a map has rows; and why some of the map's own partitions are unread.
 

@@ -260,3 +260,13 @@ def test_of_a_map_no_more_is_read_than_it_takes_for_the_rows_in_question_and_the
     assert newest(P) == {P: log[-2], LAST: log[-1]} and read == [2_000]
     assert newest(P, Q) == {P: log[-2], Q: log[0], LAST: log[-1]} and read == [2_000, 5_002]
     assert newest() == {P: log[-2], Q: log[0], LAST: log[-1]} and read == [5_002]
+
+
+def test_the_parts_of_maps_without_a_leader_are_those_of_the_maps_that_were_asked_for() -> None:
+    tracked = [map_topic("dr"), map_topic("eu")]
+    away = {TopicPartition(map_topic("eu"), 3), TopicPartition("orders", 0)}
+    asked: Any = SimpleNamespace(
+        tracked=lambda start: [name for name in [*tracked, "orders"] if name.startswith(start)],
+        known_leader=lambda partition: None if partition in away else 1,
+    )
+    assert module.leaderless_parts(asked) == {TopicPartition(map_topic("eu"), 3)}
