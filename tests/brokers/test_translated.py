@@ -58,6 +58,7 @@ from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import read_status
 from tolerant_client.mirror.state import offset_map
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import PARTITION_DELETED_ON_SOURCE, Health
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.map_topic import clear_deleted, map_topic, read_maps
@@ -566,6 +567,13 @@ def test_a_copier_that_slept_through_a_failover_copies_nothing_though_the_contro
         assert [len(log) for log in committed_logs(target, topic, 2)] == [10, 10]
         with pytest.raises(LinkPromotedError, match="is copied into it any more"):
             origin.run(prepare_translated_link, origin, there, topic, link)
+        planned = origin.run(plan_everything, origin, there, link, topic)
+        status = origin.run(partial(read_status, origin, there, link, LinkTopics.of(topic)))
+        for texts in (planned.refusals, status.findings):
+            assert any(f"tolerant-kafka failover --target {target} --link {link} --topics" in text for text in texts)
+        assert (planned.exit_code, status.exit_code) == (3, 3)
+        assert there.run(partial(failover, there, link, LinkTopics.of(topic))).is_done
+        assert there.run(read_control, there, link).is_fenced, "it knows it again"
         # What the map says of the copies is as it was.
         assert [found.position for _, found in sorted(there.run(read_maps, there, link).items())] == [10, 10]
 

@@ -243,7 +243,7 @@ async def prepare_link(
         ids = {name: str(topic_id) for name, topic_id in (await topic_ids(source, names)).items()}
     if is_translated:
         if control.tells_no_start:
-            require_not_last(link, control, (await mapped_topics(target, link, control)).last)
+            require_not_last(target, link, control, (await mapped_topics(target, link, control)).last)
         claim(names)
         map_id = await ensure_map_topic(target, link, control)
         if from_ms is not None:

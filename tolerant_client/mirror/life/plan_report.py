@@ -49,6 +49,7 @@ from tolerant_client.mirror.state.map_topic import (
     map_partition,
     mapped_topics,
     require_kind,
+    require_not_last,
 )
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.state.plan import TopicSpec
@@ -162,9 +163,10 @@ async def plan_everything(
     try:
         control.require_not_promoted(link, target, source)
         await require_kind(target, link, control, is_translated=is_translated)
+        mapped = await mapped_topics(target, link, control, within_s=_MAP_S)
+        require_not_last(target, link, control, mapped.last)
     except (LinkPromotedError, LinkKindError) as error:
         return LinkPlan(link, "translated" if was_begun else "identical", refusals=(text_of(error),))
-    mapped = await mapped_topics(target, link, control, within_s=_MAP_S)
     planned = await plan_link(source, target, chosen, control, mapped)
     lost = await lost_map(target, link, control)
     unread = {p: mapped.unread[at] for p in planned.ends if (at := map_partition(link, p)) in mapped.unread}

@@ -19,6 +19,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import LinkPromotedError, text_of
 from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.comparison import Comparison, compare_ends, is_comparable, without_paused
@@ -73,7 +74,7 @@ from tolerant_client.mirror.state.link_topics import (
     unread_map,
     written_topics,
 )
-from tolerant_client.mirror.state.map_topic import has_map, lost_map, mapped_topics
+from tolerant_client.mirror.state.map_topic import has_map, lost_map, mapped_topics, require_not_last
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -213,6 +214,10 @@ async def read_status(
         notes += (await beside_file(None, target, control, link, topics if of_file else None)).kept
         differing = compared.differing if compared is not None else {}
         reasons += [Reason(Health.BLOCKED, lost)] if lost else []
+        try:
+            require_not_last(target, link, control, mapped.last)
+        except LinkPromotedError as error:
+            reasons.append(Reason(Health.BLOCKED, text_of(error)))
         reasons += blocked_reasons(taken)
         if found is None:
             reasons.append(Reason(Health.UNKNOWN, TAKEN_UNKNOWN))

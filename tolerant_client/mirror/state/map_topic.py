@@ -33,7 +33,7 @@ from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import LinkPromotedError, OptionError, TargetDivergedError, text_of
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import orders_hidden, read_control
-from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds, link_options
 from tolerant_client.mirror.state.offset_map import LAST, CommittedRows, MapRow, OffsetMap, RowKey, last_of
 from tolerant_client.mirror.state.plan import CLEANUP_POLICY
 from tolerant_client.mirror.state.state_topic import COMPACTED, StateTopic
@@ -136,16 +136,19 @@ async def read_last_rows(
         raise
     await require_same_map(target, link, control)
     last = rows.pop(LAST, None)
-    require_not_last(link, control, -1 if last is None else last.key.number)
+    require_not_last(target, link, control, -1 if last is None else last.key.number)
     return rows
 
 
-def require_not_last(link: str, control: LinkControl, last: int) -> None:
+def require_not_last(target: Cluster, link: str, control: LinkControl, last: int) -> None:
     """Raises LinkPromotedError if `last`, the newest generation that the map calls over, is the link's, or a later one."""
     if last >= control.generation:
+        which = link_options(link, target) + ("" if target.file_options else " --topics REGEX")
         raise LinkPromotedError(
             f"Link {link} was promoted, as {map_topic(link)} of the target says: the target belongs to its own producers, and nothing"
-            f" is copied into it any more. Its record in {CONTROL_TOPIC}, which said so too, was deleted since"
+            f" is copied into it any more. Its record in {CONTROL_TOPIC}, which said so too, was deleted since; tolerant-kafka failover"
+            f" {which} writes it again. To copy everything anew, delete first the topics that the link has copied, and then its offset"
+            " map, on the target"
         )
 
 

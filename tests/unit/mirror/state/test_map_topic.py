@@ -59,7 +59,10 @@ def target_with(monkeypatch: pytest.MonkeyPatch, topic_id: uuid.UUID | None, exi
         return {name: topic_id for name in topics if exists and topic_id is not None}
 
     monkeypatch.setattr(module, "topic_ids", ids)
-    return cast(Cluster, Mock(spec=Cluster, partitions=partitions, net=Mock(sleep=AsyncMock())))
+    return cast(
+        Cluster,
+        Mock(spec=Cluster, partitions=partitions, net=Mock(sleep=AsyncMock()), file_options="--config f.properties"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,7 +194,10 @@ def test_what_a_map_calls_over_is_resumed_by_nobody_and_hides_nothing_of_what_wa
     control = LinkControl(map_id=str(OURS), generation=generation)
     reading = read_last_rows(target, "dr", [P], control)
     if is_over:
-        with pytest.raises(LinkPromotedError, match=f"was promoted, as {map_topic('dr')} of the target says"):
+        with pytest.raises(
+            LinkPromotedError,
+            match=f"was promoted, as {map_topic('dr')} of the target says.*failover --config f.properties writes it again",
+        ):
             asyncio.run(reading)
     else:
         assert asyncio.run(reading) == {P: row}
