@@ -13,7 +13,8 @@ Laws:
 - A batch whose records have ended does nothing more when its request ends, of which a later transaction may know nothing.
 - A Produce request that ends leaves each of its partitions to the next batch, and none of its batches in flight, whatever is
   raised meanwhile.  kafka-python would never send to such a partition again.
-- A producer that closes waits for no request of a transaction that has failed, once all its records have ended.
+- A producer that closes waits for no request once all its records have ended, but for those of a transaction that has not failed.
+  kafka-python waits for as long as close() may take, after its flush() has taken as long, if a broker is silent.
 - A batch whose connection ended waits for the next connection, not for `retry_backoff_ms` as well: the broker refused
   nothing, and connecting has its own backoff.  A second failure of the batch waits as in kafka-python, and so does its
   last try: the leader may have moved, and Metadata tells it meanwhile.
@@ -58,8 +59,8 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
     def run_once(self) -> None:
         """One turn of that loop."""
         transactions = self._transaction_manager
-        has_failed = not self._running and transactions is not None and transactions.has_error()
-        if has_failed and not self._accumulator.has_incomplete:
+        may_complete = transactions is not None and transactions.is_transactional() and not transactions.has_error()
+        if not (self._running or may_complete or self._accumulator.has_incomplete):
             self._force_close = True
         super().run_once()
 

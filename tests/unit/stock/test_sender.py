@@ -176,6 +176,28 @@ def test_a_record_whose_transaction_waits_for_a_silent_broker_ends_in_time(is_cl
     assert not accumulator.has_incomplete and sender._force_close is is_closing
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_over"), [("plain", True), ("idempotent", True), ("transactional", False), ("failed transaction", True)]
+)
+def test_a_producer_that_closes_waits_for_no_request_once_its_records_have_ended(kind: str, is_over: bool) -> None:
+    producer = Producer()
+    if kind != "plain":
+        producer.sender._transaction_manager = Mock(
+            is_transactional=lambda: "transaction" in kind,
+            has_error=lambda: "failed" in kind,
+            has_in_flight_transactional_request=lambda: True,
+        )
+    producer.sender.initiate_close()
+    batch = producer.sent()
+    assert batch is not None
+    producer.sender.run_once()
+    assert not producer.sender._force_close
+    batch.complete(0, -1)
+    producer.accumulator.deallocate(batch)
+    producer.sender.run_once()
+    assert producer.sender._force_close is is_over
+
+
 def test_late_records_are_looked_for_when_the_next_one_is_late() -> None:
     producer = Producer()
     (waiting,) = producer.accumulator._incomplete.all()
