@@ -807,6 +807,30 @@ def test_a_translated_copy_waits_for_a_quota_and_sends_nothing_twice(source: str
     assert sum(ends(forgetful, topic, 2)) < 4_000 + 50, "besides the records only markers"
 
 
+@pytest.mark.long
+def test_many_partitions_share_a_quota_without_an_aborted_transaction_and_end_at_once(source: str, target: str) -> None:
+    """The rows and the ends of transactions, and the claims, come between the batches of all partitions."""
+    topic = link = "target-quota-shared"
+    create_topic(source, topic, 48)
+    append_records(source, topic, 1_000, partitions=48, size=1_000)
+    with both(source, target) as (origin, there), quota(target, producer_byte_rate=200_000.0):
+
+        async def run() -> tuple[float, int, int]:
+            prepared = await prepare_link(origin, there, topic, link, is_translated=True)
+            copier = LinkCopier(origin, there, translated_offsets(), link=link)
+            origin.net.call_soon_with_future(lambda: copier.copy(prepared.ends, hold_ms=600_000))
+            await origin.net.sleep(60)
+            copies = list(copier.strategy.partitions.values())
+            began = time.monotonic()
+            await copier.strategy.give_back(list(prepared.ends))
+            return time.monotonic() - began, sum(copy.records for copy in copies), sum(copy.troubles for copy in copies)
+
+        stopped_s, records, troubles = origin.run(run)
+    print(f"{records} records, stopped in {stopped_s:.1f} s, {troubles} troubles")
+    assert records > 8_000 and troubles == 0 and stopped_s < 20
+    assert sum(ends(target, topic, 48)) < records + 500, "besides the records only markers"
+
+
 # -- epochs, elections, replicas and disks -----------------------------
 
 

@@ -12,7 +12,9 @@ from kafka.future import Future
 from kafka.net.selector import NetworkSelector
 
 from tolerant_client.cluster.produce import ProduceResult
-from tolerant_client.cluster.produce_window import ProduceWindow
+from tolerant_client.cluster.produce_window import ProduceTurns
+
+MIB = 1 << 20  # what may be in flight at first
 
 
 class Node:
@@ -23,9 +25,11 @@ class Node:
         self.sent: list[str] = []
         self.futures: list[Future] = []
         self.free = Future()
-        there: Any = self
-        self.window = ProduceWindow(there, 1, 4)
         self.net = net
+        self.now = 0.0
+        there: Any = self
+        self.turns = ProduceTurns(there, 1, 64, lambda: self.now)
+        self.window = self.turns.window
 
     def paused_s(self, node_id: int) -> float:
         return 1.0 if self.paused else 0.0
@@ -40,8 +44,8 @@ class Node:
         self.futures.append(Future())
         return self.futures[-1]
 
-    async def send(self, name: str) -> None:
-        await self.window.send(lambda: self.produce(name))
+    async def send(self, name: str, size: int = MIB) -> bool:
+        return await self.turns.send(name, size, lambda: self.produce(name))
 
     def answer(self, throttle_time_ms: int = 0) -> None:
         self.paused = throttle_time_ms > 0
@@ -59,7 +63,7 @@ async def turn(net: NetworkSelector) -> None:
         await net.sleep(0)
 
 
-def test_requests_go_out_in_turn_more_with_each_response_and_one_after_a_throttle() -> None:
+def test_requests_go_out_in_turn_and_without_a_quota_more_bytes_are_in_flight() -> None:
     async def run(net: NetworkSelector, node: Node) -> None:
         for name in "abcdefgh":
             net.call_soon_with_future(node.send, name)
@@ -67,23 +71,52 @@ def test_requests_go_out_in_turn_more_with_each_response_and_one_after_a_throttl
         assert node.sent == ["a"]
         node.answer()
         await turn(net)
-        assert node.sent == ["a", "b", "c"]
+        assert node.sent == list("abc")
+        for _ in range(2):
+            node.answer()
+            await turn(net)
+        assert node.sent == list("abcdef") and node.window.in_flight == 3 and node.window.room_bytes == 2.5 * MIB
+
+    on_a_loop(run)
+
+
+def test_what_is_in_flight_when_a_quota_begins_is_settled_and_then_one_request_at_a_time_is_sent() -> None:
+    async def run(net: NetworkSelector, node: Node) -> None:
+        for name in "abcdefgh":
+            net.call_soon_with_future(node.send, name)
+        await turn(net)
         node.answer()
         await turn(net)
-        assert node.sent == list("abcdef")
-        node.answer(throttle_time_ms=300)
-        assert node.window.is_throttled
+        node.answer(throttle_time_ms=5_000)
         await turn(net)
-        for left in (2, 1, 0):
-            node.answer(throttle_time_ms=300)
-            await turn(net)
-            assert len(node.futures) == left and node.sent == list("abcdef")
+        assert node.sent == list("abc")
+        node.now = 5.0
         node.free.success(None)
         await turn(net)
-        assert node.sent == list("abcdefg"), "one after the throttle, though two wait"
-        node.answer()
+        assert node.sent == list("abc"), "one of them is in flight still"
+        node.answer()  # an old burst has left the quota's average
         await turn(net)
-        assert node.sent == list("abcdefgh") and not node.window.is_throttled and node.window.throttles == 4
+        assert node.sent == list("abcd"), "a response without a throttle proves nothing"
+        assert node.window.throttled_until == 5.0
+
+    on_a_loop(run)
+
+
+def test_under_a_quota_as_much_is_in_flight_as_it_takes_in_a_second_and_long_after_it_more() -> None:
+    async def run(net: NetworkSelector, node: Node) -> None:
+        async def copy(until: float, per_s: int, throttle_time_ms: int) -> None:
+            while node.now < until:
+                await node.send(str(node.now), per_s // 2)
+                node.now += 0.5
+                node.answer(throttle_time_ms)
+                node.paused = False
+
+        await copy(60.0, 400_000, 500)
+        assert 350_000 < node.window.room_bytes < 450_000
+        await copy(89.0, 400_000, 0)
+        assert 350_000 < node.window.room_bytes < 450_000
+        await copy(100.0, 20_000_000, 0)
+        assert node.window.room_bytes > 20_000_000
 
     on_a_loop(run)
 
@@ -94,7 +127,7 @@ def test_a_caller_that_may_not_send_any_more_holds_up_no_other() -> None:
             raise Errors.NotLeaderForPartitionError("no claim")
 
         await node.send("a")
-        refused = net.call_soon_with_future(node.window.send, refuse)
+        refused = net.call_soon_with_future(node.turns.send, "refused", MIB, refuse)
         net.call_soon_with_future(node.send, "b")
         await turn(net)
         node.answer(throttle_time_ms=1)
@@ -149,7 +182,9 @@ def test_what_is_begun_before_a_request_is_begun_in_its_turn() -> None:
             await ready[name]
 
         def send(name: str) -> None:
-            net.call_soon_with_future(lambda: node.window.send(lambda: node.produce(name), prepare=lambda: begin(name)))
+            net.call_soon_with_future(
+                lambda: node.turns.send(name, MIB, lambda: node.produce(name), prepare=lambda: begin(name))
+            )
 
         await node.send("a")
         for name in "bc":
@@ -180,11 +215,16 @@ def test_what_is_begun_before_a_request_is_begun_in_its_turn() -> None:
     on_a_loop(run)
 
 
-def test_a_turn_that_does_not_come_in_time_is_given_up() -> None:
+def test_a_turn_that_does_not_come_in_time_or_is_not_wanted_is_given_up() -> None:
     async def run(net: NetworkSelector, node: Node) -> None:
         await node.send("a")
-        assert not await node.window.send(lambda: node.produce("late"), within_s=0.01)
+        assert not await node.turns.send("late", MIB, lambda: node.produce("late"), within_s=0.01)
         net.call_soon_with_future(node.send, "b")
+        given_up = net.call_soon_with_future(node.send, "given up")
+        await turn(net)
+        node.turns.give_up("given up")
+        node.turns.give_up("nobody")
+        assert not await given_up
         node.answer()
         await turn(net)
         assert node.sent == ["a", "b"]
@@ -202,7 +242,7 @@ def test_many_requests_that_fail_at_once_fail_one_after_the_other() -> None:
             return Future().failure(Errors.KafkaConnectionError("away"))
 
         for number in range(2_000):
-            net.call_soon_with_future(lambda number=number: node.window.send(lambda: fail(number)))
+            net.call_soon_with_future(lambda number=number: node.turns.send(number, MIB, lambda: fail(number)))
         await turn(net)
         node.answer()
         await turn(net)

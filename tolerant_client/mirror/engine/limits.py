@@ -36,7 +36,7 @@ class TransactionLimits:
 
     A transaction is committed `linger_ms` after it began if everything is
     copied, and otherwise after `commit_ms` or, while there is more to send,
-    after `commit_bytes` or `open_s`.  Brokers abort it after `timeout_ms`.  A fenced copier takes over again once the other one has
+    after `commit_bytes` or `open_s`, or if its next turn to send does not come within `turn_s`.  Brokers abort it after `timeout_ms`.  A fenced copier takes over again once the other one has
     made no progress for `takeover_ms`.
     """
 
@@ -47,9 +47,15 @@ class TransactionLimits:
     timeout_ms: int = 60_000
     takeover_ms: int = 3_000
 
-    def open_s(self, *, is_throttled: bool) -> float:
-        """Seconds after which no more is sent: a slow target, or its quota, must not outlast the transaction."""
-        return (self.commit_ms if is_throttled else self.timeout_ms / 10) / 1000
+    @property
+    def open_s(self) -> float:
+        """Seconds after which no more is sent: a slow target must not outlast the transaction."""
+        return self.timeout_ms / 10_000
+
+    @property
+    def turn_s(self) -> float:
+        """Seconds for which a transaction that is open waits for its turn: all others' may come first."""
+        return self.commit_ms / 1000
 
 
 class Progress(NamedTuple):

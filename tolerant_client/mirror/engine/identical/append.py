@@ -36,11 +36,10 @@ _LONG_FILL_S = 0.1  # long enough for a topic to be deleted and created again
 class _Sender:
     """The pipeline to one target node; `ready` holds the partitions with queued batches, in turn."""
 
-    def __init__(self, node_id: int, window: ProduceWindow) -> None:
+    def __init__(self, node_id: int, window: Callable[[_Sender], ProduceWindow]) -> None:
         self.node_id = node_id
-        self.window = window
+        self.window = window(self)
         self.ready: dict[TopicPartition, PartitionCopy] = {}
-        self.is_waiting = False  # for the end of a throttle
 
 
 class Appender:
@@ -84,8 +83,7 @@ class Appender:
             self._memory.take(copy.enqueue(item))
             sender = self._senders.get(node_id)
             if sender is None:
-                window = ProduceWindow(self._target, node_id, self._limits.produce_max_requests)
-                sender = self._senders[node_id] = _Sender(node_id, window)
+                sender = self._senders[node_id] = _Sender(node_id, self._window)
             sender.ready[copy.partition] = copy
             senders.add(sender)
         for sender in senders:
@@ -97,14 +95,14 @@ class Appender:
             sender.ready.pop(copy.partition, None)
         self._memory.settle(copy.drop_queue())
 
+    def _window(self, sender: _Sender) -> ProduceWindow:
+        most = self._limits.produce_max_requests
+        return ProduceWindow(self._target, sender.node_id, most, lambda: self._flush(sender), self._clock)
+
     def _flush(self, sender: _Sender) -> None:
-        limits, now_ms = self._limits, time.time() * 1000
-        while sender.ready and not sender.window.is_full:
-            if not sender.window.has_room:
-                if not sender.is_waiting:
-                    sender.is_waiting = True
-                    self._spawn(self._flush_later, sender)
-                return
+        now_ms = time.time() * 1000
+        while sender.ready and sender.window.has_room():
+            most_bytes = sender.window.request_bytes(self._limits.produce_max_bytes)
             idle: list[PartitionCopy] = []
             batches: dict[TopicPartition, memoryview] = {}
             topic_ids: dict[TopicPartition, uuid.UUID] = {}
@@ -151,21 +149,16 @@ class Appender:
                 size += header.size
                 if copy.queue:
                     sender.ready[partition] = copy  # at the end: every partition has its turn
-                if size >= limits.produce_max_bytes:
+                if size >= most_bytes:
                     break
             if idle:
                 self._spawn(self._look, sender, idle)
             if not batches:
                 continue
             future = self._target.produce(sender.node_id, batches, topic_ids=topic_ids)
-            sender.window.sent(future)
             future.add_callback(self._produced, sender, sent, size, self._clock())
             future.add_errback(self._failed, sender, sent, size)
-
-    async def _flush_later(self, sender: _Sender) -> None:
-        await self._target.sendable(sender.node_id)
-        sender.is_waiting = False
-        self._flush(sender)
+            sender.window.sent(size, future)  # last: it flushes, and all must know what became of this
 
     def _produced(
         self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, sent_at: float, response: Any
@@ -197,7 +190,8 @@ class Appender:
         for copy in copies:
             copy.in_flight -= 1
             copy.looked_at(ends.get(copy.partition), asked_at, self._clock())
-        self._settle(sender, copies, 0)
+        self._settle(sender, copies)
+        self._flush(sender)
 
     async def _fill(self, sender: _Sender, copy: PartitionCopy, gap: Gap) -> None:
         began_at, partition, topic_id = self._clock(), copy.partition, copy.topic_id
@@ -213,11 +207,12 @@ class Appender:
         copy.in_flight -= 1
         if copy.queue and copy.queue[0] is gap:
             copy.dequeue()
-        self._settle(sender, [copy], 0)
+        self._settle(sender, [copy])
+        self._flush(sender)
 
-    def _settle(self, sender: _Sender, copies: list[PartitionCopy], size: int) -> None:
+    def _settle(self, sender: _Sender, copies: list[PartitionCopy], size: int = 0) -> None:
+        """Takes what the partitions have become; the window has the next request sent after that."""
         self.settled_at = self._clock()
         self._on_response(copies)
         sender.ready.update((copy.partition, copy) for copy in copies if copy.queue)
-        self._flush(sender)
         self._memory.settle(size)

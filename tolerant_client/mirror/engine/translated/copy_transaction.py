@@ -9,7 +9,7 @@ B. A batch is sent once.  If its response does not come, or is an error, nothing
 C. The base offsets in one partition's responses grow by at least the batches' records; others are not believed.
 D. The first batch goes alone: a broker that does not know the epoch accepts any sequence.  So what is in flight after a
    refused batch is refused, too, and what was sent before it may be committed.
-   The transaction is opened in that batch's turn (ProduceWindow, Law D): the coordinator aborts it after a time.
+   The transaction is opened in that batch's turn (ProduceTurns, Law D): the coordinator aborts it after a time.
 E. A response with a time is no copy (M6): each batch is sent once, so the broker gave that time to its records.
 """
 
@@ -26,7 +26,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.asking import chunks
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.produce import NO_APPEND_TIME
-from tolerant_client.cluster.produce_window import ProduceWindow
+from tolerant_client.cluster.produce_window import ProduceTurns
 from tolerant_client.cluster.producer.partition import is_for_its_records
 from tolerant_client.cluster.producer.stamped import StampedAppends
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
@@ -43,7 +43,7 @@ _ROWS = 500  # rows of the map in one batch
 class CopyTransaction(ProducerTransaction):
     """One partition's copier as a transactional producer; one transaction at a time.
 
-    `window` is that of a node for all partitions; `may_send` is called directly before each batch, and raises KafkaError once
+    `turns` are those of all partitions at a node; `may_send` is called directly before each batch, and raises KafkaError once
     nothing more may be sent.
     """
 
@@ -58,14 +58,15 @@ class CopyTransaction(ProducerTransaction):
         partition: TopicPartition,
         map_partition: TopicPartition,
         timeout_ms: int,
-        window: Callable[[int], ProduceWindow],
+        turns: Callable[[int], ProduceTurns],
         may_send: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(cluster, transactional_id, timeout_ms)
         self._partition = partition
         self._map_partition = map_partition
-        self._window = window
+        self._turns = turns
+        self._waits_at: ProduceTurns | None = None
         self._may_send = may_send
         self._clock = clock
         self._end = 0  # the target offset after the last response
@@ -118,21 +119,33 @@ class CopyTransaction(ProducerTransaction):
         self.began_at = self._clock()
         await self.add_partitions([self._partition, self._map_partition] if with_records else [self._map_partition])
 
-    async def send(self, node_id: int, outgoing: Outgoing, within_s: float) -> bool:
-        """Sends a batch in its turn, the first one after it has opened the transaction; returns whether that came `within_s`.
+    @property
+    def is_open(self) -> bool:
+        return self.began_at < float("inf")
 
-        Once it is settled, its `held_bytes` of memory are free.
+    async def send(self, node_id: int, outgoing: Outgoing, within_s: float) -> bool:
+        """Sends a batch in its turn, the first one after it has opened the transaction.
+
+        Returns whether that came `within_s`, and was not given up.  Once the batch is settled, its `held_bytes` of memory are free.
         """
         header, batch, _ = outgoing.batch
-        is_sent = await self._window(node_id).send(
+        self._waits_at = turns = self._turns(node_id)
+        is_sent = await turns.send(
+            self,
+            header.size,
             lambda: self._records.send(node_id, header, batch),
-            prepare=self.open if self.began_at == float("inf") else None,
+            prepare=None if self.is_open else self.open,
             within_s=within_s,
         )
         if is_sent:
             self._sent.append(outgoing)
             self.taken_bytes += outgoing.held_bytes
         return is_sent
+
+    def give_up_turn(self) -> None:
+        """Has `send` return at once if its turn has not come."""
+        if self._waits_at is not None:
+            self._waits_at.give_up(self)
 
     async def settle(self, most: int) -> int:
         """Settles responses until at most `most` batches are in flight; returns the bytes that are free.

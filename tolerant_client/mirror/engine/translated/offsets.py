@@ -17,7 +17,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.patience import BELIEVED_AFTER
-from tolerant_client.cluster.produce_window import ProduceWindow
+from tolerant_client.cluster.produce_window import ProduceTurns
 from tolerant_client.errors import TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.engine.limits import TransactionLimits
@@ -54,7 +54,7 @@ class TranslatedOffsets:
             SharedReads(link.source, link.target, link.control, link.clock),
             Adopted(link.target, link.control),
             self._reader,
-            cache(lambda node_id: ProduceWindow(link.target, node_id, link.limits.produce_max_requests)),
+            cache(lambda node_id: ProduceTurns(link.target, node_id, link.limits.produce_max_requests, link.clock)),
         )
         self._refusals = Refusals()
         self._next_clearing = link.clock() + _CLEAR_EVERY_S * random.uniform(0.1, 1.0)

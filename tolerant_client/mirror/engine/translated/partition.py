@@ -75,7 +75,7 @@ class TranslatedPartition(CopiedPartition):
             self.partition,
             map_partition(link.name, partition),
             parts.transactions.timeout_ms,
-            parts.window,
+            parts.turns,
             self._require_claim,
             link.clock,
         )
@@ -124,7 +124,7 @@ class TranslatedPartition(CopiedPartition):
 
     def stop(self, error: TolerantClientError) -> None:
         self.error = error
-        self.wakeup.notify()
+        self._end()
 
     def set_paused(self, is_paused: bool) -> None:
         """Applies the operator's order: while paused nothing is fetched, but what was fetched is copied."""
@@ -145,6 +145,10 @@ class TranslatedPartition(CopiedPartition):
     def release(self) -> None:
         """Ends the copy once the open transaction is committed."""
         self.is_released = True
+        self._end()
+
+    def _end(self) -> None:
+        self._producer.give_up_turn()  # all others' may come first
         self.wakeup.notify()
 
     @property
@@ -274,27 +278,27 @@ class TranslatedPartition(CopiedPartition):
                 if await self._producer.may_commit_rest():
                     await self._commit(refused.batch.spans[0][0])
             raise
-        await self._commit(copied)
+        if self._producer.is_open:
+            await self._commit(copied)
 
     async def _fill(self) -> int:
         """Sends what waits until the transaction has to be committed; returns the source offset up to which all is acknowledged."""
         limits, producer, clock, copied = self._parts.transactions, self._producer, self._link.clock, self.acked
         while True:
             self._check_fetches(is_open=True)
-            while self.queue and producer.taken_bytes < limits.commit_bytes:
+            while self.queue and producer.taken_bytes < limits.commit_bytes and not self.is_stopped:
                 if (position := self.queue.skip_gaps()) is not None:
                     copied = position
                     continue
                 node = await self._link.target.leader(self.partition)
-                window = self._parts.window(node)
-                if (left_s := producer.began_at + limits.open_s(is_throttled=window.is_throttled) - clock()) < 0:
+                if producer.is_open and clock() > producer.began_at + limits.open_s:
                     break
-                throttles = window.throttles - window.is_throttled
+                window = self._parts.turns(node).window
                 outgoing, asked_at = self.queue.next(self._rules), clock()
                 try:
-                    is_sent = await producer.send(node, outgoing, left_s)
+                    is_sent = await producer.send(node, outgoing, limits.turn_s if producer.is_open else float("inf"))
                 finally:
-                    self._progressed_at += (clock() - asked_at) * (window.throttles > throttles)  # no trouble
+                    self._progressed_at += (clock() - asked_at) * (window.throttled_until > asked_at)  # no trouble
                 if not is_sent:
                     self.queue.put_back(outgoing)
                     break

@@ -17,7 +17,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future
-from tolerant_client.cluster.produce_window import ProduceWindow
+from tolerant_client.cluster.produce_window import ProduceTurns
 from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.preflight import copied_by_others
 from tolerant_client.mirror.engine.reader import Reader
@@ -126,10 +126,10 @@ class SharedReads:
 
 @dataclass(frozen=True)
 class TranslatedParts:
-    """What the partitions of a link share, besides what those of every link do; `window` is that of a target node."""
+    """What the partitions of a link share, besides what those of every link do; `turns` are those at a target node."""
 
     transactions: TransactionLimits
     reads: SharedReads
     adopted: Adopted
     reader: Reader[Any]  # of the partitions that take these parts
-    window: Callable[[int], ProduceWindow]
+    turns: Callable[[int], ProduceTurns]

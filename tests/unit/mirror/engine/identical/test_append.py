@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -33,10 +34,11 @@ RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20, remembered_ms=3_600_00
 class Target:
     """Keeps what was sent; `answer` settles the oldest request."""
 
-    def __init__(self) -> None:
+    def __init__(self, spawn: Callable[..., None]) -> None:
         self.manager = SimpleNamespace(cluster=SimpleNamespace(leader_for_partition=lambda partition: 1))
         self.sent: list[tuple[dict[TopicPartition, memoryview], Future]] = []
         self.throttled = 0.0
+        self.net = SimpleNamespace(call_soon=spawn)
         self.topic_ids: list[dict[TopicPartition, uuid.UUID]] = []
 
     def paused_s(self, node_id: int) -> float:
@@ -83,7 +85,7 @@ class Filler:
 
 class Rig:
     def __init__(self) -> None:
-        self.target, self.filler = Target(), Filler()
+        self.target, self.filler = Target(self._spawn), Filler()
         self._tasks: list[asyncio.Task[None]] = []
         self.claimed = True
         self.now = 0.0
@@ -117,8 +119,9 @@ class Rig:
         self.appender.enqueue([(self.copies[partition], item) for item in items])
 
 
-def batch(base_offset: int, count: int = 5, timestamp: int = NOW_MS) -> tuple[BatchHeader, memoryview]:
-    view = memoryview(bytearray(encode_batch([Record(0, timestamp, None, b"x")] * count, base_offset=base_offset)))
+def batch(base_offset: int, count: int = 5, timestamp: int = NOW_MS, size: int = 1) -> tuple[BatchHeader, memoryview]:
+    records = [Record(0, timestamp, None, b"x" * size)] * count
+    view = memoryview(bytearray(encode_batch(records, base_offset=base_offset)))
     return read_header(view), view
 
 
@@ -221,19 +224,36 @@ def test_nothing_is_sent_while_the_broker_throttles_and_no_partition_is_in_troub
     asyncio.run(run())
 
 
-def test_more_requests_are_in_flight_with_each_response_and_one_after_a_throttle() -> None:
+def test_requests_and_what_is_in_flight_grow_until_a_quota_and_then_a_request_has_what_it_takes_in_a_second() -> None:
     async def run() -> None:
         rig = Rig()
-        rig.enqueue(FIRST, *(batch(5 * n) for n in range(20)))
-        seen = []
-        for n in range(8):
-            seen.append(len(rig.target.sent))
-            rig.target.answer({FIRST: 5 * n}, throttle_time_ms=300 if n == 2 else 0)
-        seen.append(len(rig.target.sent))
-        assert seen == [1, 2, 4, 3, 2, 3, 4, 5, 6], (
-            "doubled with each response; after a throttle one, and one more with each"
-        )
-        rig.target.answer({FIRST: 40})
+        queued = [(copy, batch(n, 1, size=500_000)) for n in range(20) for copy in rig.copies.values()]
+        rig.appender.enqueue(queued)
+        seen, appended = [], Counter[TopicPartition]()
+        for throttle_time_ms in [0, 0, 0, 0, 300, 0, 0, 0, 0]:
+            seen.append([len(batches) for batches, _ in rig.target.sent])
+            partitions = rig.target.sent[0][0].keys()
+            rig.target.answer(appended, throttle_time_ms=throttle_time_ms)
+            appended.update(partitions)
+        assert seen[:5] == [[2], [2, 2], [2, 2, 1], [2, 1, 2, 1], [1, 2, 1, 2, 1]]
+        assert [len(requests) for requests in seen[5:]] == [4, 3, 2, 1], "nothing more until the quota has taken it"
+        assert [len(batches) for batches, _ in rig.target.sent] == [1], "a batch has more than that"
+
+    asyncio.run(run())
+
+
+def test_nothing_of_a_partition_follows_a_batch_that_was_refused_or_lost() -> None:
+    async def run() -> None:
+        for settle in (
+            lambda target: target.answer({FIRST: -1}, error_code=Errors.NotLeaderForPartitionError.errno),
+            lambda target: target.sent.pop(0)[1].failure(Errors.KafkaConnectionError("away")),
+        ):
+            rig = Rig()
+            rig.enqueue(FIRST, *(batch(5 * n, size=500_000) for n in range(3)))  # more than may be in flight
+            rig.target.answer({FIRST: 0})
+            assert len(rig.target.sent) == 1 and rig.copies[FIRST].queue
+            settle(rig.target)
+            assert rig.target.sent == [] and rig.copies[FIRST].phase is not Phase.COPYING
 
     asyncio.run(run())
 
@@ -264,7 +284,7 @@ def test_what_is_sent_after_a_freeze_waits_for_what_is_in_flight_and_a_look_at_t
             return {FIRST: 15}
 
         monkeypatch.setattr(append, "replicated_ends_at", look)
-        rig.enqueue(FIRST, *(batch(5 * n) for n in range(10)))
+        rig.enqueue(FIRST, *(batch(5 * n, size=150_000) for n in range(10)))  # two are in flight at first
         rig.target.answer({FIRST: 0})
         assert len(rig.target.sent) == 2
         rig.now = 5.0  # frozen: both responses wait in the socket

@@ -13,7 +13,7 @@ from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.produce import ProducedPartition, ProduceResult
-from tolerant_client.cluster.produce_window import ProduceWindow
+from tolerant_client.cluster.produce_window import ProduceTurns
 from tolerant_client.errors import OffsetMapError, OptionError
 from tolerant_client.mirror.batches.merge import DenseBatch
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction
@@ -56,9 +56,9 @@ def test_a_batch_that_gets_the_response_of_the_next_one_ends_its_transaction(
 ) -> None:
     """Otherwise a row of the map would have another batch's offset."""
     responses = iter([Future().success(ProduceResult([ProducedPartition(P, 0, 102)], 0)), of_the_second])
-    target: Any = SimpleNamespace(produce=lambda *_, **__: next(responses), paused_s=lambda _: 0.0)
-    window = ProduceWindow(target, 1, 16)
-    copying = CopyTransaction(target, "tolerant-mirror-a-copy-orders-0", P, P, 60_000, lambda _: window, lambda: None)
+    target: Any = SimpleNamespace(produce=lambda *_, **__: next(responses), paused_s=lambda _: 0.0, net=None)
+    turns = ProduceTurns(target, 1, 16)
+    copying = CopyTransaction(target, "tolerant-mirror-a-copy-orders-0", P, P, 60_000, lambda _: turns, lambda: None)
     copying._start_over()
     copying.began_at = 0.0
 

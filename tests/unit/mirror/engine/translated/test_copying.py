@@ -16,7 +16,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.produce import ProducedPartition, ProduceResult
-from tolerant_client.cluster.produce_window import ProduceWindow
+from tolerant_client.cluster.produce_window import ProduceTurns
 from tolerant_client.errors import OversizedRecordError, PartitionRefusedError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.limits import CopyLimits, TransactionLimits
@@ -61,7 +61,7 @@ class World:
         self.end = 0
         self.row: MapRow | None = None
         self.manager = SimpleNamespace(cluster=SimpleNamespace(request_update=lambda: None))
-        self.window = ProduceWindow(self, 1, 16)  # type: ignore[arg-type]
+        self.turns = ProduceTurns(self, 1, 16, lambda: self.now)  # type: ignore[arg-type]
         self.wire_topic = str
         self.copy = self.adopted()
 
@@ -90,7 +90,7 @@ class World:
         reads = SimpleNamespace(topics=topics, forget=lambda _: None, copied_by_others=nobody)
         reader = SimpleNamespace(leave=lambda _: None, rejoin=lambda _: None, try_join=self.read)
         parts: Any = SimpleNamespace(
-            transactions=self.limits, reads=reads, adopted=None, reader=reader, window=lambda _: self.window
+            transactions=self.limits, reads=reads, adopted=None, reader=reader, turns=lambda _: self.turns
         )
         copy = TranslatedPartition(link, parts, P)
         copy.want(None, 1e9, 1e9, 0.0)
@@ -226,13 +226,13 @@ class World:
 
 
 class OnOneNode(World):
-    """One of the partitions that a node leads: they share its window, its throttle and the `time`."""
+    """One of the partitions that a node leads: they share its turns, its throttle and the `time`."""
 
     def __init__(self, net: NetworkSelector, time: SimpleNamespace) -> None:
         self.time = time
         super().__init__(net)
         timed: Any = SimpleNamespace(net=self, paused_s=self.paused_s, sendable=self.sendable)
-        self.window = time.__dict__.setdefault("window", ProduceWindow(timed, 1, 16))
+        self.turns = time.__dict__.setdefault("turns", ProduceTurns(timed, 1, 1, lambda: time.now))
         self.call_soon = net.call_soon
         self.ages: list[float] = []  # of the transactions, when they were committed
 
@@ -284,9 +284,11 @@ def keys(count: int) -> list[bytes]:
 
 
 def test_a_quota_of_the_target_is_waited_for_and_aborts_no_transaction(world: World) -> None:
-    """Each response throttles; so each transaction is committed after what commit_ms allows, and none is sent again."""
-    world.throttle_ms = 300
-    world.log = [batch(n) for n in range(12)]
+    """Each response throttles; so each transaction is committed after a tenth of its timeout, and none is sent again."""
+    world.throttle_ms = 500
+    world.limits = TransactionLimits(linger_ms=0, timeout_ms=10_000)
+    world.copy = world.adopted()
+    world.log = [batch(n, size=400_000) for n in range(12)]
     world.run(lambda: world.copy.acked == 12)
     assert world.copied == keys(12) and world.aborted == 0 and world.copy.troubles == 0
     assert len(world.sent) == 12 and len(world.positions) >= 3, "no transaction waits for the quota of all"
@@ -321,12 +323,12 @@ def test_a_transaction_is_opened_when_its_partition_may_send_not_while_others_wa
 def test_a_batch_whose_turn_comes_too_late_waits_for_the_next_transaction(world: World) -> None:
     """Requests of other partitions fill the window while a transaction is open: what it has is committed."""
     world.limits = TransactionLimits(linger_ms=0, timeout_ms=1_000)
-    original, others = world.produce, [Future(), Future()]
+    original, others = world.produce, [Future()]
 
     def with_others(*args: Any, **options: Any) -> Future:
         if len(world.sent) == 0:
             for other in others:
-                world.window.sent(other)
+                world.turns.window.sent(2 << 20, other)
         return original(*args, **options)
 
     world.produce = with_others  # type: ignore[method-assign]
@@ -436,7 +438,7 @@ def test_the_first_batch_of_a_transaction_goes_alone(world: World) -> None:
     original = world.produce
 
     def noted(*args: Any, **options: Any) -> Future:
-        in_flight.append(world.window.in_flight)
+        in_flight.append(world.turns.window.in_flight)
         return original(*args, **options)
 
     world.produce = noted  # type: ignore[method-assign]

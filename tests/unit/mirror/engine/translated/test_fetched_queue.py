@@ -54,7 +54,7 @@ class Rig:
             reads=None,
             adopted=None,
             reader=SimpleNamespace(leave=self.left.append, rejoin=lambda copy: None),
-            window=None,
+            turns=None,
         )
         self.copy = TranslatedPartition(link, parts, PARTITION)
         self.queue = self.copy.queue
