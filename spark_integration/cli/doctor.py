@@ -36,8 +36,8 @@ _Topics = Annotated[
     str | None,
     typer.Option(
         "--topics",
-        metavar="REGEX",
-        help="Topics of the mirror: expressions that match whole names; else those of the link, or all.",
+        metavar="REGEX[,REGEX]",
+        help="Regular expressions that match whole topic names. Default: the link's topics, or all topics.",
     ),
 ]
 _Groups = Annotated[list[str], typer.Option("--group", help="A group whose coordinator to check; may be repeated.")]

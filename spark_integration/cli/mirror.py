@@ -76,7 +76,7 @@ def mirror(
         str | None,
         typer.Option("--clusters", metavar="ALIAS[,ALIAS]", help="With --config: only the flows into these clusters."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Stop at the log ends seen at the start.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Stop at the last stable offsets seen at the start.")] = False,
     is_dry_run: Annotated[bool, typer.Option("--dry-run", help="With --config: show the flows; copy nothing.")] = False,
     as_json: Json = False,
     tasks: Annotated[

@@ -19,11 +19,11 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change;
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before what cannot be undone.")]
 GivenTopics = Annotated[
     str | None,
-    typer.Option("--topics", metavar="REGEX[,REGEX]", help="Topics: expressions that match whole names."),
+    typer.Option("--topics", metavar="REGEX[,REGEX]", help="Regular expressions that match whole topic names."),
 ]
 Groups = Annotated[
     str | None,
-    typer.Option("--groups", metavar="REGEX[,REGEX]", help='Consumer groups that move along; none: ""; default all.'),
+    typer.Option("--groups", metavar="REGEX[,REGEX]", help='Consumer groups to move to the target. Default: all. "" moves none.'),
 ]
 FlowName = Annotated[
     str | None, typer.Option("--flow", metavar="A->B", help="Which flow of --config, if it has several.")
@@ -60,7 +60,10 @@ class WhichLink:
             "--link",
             envvar="TOLERANT_KAFKA_LINK",
             show_envvar=False,
-            help="Name of the link. Default: the only one between these clusters, or into the target.",
+            help=(
+                "Name of the link. Default: the only link between these clusters (or into the target); a mirror that starts"
+                " without it is called mirror- and 8 characters of the source's cluster id."
+            ),
         ),
     ] = None
     topics: Annotated[
@@ -68,11 +71,16 @@ class WhichLink:
         typer.Option(
             "--topics",
             metavar="REGEX[,REGEX]",
-            help="Whole topic names; without it, those that the link's mirror has recorded.",
+            help=(
+                "Regular expressions that match whole topic names. Default: the topics that the link's mirror has recorded."
+            ),
         ),
     ] = None
     config: Annotated[
-        Path | None, file_option("--config", "A MirrorMaker 2 file, instead of --source, --target, --link, --topics.")
+        Path | None, file_option(
+            "--config",
+            "A MirrorMaker 2 file. It replaces --source, --target, --link, --topics and the two --...-properties.",
+        )
     ] = None
     flow: FlowName = None
     source_properties: Annotated[

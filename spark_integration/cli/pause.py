@@ -82,8 +82,8 @@ def throttle(
 ) -> None:
     """Limit how many bytes a second all tasks of a link together fetch from its source.
 
-    Overrides the config file until changed; default restores the file's rate.  Each task has an equal share.  The rate may
-    be exceeded briefly, by half a second's worth and one response of each broker.
+    Overrides the config file until changed; default restores the file's rate.  The tasks share the rate equally.  For a
+    moment it can be higher: by the bytes of half a second, plus one response of each broker.
     """
     limit = parse_rate(rate)
     given = given_link(which)

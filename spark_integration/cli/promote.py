@@ -38,11 +38,12 @@ def promote(
 ) -> None:
     """Make the target the cluster to write to, once all is copied. Stop the source's producers first; keep the mirror running.
 
-    A link is promoted as a whole.  The command waits until nothing is left to copy, all that was copied is the source's, no
-    transaction is open and nobody writes.  Then it fences every process of the link, moves the groups a last time, and
+    A link is promoted as a whole.  The command waits until everything is copied, every copied record equals the source's,
+    no transaction is open, and nobody writes.  Then it fences every process of the link, moves the groups a last time, and
     reports every partition's position and which groups were moved or left.  Only failback leads back, because each partition
     of the target has gained a marker.  What another link, or somebody else, has written is left unchanged, and named.
-    Exit codes: 0 promoted; 3 something is in the way (nothing was written), or was left.
+    Exit codes: 0 promoted; 3 not promoted, because something is in the way (nothing was written), or promoted except for
+    what the report names: is_begun in --json tells these apart.
     """
     given = given_link(which, groups, needs_source=True)
 
@@ -91,7 +92,7 @@ def failover(
     Fences every process of the link, wherever it is.  The report says how far every partition was copied, and the position
     of every group.  Partitions without a leader do not delay the others: they are named, and the same command fences them
     when they have one.  What another link, or somebody else, has written is left unchanged, and named.
-    Exit codes: 0 promoted; 3 all but what is named, or the target has lost what was copied.
+    Exit codes: 0 promoted; 3 promoted except for what the report names, or the target has lost copied records.
     """
     given = given_link(which, groups)
 

@@ -25,7 +25,7 @@ Forget = Annotated[
 def repair(which: OnTarget, forget: Forget = False, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Make the control of a link readable again after something else wrote under its name. Stop its mirror first.
 
-    The record before that is written once more.  If it is gone, what the link had recorded is forgotten, and only with
+    The last readable record is written again.  If there is none, all that the link had recorded is lost; this needs
     --forget.  This also forgets a link that failback or take-over prepared, under a mistyped name for example, and that was
     never started.  Other links are not touched.  Exit codes: 0 readable, 3 --forget is needed, nothing was written.
     """

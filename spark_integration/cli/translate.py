@@ -29,7 +29,7 @@ _Which = Annotated[WhichLink, ("target", "link", "config", "flow", "source_prope
 def translate(
     which: _Which,
     topic: Annotated[str | None, typer.Option("--topic", help="Topic of the source.")] = None,
-    partition: Annotated[int, typer.Option("--partition", min=0)] = 0,
+    partition: Annotated[int, typer.Option("--partition", min=0, help="Partition of that topic.")] = 0,
     offset: Annotated[int | None, typer.Option("--offset", min=0, help="Offset of the source.")] = None,
     group: Annotated[
         str | None, typer.Option("--group", help="Consumer group of the source: translate all that it has committed.")

@@ -3,7 +3,7 @@
 Laws:
 - A writer checks whether its record counts; if not, it applies its change to the one that does (update_control).  So two
   concurrent changes both hold.
-- The engine obeys within about a second, and checks the control before it writes anything that it has just derived from the log.
+- The engine obeys within 2 seconds, and checks the control before it writes anything that it has just derived from the log.
 - A control that may not be read says nothing: what was read before is not true any more.  So no mirror starts or copies without it.
 """
 

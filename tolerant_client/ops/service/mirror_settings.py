@@ -27,7 +27,7 @@ _OPTION: Final = "linkSecrets"  # holds the clusters' passwords: Spark redacts o
 class MirrorSettings:
     """A link: Java client properties of both clusters (without prefix), and how to copy.
 
-    `once` ends the mirror at the log ends seen at its start.  In tail mode each
+    `once` ends the mirror at the last stable offsets seen at its start.  In tail mode each
     micro-batch copies for `hold_ms`, and for `lease_ms` more while Spark plans
     the next one.  `offsets` is identical or translated.  `topics` may be a regular expression.
     With `goes_on` a partition that cannot be copied, or a topic that is refused, is reported, and the query continues.
