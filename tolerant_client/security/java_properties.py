@@ -59,7 +59,7 @@ PRODUCING: Final = (
 )  # fmt: skip
 # These tune a consumer group, the Java client, its JVM or its metrics; this client has none of them.
 WITHOUT_EFFECT: Final = (
-    "allow.auto.create.topics", "auto.commit.interval.ms", "check.crcs", "client.rack", "default.api.timeout.ms",
+    "allow.auto.create.topics", "auto.commit.interval.ms", "check.crcs", "default.api.timeout.ms",
     "enable.metrics.push", "exclude.internal.topics", "fetch.max.bytes", "fetch.max.wait.ms", "fetch.min.bytes",
     "group.instance.id", "group.protocol", "group.remote.assignor", "heartbeat.interval.ms",
     "internal.throw.on.fetch.stable.offset.unsupported", "max.partition.fetch.bytes", "max.poll.interval.ms",
@@ -68,6 +68,8 @@ WITHOUT_EFFECT: Final = (
     "receive.buffer.bytes", "retry.backoff.max.ms", "retry.backoff.ms", "send.buffer.bytes", "session.timeout.ms",
     "share.acknowledgement.mode", "share.acquire.mode",
 )  # fmt: skip
+# What the Java client does and this one does not.
+NOT_BUILT: Final = ("client.rack",)
 SECURITY: Final = (
     *keystores.PROPERTIES,
     "sasl.mechanism", "sasl.jaas.config", "sasl.kerberos.service.name", "sasl.client.callback.handler.class",
@@ -116,6 +118,7 @@ _KNOWN: Final = frozenset(
         *READ_ELSEWHERE,
         *PRODUCING,
         *WITHOUT_EFFECT,
+        *NOT_BUILT,
         *SECURITY,
         *SECURITY_WITHOUT_EFFECT,
         *OURS,

@@ -42,6 +42,7 @@ from tolerant_client.ops.mm2.values import NAME, boolean, filter_of, name_of, on
 from tolerant_client.security.kafka_config import kafka_python_config
 
 _REASONS: Final = "tolerant_client/ops/mm2/README.md says why"
+_IGNORED: Final = (Fate.NOT_NEEDED, Fate.NOT_BUILT)
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,7 @@ def _client_properties(settings: Settings, alias: str) -> dict[str, str]:
     properties = {}
     for name, setting in settings.items():
         key = keys.find(name, CLIENT)
-        if key is not None and key.fate is not Fate.NOT_NEEDED and name != "auto.offset.reset":
+        if key is not None and key.fate not in _IGNORED and name != "auto.offset.reset":
             properties[name] = setting.value
     try:
         kafka_python_config(properties)
@@ -323,11 +324,14 @@ def _mirror_policy(given: Settings) -> MirrorPolicy:
 def _to_tell(file: Sequence[Known], unused: set[str]) -> list[str]:
     """One sentence for each kind of setting without effect, and one for old names."""
     idle = [one.setting.key for one in file if one.key.fate is Fate.NOT_NEEDED]
-    unread = [one.setting.key for one in file if not one.is_read and one.key.fate is not Fate.NOT_NEEDED]
+    not_built = [f"{one.setting.key} ({one.key.why})" for one in file if one.key.fate is Fate.NOT_BUILT]
+    unread = [one.setting.key for one in file if not one.is_read and one.key.fate not in _IGNORED]
     old = [one.setting.key for one in file if one.name.endswith(".blacklist")]
     sentences = []
     if idle:
         sentences.append(f"without effect here ({_REASONS}): {', '.join(idle)}")
+    if not_built:
+        sentences.append(f"without effect, because it is not built: {', '.join(not_built)}")
     if unread:
         sentences.append(f"not read at this level, nor by MirrorMaker 2: {', '.join(unread)}")
     if unused:

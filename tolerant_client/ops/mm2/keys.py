@@ -26,6 +26,7 @@ class Fate(str, enum.Enum):
 
     SUPPORTED = "supported"
     NOT_NEEDED = "not needed"
+    NOT_BUILT = "not built"
     REFUSED = "refused"
 
     def __str__(self) -> str:
@@ -41,7 +42,7 @@ class Key(NamedTuple):
     why: str
 
 
-_USED, _IDLE, _NO = Fate.SUPPORTED, Fate.NOT_NEEDED, Fate.REFUSED
+_USED, _IDLE, _NOT_BUILT, _NO = Fate.SUPPORTED, Fate.NOT_NEEDED, Fate.NOT_BUILT, Fate.REFUSED
 
 CONVERTER: Final = "org.apache.kafka.connect.converters.ByteArrayConverter"
 _MIRROR: Final = "org.apache.kafka.connect.mirror."
@@ -267,6 +268,7 @@ CLIENT: Final = (
     *_client((*java_properties.READ_ELSEWHERE, "enable.auto.commit", "bootstrap.controllers"), _IDLE, ""),
     *_client(java_properties.SECURITY_WITHOUT_EFFECT, _IDLE, "it tunes the JVM, or Java's logins"),
     *_client(java_properties.WITHOUT_EFFECT, _IDLE, "it tunes Java's clients"),
+    *_client(java_properties.NOT_BUILT, _NOT_BUILT, "only leaders are read, in whatever rack (KIP-392)"),
     *_client(
         (name for name in java_properties.PRODUCING if name not in _SERIALIZERS), _IDLE, "it tunes Java's producer"
     ),
@@ -311,7 +313,7 @@ def table() -> str:
         for key in keys:
             default = f"`{key.default}`" if key.default else ""
             name, why = key.name.replace("*", "\\*"), key.why.replace("|", "\\|")
-            lines.append(f"| {name} | {default} | {key.fate}{'' if key.fate is _USED else ' because'} | {why} |")
+            lines.append(f"| {name} | {default} | {key.fate}{' because' if key.fate in (_IDLE, _NO) else ''} | {why} |")
         lines.append("")
     return "\n".join(lines)
 

@@ -201,6 +201,13 @@ def test_client_settings_without_meaning_are_left_out_and_told(path: Path) -> No
     assert found.warnings == (f"without effect here (tolerant_client/ops/mm2/README.md says why): {told}",)
 
 
+def test_what_is_not_built_is_told_by_name_and_not_called_needless(path: Path) -> None:
+    found = read(path, "A.consumer.client.rack = west\n")
+    assert "client.rack" not in found.flows[0].source
+    told = "A.consumer.client.rack (only leaders are read, in whatever rack (KIP-392))"
+    assert found.warnings == (f"without effect, because it is not built: {told}",)
+
+
 def test_one_warning_names_all_that_has_no_meaning(path: Path) -> None:
     text = (
         "offset.storage.topic = t\noffset.lag.max = 1\nA->B.offset-syncs.topic.location = target\nB.plugin.path = /x\n"
