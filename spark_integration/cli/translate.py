@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from kafka.structs import TopicPartition
 
+from spark_integration.cli.exits import LOOK
 from spark_integration.cli.link import GivenLink, given_link
 from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.cluster.cluster import Cluster
@@ -51,7 +52,7 @@ def translate(
 ) -> None:
     """Translate offsets of a link that copies with translated offsets.
 
-    A consumer that resumes at a translated offset reads each record once.  Exit code 1: an offset is not on the target
+    A consumer that resumes at a translated offset reads each record once.  Exit code 3: an offset is not on the target
     (not copied yet, deleted there, or its partition is not mirrored), or nobody knows its position (another mirror copied
     it, before-takeover); then its row says so, and --commit leaves such a partition unchanged.
     """
@@ -88,7 +89,7 @@ def translate(
         would = "would be" if dry_run else "was"
         why = _why_nothing(found.values(), given.link)
         echo(f"tolerant-kafka: nothing {would} committed for group {group}: {why}", err=True)
-    raise typer.Exit(0 if all(one.is_exact for one in found.values()) else 1)
+    raise typer.Exit(0 if all(one.is_exact for one in found.values()) else LOOK)
 
 
 def _why_nothing(found: Collection[TranslatedOffset], link: str) -> str:

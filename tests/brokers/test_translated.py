@@ -511,7 +511,7 @@ def test_a_group_that_moves_to_the_target_reads_every_record_once(source: str, t
     back = CliRunner().invoke(app, [*one, str(there_offset), "--back"])
     assert json.loads(back.output)[0]["target_offset"] == offset
     beyond = CliRunner().invoke(app, [*one, "1000000"])
-    assert beyond.exit_code == 1 and json.loads(beyond.output)[0]["place"] == "not-copied"
+    assert beyond.exit_code == 3 and json.loads(beyond.output)[0]["place"] == "not-copied"
 
 
 @pytest.mark.long
