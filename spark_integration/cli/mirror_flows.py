@@ -12,11 +12,11 @@ from tolerant_client.ops.printing import Table, echo, echo_each, echo_json, prin
 
 def mirror_flows(
     config: Path,
-    targets: Collection[str] = (),
-    metrics: str | None = None,
+    targets: Collection[str],
+    metrics: str | None,
     *,
-    is_dry_run: bool = False,
-    as_json: bool = False,
+    is_dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Runs until SIGTERM or SIGINT; with `is_dry_run` only prints the flows.
 

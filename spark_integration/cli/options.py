@@ -23,7 +23,9 @@ GivenTopics = Annotated[
 ]
 Groups = Annotated[
     str | None,
-    typer.Option("--groups", metavar="REGEX[,REGEX]", help='Consumer groups to move to the target. Default: all. "" moves none.'),
+    typer.Option(
+        "--groups", metavar="REGEX[,REGEX]", help='Consumer groups to move to the target. Default: all. "" moves none.'
+    ),
 ]
 FlowName = Annotated[
     str | None, typer.Option("--flow", metavar="A->B", help="Which flow of --config, if it has several.")
@@ -77,10 +79,11 @@ class WhichLink:
         ),
     ] = None
     config: Annotated[
-        Path | None, file_option(
+        Path | None,
+        file_option(
             "--config",
             "A MirrorMaker 2 file. It replaces --source, --target, --link, --topics and the two --...-properties.",
-        )
+        ),
     ] = None
     flow: FlowName = None
     source_properties: Annotated[

@@ -200,8 +200,8 @@ def check_start_before_end(start: OffsetSpec, end: OffsetSpec) -> None:
 
 def plan_ranges(
     ranges: Iterable[OffsetRange],
-    min_partitions: int | None = None,
-    max_records_per_partition: int | None = None,
+    min_partitions: int | None,
+    max_records_per_partition: int | None,
 ) -> list[OffsetRange]:
     """Splits ranges into what tasks read; leaves out empty ranges.
 

@@ -113,7 +113,7 @@ class ReadOptions:
     payload: str = "records"
 
 
-def parse_read_options(options: Mapping[str, str], *, is_stream: bool | None = False) -> ReadOptions:
+def parse_read_options(options: Mapping[str, str], *, is_stream: bool | None) -> ReadOptions:
     """The options of a batch read, of a stream, or (None) of either.
 
     Raises OptionError naming the first option that is wrong.

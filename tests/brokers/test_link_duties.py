@@ -405,7 +405,7 @@ def test_heartbeats_go_into_a_compacted_topic(copy: str) -> None:
 
         async def run() -> None:
             for now_ms in (1, 2):
-                await emit_heartbeat(target, "A", "B", now_ms, topic="beats")
+                await emit_heartbeat(target, "A", "B", now_ms, topic="beats", replication_factor=3)
 
         target.run(run)
         spec = target.run(describe_topics, target, ["beats"])["beats"]
@@ -428,11 +428,11 @@ def test_kafkas_own_mirror_client_reads_heartbeats_and_checkpoints(origin: str, 
     with both(origin, copy) as (source, target):
 
         async def run() -> None:
-            await emit_heartbeat(target, "A", "B", int(time.time() * 1000))
-            await emit_heartbeat(source, "B", "A", int(time.time() * 1000))
+            await emit_heartbeat(target, "A", "B", int(time.time() * 1000), replication_factor=3)
+            await emit_heartbeat(source, "B", "A", int(time.time() * 1000), replication_factor=3)
             known = KnownCheckpoints("A.checkpoints.internal")
             found = await read_positions(source, target, topics("read", RENAMED), TopicFilter(("reading",)))
-            await emit_checkpoints(target, found, known, 1)
+            await emit_checkpoints(target, found, known, 1, replication_factor=3)
 
         source.run(run)
     create_topic(copy, "A.heartbeats")  # what the engine makes when it copies heartbeats
@@ -497,7 +497,7 @@ def test_what_is_not_granted_is_named_and_little_has_to_be(start_cluster: Callab
                 done = {"groups": len(moved.moved), "configs": len(settings.changed), "acls": len(allowed.added)}
                 try:
                     found = await read_positions(source, target, link, everyone)
-                    report = await emit_checkpoints(target, found, known, 1)
+                    report = await emit_checkpoints(target, found, known, 1, replication_factor=3)
                     return {**done, "checkpoints": len(report.emitted)}
                 except OptionError as error:
                     said.add(str(error))

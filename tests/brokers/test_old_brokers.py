@@ -67,7 +67,9 @@ def fill(broker: ZooKeeperKafka, topic: str, magic: int, codec: int, start: int 
 def read(
     servers: str, topic: str, start: int, until: int, given: Mapping[str, str] | None = None, **config: Any
 ) -> list[Row]:
-    options = parse_read_options({"kafka.bootstrap.servers": servers, "subscribe": topic, **(given or {})})
+    options = parse_read_options(
+        {"kafka.bootstrap.servers": servers, "subscribe": topic, **(given or {})}, is_stream=False
+    )
     options = replace(options, kafka={**options.kafka, **config})
     rows: list[Row] = []
     for piece in read_range(options, OffsetRange(topic, 0, start, until), SCHEMA):
@@ -178,7 +180,9 @@ def test_everything_is_committed_where_there_are_no_transactions(kafka_0_10: Zoo
     servers = kafka_0_10.bootstrap_servers
     committed = {"isolation.level": "read_committed"}
     assert read(servers, "v1-snappy", 0, COUNT, committed) == expected(COUNT, True)
-    options = parse_read_options({"kafka.bootstrap.servers": servers, "subscribe": "v1-snappy", **committed})
+    options = parse_read_options(
+        {"kafka.bootstrap.servers": servers, "subscribe": "v1-snappy", **committed}, is_stream=False
+    )
     with Cluster(options.kafka) as cluster:
         assert cluster.run(resolve_ranges, cluster, options) == [OffsetRange("v1-snappy", 0, 0, COUNT)]
 
@@ -255,7 +259,7 @@ def test_brokers_that_do_not_tell_their_versions_are_read_if_the_user_does(
 def test_a_topic_that_has_an_id_and_cannot_be_fetched_by_it_is_compared_all_the_same(kafka_2_8: ZooKeeperKafka) -> None:
     """Topic ids came with Kafka 2.8, Fetch by id with 3.1."""
     servers, records = kafka_2_8.bootstrap_servers, encode_batch([Record(0, T0, *pair(i)) for i in range(COUNT)])
-    options = parse_read_options({"kafka.bootstrap.servers": servers, "subscribe": "made-anew"})
+    options = parse_read_options({"kafka.bootstrap.servers": servers, "subscribe": "made-anew"}, is_stream=False)
     admin = KafkaAdminClient(bootstrap_servers=servers)
     try:
         create(kafka_2_8, {"made-anew": {}})

@@ -152,7 +152,8 @@ def test_what_was_planned_of_a_topic_is_not_read_of_one_that_was_created_meanwhi
             query.reader.stop()
         else:
             options = parse_read_options(
-                {"kafka.bootstrap.servers": servers, "subscribe": topic, "failOnDataLoss": loss}
+                {"kafka.bootstrap.servers": servers, "subscribe": topic, "failOnDataLoss": loss},
+                is_stream=False,
             )
             reader = KafkaReader(options, chosen_columns(full_schema(options), options))
             readers.append((reader, reader.partitions()))
@@ -287,7 +288,7 @@ def test_a_query_that_turns_to_read_committed_waits_for_a_transaction_that_it_ha
     with pytest.raises(OptionError, match=f"{topic}-0: .* resolves to 8, after the end 5, or the last stable offset"):
         start = json.dumps({topic: {"0": 8}})
         given = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": start}
-        options = parse_read_options({**given, **committed})
+        options = parse_read_options({**given, **committed}, is_stream=False)
         KafkaReader(options, chosen_columns(full_schema(options), options)).partitions()
     producer.commit_transaction()
     producer.close()

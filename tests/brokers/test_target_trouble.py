@@ -533,7 +533,7 @@ def test_topic_that_is_made_anew_while_the_mirror_looks_is_filled_again(
         running.until(lambda: running.troubles > 0)
         create_again(target, topic)
         running.until_copied(topic, at_most=30)
-        assert all(p.records >= 0 for p in running.progress.values())
+        assert running.progress and all(p.records >= 0 for p in running.progress.values())
     assert_identical(source, target, topic)
 
 

@@ -27,7 +27,7 @@ class FetchSession:
     def __init__(
         self,
         version: int,
-        isolation_level: int = 0,
+        isolation_level: int,
         names: TopicNames | None = None,
         topic_id: Callable[[str], uuid.UUID | None] | None = None,
     ) -> None:

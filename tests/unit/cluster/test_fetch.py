@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.cluster import READ_UNCOMMITTED
 from tolerant_client.cluster.fetch import (
     FETCH_BY_ID_VERSION,
     MAX_FETCH_VERSION,
@@ -163,10 +164,10 @@ def test_response_is_decoded_as_kafka_python_encodes_it(version: int) -> None:
 @pytest.mark.parametrize("version", BY_NAME)
 def test_broker_is_asked_by_its_own_names_and_answers_by_the_targets(version: int) -> None:
     names = TopicNames(DefaultReplicationPolicy(), "west")
-    session = FetchSession(version, names=names)
+    session = FetchSession(version, READ_UNCOMMITTED, names)
     for partition, offset in {A0: 5, B0: 2**40, A1: 0}.items():
         session.seek(partition._replace(topic=f"west.{partition.topic}"), offset)
-    plain = FetchSession(version)
+    plain = FetchSession(version, READ_UNCOMMITTED)
     for partition, offset in {A0: 5, B0: 2**40, A1: 0}.items():
         plain.seek(partition, offset)
     sizes = {"max_wait_ms": 250, "max_bytes": 1 << 24, "partition_max_bytes": 1 << 20}
@@ -238,7 +239,7 @@ class Session:
     """A fetch session and the limits that do not matter here."""
 
     def __init__(self, version: int = 11) -> None:
-        self.session = FetchSession(version)
+        self.session = FetchSession(version, READ_UNCOMMITTED)
 
     def request(self) -> RawFetch:
         return self.session.request(max_wait_ms=1, max_bytes=2, partition_max_bytes=3)
@@ -365,7 +366,7 @@ class ByIds(Session):
     def __init__(self) -> None:
         super().__init__()
         self.ids = dict(IDS)
-        self.session = FetchSession(11, topic_id=self.ids.get)
+        self.session = FetchSession(11, READ_UNCOMMITTED, topic_id=self.ids.get)
 
 
 def test_topics_are_asked_for_by_id_where_all_have_one() -> None:

@@ -112,11 +112,7 @@ def manager_of(client: Any) -> Any:
 def test_poll_arrow_does_not_call_a_poll_that_somebody_else_wraps() -> None:
     class Traced(tolerant_client.KafkaConsumer):
         def poll(self, *args: Any, **options: Any) -> Any:
-            found = super().poll(*args, **options)
-            for records in found.values():
-                for record in records:
-                    assert record.offset >= 0  # what tracing agents read
-            return found
+            raise AssertionError("poll was called")  # what a tracing agent wraps
 
     partition = TopicPartition("t", 0)
     with serve(FakeBroker()) as address:

@@ -58,14 +58,12 @@ async def log_offsets(cluster: Cluster, partitions: Iterable[TopicPartition]) ->
 
 
 async def list_led_log_offsets(
-    cluster: Cluster, partitions: Iterable[TopicPartition], *, looks: int = BELIEVED_AFTER
+    cluster: Cluster, partitions: Iterable[TopicPartition]
 ) -> tuple[dict[TopicPartition, LogOffsets], dict[TopicPartition, str]]:
     """The offsets of the logs that could be asked, and why the others could not.  Raises as list_led_offsets."""
-    high, unled = await list_led_offsets(cluster, dict.fromkeys(partitions, LATEST), looks=looks)
-    stable, untold = await list_led_offsets(
-        cluster, dict.fromkeys(high, LATEST), isolation_level=READ_COMMITTED, looks=looks
-    )
-    start, unstarted = await list_led_offsets(cluster, dict.fromkeys(stable, EARLIEST), looks=looks)
+    high, unled = await list_led_offsets(cluster, dict.fromkeys(partitions, LATEST))
+    stable, untold = await list_led_offsets(cluster, dict.fromkeys(high, LATEST), isolation_level=READ_COMMITTED)
+    start, unstarted = await list_led_offsets(cluster, dict.fromkeys(stable, EARLIEST))
     found = {p: _log_offsets(at, stable[p], high[p]) for p, at in start.items()}
     return found, {**unled, **untold, **unstarted}
 

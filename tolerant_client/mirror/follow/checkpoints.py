@@ -97,7 +97,7 @@ def due_checkpoints(positions: Iterable[GroupPosition], last: Mapping[Key, Check
 
 
 async def emit_checkpoints(
-    target: Cluster, groups: GroupPositions, known: KnownCheckpoints, now_ms: int, *, replication_factor: int = 3
+    target: Cluster, groups: GroupPositions, known: KnownCheckpoints, now_ms: int, *, replication_factor: int
 ) -> CheckpointsReport:
     """One round for groups of the source; `known` is kept from round to round, so that each reads only new records.
 

@@ -21,7 +21,7 @@ async def emit_heartbeat(
     now_ms: int,
     *,
     topic: str = HEARTBEATS_TOPIC,
-    replication_factor: int = 3,
+    replication_factor: int,
 ) -> Heartbeat:
     """Writes one heartbeat into `cluster`, whose alias is `target_alias` (and which has no names of a link), and returns it.
 

@@ -9,8 +9,8 @@ Laws:
 - A promoted link is over, whatever its control says now, if a row of the map says so (Law E of offset_map.py).  Whoever reads where
   to resume finds that row: it is after all rows of its generation.  It is no row of a topic for anybody else.
 - A link has one map, whose topic id is in its control (`map_id`), and has translated offsets from then on (require_kind).  If that
-  topic is gone, or another has its name, what was copied is unknown, never nothing, and no start creates the map again.  The id is checked after the rows were read: the id of a
-  deleted topic does not come back.
+  topic is gone, or another has its name, what was copied is unknown, never nothing, and no start creates the map again.
+  The id is checked after the rows were read: the id of a deleted topic does not come back.
 """
 
 from __future__ import annotations

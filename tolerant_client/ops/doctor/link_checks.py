@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -50,7 +49,7 @@ def topic_findings(
     source: Mapping[str, TopicSpec],
     target: Mapping[str, TopicSpec],
     brokers: int,
-    begun: Collection[TopicPartition] = (),
+    begun: Collection[TopicPartition],
 ) -> Iterator[Told]:
     """Judges each topic by a mirror's own plan; names are the target's.  `begun` are those that the link has copied to."""
     known = {p.topic for p in begun}
@@ -213,7 +212,7 @@ class Retention:
 
 
 @check("topics", cluster="link")
-def ahead_findings(backlogs: Iterable[Backlog], options: LinkOptions = LinkOptions()) -> Iterator[Told]:
+def ahead_findings(backlogs: Iterable[Backlog], options: LinkOptions) -> Iterator[Told]:
     """Target logs that end after the source's: the source's was truncated, or somebody else writes to the target."""
     ahead: dict[str, list[Backlog]] = {}
     for backlog in backlogs:
@@ -377,9 +376,9 @@ def ledger_findings(link: str, rows: Iterable[LedgerRow]) -> Iterator[Told]:
 def control_findings(
     link: str,
     control: LinkControl,
-    options: LinkOptions = LinkOptions(),
-    lost_map: str | None = None,
-    forgotten: str | None = None,
+    options: LinkOptions,
+    lost_map: str | None,
+    forgotten: str | None,
 ) -> Iterator[Told]:
     """An operator's orders to leave something out.
 
@@ -416,7 +415,7 @@ def blocked_findings(
     mirrors: Collection[Run] | None,
     control: LinkControl,
     left_behind: Mapping[TopicPartition, str],
-    stopped: Mapping[TopicPartition, str] = MappingProxyType({}),
+    stopped: Mapping[TopicPartition, str],
 ) -> Iterator[Told]:
     """What is blocked until a person acts, in the words of `status`, and that no mirror of the link runs.
 

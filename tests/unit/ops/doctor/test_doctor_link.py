@@ -53,6 +53,7 @@ from tolerant_client.ops.doctor.facts import Broker, ClusterFacts, Topic
 from tolerant_client.ops.doctor.finding import CHECKS, Finding, Severity, duration, exit_code, size, some
 from tolerant_client.ops.doctor.link_checks import (
     Backlog,
+    LinkOptions,
     Retention,
     ahead_findings,
     blocked_findings,
@@ -109,7 +110,7 @@ def spec(partitions: int = 3, **settings: str) -> TopicSpec:
 def test_target_topic_against_the_source(
     present: TopicSpec | None, check: str | None, severity: Severity | None, words: str
 ) -> None:
-    found = list(topic_findings({"orders": spec()}, {} if present is None else {"orders": present}, 3))
+    found = list(topic_findings({"orders": spec()}, {} if present is None else {"orders": present}, 3, ()))
     assert [(f.check, f.severity) for f in found] == ([] if check is None else [(check, severity)])
     assert all(words in f.evidence and f.remedy and not f.remedy.startswith(" ") for f in found)
 
@@ -233,8 +234,8 @@ def test_retention_is_what_the_cleanup_policy_makes_of_it(config: dict[str, str]
 
 
 def test_target_that_is_ahead() -> None:
-    assert list(ahead_findings([backlog(100, 0, 100)])) == []
-    assert severities(ahead_findings([backlog(101, 0, 100)])) == [ERROR]
+    assert list(ahead_findings([backlog(100, 0, 100)], LinkOptions())) == []
+    assert severities(ahead_findings([backlog(101, 0, 100)], LinkOptions())) == [ERROR]
 
 
 MOVING = backlog(9, 0, 100, copied=1, partition=TopicPartition("orders", 1))
@@ -278,22 +279,24 @@ def test_promoted_link_stands_by_intention() -> None:
     ],
 )
 def test_control_of_the_link(control: LinkControl, expected: list[Severity]) -> None:
-    assert severities(control_findings("l", control)) == expected
+    assert severities(control_findings("l", control, LinkOptions(), None, None)) == expected
 
 
 LOST = "Topic tolerant-mirror-offsets-dr was deleted: unknown. Mirror it under another link name; or not"
 
 
 def test_a_lost_map_is_an_error_as_long_as_the_link_copies() -> None:
-    (found,) = control_findings("dr", LinkControl(), lost_map=LOST)
+    (found,) = control_findings("dr", LinkControl(), LinkOptions(), LOST, None)
     assert (found.severity, found.remedy) == (ERROR, "Mirror it under another link name; or not")
     assert found.evidence == "Topic tolerant-mirror-offsets-dr was deleted: unknown"
-    assert severities(control_findings("dr", LinkControl(is_promoted=True), lost_map=LOST)) == [WARNING]
+    assert severities(control_findings("dr", LinkControl(is_promoted=True), LinkOptions(), LOST, None)) == [WARNING]
 
 
 def test_a_mirror_that_runs_without_a_control_is_found() -> None:
     """As `list`, `status` and the page say it."""
-    (found,) = control_findings("dr", LinkControl(), forgotten=f"A mirror of link dr runs on m1, and {FORGOTTEN}")
+    (found,) = control_findings(
+        "dr", LinkControl(), LinkOptions(), None, f"A mirror of link dr runs on m1, and {FORGOTTEN}"
+    )
     assert found.severity is WARNING and found.evidence.endswith("and it gets no orders")
     assert found.remedy.startswith("Stop that mirror and start it again with Create, Read and Write on that topic")
 
@@ -310,7 +313,7 @@ def test_what_blocks_the_link_is_an_error_with_the_remedy_that_status_gives(is_o
     }
     run = Run("dr", "r", "m1", 812, 0, 9, is_alive=True, waiting=waiting)
     behind = {left: DELETED_ON_SOURCE}
-    found = list(blocked_findings("dr", [run], control, behind))
+    found = list(blocked_findings("dr", [run], control, behind, {}))
     copy = "Delete the copy on the target only if the topic was deleted on the source and you do not need the copy"
     expected = {
         "blocked: new-0: the record is too large": "Raise it, or (one; two)",
@@ -319,7 +322,7 @@ def test_what_blocks_the_link_is_an_error_with_the_remedy_that_status_gives(is_o
     }
     assert {f.evidence: f.remedy for f in found if f.severity is ERROR} == ({} if is_over else expected)
     assert len(found) == (0 if is_over else 3)
-    without = list(blocked_findings("dr", [], control, behind))
+    without = list(blocked_findings("dr", [], control, behind, {}))
     assert [f.evidence for f in without] == [
         "blocked: old-0: the source no longer has this topic, or does not show it to us (is Describe on it still granted?)"
     ] * (not is_over)
@@ -332,8 +335,8 @@ def test_a_log_that_differs_is_told_as_blocked_though_no_mirror_runs_and_so_is_t
     assert (idle.severity, idle.evidence) == (WARNING, "no mirror of link dr has been seen in the last hour: start it")
     paused = replace(control, paused=frozenset({"orders"}))
     assert [f.severity for f in blocked_findings("dr", [], paused, {}, {ORDERS: why})] == [WARNING]
-    assert list(blocked_findings("dr", None, control, {})) == [], "the claims could not be read"
-    assert list(blocked_findings("dr", [], LinkControl(), {})) == [], "no mirror was ever started"
+    assert list(blocked_findings("dr", None, control, {}, {})) == [], "the claims could not be read"
+    assert list(blocked_findings("dr", [], LinkControl(), {}, {})) == [], "no mirror was ever started"
 
 
 @pytest.mark.parametrize(
@@ -389,7 +392,7 @@ def test_commands_about_the_link_are_whole(tmp_path: Path) -> None:
     options = link_options(given, "dr")
     assert options.of_target == f"--target b:1 --target-properties '{tmp_path}/b b.properties' --link dr"
     stopped = LinkControl(paused=frozenset({"orders"}), bytes_per_s=5)
-    remedies = [finding.remedy for finding in control_findings("dr", stopped, options)]
+    remedies = [finding.remedy for finding in control_findings("dr", stopped, options, None, None)]
     remedies += [finding.remedy for finding in ahead_findings([backlog(101, 0, 100)], options)]
     assert [shlex.split(text, comments=True)[:2] for text in remedies] == [
         ["tolerant-kafka", name] for name in ("resume", "throttle", "verify")

@@ -27,7 +27,7 @@ def parse(**options: str) -> ReadOptions:
     named = {name.replace("__", "."): value for name, value in options.items()}
     if not {"assign", "subscribe", "subscribePattern"} & named.keys():
         named["subscribe"] = "t"
-    return parse_read_options({"kafka.bootstrap.servers": "one:9092,two:9092", **named})
+    return parse_read_options({"kafka.bootstrap.servers": "one:9092,two:9092", **named}, is_stream=False)
 
 
 def test_defaults_are_those_of_a_batch_read() -> None:
@@ -42,7 +42,8 @@ def test_defaults_are_those_of_a_batch_read() -> None:
 
 def test_names_are_case_insensitive() -> None:
     options = parse_read_options(
-        {"KAFKA.BOOTSTRAP.SERVERS": "h:1", "SUBSCRIBE": "t", "MINPARTITIONS": "3", "failondataloss": "FALSE"}
+        {"KAFKA.BOOTSTRAP.SERVERS": "h:1", "SUBSCRIBE": "t", "MINPARTITIONS": "3", "failondataloss": "FALSE"},
+        is_stream=False,
     )
     assert options.min_partitions == 3 and not options.fail_on_data_loss
 
@@ -64,7 +65,7 @@ def test_topics_are_chosen_in_three_ways(name: str, value: str, selection: objec
 )
 def test_exactly_one_way_is_needed(options: dict[str, str]) -> None:
     with pytest.raises(OptionError, match="exactly one of assign, subscribe"):
-        parse_read_options({"kafka.bootstrap.servers": "h:1", **options})
+        parse_read_options({"kafka.bootstrap.servers": "h:1", **options}, is_stream=False)
 
 
 def test_offsets_are_words_or_json() -> None:
@@ -134,7 +135,7 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: str, reason: str) ->
 )
 def test_an_unknown_option_gets_the_nearest_name(name: str, near: str) -> None:
     with pytest.raises(OptionError, match=f"did you mean '{near}'"):
-        parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", name: "x"})
+        parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", name: "x"}, is_stream=False)
 
 
 def test_other_options_are_passed_over() -> None:
@@ -220,7 +221,7 @@ def test_memory_is_bounded_from_below_too() -> None:
 @pytest.mark.parametrize("name", FORBIDDEN)
 def test_forbidden_kafka_properties_say_what_to_do(name: str) -> None:
     with pytest.raises(OptionError, match=f"kafka.{name} is not supported: {FORBIDDEN[name]}"):
-        parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", f"kafka.{name}": "x"})
+        parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", f"kafka.{name}": "x"}, is_stream=False)
 
 
 @pytest.mark.parametrize("servers", ["", " , "])

@@ -118,7 +118,7 @@ def read(
     cluster: ScriptedCluster, start: int = 0, until: int = 20, topic_id: str | None = None, **options: str
 ) -> list[int]:
     """The base offsets that a range yields."""
-    parsed = parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", **options})
+    parsed = parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t", **options}, is_stream=False)
     fetch = RangeFetch(cluster, OffsetRange("t", 0, start, until, topic_id), parsed)  # type: ignore[arg-type]
     found: list[int] = []
     while not fetch.is_done:
@@ -175,7 +175,7 @@ def test_records_before_a_log_start_inside_a_batch_are_not_wanted() -> None:
     gone = answer(error_code=OUT_OF_RANGE)
     cluster = ScriptedCluster([gone, gone, gone, answer(batch(0, 20))], log=(15, 100))
     options = {"kafka.bootstrap.servers": "h:1", "subscribe": "t", "failOnDataLoss": "false"}
-    fetch = RangeFetch(cluster, OffsetRange("t", 0, 5, 20), parse_read_options(options))  # type: ignore[arg-type]
+    fetch = RangeFetch(cluster, OffsetRange("t", 0, 5, 20), parse_read_options(options, is_stream=False))  # type: ignore[arg-type]
     assert fetch.first_wanted == 5
     while not fetch.is_done:
         batches = asyncio.run(fetch.next_batches())
@@ -295,7 +295,7 @@ def test_nothing_is_asked_ahead_for_a_slow_caller(monkeypatch: pytest.MonkeyPatc
     """The response would be overdue before it is read."""
     monkeypatch.setattr(range_fetch, "SLOW", -1.0)
     cluster = ScriptedCluster([answer(batch(0)), answer(batch(10))])
-    options = parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t"})
+    options = parse_read_options({"kafka.bootstrap.servers": "h:1", "subscribe": "t"}, is_stream=False)
     fetch = RangeFetch(cluster, OffsetRange("t", 0, 0, 20), options)  # type: ignore[arg-type]
     asyncio.run(fetch.next_batches())
     assert cluster.asked == [0]
