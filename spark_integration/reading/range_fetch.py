@@ -287,6 +287,7 @@ class RangeFetch:
 def damaged(partition: TopicPartition, error: RecordBatchError) -> RecordBatchError:
     """The error with its position and a remedy."""
     return RecordBatchError(
-        f"{partition.topic}-{partition.partition}: {error.args[0]}; startingOffsets and endingOffsets can read around it",
+        f"{partition.topic}-{partition.partition}: {error.args[0]}; a batch read can leave it out by startingOffsets and"
+        " endingOffsets, a stream by a new checkpointLocation and startingOffsets after it",
         error.offset,
     )

@@ -268,7 +268,9 @@ def test_batches_that_overlap_are_damage() -> None:
 def test_damage_names_its_place_and_what_to_do() -> None:
     bad = bytearray(batch(0))
     bad[-1] ^= 1
-    with pytest.raises(RecordBatchError, match=r"^t-0: .*startingOffsets and endingOffsets can read around it"):
+    with pytest.raises(
+        RecordBatchError, match=r"^t-0: .*a stream by a new checkpointLocation and startingOffsets after it"
+    ):
         read(ScriptedCluster([answer(bytes(bad))]))
 
 
