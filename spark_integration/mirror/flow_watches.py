@@ -136,7 +136,7 @@ class FlowWatches:
                 refused=refused,
                 restarts=self._restarts[settings.link],
                 duties={duty.name: DutyState(interval_s=duty.interval_s) for duty in link.duties},
-                control=LinkControl(is_promoted=is_promoted, is_fenced=is_promoted),
+                control=LinkControl(is_promotion_begun=is_promoted, is_fenced=is_promoted),
                 own_rate=settings.bytes_per_s,
                 addresses=(settings.source.get("bootstrap.servers", ""), settings.target.get("bootstrap.servers", "")),
             )

@@ -399,7 +399,7 @@ def test_what_an_identical_copy_has_begun_no_translated_one_writes_to_while_it_r
             with pytest.raises(TargetClaimedError, match=told):
                 await late.copy({only: 300})
             await update_control(
-                other_target, f"identical-{topic}", lambda now: replace(now, is_promoted=True, is_fenced=True)
+                other_target, f"identical-{topic}", lambda now: replace(now, is_promotion_begun=True, is_fenced=True)
             )
             assert (await late.copy({only: 300}))[only].records == 300
 
@@ -492,7 +492,7 @@ def test_a_topic_that_a_running_link_finds_is_refused_alone_where_another_link_w
             )
             assert ("with identical offsets" in why) != is_identical
             assert second not in target.run(target.partitions)
-            target.run(update_control, target, other, lambda now: replace(now, is_promoted=True, is_fenced=True))
+            target.run(update_control, target, other, lambda now: replace(now, is_promotion_begun=True, is_fenced=True))
         reader.latestOffset({"trigger": 1}, None)  # type: ignore[arg-type]  # it takes no limit
         assert (
             reader._scope.ends.keys() == {TopicPartition(first, 0), TopicPartition(second, 0)}

@@ -163,7 +163,9 @@ def test_a_mirror_that_could_not_read_its_orders_for_a_moment_obeys_them_and_one
         wait_for(lambda: topic in topics_of(target) and ends(target, topic)[0] >= 100)
         with denied(cluster, ACLOperation.READ, CONTROL_TOPIC):
             with both(source, target) as (_, there):
-                there.run(update_control, there, topic, lambda now: replace(now, is_promoted=True, is_fenced=True))
+                there.run(
+                    update_control, there, topic, lambda now: replace(now, is_promotion_begun=True, is_fenced=True)
+                )
             time.sleep(2.5)  # it reads its orders once a second
             before = ends(target, topic)
             append_records(source, topic, 100, first=100)

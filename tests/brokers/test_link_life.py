@@ -170,7 +170,7 @@ def test_a_running_mirror_obeys_pause_resume_and_promotion(source: str, target: 
     assert wait_for(lambda: ends(target, "life-a", 2) == [150, 150]) < 5
     control_of(target, "life-pause", paused=frozenset())
     wait_for(lambda: ends(target, "life-b") == [50])
-    control_of(target, "life-pause", is_promoted=True)
+    control_of(target, "life-pause", is_promotion_begun=True)
     assert process.wait(timeout=10) == 1
     assert "LinkPromotedError" in process.stderr.read()
     with pytest.raises(LinkPromotedError):
@@ -308,14 +308,14 @@ def test_a_failover_holds_though_a_mirror_was_killed_that_had_not_seen_it_when_i
 
     async def append_late_and_die(*args: Any) -> int:
         monkeypatch.undo()
-        control_of(target, link, is_promoted=True, is_fenced=True)
+        control_of(target, link, is_promotion_begun=True, is_fenced=True)
         await append(*args)
         raise Killed
 
     monkeypatch.setattr(control_topic, "write_record", append_late_and_die)
     with pytest.raises(Killed):
         control_of(target, link, copied=copied)
-    promoted = replace(held, is_promoted=True, is_fenced=True)
+    promoted = replace(held, is_promotion_begun=True, is_fenced=True)
     with Cluster({"bootstrap_servers": target}, name="target") as cluster:
         assert cluster.run(read_control, cluster, link) == promoted
         assert cluster.run(read_controls, cluster).links[link] == promoted
@@ -352,7 +352,7 @@ def test_promotion_waits_until_nothing_is_left_to_copy(source: str, target: str)
     append_records(source, topic, 10, first=100)
     report = run(source, target, promote, link, deadline_s=1.0)
     assert not report.is_done and report.exit_code == 3 and "10 offsets are not copied" in report.blockers[0]
-    assert not run(source, target, lambda _, there: read_control(there, link)).is_promoted
+    assert not run(source, target, lambda _, there: read_control(there, link)).is_promotion_begun
     mirror(source, target, topic, link)
     assert run(source, target, promote, link, deadline_s=5.0, is_dry_run=True).exit_code == 0
     assert ends(target, topic) == [110]
@@ -403,7 +403,7 @@ def test_a_promoted_copy_is_identical_up_to_its_fence_and_what_lies_there_unprom
         append_records(source, topic, left, first=first)
         report, (warning,) = run(source, target, compared)
         assert report.outcome is Outcome.DIFFERENT and "(life-verified-0: 100, life-verified-1: 0)" in warning
-    control_of(target, link, is_promoted=False, is_fenced=False)
+    control_of(target, link, is_promotion_begun=False, is_fenced=False)
     assert run(source, target, compared)[0].outcome is Outcome.DIFFERENT
 
 
@@ -417,7 +417,7 @@ def test_what_is_no_copy_is_in_the_way_of_a_promotion(source: str, target: str) 
     assert not report.is_done and report.exit_code == 3 and not any(p.lag for p in report.partitions)
     (found,) = report.blockers
     assert "life-foreign-0" in found and "foreign record batch at offset 100" in found
-    assert not run(source, target, lambda _, there: read_control(there, link)).is_promoted
+    assert not run(source, target, lambda _, there: read_control(there, link)).is_promotion_begun
 
 
 def test_what_is_paused_keeps_no_start_from_copying_the_rest_and_is_compared_once_it_is_resumed(

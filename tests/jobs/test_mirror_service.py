@@ -204,7 +204,7 @@ def test_a_promoted_link_is_left_alone_while_the_other_goes_on(clusters: tuple[s
     with Service(tmp_path, *links) as service:
         wait_for(lambda: sum(ends(two, "service-lives") + ends(two, "service-promoted")) == 2 * RECORDS)
         with Cluster({"bootstrap_servers": two}) as target:
-            target.run(update_control, target, "promoted", lambda control: replace(control, is_promoted=True))
+            target.run(update_control, target, "promoted", lambda control: replace(control, is_promotion_begun=True))
         assert "promoted" in service.event("promoted", "promoted")
         fill(one, "service-promoted", RECORDS, 100)
         fill(one, "service-lives", RECORDS, 100)

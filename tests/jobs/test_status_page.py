@@ -197,8 +197,8 @@ def test_what_the_operator_has_ordered_is_shown(served: StatusServer, browser: B
 
 def test_a_link_that_copies_nothing_any_more_is_called_so(served: StatusServer, browser: Browser, board: Board) -> None:
     for control, words, health in (
-        (LinkControl(is_promoted=True, is_fenced=True), "promoted", "promoted"),
-        (LinkControl(is_fenced=True), "fenced", "blocked"),
+        (LinkControl(is_promotion_begun=True, is_fenced=True), "promoted", "promoted"),
+        (LinkControl(is_promotion_begun=True), "promotion not finished", "blocked"),
         (LinkControl(is_handed_back=True), "handed back", "handed back"),
     ):
         board.tell(replace(state(NOW_MS + 4_000), phase=Phase.STOPPED, control=control, own_rate=1 << 20))

@@ -60,13 +60,13 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
                 f"Link {link} would run in a circle with link {other}, which {copied} topic {both} from this target to this"
                 f" source: {unfinished(control, onto, between)[0]}"
             )
-        if both and not control.is_promoted and not control.is_identical:  # what it is refused it does not copy
+        if both and not control.is_promotion_begun and not control.is_identical:  # what it is refused it does not copy
             others = await look_for_others(source, other, topics, is_identical=False)
             both = _in_both(control, set(topics) - others.taken - others.unknown)
             if not both and (unknown := sorted(name for name in others.unknown if control.writes(name))):
                 why = others.refused[unknown[0]]
                 raise OptionError(f"Nothing tells whether link {link} runs in a circle: {why}")
-        if both and not control.is_promoted:
+        if both and not control.is_promotion_begun:
             way_out = f"Promote link {other} first"
             what = "copies"
             if await was_never_started(source, other, control):

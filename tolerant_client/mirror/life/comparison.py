@@ -71,7 +71,7 @@ def without_paused(
 
 def is_comparable(control: LinkControl, is_translated: bool) -> bool:
     """Whether a link has logs to compare: not with translated offsets, before the first copy, or once promoted."""
-    return not is_translated and not control.is_promoted and bool(control.producer_ids)
+    return not is_translated and not control.is_promotion_begun and bool(control.producer_ids)
 
 
 async def compare_ends(
@@ -88,7 +88,7 @@ async def compare_ends(
     Reads the target's logs up to their high watermarks, so a mirror may append meanwhile.  Topics that we may not read are
     refused, the others compared.  Raises what read_both does.
     """
-    if is_translated and not control.is_promoted:
+    if is_translated and not control.is_promotion_begun:
         stopped = await contradicted(source, target, ledger.link, control, partitions)
         return Comparison({p: text_of(error) for p, error in stopped.items()})
     if not is_comparable(control, is_translated):

@@ -203,7 +203,7 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
     had_one = bool(now.producer_ids) or now.is_over
     return replace(
         now,
-        is_promoted=False,
+        is_promotion_begun=False,
         is_fenced=False,
         unfenced=frozenset(),
         is_handed_back=False,

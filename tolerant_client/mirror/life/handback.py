@@ -100,7 +100,7 @@ def require_ran(control: LinkControl, link: str, source_cluster_id: str | None, 
             f"Link {link} copied from cluster {control.source_cluster_id}, and the source of the file is {source_cluster_id}:"
             " their offsets differ; give the file that the mirror runs with"
         )
-    if control.is_promoted:
+    if control.is_promotion_begun:
         raise OptionError(
             f"Link {link} was promoted: its target belongs to its own producers, and MirrorMaker 2 would write among them"
         )

@@ -207,7 +207,7 @@ async def _copies_end(
 
     While a promotion has not ended, a fence that was interrupted may have written its markers, and nobody else has written.
     """
-    if not control.is_promoted:
+    if not control.is_promotion_begun:
         return dict(ends)
     told = {p: control.copied_until[p] for p in ends if p in control.copied_until}
     if control.is_fenced:

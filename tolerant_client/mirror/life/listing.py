@@ -83,6 +83,7 @@ class ListedLink(NamedTuple):
             word
             for word, holds in (
                 ("promoted", control.is_promoted),
+                ("promotion not finished", control.is_half_promoted),
                 ("handed back", control.is_handed_back),
                 (f"paused: {', '.join(control.paused_words)}", bool(control.paused_words)),
             )
@@ -113,6 +114,7 @@ class ListedLink(NamedTuple):
             "offsets": self.offsets,
             "source_cluster_id": None if control is None else control.source_cluster_id,
             "topics": filters,  # the link copies a topic that matches one: regular expressions over the whole source name
+            "is_promotion_begun": None if control is None else control.is_promotion_begun,
             "is_promoted": None if control is None else control.is_promoted,
             "is_handed_back": None if control is None else control.is_handed_back,
             "paused": None if control is None else control.paused_words,

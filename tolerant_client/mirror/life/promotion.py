@@ -149,7 +149,7 @@ async def _promote(
     of = replace(of, source_id=await source.cluster_id())
     if not of.is_shown(control):
         raise OptionError(unshown(of, await link_back(source, target, [source.wire_topic(p.topic) for p in matching])))
-    if of.lost_map and not control.is_promoted:
+    if of.lost_map and not control.is_promotion_begun:
         raise OptionError(f"{of.lost_map}. Where the source is gone, run tolerant-kafka failover")
     on_source = await _of_source(of, source, of.carried.partitions)
     on_target = sorted({*gone, *(of.carried.partitions - set(on_source))})
@@ -163,7 +163,7 @@ async def _promote(
         for left in (await moving(groups, without=of_links, is_dry_run=True)).left:
             if left.is_failure:
                 tell(f"will be left: {left}")
-    if control.is_promoted:  # an earlier run has begun the promotion: nothing blocks it any more
+    if control.is_promotion_begun:  # an earlier run has begun the promotion: nothing blocks it any more
         found: list[str] = []
         rest = [p for p in lacking if p not in unmade]
         warnings = [f"{named(rest)}: only on the source, so not promoted"] if rest else []

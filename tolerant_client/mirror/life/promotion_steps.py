@@ -211,7 +211,7 @@ async def fence_own(
         ids = now.producer_ids
         ids = (*ids, producer_id) if ids and producer_id not in ids else ids
         topics = of.topics.to_json() if now.topics is None or now.tells_no_start else now.topics
-        return replace(now, is_promoted=True, topics=topics, producer_ids=ids, promotion=promotion)
+        return replace(now, is_promotion_begun=True, topics=topics, producer_ids=ids, promotion=promotion)
 
     promotion = uuid.uuid4().hex
     control = await update_control(of.target, of.name, change)
@@ -236,8 +236,8 @@ async def fence_own(
 
 def require_same_promotion(of: PromotedLink, now: LinkControl, known: LinkControl) -> None:
     """Raises LinkPromotedError if another command has begun, or finished, a promotion since `known` was read."""
-    said = [(each.is_promoted, each.is_fenced, each.promotion) for each in (now, known)]
-    if now.is_promoted and said[0] != said[1]:
+    said = [(each.is_promotion_begun, each.is_fenced, each.promotion) for each in (now, known)]
+    if now.is_promotion_begun and said[0] != said[1]:
         now.require_not_promoted(of.name, of.target)
 
 
@@ -271,7 +271,7 @@ async def write_end(
     """
 
     def fenced(size: int, now: LinkControl) -> LinkControl:
-        now = now if now.is_promoted else begun
+        now = now if now.is_promotion_begun else begun
         require_same_promotion(of, now, begun)
         ends = {**now.copied_until, **report.copies_end}
         end = replace(now, is_fenced=not unfenced, unfenced=unfenced, copied_until=ends)

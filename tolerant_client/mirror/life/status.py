@@ -184,7 +184,7 @@ async def read_status(
     (first, _), began = await look_led(seen_source, target, link, present, is_translated, control), time.monotonic()
     await target.net.sleep(_LOOK_S)
     second, unseen = await look_led(seen_source, target, link, present, is_translated, control)
-    if control.is_promoted and seen_source is not None:
+    if control.is_promotion_begun and seen_source is not None:
         second, unlike = await as_left(source, target, control, second)
         notes += unknown_left({**unseen, **unlike})
     left_behind = view.left_behind(known_topics(chosen, control, view.on_source) | mapped.names)
@@ -262,7 +262,7 @@ async def read_status(
         link,
         int(time.time() * 1000),
         is_translated,
-        control.is_promoted and control.is_fenced,
+        control.is_promoted,
         control.bytes_per_s,
         moved_per_s(first, second, seconds),
         tuple(statuses),

@@ -75,7 +75,7 @@ def encode_control(control: LinkControl, time_ms: int, knew: int = 0) -> bytes:
 
     Raises ValueError for a text that cannot be encoded.
     """
-    said = {name: value for name, value in vars(control).items() if name not in _IN_NO_RECORD}
+    said = {_NAMES.get(name, name): value for name, value in vars(control).items() if name not in _IN_NO_RECORD}
     nested = {name: write(said[name]) for name, (_, write) in _NESTED.items()}
     head = {"version": _VERSION, "time_ms": time_ms, "knew": [knew, time_ms]}
     return msgspec.json.encode({**control.others, **said, **nested, **head}, order="deterministic")
@@ -89,7 +89,7 @@ def decode_control(value: bytes) -> LinkControl:
         found = decoded(value, dict[str, Any])
         msgspec.convert(found, _Version)
         nested = {name: read(found[name]) for name, (read, _) in _NESTED.items() if name in found}
-        plain = {name: each for name, each in found.items() if name in _KNOWN and name not in nested}
+        plain = {_FIELDS.get(name, name): each for name, each in found.items() if name in _KNOWN and name not in nested}
         control = msgspec.convert(plain, LinkControl)
         if control.topics is not None:
             LinkTopics.from_json(control.topics)
@@ -180,6 +180,8 @@ _NESTED: Final[Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] 
     **dict.fromkeys(("adopted", "starts", "copied", "log_starts", "copied_until"), (_flat, _nested)),
 }
 _IN_NO_RECORD: Final = ("others", "is_hidden")
+_NAMES: Final = {"is_promotion_begun": "is_promoted"}  # in a record, as version 0.1 calls it
+_FIELDS: Final = {name: attribute for attribute, name in _NAMES.items()}
 _KNOWN: Final = frozenset(decoded(encode_control(LinkControl(), 0), dict[str, Any]))  # fields of a record
 
 

@@ -136,7 +136,7 @@ class ControlWatch:
         """A process that slept through a promotion and the start of the next generation belongs to the promoted generation."""
         is_later = self.is_read and control.generation != self.value.generation
         return (
-            replace(control, is_promoted=True, is_fenced=True, generation=self.value.generation)
+            replace(control, is_promotion_begun=True, is_fenced=True, generation=self.value.generation)
             if is_later
             else control
         )

@@ -47,7 +47,9 @@ class LinkControl:
 
     `paused` has WHOLE_LINK and topics, `paused_partitions` partitions of other topics.  `bytes_per_s` is the operator's rate for
     the whole link, NO_LIMIT, or None for the rate that its mirror was started with.
-    `unfenced` are the partitions that a failover left for later when it fenced the others.
+    `is_promotion_begun`: the link copies nothing any more, but a process of it may still write until it `is_fenced`, too; then
+    it `is_promoted`.  `unfenced` are the partitions that a failover left for later when it fenced the others: the link is not
+    fenced before they are.
     `is_handed_back`: MirrorMaker 2 copies into the target again.  `generation` counts how often the link began again: each time
     it has a new producer id.  `adopted` are source offsets before which the target has all records, whoever wrote them;
     `starts` where empty target logs are to begin, though the source's begin earlier, and `starts_of` the source topics whose
@@ -56,14 +58,15 @@ class LinkControl:
     them when it last came to rest, or where it began them: an empty log counts as a copy only up to that offset.
     `log_starts` are the offsets where filled logs were to begin: a log that does not end after that is the link's filler, which
     may still have to be deleted.  `copied_until` says where the copies of a promoted link end for good, before the records of its
-    fence and of whoever writes there now; version 0.1 did not write it.  `map_id` is the topic id of the offset map of a link with translated offsets ("" from brokers
-    without ids), None before it has one.  `promotion` is the run of promote or failover that fences the link, or fenced it last.
+    fence and of whoever writes there now; version 0.1 did not write it.  `map_id` is the topic id of the offset map of a link with
+    translated offsets ("" from brokers without ids), None before it has one.  `promotion` is the run of promote or failover that
+    fences the link, or fenced it last.
     `is_hidden`: we may not read the control, so nothing of it is known; no record has it.
     """
 
     paused: frozenset[str] = frozenset()
     bytes_per_s: Whole | None = None
-    is_promoted: bool = False
+    is_promotion_begun: bool = False
     is_fenced: bool = False
     generation: Whole = 0
     source_cluster_id: str | None = None
@@ -94,13 +97,18 @@ class LinkControl:
 
     @property
     def is_over(self) -> bool:
-        """Whether the link copies nothing any more: it was promoted, or handed back to MirrorMaker 2."""
-        return self.is_promoted or self.is_handed_back
+        """Whether the link copies nothing any more: a promotion has begun, or it was handed back to MirrorMaker 2."""
+        return self.is_promotion_begun or self.is_handed_back
+
+    @property
+    def is_promoted(self) -> bool:
+        """Whether the link is promoted and fenced: the target belongs to its own producers, no process of the link writes to it."""
+        return self.is_promotion_begun and self.is_fenced
 
     @property
     def is_half_promoted(self) -> bool:
         """Whether a promotion has begun and is not finished: a process of the link may still write to its target."""
-        return self.is_promoted and not self.is_fenced
+        return self.is_promotion_begun and not self.is_fenced
 
     @property
     def is_prepared(self) -> bool:
@@ -129,7 +137,7 @@ class LinkControl:
     @property
     def is_of_unknown_source(self) -> bool:
         """Whether a failover fenced the link without its control: it does not ask the source."""
-        return self.is_promoted and self.source_cluster_id is None
+        return self.is_promotion_begun and self.source_cluster_id is None
 
     def may_copy_from(self, cluster_id: str | None) -> bool:
         """Whether the link copies from this cluster, or may have."""
@@ -266,7 +274,7 @@ class LinkControl:
                 f"Link {link} is being promoted, and nothing is copied into its target any more; if no promotion runs now:"
                 f" {unfinished(self, given, both)[0]}"
             )
-        if self.is_promoted or self.is_fenced:
+        if self.is_promotion_begun or self.is_fenced:
             is_translated = self.map_id is not None  # failback is for equal offsets
             raise LinkPromotedError(
                 f"Link {link} was promoted: its target belongs to its own producers, and nothing is copied into it any more"

@@ -181,7 +181,7 @@ async def _refuse_another(target: Cluster, link: str, given: LinkTopics, on_targ
     controls = await read_controls(target)
     require_no_unreadable(controls, link, names, target)
     for other, control in controls.links.items():
-        if other == link or control.is_promoted or control.topics is None:
+        if other == link or control.is_promotion_begun or control.topics is None:
             continue
         if both := [name for name in names if LinkTopics.from_json(control.topics).writes(name)]:
             raise OptionError(

@@ -51,7 +51,9 @@ async def promoted_copies(
     copies: dict[str, str] = {}
     unknown: dict[str, str] = {}
     there: dict[str, list[int]] = {}
-    others = {name: control for name, control in links.items() if control.is_promoted and not control.is_handed_back}
+    others = {
+        name: control for name, control in links.items() if control.is_promotion_begun and not control.is_handed_back
+    }
     if rest and not is_identical:
         there = await target.partitions(rest)
         unnamed = await mapped_links(target) if asks_unnamed else ()

@@ -178,7 +178,7 @@ class Verification:
             ]
         origin = self._ids["source"]["cluster"]
         self._promoted = promoted = [
-            control for control in links.values() if control.is_promoted and control.may_copy_from(origin)
+            control for control in links.values() if control.is_promotion_begun and control.may_copy_from(origin)
         ]
         copying = [control for control in links.values() if control.source_cluster_id == origin and not control.is_over]
         for link, control in links.items():

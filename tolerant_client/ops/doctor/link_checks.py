@@ -323,7 +323,7 @@ def progress_findings(
     link: str, backlogs: Sequence[Backlog], control: LinkControl | None, seconds: float
 ) -> Iterator[Told]:
     """Whether the link copies at all, and which partitions do not move; those that an operator paused are left out."""
-    if seconds < _PROGRESS_S or (control is not None and (control.is_promoted or WHOLE_LINK in control.paused)):
+    if seconds < _PROGRESS_S or (control is not None and (control.is_promotion_begun or WHOLE_LINK in control.paused)):
         return
     standing = [b for b in backlogs if b.has_stood and not (control is not None and control.pauses(b.now.partition))]
     if not standing or not any(b.position > 0 for b in backlogs):  # the second: the link was never started
@@ -391,13 +391,14 @@ def control_findings(
         evidence, _, remedy = lost_map.partition(". ")
         yield Told(Severity.ERROR, f"link {link}", evidence, remedy)
     resume = f"tolerant-kafka resume {options.of_target}"
-    if control.is_promoted:
+    if control.is_half_promoted:
+        again = f"Run it again: tolerant-kafka promote {options.of_both}, or failover {options.of_target}"
         yield Told(
-            Severity.WARNING,
-            f"link {link}",
-            "it is promoted: nothing is copied any more",
-            "None if that is intended; the guide to the failover drill says how to copy the other way",
+            Severity.WARNING, f"link {link}", "its promotion has begun and has not ended: nothing is copied", again
         )
+    if control.is_promoted:
+        back = "None if that is intended; the guide to the failover drill says how to copy the other way"
+        yield Told(Severity.WARNING, f"link {link}", "it is promoted: nothing is copied any more", back)
     if paused := control.paused_words:
         yield Told(Severity.WARNING, f"link {link}", f"paused: {some(paused)}", resume)
     if control.bytes_per_s:

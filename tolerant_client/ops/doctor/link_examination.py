@@ -348,7 +348,7 @@ class _Link:
     ) -> None:
         """What waits to be copied; of partitions that are `stopped` the cause has been told."""
         source, checkup, link = self._source, self._checkup, self._subject.link
-        if control is not None and control.is_promoted:
+        if control is not None and control.is_promotion_begun:
             return  # the target is independent now
         lags = {p: lag for p, lag in self.look().items() if p in before}
         if not lags:

@@ -34,14 +34,14 @@ def health_of(state: LinkState, now_ms: int) -> tuple[Health, tuple[Reason, ...]
     control = state.control
     if control.is_handed_back:
         return Health.HANDED_BACK, ()
-    if control.is_promoted and control.is_fenced:
+    if control.is_promoted:
         return Health.PROMOTED, ()
     reasons = sorted_by_weight(_reasons(state, now_ms))
     return worst(reasons), reasons
 
 
 def _reasons(state: LinkState, now_ms: int) -> Iterator[Reason]:
-    if state.control.is_promoted or state.control.is_fenced:
+    if state.control.is_promotion_begun or state.control.is_fenced:
         text = "Its promotion has begun and has not ended, and nothing is copied: run the same command again"
         yield Reason(Health.BLOCKED, text)
     if state.phase is Phase.FAILED:

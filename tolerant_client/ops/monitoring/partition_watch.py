@@ -91,7 +91,7 @@ class PartitionWatch:
         """
         ends, stable = (source.ends, source.stable) if source is not None else ({}, {})
         positions = dict(target_ends if self._is_identical else state.report.acked)
-        if state.control.is_promoted:
+        if state.control.is_promotion_begun:
             positions = {}
         rates = self._rates.of(now, positions)
         topics = sizes_by_topic(state.report.copied)

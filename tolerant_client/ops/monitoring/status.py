@@ -118,6 +118,7 @@ def _standing(state: LinkState) -> Iterator[dict[str, Any]]:
 def _control(state: LinkState) -> dict[str, Any]:
     control = state.control
     return {
+        "is_promotion_begun": control.is_promotion_begun,
         "is_promoted": control.is_promoted,
         "is_fenced": control.is_fenced,
         "is_handed_back": control.is_handed_back,

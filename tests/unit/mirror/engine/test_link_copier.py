@@ -292,7 +292,7 @@ def test_what_a_partition_waits_for_is_named_when_it_is_given_up_and_no_silent_s
         (LinkControl(), None),
         (LinkControl(paused=frozenset({"orders"})), Errors.NotLeaderForPartitionError),
         (LinkControl(paused_partitions=frozenset({SECOND})), None),
-        (LinkControl(is_promoted=True), LinkPromotedError),
+        (LinkControl(is_promotion_begun=True), LinkPromotedError),
     ],
 )
 def test_what_lasts_obeys_what_the_operator_said_before_each_of_its_requests(

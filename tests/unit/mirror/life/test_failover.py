@@ -157,7 +157,10 @@ def test_a_failover_fences_what_has_a_leader_and_later_the_rest_alone(world: Wor
 
 
 def test_a_failover_whose_partition_without_a_leader_was_deleted_is_finished(world: World) -> None:
-    world.ends, world.control = ends(10, None, None), replace(world.control, is_promoted=True, unfenced=frozenset({Q}))
+    world.ends, world.control = (
+        ends(10, None, None),
+        replace(world.control, is_promotion_begun=True, unfenced=frozenset({Q})),
+    )
     assert world.failover().is_done and world.done == ["fenced but some", "fenced"]
 
 

@@ -25,7 +25,7 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 P, Q = TopicPartition("orders", 0), TopicPartition("clicks", 0)
 PROMOTED = LinkControl(
-    is_promoted=True,
+    is_promotion_begun=True,
     is_fenced=True,
     source_cluster_id="A",
     topics=LinkTopics.of("orders|clicks").to_json(),
@@ -34,10 +34,10 @@ PROMOTED = LinkControl(
 )
 BACK = LinkControl(source_cluster_id="B", topics=LinkTopics.of("orders").to_json(), producer_ids=(9,))
 
-FORMER_BACK = replace(BACK, is_promoted=True, is_fenced=True, copied_until={P: 60})
+FORMER_BACK = replace(BACK, is_promotion_begun=True, is_fenced=True, copied_until={P: 60})
 
 FOUND = LinkControl(
-    is_promoted=True,
+    is_promotion_begun=True,
     is_fenced=True,
     topics=LinkTopics.of(".*").to_json(),
     copied_until={TopicPartition("x", 0): 5},
@@ -179,7 +179,7 @@ def test_a_promotion_that_is_repeated_says_again_what_was_left_behind() -> None:
     [
         (Source(ids={"orders": "5"}), "was created again on the source"),
         (Source({"back": BACK}), "link back has copied back to it"),
-        (Source({"back": replace(BACK, is_promoted=True, is_fenced=True)}), "link back has copied back to it"),
+        (Source({"back": replace(BACK, is_promotion_begun=True, is_fenced=True)}), "link back has copied back to it"),
         (Source({"back": replace(FORMER_BACK, copied_until={P: 101})}), "link back has copied back to it"),
         (Source({"back": FORMER_BACK}), ""),  # before our own copies
         (Source(Errors.TopicAuthorizationFailedError("no")), "we may not read tolerant-mirror-control of the source"),
@@ -204,7 +204,7 @@ def test_another_cluster_as_source_tells_nothing() -> None:
 
 def test_while_a_promotion_without_a_control_is_not_finished_what_it_left_behind_is_unknown() -> None:
     """Its control does not have the producer id of the marker that ends a log."""
-    half = LinkControl(is_promoted=True, topics=PROMOTED.topics, copied_until={Q: 20}, unfenced=frozenset((P,)))
+    half = LinkControl(is_promotion_begun=True, topics=PROMOTED.topics, copied_until={Q: 20}, unfenced=frozenset((P,)))
     lags, why = asyncio.run(
         left_behind.as_left(Source(), Target(), half, [PartitionLag(P, 11, 10, 10, 0), PartitionLag(Q, 20, 25, 25, 0)])  # type: ignore[arg-type]
     )

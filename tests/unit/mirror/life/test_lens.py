@@ -170,14 +170,17 @@ class Logs:
     ("control", "positions"),
     [
         (LinkControl(), {FIRST: 120, SECOND: 8}),
-        (LinkControl(is_promoted=True, is_fenced=True, copied_until={FIRST: 100, SECOND: 7}), {FIRST: 100, SECOND: 7}),
-        (LinkControl(is_promoted=True, is_fenced=True), {}),  # of version 0.1
-        (LinkControl(is_promoted=True, producer_ids=(7,)), {FIRST: 120, SECOND: 7}),  # killed after its fence
         (
-            LinkControl(is_promoted=True, copied_until={FIRST: 100}, unfenced=frozenset({SECOND})),
+            LinkControl(is_promotion_begun=True, is_fenced=True, copied_until={FIRST: 100, SECOND: 7}),
+            {FIRST: 100, SECOND: 7},
+        ),
+        (LinkControl(is_promotion_begun=True, is_fenced=True), {}),  # of version 0.1
+        (LinkControl(is_promotion_begun=True, producer_ids=(7,)), {FIRST: 120, SECOND: 7}),  # killed after its fence
+        (
+            LinkControl(is_promotion_begun=True, copied_until={FIRST: 100}, unfenced=frozenset({SECOND})),
             {FIRST: 100, SECOND: 8},
         ),
-        (LinkControl(is_promoted=True, unfenced=frozenset({SECOND}), producer_ids=(7,)), {SECOND: 7}),
+        (LinkControl(is_promotion_begun=True, unfenced=frozenset({SECOND}), producer_ids=(7,)), {SECOND: 7}),
     ],
 )
 def test_a_promoted_link_had_copied_up_to_where_its_fence_said(
@@ -217,7 +220,7 @@ def test_a_promoted_link_with_translated_offsets_had_copied_nothing_of_what_its_
     async def respond(value: Any) -> Any:
         return value
 
-    control = LinkControl(is_promoted=True, is_fenced=True, copied_until={FIRST: 100})
+    control = LinkControl(is_promotion_begun=True, is_fenced=True, copied_until={FIRST: 100})
     monkeypatch.setattr(lens, "list_led_offsets", led)
     monkeypatch.setattr(lens, "read_control", lambda *_: respond(control))
     monkeypatch.setattr(lens, "lost_map", lambda *_: respond(None))

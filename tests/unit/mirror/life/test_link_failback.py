@@ -175,7 +175,9 @@ def test_what_is_not_deleted_is_not_said_to_be_given_up_with_an_option(discards:
 
 
 def test_a_link_that_begins_again_has_nothing_of_its_former_logs() -> None:
-    former = LinkControl(producer_ids=(OURS,), is_promoted=True, begun=BEGUN, log_starts={TopicPartition("own", 0): 40})
+    former = LinkControl(
+        producer_ids=(OURS,), is_promotion_begun=True, begun=BEGUN, log_starts={TopicPartition("own", 0): 40}
+    )
     now = failback.begun(former, "A", LinkTopics.of("orders"), {TopicPartition("orders", 0): 500})
     assert (now.log_starts, now.begun, now.generation) == ({}, {}, 1)
 
@@ -263,7 +265,7 @@ def test_a_copy_of_a_link_whose_failover_did_not_know_the_source_is_known_by_rec
 ) -> None:
     """Its control was deleted before: an equal name alone shows nothing, since it may have copied from another cluster."""
     fenced = LinkControl(
-        is_promoted=True, is_fenced=True, topics=EVERYTHING, copied_until={TopicPartition("own", 0): 9}
+        is_promotion_begun=True, is_fenced=True, topics=EVERYTHING, copied_until={TopicPartition("own", 0): 9}
     )
     for shares in (True, False):
         monkeypatch.setattr(failback, "shares_records", AsyncMock(return_value=shares))
@@ -277,14 +279,14 @@ def test_another_links_failover_without_a_control_refuses_only_what_it_fenced() 
     told = AsyncMock(return_value={"tolerant-mirror-offsets-x": [0]})
     source: Any = SimpleNamespace(wire_topic=str, topic_of=str, partitions=told)
     fenced = {TopicPartition("own", 0): 9}
-    other = LinkControl(is_promoted=True, is_fenced=True, topics=EVERYTHING, copied_until=fenced)
+    other = LinkControl(is_promotion_begun=True, is_fenced=True, topics=EVERYTHING, copied_until=fenced)
     assert drive(failback._refuse_translated(source, ["orders"], {"x": other})) is None
     with pytest.raises(OptionError, match="Link x copied topic own with translated offsets"):
         drive(failback._refuse_translated(source, ["orders", "own"], {"x": other}))
     # An ordinary promotion of a link whose expression was refused some topics.
     known = replace(other, source_cluster_id="A")
     assert drive(failback._refuse_translated(source, ["orders"], {"x": known})) is None
-    live = replace(known, is_promoted=False, is_fenced=False, copied_until={})  # what it copies closes a circle
+    live = replace(known, is_promotion_begun=False, is_fenced=False, copied_until={})  # what it copies closes a circle
     assert drive(failback._refuse_translated(source, ["orders"], {"x": live})) is None
 
 
@@ -427,7 +429,7 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
         return set()
 
     users, beats = TopicPartition("users", 0), TopicPartition("heartbeats", 0)
-    former = LinkControl(producer_ids=(OURS,), is_promoted=True, is_fenced=True, begun={PLACE: NOW})
+    former = LinkControl(producer_ids=(OURS,), is_promotion_begun=True, is_fenced=True, begun={PLACE: NOW})
     view = SimpleNamespace(on_source=dict.fromkeys(("orders", "users", "heartbeats"), [0]), require_seen=lambda _: None)
     source: Any = SimpleNamespace(connect=nothing, wire_topic=str, cluster_id=lambda: told("B-id"))
     target: Any = SimpleNamespace(require_record_batches=nothing)
@@ -457,7 +459,7 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
     monkeypatch.setattr(failback, "read_control", lambda *_: told(responses["read_control"]))
     with pytest.raises(OptionError, match="Whether another link copies the same topics is unknown: we may not read"):
         failback.failback(source, target, "oops", "orders|users", discards=discards).send(None)
-    for live in (LinkControl(producer_ids=(OURS,)), LinkControl(map_id="m"), replace(former, is_promoted=False)):
+    for live in (LinkControl(producer_ids=(OURS,)), LinkControl(map_id="m"), replace(former, is_promotion_begun=False)):
         responses["read_control"] = live
         with pytest.raises(OptionError, match="copies into this target already and was not promoted"):
             failback.failback(source, target, "oops", "orders|users", discards=discards).send(None)

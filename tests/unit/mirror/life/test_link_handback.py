@@ -142,7 +142,7 @@ def test_what_goes_wrong_behind_the_control_is_a_failure_that_the_same_command_m
         (LinkControl(), True, "nothing to hand back"),
         (replace(RAN, producer_ids=()), False, "nothing to hand back"),  # taken over, never started
         (replace(RAN, source_cluster_id="other"), False, "copied from cluster other"),
-        (replace(RAN, is_promoted=True), False, "was promoted"),
+        (replace(RAN, is_promotion_begun=True), False, "was promoted"),
         (RAN, False, None),
         (replace(RAN, is_handed_back=True), False, None),  # killed on the way
         (replace(RAN, producer_ids=()), True, None),

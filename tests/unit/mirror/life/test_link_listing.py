@@ -124,12 +124,14 @@ def test_whether_a_mirror_runs_is_what_was_seen_of_it(runs: list[Run] | None, sa
 def test_what_the_operator_has_said_comes_first() -> None:
     found = states(
         [],
-        a=replace(DR, is_promoted=True),
+        a=replace(DR, is_promotion_begun=True, is_fenced=True),
+        half=replace(DR, is_promotion_begun=True),
         b=replace(DR, is_handed_back=True),
         c=replace(DR, paused=frozenset({"orders"})),
     )
     ending = "; no mirror was seen in the last hour"
-    assert found == {"a": f"promoted{ending}", "b": f"handed back{ending}", "c": f"paused: topic orders{ending}"}
+    said = {"a": "promoted", "half": "promotion not finished", "b": "handed back", "c": "paused: topic orders"}
+    assert found == {name: f"{words}{ending}" for name, words in said.items()}
 
 
 def test_a_record_that_cannot_be_read_is_no_link_that_is_well() -> None:
@@ -152,7 +154,9 @@ def test_a_mirror_that_runs_without_a_control_is_a_link_that_nobody_knows_more_o
 
 
 def test_of_a_link_that_was_promoted_without_a_control_nothing_is_known() -> None:
-    (found,) = listed(Controls({"dr": LinkControl(is_promoted=True, is_fenced=True)}), [run("dr", is_alive=True)], ())
+    (found,) = listed(
+        Controls({"dr": LinkControl(is_promotion_begun=True, is_fenced=True)}), [run("dr", is_alive=True)], ()
+    )
     assert (found.offsets_words, found.topics) == ("unknown", "unknown") and found.state.startswith("promoted")
 
 

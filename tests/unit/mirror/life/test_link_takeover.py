@@ -102,7 +102,7 @@ def test_a_translated_link_that_has_copied_itself_takes_over_nothing() -> None:
     )
     rows[PLACE] = rows[PLACE]._replace(position=101)
     assert copies_already(taken, rows) and copies_already(LinkControl(), rows)
-    for over in ({"is_promoted": True}, {"is_handed_back": True}):
+    for over in ({"is_promotion_begun": True}, {"is_handed_back": True}):
         assert not copies_already(replace(taken, **over), rows)  # type: ignore[arg-type]
 
 

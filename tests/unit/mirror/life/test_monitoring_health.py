@@ -67,8 +67,8 @@ ROWS: list[tuple[Health, dict[str, Any], str]] = [
     (Health.HEALTHY, {"ledger": None}, ""),
     (Health.PAUSED, {"control": LinkControl(paused=frozenset(("",)))}, "paused the whole link"),
     (Health.PAUSED, {"control": LinkControl(paused=frozenset(("orders",))), "report": told("its broker says no")}, "paused topic orders"),
-    (Health.PROMOTED, {"control": LinkControl(is_promoted=True, is_fenced=True)}, ""),
-    (Health.PROMOTED, {"control": LinkControl(is_promoted=True, is_fenced=True), "phase": Phase.STOPPED}, ""),
+    (Health.PROMOTED, {"control": LinkControl(is_promotion_begun=True, is_fenced=True)}, ""),
+    (Health.PROMOTED, {"control": LinkControl(is_promotion_begun=True, is_fenced=True), "phase": Phase.STOPPED}, ""),
     (Health.HANDED_BACK, {"control": LinkControl(is_handed_back=True), "unreachable": {"source": "gone"}}, ""),
     (Health.WAITING, {"phase": Phase.RESTARTING, "problem": "lost"}, "started again: lost"),
     (Health.WAITING, {"phase": Phase.STARTING}, "starting for 60 min"),
@@ -87,7 +87,7 @@ ROWS: list[tuple[Health, dict[str, Any], str]] = [
     (Health.UNKNOWN, {"phase": Phase.STOPPED}, "stopped: all numbers are as of then"),
     (Health.BLOCKED, {"report": replace(state().report, blocked={P: "has a foreign record batch"})}, "orders-0: has a foreign"),
     (Health.BLOCKED, {"phase": Phase.FAILED, "problem": "out of memory"}, "The mirror has failed: out of memory"),
-    (Health.BLOCKED, {"control": LinkControl(is_promoted=True)}, "promotion has begun and has not ended"),
+    (Health.BLOCKED, {"control": LinkControl(is_promotion_begun=True)}, "promotion has begun and has not ended"),
 ]  # fmt: skip
 
 CODES = {Health.WAITING: 1, Health.UNKNOWN: 1, Health.BLOCKED: 2}
@@ -197,7 +197,7 @@ def test_logs_that_were_not_compared_are_unknown() -> None:
         (LinkControl(producer_ids=(7,)), False, True),
         (LinkControl(producer_ids=(7,)), True, False),
         (LinkControl(), False, False),
-        (LinkControl(producer_ids=(7,), is_promoted=True), False, False),
+        (LinkControl(producer_ids=(7,), is_promotion_begun=True), False, False),
     ],
 )
 def test_a_link_has_logs_to_compare_once_it_has_copied_with_identical_offsets(
@@ -242,7 +242,7 @@ def test_that_adopted_logs_are_not_compared_before_the_first_start_is_told(monke
     for control, is_told in (
         (prepared, True),
         (replace(prepared, producer_ids=(7,)), False),
-        (replace(prepared, is_promoted=True, is_fenced=True), False),
+        (replace(prepared, is_promotion_begun=True, is_fenced=True), False),
     ):
         found = read_by(monkeypatch, [([], {}), ([], {})], {}, read_control=control)
         assert (status.ADOPTED_UNCOMPARED in found.notes) is is_told
@@ -425,7 +425,7 @@ def test_a_deleted_copy_that_is_awaited_keeps_its_row_and_its_lag_is_unknown(mon
     view = LinkView({"orders": [0], "new": [0]}, {}, {}, {})
     (row,) = read(monkeypatch, see_topics=view, read_control=control).topics
     assert (row.topic, row.partitions, row.lag, row.unknown) == ("orders", 1, None, (0,))
-    over = replace(control, is_promoted=True, is_fenced=True)
+    over = replace(control, is_promotion_begun=True, is_fenced=True)
     assert read(monkeypatch, see_topics=view, read_control=over).topics == ()
 
 

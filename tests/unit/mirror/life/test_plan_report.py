@@ -25,7 +25,7 @@ OWN, THEIRS, MADE = (TopicPartition(name, 0) for name in ("own", "theirs", "made
 
 
 @pytest.mark.parametrize(
-    "ended", [{"is_promoted": True, "is_fenced": True}, {"is_promoted": True}, {"is_handed_back": True}]
+    "ended", [{"is_promotion_begun": True, "is_fenced": True}, {"is_promotion_begun": True}, {"is_handed_back": True}]
 )
 def test_the_plan_of_a_link_that_is_over_says_only_that(
     monkeypatch: pytest.MonkeyPatch, ended: dict[str, bool]

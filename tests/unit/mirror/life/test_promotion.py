@@ -204,7 +204,7 @@ def test_a_cluster_that_is_away_while_groups_are_rehearsed_leaves_the_link_alone
     world.groups = [ClusterUnreachableError("away")]
     with pytest.raises(ClusterUnreachableError):
         world.promote()
-    assert world.done == ["rehearsal"] and not world.control.is_promoted
+    assert world.done == ["rehearsal"] and not world.control.is_promotion_begun
 
 
 def test_a_promotion_whose_groups_were_cut_short_goes_on(world: World) -> None:
@@ -212,7 +212,7 @@ def test_a_promotion_whose_groups_were_cut_short_goes_on(world: World) -> None:
     with pytest.raises(TolerantClientError, match="Error: away; the promotion has begun and is not finished") as caught:
         world.promote()
     assert exit_code(caught.value) == 1, "2 says that nothing was written"
-    assert world.control.is_promoted and not world.control.is_fenced
+    assert world.control.is_promotion_begun and not world.control.is_fenced
     world.ends, world.compared = ends(11, 12, 12), None  # a fence lies there, and somebody has gone on writing
     report = world.promote()
     assert report.is_done and report.exit_code == 3 and report.partitions[0].lag == 2
@@ -233,7 +233,7 @@ def test_what_is_in_the_way_is_found_before_anything_is_written(
         setattr(world, name, value)
     report = world.promote()
     assert not report.is_done and report.exit_code == 3 and text in report.blockers[0]
-    assert world.done == ["rehearsal", "rehearsal"] and not world.control.is_promoted
+    assert world.done == ["rehearsal", "rehearsal"] and not world.control.is_promotion_begun
 
 
 def test_a_file_that_has_fewer_topics_than_its_link_is_no_reason_to_refuse(world: World) -> None:
@@ -265,7 +265,7 @@ def test_a_topic_that_the_source_alone_has_since_another_link_may_copy_it_is_nam
     report = world.promote(is_dry_run=is_dry_run)
     assert report.is_done is not is_dry_run and report.exit_code == 3 and not report.warnings
     assert report.not_promoted == ("clicks-0: only on the source, so not promoted: Link x may copy into topic clicks",)
-    world.control = replace(world.control, is_promoted=True, is_fenced=False)
+    world.control = replace(world.control, is_promotion_begun=True, is_fenced=False)
     assert world.promote(is_dry_run=is_dry_run).not_promoted == report.not_promoted
     assert unmade_texts({lacking: "why"}, [TopicPartition("clicks", 1)], ()) != []
     assert unmade_texts({lacking: "why"}, [lacking], ()) == [], "its mirror was free to make it meanwhile"
@@ -335,7 +335,7 @@ def test_what_the_file_has_no_more_is_compared_and_is_not_in_the_way(world: Worl
     report = world.promote(topics=ORDERS, of_file=True)
     assert report.is_done and report.exit_code == 3 and report.damaged == ("clicks-0 has a foreign record batch",)
     world.control, world.compared = (
-        replace(world.control, is_promoted=False, is_fenced=False),
+        replace(world.control, is_promotion_begun=False, is_fenced=False),
         Comparison({}, (CLICKS,)),
     )
     (text,) = world.promote(topics=ORDERS, of_file=True, is_dry_run=True).damaged
@@ -445,7 +445,7 @@ def test_what_is_waited_for_is_told_when_it_changes(world: World) -> None:
 
 
 def test_a_promotion_that_was_begun_leaves_out_what_no_mirror_can_make_any_more(world: World) -> None:
-    world.control = replace(world.control, is_promoted=True)
+    world.control = replace(world.control, is_promotion_begun=True)
     world.lacking = (TopicPartition("orders", 1),)
     report = world.promote()
     assert report.is_done and report.warnings[0] == "orders-1: only on the source, so not promoted"
@@ -453,7 +453,7 @@ def test_a_promotion_that_was_begun_leaves_out_what_no_mirror_can_make_any_more(
 
 @pytest.mark.parametrize("is_dry_run", [False, True])
 def test_a_promotion_whose_map_was_lost_after_it_was_begun_goes_on_and_tells_it(world: World, is_dry_run: bool) -> None:
-    world.control = replace(world.control, is_promoted=True)
+    world.control = replace(world.control, is_promotion_begun=True)
     world.is_translated, world.lost, world.ends = True, "the map was deleted", PartitionLag(P, None, 90, 90, 0)
     report = world.promote(groups=None, is_dry_run=is_dry_run)
     assert report.is_done is not is_dry_run and report.exit_code == 3 and report.damaged == (MAP_IS_LOST,)
@@ -501,7 +501,7 @@ def test_a_map_that_a_former_link_of_this_name_has_left_makes_no_link_translated
 
 def test_what_a_promotion_leaves_behind_is_said_beside_its_exit_code(world: World) -> None:
     """One that was interrupted goes on whatever is lost; heartbeats never end."""
-    world.control, world.ends = replace(world.control, is_promoted=True), ends(11, 13, 13)
+    world.control, world.ends = replace(world.control, is_promotion_begun=True), ends(11, 13, 13)
     would, left = world.promote(is_dry_run=True), world.promote()
     unknown = "not copied, and how many committed records they have is unknown"
     assert would.left_behind.startswith(f"2 offsets of orders-0 would be {unknown}")

@@ -42,7 +42,7 @@ def test_where_the_copies_end_is_left_out_if_the_target_takes_no_record_of_that_
     written: list[LinkControl] = []
 
     async def update(_: object, __: str, change: Callable[[LinkControl], LinkControl]) -> LinkControl:
-        control = change(LinkControl(is_promoted=True))
+        control = change(LinkControl(is_promotion_begun=True))
         if control.copied_until:
             raise Errors.MessageSizeTooLargeError("too large")
         written.append(control)
@@ -52,7 +52,7 @@ def test_where_the_copies_end_is_left_out_if_the_target_takes_no_record_of_that_
     partition = PromotedPartition("orders", 0, 9, 0, None)
     report = PromotionReport("promote", "dr", False, True, (partition,))
     of = PromotedLink("dr", cast(Cluster, None), ORDERS, is_translated=False, lost_map=None)
-    asyncio.run(promotion_steps.write_end(of, LinkControl(is_promoted=True), report, 7))
+    asyncio.run(promotion_steps.write_end(of, LinkControl(is_promotion_begun=True), report, 7))
     assert [(control.is_fenced, control.copied_until) for control in written] == [(True, {})]
 
 
@@ -70,7 +70,7 @@ def test_what_was_found_without_a_control_is_kept_as_far_as_the_target_takes_it(
             most: int = most,
             to: list[LinkControl] = written,
         ) -> LinkControl:
-            control = change(LinkControl(is_promoted=True, topics=ORDERS.to_json()))
+            control = change(LinkControl(is_promotion_begun=True, topics=ORDERS.to_json()))
             if len(control.copied_until) + len(control.begun) > most:
                 raise Errors.MessageSizeTooLargeError("too large")
             to.append(control)
@@ -80,7 +80,7 @@ def test_what_was_found_without_a_control_is_kept_as_far_as_the_target_takes_it(
         report = PromotionReport("failover", "dr", False, True, (PromotedPartition("orders", 0, 9, 0, None),))
         evidence = Evidence(Carried(frozenset((P,))), producer_ids=(5,))
         of = PromotedLink("dr", cast(Cluster, None), ORDERS, is_translated=False, lost_map=None, evidence=evidence)
-        asyncio.run(promotion_steps.write_end(of, LinkControl(is_promoted=True), report, 7))
+        asyncio.run(promotion_steps.write_end(of, LinkControl(is_promotion_begun=True), report, 7))
         (control,) = written
         assert control.is_fenced and control.producer_ids == (5, 7)
         assert (len(control.copied_until), len(control.begun)) == (most == 2, most > 0)
@@ -107,7 +107,7 @@ def test_what_another_link_has_is_neither_fenced_nor_waited_for_nor_shown_but_na
         assert text.startswith("clicks-0 on the target: not link dr's, and nothing was written there: Link x copies")
         assert ("fence" in world.done) is not is_dry_run and not any("," in done for done in world.done)
         world.done.clear()
-        world.control = replace(world.control, is_promoted=False, is_fenced=False)
+        world.control = replace(world.control, is_promotion_begun=False, is_fenced=False)
 
 
 def test_a_file_that_has_more_topics_than_its_link_is_in_the_way_until_a_mirror_was_started_with_it(
@@ -161,13 +161,13 @@ def test_a_link_that_never_ran_there_is_not_promoted_whatever_its_topics_match(
     world.back = "link A-B copies topic orders from this target to this source"
     with pytest.raises(OptionError, match="link A-B copies topic orders .*: are source and target exchanged"):
         world.promote(topics=ORDERS, is_dry_run=is_dry_run)
-    assert world.done == [] and not world.control.is_promoted
+    assert world.done == [] and not world.control.is_promotion_begun
 
 
 def test_the_control_names_the_id_that_fenced_also_if_the_coordinator_had_forgotten_the_links(world: World) -> None:
     """After seven days without a start: else verify and failback would take the fence for another producer's."""
     for action in (world.promote, world.failover):
-        world.control = replace(world.control, producer_ids=(5,), is_promoted=False, is_fenced=False)
+        world.control = replace(world.control, producer_ids=(5,), is_promotion_begun=False, is_fenced=False)
         assert action().is_done and world.control.producer_ids == (5, 7)
 
 
@@ -230,7 +230,7 @@ def test_a_control_that_is_deleted_while_a_promotion_fences_is_written_again(wor
         assert action().is_done
         assert world.control == replace(
             BEGUN,
-            is_promoted=True,
+            is_promotion_begun=True,
             is_fenced=True,
             producer_ids=(5, 7),
             copied_until={P: 10},
@@ -290,7 +290,7 @@ def test_the_marker_of_an_interrupted_fence_is_no_copy_also_without_a_control(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_topics, "read_controls", AsyncMock(return_value=Controls({})))
-    world.control, world.ids = LinkControl(is_promoted=True, topics=ORDERS.to_json()), (5,)
+    world.control, world.ids = LinkControl(is_promotion_begun=True, topics=ORDERS.to_json()), (5,)
     world.carried = Carried(frozenset((P,)))
     for action in (world.failover, world.promote):
         world.looked_as.clear()
@@ -315,13 +315,13 @@ def test_what_a_failover_without_a_control_left_for_later_is_decided_by_the_same
 
 
 def test_what_is_promoted_already_is_promoted_by_nobody_again(world: World) -> None:
-    world.control = replace(world.control, is_promoted=True, is_fenced=True)
+    world.control = replace(world.control, is_promotion_begun=True, is_fenced=True)
     assert world.promote().is_done and world.failover().is_done and world.done == []
 
 
 def by_another(control: LinkControl, *, is_fenced: bool = True) -> LinkControl:
     """The control as another command has left it, which promoted the link meanwhile or still does."""
-    return replace(control, is_promoted=True, is_fenced=is_fenced, promotion="another")
+    return replace(control, is_promotion_begun=True, is_fenced=is_fenced, promotion="another")
 
 
 def sleeps(monkeypatch: pytest.MonkeyPatch, world: World, *controls: LinkControl) -> None:
@@ -382,7 +382,7 @@ def test_of_two_commands_that_promote_a_link_at_the_same_time_one_fences(
     is_translated: bool,
 ) -> None:
     """Once the first one says that the link is promoted, applications write: a second fence would end up in their log."""
-    before = replace(world.control, is_promoted=known is not None, promotion=known)
+    before = replace(world.control, is_promotion_begun=known is not None, promotion=known)
     for is_fenced in (True, False):
         world.control, world.done, world.is_translated = before, [], is_translated
 
@@ -410,7 +410,7 @@ def test_a_promotion_from_which_a_repeat_has_taken_over_neither_moves_groups_nor
     taken = by_another(world.control, is_fenced=False)
 
     async def take_over(*_: object, **__: object) -> list[LedgerRow]:
-        world.control = taken if world.control.is_promoted else world.control
+        world.control = taken if world.control.is_promotion_begun else world.control
         return []
 
     monkeypatch.setattr(promotion_view, "read_ledger", take_over)
@@ -425,7 +425,7 @@ def test_who_may_not_fence_promotes_nothing_half(world: World, is_translated: bo
     for action in (world.promote, world.failover):
         with pytest.raises(OptionError, match="grant us Write on the prefix tolerant-mirror-"):
             action()
-    assert world.done == ["rehearsal"] and not world.control.is_promoted
+    assert world.done == ["rehearsal"] and not world.control.is_promotion_begun
 
 
 def test_a_link_that_was_handed_back_is_not_promoted(world: World) -> None:
@@ -480,7 +480,7 @@ def test_the_map_of_a_link_that_was_fenced_says_so_and_where_it_could_not_be_tol
         {there: "NotEnoughReplicasError", there._replace(partition=9): ""},
     ):
         world.done.clear()
-        world.control, world.untold = replace(world.control, is_promoted=False, is_fenced=False), untold
+        world.control, world.untold = replace(world.control, is_promotion_begun=False, is_fenced=False), untold
         report = action(world)
         assert report.is_done and world.control.is_fenced and report.exit_code == 0
         told = [text for text in report.warnings if "could not be told" in text]
@@ -496,7 +496,7 @@ def test_a_report_that_was_cut_short_is_made_again(world: World) -> None:
         world.ledger = [None, error]
         with pytest.raises(TolerantClientError, match="begun and is not finished: run this again") as caught:
             action()
-        assert exit_code(caught.value) == 1 and world.control.is_promoted
+        assert exit_code(caught.value) == 1 and world.control.is_promotion_begun
     assert not world.control.is_fenced and world.promote().partitions and world.control.is_fenced
 
 
@@ -508,7 +508,7 @@ def test_a_ledger_that_may_not_be_read_is_refused_before_anything_is_written(wor
             OptionError, match="grant us Read and Describe on topic tolerant-mirror-ledger of the target"
         ):
             action(is_dry_run=is_dry_run)
-    assert not world.control.is_promoted and set(world.done) <= {"rehearsal"}
+    assert not world.control.is_promotion_begun and set(world.done) <= {"rehearsal"}
 
 
 def test_who_may_not_read_what_is_to_be_fenced_promotes_nothing_half(world: World) -> None:
@@ -516,7 +516,7 @@ def test_who_may_not_read_what_is_to_be_fenced_promotes_nothing_half(world: Worl
     for action in (world.promote, world.failover):
         with pytest.raises(OptionError, match="Fetch of orders-0 .*; fencing takes Read and Write on the topics"):
             action()
-    assert not world.control.is_promoted and set(world.done) <= {"rehearsal"}
+    assert not world.control.is_promotion_begun and set(world.done) <= {"rehearsal"}
 
 
 def test_our_own_mistakes_are_not_called_a_cluster_that_refuses() -> None:

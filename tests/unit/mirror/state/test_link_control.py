@@ -77,8 +77,17 @@ def test_a_control_is_read_as_it_was_written() -> None:
     assert decode_control(encode_control(LinkControl(), 1)) == LinkControl()
 
 
+@pytest.mark.parametrize(("is_fenced", "is_promoted"), [(False, False), (True, True)])
+def test_a_promotion_has_the_name_in_a_record_that_it_always_had(is_fenced: bool, is_promoted: bool) -> None:
+    earlier = json.dumps({"version": 1, "is_promoted": True, "is_fenced": is_fenced}).encode()
+    read = decode_control(earlier)
+    assert (read.is_promotion_begun, read.is_promoted, read.is_half_promoted) == (True, is_promoted, not is_promoted)
+    again = json.loads(encode_control(read, 1))
+    assert again["is_promoted"] is True and "is_promotion_begun" not in again
+
+
 def test_a_control_that_an_earlier_failover_wrote_without_topics_has_those_that_it_fenced() -> None:
-    written = LinkControl(is_promoted=True, is_fenced=True, copied_until={TopicPartition("a.b", 0): 3, P: 9})
+    written = LinkControl(is_promotion_begun=True, is_fenced=True, copied_until={TopicPartition("a.b", 0): 3, P: 9})
     read = decode_control(encode_control(written, 1))
     assert read == replace(written, topics=read.topics) and read.topics is not None
     topics = LinkTopics.from_json(read.topics)
@@ -89,7 +98,7 @@ def test_a_control_that_an_earlier_failover_wrote_without_topics_has_those_that_
 
 def test_a_failover_without_a_control_says_of_what_it_fenced_alone_that_the_link_had_it() -> None:
     """Its expressions match topics of others, which are from other clusters."""
-    found = LinkControl(is_promoted=True, topics=LinkTopics.of(".*").to_json())
+    found = LinkControl(is_promotion_begun=True, topics=LinkTopics.of(".*").to_json())
     for untold in (found, replace(found, is_fenced=True)):  # the target may take no record that says it
         assert untold.writes("orders") and untold.writes("clicks")
     left = replace(found, copied_until={P: 3}, unfenced=frozenset((TopicPartition("late", 0),)))
@@ -100,14 +109,14 @@ def test_a_failover_without_a_control_says_of_what_it_fenced_alone_that_the_link
     # Was refused what its expression matches besides.
     ordinary = replace(fenced, source_cluster_id="A", copied_until={P: 3})
     assert ordinary.writes("orders") and not ordinary.writes("clicks")
-    assert replace(ordinary, is_promoted=False, is_fenced=False).writes("clicks")
+    assert replace(ordinary, is_promotion_begun=False, is_fenced=False).writes("clicks")
 
 
 def test_fields_of_other_versions_are_kept() -> None:
     value = json.dumps({**json.loads(encode_control(FULL, 1)), "colour": ["blue"]}).encode()
     read = decode_control(value)
     assert read.others == {"colour": ["blue"]}
-    assert json.loads(encode_control(replace(read, is_promoted=False), 2))["colour"] == ["blue"]
+    assert json.loads(encode_control(replace(read, is_promotion_begun=False), 2))["colour"] == ["blue"]
 
 
 @pytest.mark.parametrize(
@@ -223,25 +232,25 @@ TARGET, SOURCE = CLUSTERS
 def test_a_promoted_link_may_not_write() -> None:
     LinkControl().require_not_promoted("dr", TARGET)
     with pytest.raises(LinkPromotedError, match="failback"):
-        LinkControl(is_promoted=True, is_fenced=True).require_not_promoted("dr", TARGET)
+        LinkControl(is_promotion_begun=True, is_fenced=True).require_not_promoted("dr", TARGET)
 
 
 def test_a_promotion_that_was_not_finished_is_told_as_one_and_not_as_done() -> None:
     again = "begun and not finished.* run again: tolerant-kafka promote --source {} --target b:9092 --link dr or, .*failover"
     with pytest.raises(LinkPromotedError, match=again.format("SOURCE")):
-        LinkControl(is_promoted=True).require_not_promoted("dr", TARGET)
+        LinkControl(is_promotion_begun=True).require_not_promoted("dr", TARGET)
     with pytest.raises(LinkPromotedError, match=again.format("a:9092")) as caught:
-        LinkControl(is_promoted=True).require_not_promoted("dr", TARGET, SOURCE)
+        LinkControl(is_promotion_begun=True).require_not_promoted("dr", TARGET, SOURCE)
     assert "failback" not in str(caught.value) and exit_code(caught.value) == 2
     with pytest.raises(
         LinkPromotedError, match="may still write there: orders-3; .*run again: tolerant-kafka failover"
     ):
-        LinkControl(is_promoted=True, unfenced=frozenset({P})).require_not_promoted("dr", TARGET)
+        LinkControl(is_promotion_begun=True, unfenced=frozenset({P})).require_not_promoted("dr", TARGET)
     of_file: Any = SimpleNamespace(file_options="--config mm2.properties --flow 'A->B'")
     with pytest.raises(LinkPromotedError, match="tolerant-kafka promote --config mm2.properties --flow 'A->B' or, "):
-        LinkControl(is_promoted=True).require_not_promoted("dr", of_file)
+        LinkControl(is_promotion_begun=True).require_not_promoted("dr", of_file)
     with pytest.raises(OptionError, match="Link dr cannot begin again: its promotion was begun and not finished"):
-        require_finished(LinkControl(is_promoted=True), "dr", of_file, of_file)
+        require_finished(LinkControl(is_promotion_begun=True), "dr", of_file, of_file)
 
 
 # -- of several records one counts --------------------------------------------
@@ -301,17 +310,17 @@ def test_record_of_a_mirror_that_was_killed_before_it_could_look_takes_no_promot
 
         async def fail_over() -> None:
             await topic.change("other", paused=frozenset({"x"}))
-            await topic.change(is_promoted=True)
+            await topic.change(is_promotion_begun=True)
             topic.is_killed = True
 
         topic.before_append.append(fail_over)
         with pytest.raises(KeyboardInterrupt):
             await topic.change(copied={P: 100})
         assert json.loads(topic.log[-1].value or b"")["is_promoted"] is False
-        assert await topic.read() == LinkControl(topics=ORDERS, is_promoted=True)
+        assert await topic.read() == LinkControl(topics=ORDERS, is_promotion_begun=True)
         topic.is_killed = False
         await topic.change(is_fenced=True)
-        assert await topic.read() == LinkControl(topics=ORDERS, is_promoted=True, is_fenced=True)
+        assert await topic.read() == LinkControl(topics=ORDERS, is_promotion_begun=True, is_fenced=True)
 
     asyncio.run(run())
 
@@ -321,10 +330,10 @@ def test_two_writers_at_once_both_have_their_way(monkeypatch: pytest.MonkeyPatch
 
     async def run() -> None:
         for _ in range(2):
-            topic.before_append.append(lambda: topic.change(is_promoted=True))
+            topic.before_append.append(lambda: topic.change(is_promotion_begun=True))
             await topic.change(bytes_per_s=7)
-            assert await topic.read() == LinkControl(is_promoted=True, bytes_per_s=7)
-            await topic.change(is_promoted=False, bytes_per_s=None)
+            assert await topic.read() == LinkControl(is_promotion_begun=True, bytes_per_s=7)
+            await topic.change(is_promotion_begun=False, bytes_per_s=None)
 
     asyncio.run(run())
 
@@ -412,7 +421,7 @@ def test_what_a_link_has_begun_is_read_before_a_record_that_cannot_be_read_if_it
 def test_record_without_a_value_takes_a_link_away_before_the_topic_is_compacted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    former, gone, later = said(3, 0, is_promoted=True), Record(4, 0, b"dr", None), said(5, 0, bytes_per_s=7)
+    former, gone, later = said(3, 0, is_promotion_begun=True), Record(4, 0, b"dr", None), said(5, 0, bytes_per_s=7)
     assert newest_of("dr", [former, gone]) is newest_of("dr", [gone], former) is None
     assert controls_of([former, gone]).links == {}
     assert newest_of("dr", [former, gone, later]) is newest_of("dr", [gone, later]) is later
@@ -420,11 +429,11 @@ def test_record_without_a_value_takes_a_link_away_before_the_topic_is_compacted(
     topic = ControlTopic(monkeypatch)
 
     async def run() -> None:
-        await topic.change(is_promoted=True)
+        await topic.change(is_promotion_begun=True)
         following = ControlWatch(cast(Cluster, topic), "dr")
         await following.refresh()
         topic.log.append(gone._replace(offset=1))
-        assert (await following.refresh()).is_promoted, "what runs goes on under what it has read"
+        assert (await following.refresh()).is_promotion_begun, "what runs goes on under what it has read"
         assert await topic.read() == LinkControl()
         await topic.change(bytes_per_s=7)
         assert await topic.read() == LinkControl(bytes_per_s=7)
@@ -639,7 +648,7 @@ def test_a_control_that_was_readable_and_is_refused_now_says_nothing_until_it_ma
     watch = ControlWatch(cast(Cluster, topic), "dr")
     assert asyncio.run(watch.refresh()).bytes_per_s == 5
     topic.is_refused = True
-    topic.log.append(Record(1, 1, b"dr", encode_control(LinkControl(is_promoted=True), 1, 1)))
+    topic.log.append(Record(1, 1, b"dr", encode_control(LinkControl(is_promotion_begun=True), 1, 1)))
     for _ in range(2):
         with pytest.raises(
             OrdersHiddenError, match="we may not read topic tolerant-mirror-control .*grant us Describe"
@@ -649,7 +658,7 @@ def test_a_control_that_was_readable_and_is_refused_now_says_nothing_until_it_ma
     with pytest.raises(OrdersHiddenError):
         asyncio.run(topic.change(bytes_per_s=7))
     topic.is_refused = False
-    assert asyncio.run(watch.refresh()).is_promoted, "at once, not a minute later"
+    assert asyncio.run(watch.refresh()).is_promotion_begun, "at once, not a minute later"
 
 
 def test_a_control_that_says_no_more_what_the_link_copies_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -687,7 +696,7 @@ def test_a_process_of_a_former_life_may_not_write_in_the_next() -> None:
     watch = ControlWatch(None, "dr")  # type: ignore[arg-type]
     assert watch._as_of_our_life(LinkControl(generation=1)) == LinkControl(generation=1)
     watch.is_read = True
-    assert watch._as_of_our_life(LinkControl(generation=1)).is_promoted
+    assert watch._as_of_our_life(LinkControl(generation=1)).is_promotion_begun
     assert watch._as_of_our_life(LinkControl(bytes_per_s=5)) == LinkControl(bytes_per_s=5)
 
 
@@ -799,11 +808,15 @@ def test_what_stands_still_is_told_unless_it_is_paused() -> None:
 
 def test_a_promotion_that_died_on_the_way_is_told_with_the_commands_that_end_it() -> None:
     assert (
-        unfinished(LinkControl(), "T", "B") == unfinished(LinkControl(is_promoted=True, is_fenced=True), "T", "B") == []
+        unfinished(LinkControl(), "T", "B")
+        == unfinished(LinkControl(is_promotion_begun=True, is_fenced=True), "T", "B")
+        == []
     )
-    (text,) = unfinished(LinkControl(is_promoted=True), "--target b:1 --link dr", "--source a:1 --target b:1 --link dr")
+    (text,) = unfinished(
+        LinkControl(is_promotion_begun=True), "--target b:1 --link dr", "--source a:1 --target b:1 --link dr"
+    )
     assert "promote --source a:1 --target b:1 --link dr" in text and "failover --target b:1 --link dr" in text
-    (text,) = unfinished(LinkControl(is_promoted=True, unfenced=frozenset({P})), "--link dr", "B")
+    (text,) = unfinished(LinkControl(is_promotion_begun=True, unfenced=frozenset({P})), "--link dr", "B")
     assert "may still write there: orders-3;" in text and text.endswith("tolerant-kafka failover --link dr")
 
 

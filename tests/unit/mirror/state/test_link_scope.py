@@ -87,7 +87,7 @@ def test_a_topic_with_another_id_than_it_was_begun_with_was_made_anew(now: Topic
     begun = {TopicPartition("t", n): TopicIds("s", "t") for n in range(3)}
     controls = {
         "live": written("t", begun=begun),
-        "promoted": written("t", begun=begun, is_promoted=True),
+        "promoted": written("t", begun=begun, is_promotion_begun=True),
         "of another source": written("t", "B-id", begun=begun),
     }
     found = created_again(controls, "A-id", {"t": now, "u": TopicIds("", "x")})
@@ -418,13 +418,15 @@ def test_a_link_the_other_way_whose_promotion_is_not_finished_is_still_a_circle(
 
     half = "circle with link eu, which copied topic orders .* promotion was begun and not finished.*: tolerant-kafka promote 2 eu"
     with pytest.raises(OptionError, match=half):
-        circle(of(is_promoted=True), "orders")
-    left = of(is_promoted=True, unfenced=frozenset({TopicPartition("orders", 1)}))
+        circle(of(is_promotion_begun=True), "orders")
+    left = of(is_promotion_begun=True, unfenced=frozenset({TopicPartition("orders", 1)}))
     with pytest.raises(OptionError, match="failover left partitions .* orders-1; .*: tolerant-kafka failover 1 eu"):
         circle(left, "orders")
-    assert circle(left, "clicks") == circle(of(is_promoted=True, is_fenced=True), "orders") == ()
+    assert circle(left, "clicks") == circle(of(is_promotion_begun=True, is_fenced=True), "orders") == ()
 
-    found = LinkControl(is_promoted=True, topics=LinkTopics.of(".*").to_json())  # by a failover without a control
+    found = LinkControl(
+        is_promotion_begun=True, topics=LinkTopics.of(".*").to_json()
+    )  # by a failover without a control
     prepared = LinkControl(source_cluster_id="A-id", topics=LinkTopics.of("orders").to_json())  # by failback
     late = replace(found, unfenced=left.controls.links["eu"].unfenced)
     for control, advice in ((found, "promote 2 eu"), (late, "failover 1 eu")):
@@ -447,7 +449,7 @@ def test_a_link_the_other_way_whose_promotion_is_not_finished_is_still_a_circle(
         return outcome(link_back(cast(Cluster, keeper), cast(Cluster, Keeper()), ["orders", "clicks"]))
 
     assert back(of()) == "link eu copies topic clicks and 1 more from this target to this source"
-    assert back(of(is_promoted=True)) == ""
+    assert back(of(is_promotion_begun=True)) == ""
 
 
 @pytest.mark.usefixtures("keepers")
@@ -518,7 +520,7 @@ def test_each_topic_that_another_link_writes_or_may_is_refused_alone_and_says_wh
             encode_control(written("orders|later", producer_ids=(7,), begun={TopicPartition("orders", 0): ids}), 1),
         ),
         (b"tr", encode_control(written("clicks|mine"), 1)),
-        (b"old", encode_control(written("audit", producer_ids=(8,), is_promoted=True), 1)),
+        (b"old", encode_control(written("audit", producer_ids=(8,), is_promotion_begun=True), 1)),
         (b"dr", encode_control(written(".*", producer_ids=(9,), begun={TopicPartition("mine", 0): ids}), 1)),
     )
     keeper.maps = {map_topic("tr"): [0]}
@@ -647,12 +649,12 @@ def test_a_file_whose_topics_keep_their_names_goes_on_with_a_link_that_was_begun
     ("changes", "own", "refused"),
     [
         ({}, written("orders"), "by link eu with identical offsets"),
-        ({"is_promoted": True}, written("orders"), "of link eu, which was promoted"),
-        ({"is_promoted": True, "source_cluster_id": None}, written("orders"), "of link eu, which was promoted"),
-        ({"is_promoted": True}, LinkControl(), "of link eu, which was promoted"),  # its source is unknown
-        ({"is_promoted": True}, written("orders", "C-id"), ""),  # it brings the records of another source
-        ({"is_promoted": True}, written("orders", adopted={TopicPartition("orders", 0): 9}), ""),
-        ({"is_promoted": True, "is_handed_back": True}, written("orders"), ""),
+        ({"is_promotion_begun": True}, written("orders"), "of link eu, which was promoted"),
+        ({"is_promotion_begun": True, "source_cluster_id": None}, written("orders"), "of link eu, which was promoted"),
+        ({"is_promotion_begun": True}, LinkControl(), "of link eu, which was promoted"),  # its source is unknown
+        ({"is_promotion_begun": True}, written("orders", "C-id"), ""),  # it brings the records of another source
+        ({"is_promotion_begun": True}, written("orders", adopted={TopicPartition("orders", 0): 9}), ""),
+        ({"is_promotion_begun": True, "is_handed_back": True}, written("orders"), ""),
     ],
 )
 @pytest.mark.usefixtures("keepers")
@@ -684,7 +686,7 @@ def test_a_log_that_another_link_has_begun_identically_gets_the_same_records_fro
     assert bool(running) == bool(refused) and all(refused in str(why) for why in running.values())
     assert set(wanted[:2]) <= running.keys() <= set(wanted) if refused else not running
     assert outcome(copied_by_others(cast(Cluster, keeper), "eu", wanted)) == {}
-    if eu.is_promoted:
+    if eu.is_promotion_begun:
         mapped.append(MappedTopics(frozenset(wanted[:1])))
         assert told() == ({}, {}), "it had begun the topic before"
         mapped.clear()
@@ -724,7 +726,7 @@ def test_beside_a_promoted_translated_copy_a_translated_link_begins_no_second_on
     monkeypatch.setattr(promoted_copies, "topic_ids", ids)
     monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
     monkeypatch.setattr(Keeper, "topics", {"orders": [0, 1], "clicks": [0]})
-    eu = written("orders", map_id="m", is_promoted=True)
+    eu = written("orders", map_id="m", is_promotion_begun=True)
 
     def told(eu: LinkControl, own: LinkControl, **how: Any) -> preflight.Others:
         keeper = cast(Cluster, Keeper((b"eu", encode_control(eu, 1)), (b"dr", encode_control(own, 1))))
@@ -737,7 +739,7 @@ def test_beside_a_promoted_translated_copy_a_translated_link_begins_no_second_on
     assert all(re.search(refused, why) and "failback" not in why for why in found.refused.values())
     assert found.taken == ({"orders"} if refused and is_known else set())
     assert found.unknown == ({"orders"} if refused and not is_known else set())
-    for other, own in ((replace(eu, is_promoted=False), dr), (eu, written("orders|clicks", "C-id"))):
+    for other, own in ((replace(eu, is_promotion_begun=False), dr), (eu, written("orders|clicks", "C-id"))):
         assert told(other, own) == preflight.Others(), "it is live, or of another source"
     keeper = Keeper((b"eu", encode_control(eu, 1)), (b"dr", encode_control(dr, 1)))
     running = outcome(copied_by_others(cast(Cluster, keeper), "dr", [*ORDERS, TopicPartition("clicks", 0)]))
@@ -747,7 +749,7 @@ def test_beside_a_promoted_translated_copy_a_translated_link_begins_no_second_on
         assert bool(getattr(error, "retriable", False)) is not is_known and re.search(refused, str(error))
 
     # Of a link the other way: what it is refused it does not copy, and what nobody knows may be a circle.
-    back = written("orders", "B-id", map_id="m", is_promoted=True, is_fenced=True)
+    back = written("orders", "B-id", map_id="m", is_promotion_begun=True, is_fenced=True)
     source = Keeper((b"eu", encode_control(back, 1)), (b"dr", encode_control(written("orders", "B-id", map_id="m"), 1)))
     if refused and is_known:
         assert circle(source, "orders") == ()
@@ -809,7 +811,7 @@ def test_of_a_promoted_link_whose_control_says_what_it_copied_nothing_else_is_as
     target = Keeper()
     target.maps = {"orders": [0, 1], "clicks": [0]}
     said = {P: 5, ORDER_1: 0, TopicPartition("old", 0): 3}
-    eu = written(".*", map_id="m", is_promoted=True, is_fenced=True, copied_until=said)
+    eu = written(".*", map_id="m", is_promotion_begun=True, is_fenced=True, copied_until=said)
     links, names = {"eu": eu, "dr": written(".*")}, ["orders", "clicks"]
     asking = promoted_copies.promoted_copies(cast(Cluster, target), "dr", links["dr"], links, names, is_identical=False)
     assert outcome(asking) == ({}, {}) and asked == [{P}]
@@ -831,7 +833,10 @@ def test_which_topics_are_a_promoted_copy_is_asked_of_no_topic_but_those_in_ques
     monkeypatch.setattr(promoted_copies, "topic_ids", ids)
     monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
     begun = {TopicPartition(name, 0): TopicIds("s", "t") for name in ("orders", "hidden")}
-    links = {"eu": written("orders|hidden", producer_ids=(7,), begun=begun, is_promoted=True), "dr": written("orders")}
+    links = {
+        "eu": written("orders|hidden", producer_ids=(7,), begun=begun, is_promotion_begun=True),
+        "dr": written("orders"),
+    }
     target = cast(Cluster, Keeper())
 
     def found(*names: str) -> promoted_copies.PromotedCopies:
@@ -860,7 +865,7 @@ def test_where_brokers_know_no_ids_a_promoted_copy_is_a_log_with_records(
     monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
     monkeypatch.setattr(promoted_copies, "list_led_offsets", ends)
     begun = {TopicPartition("orders", 0): TopicIds("", "")}
-    eu = written("orders", producer_ids=(7,), begun=begun, is_promoted=True)
+    eu = written("orders", producer_ids=(7,), begun=begun, is_promotion_begun=True)
     keeper = Keeper((b"eu", encode_control(eu, 1)), (b"dr", encode_control(written("orders"), 1)))
     told = outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders"], is_identical=False)).refused
     assert told.keys() == ({"orders"} if end else set())
@@ -874,7 +879,7 @@ def test_two_sources_never_share_a_link_that_nobody_named() -> None:
 
 
 def test_the_single_link_of_a_target_is_found_and_of_several_one_must_be_named() -> None:
-    one = {"dr": written("orders"), "old": written("orders", is_promoted=True)}
+    one = {"dr": written("orders"), "old": written("orders", is_promotion_begun=True)}
     assert chosen_name(one, None, "--target b:1") == "dr"
     assert chosen_name({"old": one["old"]}, None, "--target b:1") == "old"
     assert chosen_name({"x": LinkControl()}, None, "--target b:1") is None

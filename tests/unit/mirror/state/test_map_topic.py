@@ -101,7 +101,7 @@ IDENTICAL, TRANSLATED = "tolerant.offsets = identical", "--offsets translated .i
         (LinkControl(producer_ids=(3,)), True, True, IDENTICAL),
         (LinkControl(producer_ids=(3,)), True, False, None),  # a former link of this name had a map
         (replace(KNOWN, is_handed_back=True), True, False, None),  # take-over begins it again
-        (LinkControl(producer_ids=(3,), is_promoted=True), True, True, None),
+        (LinkControl(producer_ids=(3,), is_promotion_begun=True), True, True, None),
         (LinkControl(), False, False, None),
         (LinkControl(), False, True, None),
         (

@@ -34,7 +34,7 @@ def test_a_transaction_that_was_open_on_the_source_during_a_failover_was_left_be
 
     monkeypatch.setattr(fences, "read_headers", read_headers)
     monkeypatch.setattr(fences, "read_slices", read_slices)
-    control = LinkControl(is_promoted=True, is_fenced=True, producer_ids=(7,), copied_until={P: 15})
+    control = LinkControl(is_promotion_begun=True, is_fenced=True, producer_ids=(7,), copied_until={P: 15})
     bounds = {P: LogBounds(0, stable, 18, 0, 16, 16)}
     nowhere: Any = None
     found = asyncio.run(fences.find_fences(nowhere, nowhere, [control], bounds))
@@ -65,7 +65,7 @@ def test_a_fence_is_where_a_marker_of_the_link_is(
 
     monkeypatch.setattr(fences, "read_headers", read_headers)
     monkeypatch.setattr(fences, "read_slices", read_slices)
-    control = LinkControl(is_promoted=True, is_fenced=True, producer_ids=(7,), copied_until={P: said})
+    control = LinkControl(is_promotion_begun=True, is_fenced=True, producer_ids=(7,), copied_until={P: said})
     bounds = {P: LogBounds(0, source_end, source_end, 0, 20, 20)}
     nowhere: Any = None
     assert asyncio.run(fences.find_fences(nowhere, nowhere, [control], bounds)).get(P) == fence

@@ -25,7 +25,7 @@ def test_only_what_a_failover_without_a_control_fenced_was_copied_with_translate
     found_by = Verification(nowhere, nowhere, ".*")
     found_by._pending = {ours, theirs}
     found = LinkControl(
-        is_promoted=True, is_fenced=True, topics=LinkTopics.of(".*").to_json(), copied_until={theirs: 5}
+        is_promotion_begun=True, is_fenced=True, topics=LinkTopics.of(".*").to_json(), copied_until={theirs: 5}
     )
     found_by._leave_out_translated("x", found, ())
     assert found_by._pending == {ours} and found_by._errors.keys() == {theirs}
@@ -37,7 +37,7 @@ def test_what_a_translated_link_matches_and_is_refused_or_never_copied_is_compar
     """Its expression says what it may copy: not the promoted copy of an identical link, nor what it had not when it was promoted."""
     copied, theirs = TopicPartition("orders", 0), TopicPartition("clicks", 0)
     live = LinkControl(source_cluster_id="A", topics=LinkTopics.of(".*").to_json())
-    over = replace(live, is_promoted=True, is_fenced=True, copied_until={copied: 5})
+    over = replace(live, is_promotion_begun=True, is_fenced=True, copied_until={copied: 5})
     nowhere: Any = None
     monkeypatch.setattr(verification, "has_map", AsyncMock(return_value=True))
     for control, copies, left_out in (

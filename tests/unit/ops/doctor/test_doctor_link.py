@@ -264,7 +264,7 @@ def test_standstill(backlogs: list[Backlog], paused: tuple[str, ...], seconds: f
 
 
 def test_promoted_link_stands_by_intention() -> None:
-    assert list(progress_findings("l", [backlog(90, 0, 100)], LinkControl(is_promoted=True), 10)) == []
+    assert list(progress_findings("l", [backlog(90, 0, 100)], LinkControl(is_promotion_begun=True), 10)) == []
 
 
 @pytest.mark.parametrize(
@@ -273,13 +273,23 @@ def test_promoted_link_stands_by_intention() -> None:
         (LinkControl(), []),
         (LinkControl(paused=frozenset({""})), [WARNING]),
         (LinkControl(paused=frozenset({"", "orders"})), [WARNING]),
-        (LinkControl(is_promoted=True), [WARNING]),
+        (LinkControl(is_promotion_begun=True), [WARNING]),
         (LinkControl(bytes_per_s=5), [INFO]),
         (LinkControl(bytes_per_s=0), []),  # the operator has taken the limit away
     ],
 )
 def test_control_of_the_link(control: LinkControl, expected: list[Severity]) -> None:
     assert severities(control_findings("l", control, LinkOptions(), None, None)) == expected
+
+
+def test_a_promotion_that_is_not_finished_is_not_called_promoted() -> None:
+    half = LinkControl(is_promotion_begun=True)
+    begun, over = (
+        next(iter(control_findings("l", control, LinkOptions(), None, None)))
+        for control in (half, replace(half, is_fenced=True))
+    )
+    assert "has not ended" in begun.evidence and "Run it again" in begun.remedy
+    assert over.evidence.startswith("it is promoted")
 
 
 LOST = "Topic tolerant-mirror-offsets-dr was deleted: unknown. Mirror it under another link name; or not"
@@ -289,7 +299,9 @@ def test_a_lost_map_is_an_error_as_long_as_the_link_copies() -> None:
     (found,) = control_findings("dr", LinkControl(), LinkOptions(), LOST, None)
     assert (found.severity, found.remedy) == (ERROR, "Mirror it under another link name; or not")
     assert found.evidence == "Topic tolerant-mirror-offsets-dr was deleted: unknown"
-    assert severities(control_findings("dr", LinkControl(is_promoted=True), LinkOptions(), LOST, None)) == [WARNING]
+    assert severities(control_findings("dr", LinkControl(is_promotion_begun=True), LinkOptions(), LOST, None)) == [
+        WARNING
+    ]
 
 
 def test_a_mirror_that_runs_without_a_control_is_found() -> None:
@@ -304,7 +316,7 @@ def test_a_mirror_that_runs_without_a_control_is_found() -> None:
 @pytest.mark.parametrize("is_over", [False, True])
 def test_what_blocks_the_link_is_an_error_with_the_remedy_that_status_gives(is_over: bool) -> None:
     left, refused, earlier, waits = (TopicPartition(topic, 0) for topic in ("old", "new", "was", "slow"))
-    control = LinkControl(begun={left: TopicIds()}, is_promoted=is_over)
+    control = LinkControl(begun={left: TopicIds()}, is_promotion_begun=is_over)
     waiting = {
         left: Waiting(DELETED_ON_SOURCE, 5, is_blocked=True),
         refused: Waiting("new-0: the record is too large; raise it, or (one; two)", 5, True, "raise it, or (one; two)"),
@@ -796,11 +808,11 @@ def test_the_doctor_does_not_choose_between_links(monkeypatch: pytest.MonkeyPatc
     assert isinstance(done.exception, OptionError)
 
 
-@pytest.mark.parametrize(("is_promoted", "begun"), [(False, {"orders"}), (True, set())])
+@pytest.mark.parametrize(("is_promotion_begun", "begun"), [(False, {"orders"}), (True, set())])
 def test_no_mirror_makes_again_what_was_deleted_after_the_link_was_promoted(
-    monkeypatch: pytest.MonkeyPatch, is_promoted: bool, begun: set[str]
+    monkeypatch: pytest.MonkeyPatch, is_promotion_begun: bool, begun: set[str]
 ) -> None:
-    control = LinkControl(begun={TopicPartition("orders", 0): TopicIds()}, is_promoted=is_promoted)
+    control = LinkControl(begun={TopicPartition("orders", 0): TopicIds()}, is_promotion_begun=is_promotion_begun)
     seen: list[set[str]] = []
 
     def ask(_: str, __: Any, function: Any, *___: Any) -> Any:

@@ -221,7 +221,9 @@ def test_control_of_the_operator_is_told() -> None:
     assert value(found, "tolerant_mirror_throttle_bytes_per_second", **link, said_by="operator") == 1_000_000
     assert value(found, "tolerant_mirror_paused", **link, topic="orders", partition="") == 1
     assert value(found, "tolerant_mirror_promoted", **link) == 0
-    found = registry(replace(state(), control=LinkControl(is_promoted=True, is_fenced=True), own_rate=500))
+    half = registry(replace(state(), control=LinkControl(is_promotion_begun=True)))
+    assert value(half, "tolerant_mirror_promoted", **link) == 0, "a process of it may still write"
+    found = registry(replace(state(), control=LinkControl(is_promotion_begun=True, is_fenced=True), own_rate=500))
     assert (value(found, "tolerant_mirror_promoted", **link), value(found, "tolerant_mirror_fenced", **link)) == (1, 1)
     assert value(found, "tolerant_mirror_throttle_bytes_per_second", **link, said_by="start") == 500
 

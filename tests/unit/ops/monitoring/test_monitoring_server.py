@@ -154,7 +154,7 @@ def test_control_is_told_and_who_has_set_the_limit() -> None:
     board.tell(replace(state(), control=paused, own_rate=500))
     link = state_json(board, NOW_MS, focus="clicks")["link"]
     assert link["control"] == {
-        "is_promoted": False, "is_fenced": False, "is_handed_back": False,
+        "is_promotion_begun": False, "is_promoted": False, "is_fenced": False, "is_handed_back": False,
         "throttle_bytes": 1_000, "throttle_from": "operator",
         "paused": ["topic clicks-3", "topic orders", "partition clicks-3"], "paused_count": 3,
     }  # fmt: skip

@@ -440,10 +440,10 @@ def test_a_control_that_was_deleted_under_the_mirror_makes_its_orders_unknown(
 
 def test_orders_and_losses_are_read_from_the_target_also_while_the_source_is_away(watch: Watch) -> None:
     watch.after(0)
-    watch.clusters.ordered = LinkControl(is_promoted=True)
+    watch.clusters.ordered = LinkControl(is_promotion_begun=True)
     watch.clusters.rows = [loss(1, 5)]
     found = watch.after(11, source=ClusterUnreachableError("refused"))
-    assert found.control.is_promoted and found.ledger == (loss(1, 5),)
+    assert found.control.is_promotion_begun and found.ledger == (loss(1, 5),)
     found = watch.after(1, source={FIRST: 30, SECOND: 10}, target={FIRST: 31, SECOND: 11})
     assert found.topics["orders"].lag_offsets is None, (
         "the target's logs end with the fence's markers and others' records"

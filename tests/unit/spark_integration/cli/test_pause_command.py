@@ -121,7 +121,7 @@ def test_a_topic_that_another_link_copies_is_not_called_paused(
     monkeypatch.setattr(GivenLink, "run_on_target", run)
     module = sys.modules[pause.__module__]
     monkeypatch.setattr(module, "read_control", AsyncMock(return_value=control))
-    former = LinkControl(topics=LinkTopics.of(".*").to_json(), is_promoted=True)
+    former = LinkControl(topics=LinkTopics.of(".*").to_json(), is_promotion_begun=True)
     links = {"A-B": control, "dr": LinkControl(topics=LinkTopics.of("dr.*").to_json()), "former": former}
     monkeypatch.setattr(module, "read_controls", AsyncMock(return_value=Controls(links)))
     monkeypatch.setattr(module, "update_control", update)

@@ -252,7 +252,7 @@ def test_a_promoted_link_that_was_never_started_is_shown_as_promoted(watched: tu
     with watches:
         watches.tell(LinkEvent("B-A", "promoted", "not started: it was promoted"))
         (found,) = [state for state in board.states() if state.link == "B-A"]
-    assert (found.phase, found.control.is_promoted) == (Phase.STOPPED, True)
+    assert (found.phase, found.control.is_promotion_begun) == (Phase.STOPPED, True)
 
 
 def test_watches_are_told_what_the_process_died_of(watched: tuple[FlowWatches, Board]) -> None:

@@ -551,7 +551,7 @@ def test_nothing_is_done_for_a_promoted_link(promoted: type[FakeControl]) -> Non
     async def counts(source: Any, target: Any, stopped: Any) -> None:
         done.append(1)
 
-    promoted.value = LinkControl(is_promoted=True)
+    promoted.value = LinkControl(is_promotion_begun=True)
     duties = DutyThread(
         "A-B", [Duty("counts", 0.01, counts)], lambda: (FakeCluster(), FakeCluster()), lambda *all: None
     )
