@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from spark_integration.mirror.mirror_job import original_error, spark_session
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.batches.divergence import read_headers
+from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.report import VerifyReport

@@ -42,7 +42,7 @@ from tolerant_client.errors import (
     TargetDivergedError,
     TolerantClientError,
 )
-from tolerant_client.mirror.batches.divergence import LogSlice, read_slices
+from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.identical import begun, gap_producer, next_sequence, offsets, resting
@@ -51,6 +51,7 @@ from tolerant_client.mirror.engine.identical.offsets import IdenticalOffsets, id
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
+from tolerant_client.mirror.logs.reading import read_slices
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control

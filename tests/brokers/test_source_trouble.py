@@ -37,13 +37,13 @@ from tolerant_client.cluster.admin.transactions import ProducerEntry, init_produ
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import DataLossError, SourceTruncatedError, TargetDivergedError
 from tolerant_client.mirror.batches.appendable import AppendState
-from tolerant_client.mirror.batches.divergence import source_truncations
 from tolerant_client.mirror.batches.losses import LedgerRow, Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine import prepare as sync
 from tolerant_client.mirror.engine.identical import next_sequence, resume_point
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.prepare import plan_link, prepare_link
+from tolerant_client.mirror.logs.reading import source_truncations
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger, read_ledger
 from tolerant_client.records.record_batch import Record, encode_batch, restamp
 from tolerant_client.testing import KafkaCluster

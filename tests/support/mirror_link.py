@@ -15,7 +15,6 @@ from kafka.structs import TopicPartition
 from support.raising_copier import LinkCopier
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.gaps import FILLER
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
@@ -23,6 +22,7 @@ from tolerant_client.mirror.engine.limits import CopyLimits, Progress
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
+from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC, COPIER, decode_claims
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.replication_policy import TopicNames

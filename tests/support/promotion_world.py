@@ -14,7 +14,6 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.batches.committed import Committed
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.follow.groups import GroupsReport
@@ -36,6 +35,7 @@ from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.promotion_report import PromotionReport
+from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state.claims import ClaimsLog, Run
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import MappedTopics

@@ -21,7 +21,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import OptionError, RecordBatchError
-from tolerant_client.mirror.batches.divergence import LogSlice, _take, tail_records
+from tolerant_client.mirror.batches.divergence import LogSlice, tail_records
 from tolerant_client.mirror.batches.rewrite import rewrite
 from tolerant_client.mirror.life.mm2_positions import decode_position
 from tolerant_client.mirror.state.control_record import decode_control
@@ -314,7 +314,7 @@ def test_the_offsets_that_a_control_batch_claims_cost_nothing() -> None:
         is_transactional=True, producer_id=7, producer_epoch=0,
     )  # fmt: skip
     found = LogSlice(0)
-    _take(found, FetchedPartition(TP, 0, 2**31, 2**31, 0, [], memoryview(marker)), 2**31)
+    found.extend(FetchedPartition(TP, 0, 2**31, 2**31, 0, [], memoryview(marker)), 2**31)
     assert found.vacant == [range(0, 2**31 - 1)] and found.until == 2**31 - 1
     assert found.is_vacant(10**9) and not found.is_vacant(2**31 - 1)
 

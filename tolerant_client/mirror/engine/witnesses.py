@@ -29,7 +29,8 @@ from tolerant_client.cluster.admin.leaders import LATE_S
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
-from tolerant_client.mirror.batches.divergence import first_header, last_header, read_headers
+from tolerant_client.mirror.batches.divergence import first_header, last_header
+from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.records.record_batch import BatchHeader
 
 UNSEEN_S = 0.1  # the fastest that was measured is 0.15 s, on an idle machine

@@ -19,7 +19,7 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.transactions import can_describe_producers, describe_producers
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import text_of
-from tolerant_client.mirror.batches.divergence import read_headers
+from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 from tolerant_client.records.record_batch import BatchHeader
 

@@ -12,12 +12,12 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import Untold, list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import TolerantClientError, text_of
-from tolerant_client.mirror.batches.divergence import require_readable
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import EmptiedLogError, OpenTransaction
 from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states, read_ids
 from tolerant_client.mirror.engine.translated.target_checks import check_target, find_losses, not_before, taken_over
 from tolerant_client.mirror.life.mirrors import copied_now
+from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import last_rows

@@ -24,7 +24,6 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.topics import delete_records
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.errors import text_of
-from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.engine.identical.difference import is_all_filler
 from tolerant_client.mirror.engine.identical.log_start import others_before
 from tolerant_client.mirror.engine.identical.logs import Logs
@@ -34,6 +33,7 @@ from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, step
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.life.comparison import contradicted
 from tolerant_client.mirror.life.promotion_view import PromotedLink
+from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
 from tolerant_client.mirror.state.topics import topic_facts

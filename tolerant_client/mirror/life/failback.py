@@ -35,7 +35,6 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.losses import GOES_ON
 from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
@@ -50,6 +49,7 @@ from tolerant_client.mirror.life.shared_log import (
     unshared_logs,
     with_losses,
 )
+from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, read_control, read_controls, update_control
 from tolerant_client.mirror.state.health import counted, few
 from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds, require_finished

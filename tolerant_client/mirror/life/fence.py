@@ -35,8 +35,8 @@ from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.producer.stamped import StampedAppends
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.gaps import Gap, filler_batches
+from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.records.record_batch import BatchHeader
 

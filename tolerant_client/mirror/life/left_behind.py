@@ -16,11 +16,11 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.batches.committed import count_committed
 from tolerant_client.mirror.life.lens import END_UNKNOWN, PartitionLag, look_led
 from tolerant_client.mirror.life.mirrors import within_bound
 from tolerant_client.mirror.life.promotion_groups import STAY, unmoved_groups
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport
+from tolerant_client.mirror.logs.committed import count_committed
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.health import by_reason, few, names

@@ -18,7 +18,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.groups import EMPTY_STATES, described_states
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
-from tolerant_client.mirror.batches.divergence import read_slices
+from tolerant_client.mirror.logs.reading import read_slices
 from tolerant_client.mirror.state.state_topic import COMPACTED, StateTopic
 from tolerant_client.records.record_batch import Record
 from tolerant_client.state_json import MOST, PartitionNumber, decoded

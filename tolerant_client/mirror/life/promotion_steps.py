@@ -36,7 +36,6 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import LinkPromotedError, OptionError
-from tolerant_client.mirror.batches.divergence import require_readable
 from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
@@ -46,6 +45,7 @@ from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.owners import Owners, find_evidence
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.life.promotion_view import PromotedLink
+from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import HIDDEN, ControlLostError, read_control, update_control

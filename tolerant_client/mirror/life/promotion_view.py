@@ -11,7 +11,6 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.groups import fetch_offsets, list_groups
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError
-from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.identical.difference import is_all_filler
 from tolerant_client.mirror.follow.groups import OWN_GROUPS
@@ -20,6 +19,7 @@ from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.lens import PartitionLag, positions_of
 from tolerant_client.mirror.life.owners import Evidence, Owners, find_owners
 from tolerant_client.mirror.life.promotion_report import GroupPlace, PromotedPartition
+from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats

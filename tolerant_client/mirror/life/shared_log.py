@@ -13,13 +13,10 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import log_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
-from tolerant_client.mirror.batches.divergence import (
-    COMPARED_OFFSETS,
-    first_difference_of_logs,
-    read_headers,
-    read_slices,
-)
+from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
 from tolerant_client.mirror.batches.gaps import is_filler
+from tolerant_client.mirror.logs.bisection import first_difference_of_logs
+from tolerant_client.mirror.logs.reading import read_headers, read_slices
 
 _LISTED = 1_000  # runs of offsets of lost records that are listed
 _COUNTED = 1_000_000  # offsets that are searched for records

@@ -20,7 +20,6 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LinkPromotedError, text_of
-from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.comparison import Comparison, compare_ends, is_comparable, without_paused
 from tolerant_client.mirror.life.left_behind import as_left, unknown_left
@@ -47,6 +46,7 @@ from tolerant_client.mirror.life.mirrors import (
 )
 from tolerant_client.mirror.life.owners import find_taken
 from tolerant_client.mirror.life.topic_status import TopicStatus, topics_of
+from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.health import (

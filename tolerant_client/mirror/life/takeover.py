@@ -21,12 +21,13 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import LogOffsets, log_offsets
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.batches.divergence import first_difference_of_logs, read_slices
 from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.life.failback import begun, is_live
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.mm2_positions import read_positions_of_mm2, whether_mm2_runs
 from tolerant_client.mirror.life.shared_log import shared_partitions
+from tolerant_client.mirror.logs.bisection import first_difference_of_logs
+from tolerant_client.mirror.logs.reading import read_slices
 from tolerant_client.mirror.state.control_topic import read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl, require_finished
 from tolerant_client.mirror.state.map_topic import last_rows, require_kind

@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.gaps import is_filler
+from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.link_control import LinkControl, Positions
 from tolerant_client.mirror.verify.report import LogBounds
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.batches.committed import Committed
+from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, worst
 from tolerant_client.mirror.verify.slices import SliceResult

@@ -37,9 +37,9 @@ from tolerant_client.cluster.admin.offsets import list_led_log_offsets
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.batches.committed import Committed, count_committed
-from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
+from tolerant_client.mirror.logs.committed import Committed, count_committed
+from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control, read_controls
 from tolerant_client.mirror.state.ledger import limit_of, of_present_topics, read_ledger

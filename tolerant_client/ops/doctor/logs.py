@@ -14,11 +14,11 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import log_offsets
 from tolerant_client.cluster.admin.transactions import list_transactions
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.batches.divergence import read_headers
 from tolerant_client.mirror.life import lens
 from tolerant_client.mirror.life.comparison import compare_ends
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.owners import find_taken
+from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl

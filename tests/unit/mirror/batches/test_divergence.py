@@ -16,16 +16,10 @@ from support.legacy_sets import message_set
 from support.one_log import OneLog
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
-from tolerant_client.mirror.batches.divergence import (
-    LogSlice,
-    _take,
-    agreement_start,
-    first_difference,
-    first_difference_of_logs,
-    read_slices,
-    tail_records,
-)
+from tolerant_client.mirror.batches.divergence import LogSlice, first_difference, tail_records
 from tolerant_client.mirror.batches.gaps import FILLER
+from tolerant_client.mirror.logs.bisection import agreement_start, first_difference_of_logs
+from tolerant_client.mirror.logs.reading import read_slices
 from tolerant_client.records.record_batch import Record, decode_records, encode_batch, read_header
 from tolerant_client.records.record_sets import iter_record_sets
 
@@ -121,7 +115,7 @@ def test_aborted_data_and_markers_are_vacant_and_holes_are_nothing() -> None:
         encode_batch([record(9)], base_offset=9),
     ]
     found = LogSlice(0)
-    _take(found, response(*batches, aborted=((7, 1),)), 50)
+    found.extend(response(*batches, aborted=((7, 1),)), 50)
     assert sorted(found.records) == [0, 3, 5, 9]
     assert [offset for span in found.vacant for offset in span] == [1, 2, 4, 6]
     assert found.until == 10
@@ -129,10 +123,10 @@ def test_aborted_data_and_markers_are_vacant_and_holes_are_nothing() -> None:
 
 def test_slice_keeps_to_its_range() -> None:
     found = LogSlice(2)
-    _take(found, response(encode_batch([record(n) for n in range(4)]), encode_batch([record(4)], base_offset=4)), 3)
+    found.extend(response(encode_batch([record(n) for n in range(4)]), encode_batch([record(4)], base_offset=4)), 3)
     assert (sorted(found.records), found.until) == ([2], 3)
     found = LogSlice(2)
-    _take(found, response(encode_batch([record(9)], base_offset=9)), 6)
+    found.extend(response(encode_batch([record(9)], base_offset=9)), 6)
     assert (found.records, found.until) == ({}, 6)
 
 

@@ -13,11 +13,11 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.groups import CommittedOffset
 from tolerant_client.errors import ClusterUnreachableError, TargetDivergedError
-from tolerant_client.mirror.batches.committed import Committed
 from tolerant_client.mirror.follow.groups import GroupPosition, GroupPositions, GroupsReport, decide_moves
 from tolerant_client.mirror.life import left_behind, promotion_groups
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion_report import PromotionReport
+from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import MappedTopics

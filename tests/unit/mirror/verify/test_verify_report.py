@@ -10,9 +10,9 @@ from kafka.structs import TopicPartition
 
 from spark_integration.cli.verify import _rows, verdict
 from tolerant_client.errors import OptionError, OversizedRecordError
-from tolerant_client.mirror.batches.committed import Committed
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.batches.rewrite import rewrite
+from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state.ledger import limit_of
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, worst
 from tolerant_client.mirror.verify.report import (

@@ -27,22 +27,15 @@ from tolerant_client.errors import (
     UnsupportedSourceError,
 )
 from tolerant_client.mirror.batches.appendable import AppendState
-from tolerant_client.mirror.batches.divergence import (
-    COMPARED_OFFSETS,
-    LogSlice,
-    agreement_start,
-    first_difference,
-    first_difference_of_logs,
-    read_headers,
-    read_slices,
-    source_truncations,
-)
+from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS, LogSlice, first_difference
 from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
 from tolerant_client.mirror.batches.losses import GOES_ON, LedgerRow, Loss, LossReason
 from tolerant_client.mirror.engine.identical.given_times import times_rewritten
 from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.open_gaps import ended_gap
 from tolerant_client.mirror.engine.identical.places import read_places
+from tolerant_client.mirror.logs.bisection import agreement_start, first_difference_of_logs
+from tolerant_client.mirror.logs.reading import read_headers, read_slices, source_truncations
 from tolerant_client.mirror.state.link_control import others_remedy
 from tolerant_client.records.record_batch import BatchHeader, Record
 

@@ -13,18 +13,12 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.leaders import LATE_S
 from tolerant_client.cluster.admin.offsets import Untold, list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
-from tolerant_client.mirror.batches.divergence import (
-    COMPARED_OFFSETS,
-    LogSlice,
-    first_difference,
-    is_copy,
-    read_headers,
-    read_slices,
-)
+from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS, LogSlice, first_difference, is_copy
 from tolerant_client.mirror.batches.gaps import is_filler_marker
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction, is_all_filler, is_found
 from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, step_back
+from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.records.record_batch import BatchHeader
 
 _OTHERS_OFFSETS = 5_000  # of what others wrote after the link, that are compared

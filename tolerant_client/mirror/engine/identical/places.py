@@ -21,8 +21,8 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.cluster.produce import add_sequence
-from tolerant_client.mirror.batches.divergence import read_headers, read_slices
 from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
+from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.records.record_batch import ABORT, BatchHeader, control_type, iter_batches
 
 MOST_STEPS_BACK = 1000  # batches that are read to find the last data, before markers or for its sequence

@@ -14,14 +14,9 @@ from tolerant_client.cluster.admin.leaders import LATE_S
 from tolerant_client.cluster.admin.offsets import Untold, list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.errors import TargetDivergedError
-from tolerant_client.mirror.batches.divergence import (
-    COMPARED_OFFSETS,
-    first_difference,
-    is_copy,
-    read_headers,
-    read_slices,
-)
+from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS, first_difference, is_copy
 from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.logs.reading import read_headers, read_slices
 
 _PROBES = 3  # of each log: at its start, and at its thirds
 

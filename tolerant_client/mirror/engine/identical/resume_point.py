@@ -42,13 +42,7 @@ from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, RE
 from tolerant_client.cluster.produce import add_sequence
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.appendable import AppendState
-from tolerant_client.mirror.batches.divergence import (
-    first_difference,
-    has_nothing_at,
-    read_headers,
-    read_slices,
-    source_truncations,
-)
+from tolerant_client.mirror.batches.divergence import first_difference
 from tolerant_client.mirror.batches.gaps import is_filler_marker
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import (
@@ -75,6 +69,7 @@ from tolerant_client.mirror.engine.identical.other_writers import (
     unproved_tails,
 )
 from tolerant_client.mirror.engine.identical.places import ends_in_gap
+from tolerant_client.mirror.logs.reading import has_nothing_at, read_headers, read_slices, source_truncations
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 

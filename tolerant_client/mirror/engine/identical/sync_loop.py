@@ -22,7 +22,6 @@ from tolerant_client.errors import (
     TargetDivergedError,
 )
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER, AppendRules, AppendState
-from tolerant_client.mirror.batches.divergence import require_readable
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.begun import Begun, unwritable
@@ -38,6 +37,7 @@ from tolerant_client.mirror.engine.identical.probes import probe_logs
 from tolerant_client.mirror.engine.identical.resume_point import Found, LogStart, read_append_states, read_ids
 from tolerant_client.mirror.engine.strategy import NO_CLAIM
 from tolerant_client.mirror.engine.troubles import read_refusal, times_would_change
+from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 
 

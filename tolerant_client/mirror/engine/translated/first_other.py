@@ -13,8 +13,9 @@ from itertools import accumulate
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS, read_slices
+from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
 from tolerant_client.mirror.engine.translated.target_checks import is_same_record
+from tolerant_client.mirror.logs.reading import read_slices
 from tolerant_client.mirror.state.map_topic import read_maps
 
 

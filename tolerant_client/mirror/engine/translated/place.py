@@ -28,7 +28,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import not_before_start
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.batches.divergence import LogSlice, read_headers, read_slices, source_truncations
+from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.translated.adopted import Adopted
@@ -44,6 +44,7 @@ from tolerant_client.mirror.engine.translated.target_checks import (
     taken_over,
 )
 from tolerant_client.mirror.engine.troubles import times_would_change
+from tolerant_client.mirror.logs.reading import read_headers, read_slices, source_truncations
 from tolerant_client.mirror.state.offset_map import MapRow, begun_again, is_another
 from tolerant_client.mirror.state.topics import TopicFacts, describe_each_topic
 

@@ -12,9 +12,9 @@ from kafka.structs import TopicPartition
 from support.one_log import OneLog
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
-from tolerant_client.mirror.batches import committed
-from tolerant_client.mirror.batches.committed import Committed, count_committed
 from tolerant_client.mirror.batches.gaps import FILLER
+from tolerant_client.mirror.logs import committed
+from tolerant_client.mirror.logs.committed import Committed, count_committed
 from tolerant_client.records.record_batch import ABORT, Record, encode_batch
 
 P = TopicPartition("orders", 0)
