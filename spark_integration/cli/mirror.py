@@ -19,6 +19,7 @@ from spark_integration.cli.mirror_flows import mirror_flows
 from spark_integration.cli.options import GivenTopics, Json, Offsets, OffsetsKind, WhichLink, client_properties
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, StoppedError
+from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.life.lens import MAP_LOST, look, positions_of
 from tolerant_client.mirror.state.health import counted
@@ -42,11 +43,11 @@ _SHOWN: Final = 20  # partitions of an interrupted copy
 _PATIENCE_MS: Final = 5_000  # with a target that is asked for its positions, and may be why the copy was interrupted
 
 _Which = Annotated[WhichLink, ("source", "target", "link", "config", "source_properties", "target_properties")]
-GapFill = Annotated[
+GapFills = Annotated[
     list[str],
     typer.Option(
         "--gap-fill",
-        metavar="[REGEX=]auto|transactions|markers|records",
+        metavar=f"[REGEX=]{'|'.join(GapFill)}",
         help="How to fill target offsets that have no committed record on the source.",
     ),
 ]
@@ -94,7 +95,7 @@ def mirror(
         ),
     ] = None,
     offsets: Offsets = None,
-    gap_fill: GapFill = [],
+    gap_fill: GapFills = [],
     on_loss: OnLoss = [],
     on_oversized: OnOversized = [],
     from_time: Annotated[

@@ -44,20 +44,24 @@ _REWRITTEN_AT_ONCE: Final = 4 << 20  # bytes; the event loop is blocked meanwhil
 
 
 class AppendRules(NamedTuple):
-    """What the target's topic accepts: `way` fills its gaps (never AUTO), sizes are in bytes.
+    """What the target's topic accepts; sizes are in bytes.
+
+    With `fills_with_records` a gap becomes records among the data.  Otherwise it stays a Gap, and `filler` is asked to fill it; None
+    where nobody has to.
 
     `remembered_ms` is how long its brokers surely remember a producer, from the timestamps of its last append.  With a `codec`
     all batches are sent in that one: the brokers store them so, and refuse those that become too large by it.
     Batches of the source that begin before `separate_until` are appended each by itself.
     """
 
-    way: GapFill
+    fills_with_records: bool
     is_compacted: bool
     max_batch_bytes: int
     left_out: Collection[int] = ()  # offsets of records that the user's policy gave up
     remembered_ms: int = 0
     codec: int | None = None
     separate_until: int = 0
+    filler: GapFill | None = None
 
     def joins(self, header: BatchHeader) -> bool:
         """Whether a batch may go together with its neighbours."""
@@ -159,7 +163,7 @@ def _course(
         if not items:
             raise
         at = items[-1].until_offset if isinstance(items[-1], Gap) else items[-1][0].next_offset  # Law F
-    if rules.way is GapFill.RECORDS:
+    if rules.fills_with_records:
         items, at = _filled(items, at, rules, now_ms)
     if pieces or claims:
         believed = [claim for claim in claims if claim.header.next_offset > at]
@@ -237,7 +241,7 @@ def _items(pieces: list[Appendable], position: int, rules: AppendRules) -> Itera
         is_rewritten = _is_rewritten(header, at, rules)
         is_passed = not is_rewritten and not rules.joins(header)
         is_split = gap is not None and not (
-            rules.way is GapFill.RECORDS and gap.until_offset - gap.from_offset <= LARGEST_HOLE
+            rules.fills_with_records and gap.until_offset - gap.from_offset <= LARGEST_HOLE
         )
         is_separate = bool(run) and run[0][0].base_offset < rules.separate_until
         if run and (is_passed or is_split or is_separate or size >= _REWRITTEN_AT_ONCE):
@@ -291,7 +295,7 @@ def _rewritten(run: list[Batch], start: int, until: int, rules: AppendRules) -> 
             run,
             start,
             until=until,
-            fill_holes=rules.way is GapFill.RECORDS,
+            fill_holes=rules.fills_with_records,
             is_compacted=rules.is_compacted,
             max_batch_bytes=rules.max_batch_bytes,
             codec=rules.codec,
@@ -327,7 +331,7 @@ def _filled(items: Sequence[Appendable], end: int, rules: AppendRules, now_ms: i
 
 def cover(gap: Gap, rules: AppendRules, timestamp_ms: int, most: int = FILLED_AT_ONCE) -> tuple[list[Appendable], int]:
     """A gap as it is appended, and where that ends: the gap itself, or filler records for its first `most` offsets."""
-    if rules.way is not GapFill.RECORDS:
+    if not rules.fills_with_records:
         return [gap], gap.until_offset
     gap = Gap(gap.from_offset, min(gap.until_offset, gap.from_offset + most))
     batches = filler_batches(

@@ -143,14 +143,11 @@ def remedy(error_code: int | None, right: str, otherwise: str = "check the topic
     return otherwise if lacking is None else f"grant {lacking} to the mirror's user, and a running mirror resumes"
 
 
-def fill_remedy(error: Errors.KafkaError, way: GapFill, right: str) -> str:
-    """What an operator can do if a target refuses filler of a gap, or before a log's start."""
+def fill_remedy(error: Errors.KafkaError, right: str) -> str:
+    """What an operator can do if a target refuses to have a gap filled otherwise than with records."""
     if isinstance(error, Errors.InvalidTimestampError):
         return (
             "the filler's time is this machine's: set its clock right (tolerant-kafka doctor compares it with the brokers'), or"
             " raise message.timestamp.after.max.ms (clock ahead) or message.timestamp.before.max.ms of the target's topic"
         )
-    is_best = way is GapFill.RECORDS
-    return remedy(
-        error_code(error), right, "check the mirror's ACLs" + ("" if is_best else f", or set {GapFill.RECORDS.option}")
-    )
+    return remedy(error_code(error), right, f"check the mirror's ACLs, or set {GapFill.RECORDS.option}")

@@ -44,7 +44,7 @@ WAYS = [GapFill.TRANSACTIONS, GapFill.RECORDS, GapFill.MARKERS]
 
 
 def rules(way: GapFill = GapFill.TRANSACTIONS, limit: int = 1 << 20, left_out: Sequence[int] = ()) -> AppendRules:
-    return AppendRules(way, False, limit, left_out)
+    return AppendRules(way is GapFill.RECORDS, False, limit, left_out)
 
 
 def data(

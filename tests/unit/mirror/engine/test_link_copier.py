@@ -36,7 +36,7 @@ from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
 FIRST, SECOND = (TopicPartition("orders", number) for number in range(2))
-RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20, remembered_ms=3_600_000)
+RULES = AppendRules(False, False, 1 << 20, remembered_ms=3_600_000, filler=GapFill.TRANSACTIONS)
 TERM = 3
 
 

@@ -22,7 +22,7 @@ from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends_
 from tolerant_client.cluster.admin.topics import require_topic
 from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.cluster.produce_window import ProduceWindow
-from tolerant_client.errors import text_of
+from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
@@ -193,10 +193,17 @@ class Appender:
         self._settle(sender, copies)
         self._flush(sender)
 
+    def _filler_of(self, copy: PartitionCopy) -> TransactionFiller | MarkerFiller:
+        """Raises OptionError if nothing fills gaps the way that the topic is to have: that stops the partition alone."""
+        way = copy.rules.filler
+        if way is None or way not in self._fillers:
+            raise OptionError(f"Nothing fills a gap of {copy.partition.topic} by {way}")
+        return self._fillers[way]
+
     async def _fill(self, sender: _Sender, copy: PartitionCopy, gap: Gap) -> None:
         began_at, partition, topic_id = self._clock(), copy.partition, copy.topic_id
         try:
-            filler, size = self._fillers[copy.rules.way], copy.rules.max_batch_bytes
+            filler, size = self._filler_of(copy), copy.rules.max_batch_bytes
             log_end = await filler.fill(partition, gap, max_batch_bytes=size, topic_id=topic_id)
             if self._clock() - began_at > _LONG_FILL_S:
                 await require_topic(self._target, partition.topic, topic_id)  # transactions and markers go by names

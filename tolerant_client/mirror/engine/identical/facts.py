@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from tolerant_client.cluster.admin.configs import producer_expiration_ms
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.appendable import AppendRules
-from tolerant_client.mirror.batches.gaps import choose_way
+from tolerant_client.mirror.batches.gaps import GapFill, choose_way
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.state.topics import TopicFacts, describe_topics, topic_facts
@@ -65,5 +65,12 @@ class TargetFacts:
         _, remembered_ms = self._remembered.get(-1 if node_id is None else node_id, (0.0, _REMEMBERED_MS))
         codec = facts.codec if copy.is_recoded else None
         return AppendRules(
-            way, facts.is_compacted, facts.max_message_bytes, copy.left_out, remembered_ms, codec, copy.separate_until
+            way is GapFill.RECORDS,
+            facts.is_compacted,
+            facts.max_message_bytes,
+            copy.left_out,
+            remembered_ms,
+            codec,
+            copy.separate_until,
+            None if way is GapFill.RECORDS else way,
         )

@@ -258,3 +258,13 @@ def _behind(target: Cluster, partition: TopicPartition, end: int, goal: int) -> 
         f"the log of {partition.topic}-{partition.partition} ends at {end}, but it was written up to {goal}"
     )
     return error
+
+
+def gap_fillers(
+    target: Cluster, link: str, may_write: MayWrite, may_send: MaySend
+) -> dict[GapFill, TransactionFiller | MarkerFiller]:
+    """What fills a gap in each way but RECORDS, which are data (AppendRules.fills_with_records)."""
+    return {
+        GapFill.TRANSACTIONS: TransactionFiller(target, link, may_write, may_send),
+        GapFill.MARKERS: MarkerFiller(target, may_write),
+    }

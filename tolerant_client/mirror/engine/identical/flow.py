@@ -22,10 +22,9 @@ from tolerant_client.cluster.event_loop import WakeupNotifier
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import LinkPausedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable
-from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.engine.identical.accept import accept
 from tolerant_client.mirror.engine.identical.append import Appender
-from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
+from tolerant_client.mirror.engine.identical.fill import gap_fillers
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.reader import Reader
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
@@ -54,12 +53,7 @@ class Flow:
         self.sync_wanted = WakeupNotifier(link.source.net)
         self.appender = Appender(
             link,
-            {
-                GapFill.TRANSACTIONS: TransactionFiller(
-                    link.target, link.name, self.require_writable, self.require_ours
-                ),
-                GapFill.MARKERS: MarkerFiller(link.target, self.require_writable),
-            },
+            gap_fillers(link.target, link.name, self.require_writable, self.require_ours),
             self.is_claimed,
             self._appended,
             self._no_leader,

@@ -47,7 +47,7 @@ from tolerant_client.errors import (
     text_of,
 )
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState, cover
-from tolerant_client.mirror.batches.gaps import Gap, GapFill
+from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.troubles import fill_remedy, refusal
 from tolerant_client.records.record_batch import BatchHeader, restamp
@@ -179,7 +179,7 @@ class PartitionCopy(CopiedPartition):
         Always fills with records: another writer may still have what was lost, and only by sequences can the broker choose one.
         """
         self._troubles.since = None
-        rules = self.rules._replace(way=GapFill.RECORDS)
+        rules = self.rules._replace(fills_with_records=True)
         items, self.position = cover(Gap(self.position, until_offset), rules, now_ms)
         return items
 
@@ -296,7 +296,7 @@ class PartitionCopy(CopiedPartition):
         if isinstance(error, TolerantClientError):
             self.doubt(error, now)
         else:
-            what = fill_remedy(error, self.rules.way, self._needed)
+            what = fill_remedy(error, self._needed)
             self.doubt(PartitionRefusedError(f"{self}: {finding}").advising(what), now)
 
     def lost(self, header: BatchHeader, reason: str, now: float) -> None:

@@ -34,7 +34,7 @@ from tolerant_client.errors import (
     TolerantClientError,
 )
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules
-from tolerant_client.mirror.batches.gaps import Gap, GapFill
+from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import LossPolicy, LossReason
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.limits import PAUSE_S
@@ -79,7 +79,7 @@ class TranslatedPartition(CopiedPartition):
             self._require_claim,
             link.clock,
         )
-        self._rules = AppendRules(GapFill.TRANSACTIONS, False, 0)
+        self._rules = AppendRules(False, False, 0)
         self._fetch_error: Exception | None = None
         self._progressed_at = link.clock()
         self._stands_since: float | None = None  # since when there is something to copy, or trouble

@@ -28,7 +28,7 @@ from tolerant_client.records.record_batch import BatchHeader, Record, encode_bat
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
 NOW_MS = int(time.time() * 1000)
-RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20, remembered_ms=3_600_000)
+RULES = AppendRules(False, False, 1 << 20, remembered_ms=3_600_000, filler=GapFill.TRANSACTIONS)
 
 
 class Target:
@@ -123,6 +123,20 @@ def batch(base_offset: int, count: int = 5, timestamp: int = NOW_MS, size: int =
     records = [Record(0, timestamp, None, b"x" * size)] * count
     view = memoryview(bytearray(encode_batch(records, base_offset=base_offset)))
     return read_header(view), view
+
+
+def test_a_way_that_nothing_fills_stops_its_partition_and_not_the_copier() -> None:
+    async def run() -> None:
+        rig = Rig()
+        for partition, filler in ((FIRST, GapFill.MARKERS), (SECOND, GapFill.TRANSACTIONS)):
+            rig.copies[partition].resume(AppendState(0, 4711, 0, 0), RULES._replace(filler=filler), 0.0)
+            rig.enqueue(partition, Gap(0, 6))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert [partition for partition, _, _ in rig.filler.asked] == [SECOND]
+        assert rig.copies[FIRST].phase is Phase.DRAINING and rig.copies[FIRST].is_drained
+
+    asyncio.run(run())
 
 
 def test_gap_waits_for_what_is_before_it_and_holds_back_what_is_behind() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, TypeVar
+from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
 import pytest
@@ -13,8 +14,8 @@ from kafka.protocol.producer import WriteTxnMarkersRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import LinkPromotedError, OptionError, OutcomeUnknownError, PartitionRefusedError
-from tolerant_client.mirror.batches.gaps import Gap, marker_producer
-from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
+from tolerant_client.mirror.batches.gaps import Gap, GapFill, marker_producer
+from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller, gap_fillers
 
 P = TopicPartition("orders", 0)
 
@@ -443,3 +444,8 @@ def test_markers_of_a_promoted_link_are_not_sent() -> None:
     with pytest.raises(LinkPromotedError):
         run(marking(target).fill(P, Gap(0, 5_000)))
     assert len(target.sent) == 1
+
+
+def test_every_way_to_fill_a_gap_has_a_filler_or_is_data() -> None:
+    fillers = gap_fillers(FakeTarget(), "dr", AsyncMock(), lambda partition: None)  # type: ignore[arg-type]
+    assert fillers.keys() | {GapFill.RECORDS, GapFill.AUTO} == set(GapFill)

@@ -24,7 +24,7 @@ from tolerant_client.errors import (
     TolerantClientError,
 )
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState
-from tolerant_client.mirror.batches.gaps import Gap, GapFill
+from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.engine.identical.accept import accept
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
@@ -35,7 +35,7 @@ NOT_NEXT = [45, 46, 47, 59, 1]
 RETRIABLE = [3, 5, 6, 7, 19, 20, 56]
 FATAL = [10, 29, 32, 87]
 REMEMBERED_MS = 3_600_000
-RULES = AppendRules(GapFill.TRANSACTIONS, is_compacted=False, max_batch_bytes=1 << 20, remembered_ms=REMEMBERED_MS)
+RULES = AppendRules(False, is_compacted=False, max_batch_bytes=1 << 20, remembered_ms=REMEMBERED_MS)
 NOW_MS = 1_700_000_000_000
 
 

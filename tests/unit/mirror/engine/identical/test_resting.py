@@ -16,7 +16,7 @@ from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.identical.resting import LOOK_S, RestingLogs
 
-RULES = AppendRules(GapFill.TRANSACTIONS, False, 1 << 20, remembered_ms=3_600_000)
+RULES = AppendRules(False, False, 1 << 20, remembered_ms=3_600_000, filler=GapFill.TRANSACTIONS)
 
 
 class Target:
