@@ -57,6 +57,17 @@ class ProduceWindow:
         self._measured_since = 0.0
         self._measured_bytes = 0.0  # since then
         self._is_paused = False  # until the end of a throttle
+        self._is_flushing = False
+
+    def flush(self) -> None:
+        """Calls `on_room`, unless that is at work and sends on: a request to a node that is away fails while it is being sent."""
+        if self._is_flushing:
+            return
+        self._is_flushing = True
+        try:
+            self._on_room()
+        finally:
+            self._is_flushing = False
 
     def has_room(self) -> bool:
         """Whether a request may be sent now; if not, `on_room` is called once one may be."""
@@ -87,7 +98,7 @@ class ProduceWindow:
     def leave(self, size: int) -> None:
         self.in_flight -= 1
         self._bytes -= size
-        self._on_room()
+        self.flush()
 
     def _responded(self, size: int, response: Any) -> None:
         now = self._clock()
@@ -113,19 +124,18 @@ class ProduceWindow:
     async def _resume(self) -> None:
         await self._cluster.sendable(self._node_id)
         self._is_paused = False
-        self._on_room()
+        self.flush()
 
 
 class ProduceTurns:
     """The turns of many owners at one node's `window`; each owner asks for one at a time."""
 
     def __init__(self, cluster: Cluster, node_id: int, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.window = ProduceWindow(cluster, node_id, most, self._flush, clock)
+        self.window = ProduceWindow(cluster, node_id, most, self._take_turns, clock)
         self._net = cluster.net
         # What takes a turn, and a future for whether it did.
         self._waiting: OrderedDict[Hashable, tuple[Callable[[], None], Future]] = OrderedDict()
         self._prepared: deque[tuple[Callable[[], None], Future]] = deque()  # had their turn, and go first
-        self._is_flushing = False
 
     async def send(
         self,
@@ -158,7 +168,7 @@ class ProduceTurns:
         finally:
             self._net.cancel(timer)
             resolve(turn)
-        self._flush()  # where the turn has ended before
+        self.window.flush()  # where the turn has ended before
         return bool(await sent)
 
     def give_up(self, owner: Hashable) -> None:
@@ -170,7 +180,7 @@ class ProduceTurns:
         """Has `take` called in its turn; returns whether that came in time, and raises what it raises."""
         taken = Future()
         self._waiting[owner] = take, taken
-        self._flush()
+        self.window.flush()
         if taken.is_done or within_s == float("inf"):
             return bool(await taken)
         timer = self._net.call_later(within_s, lambda: self.give_up(owner))
@@ -179,10 +189,7 @@ class ProduceTurns:
         finally:
             self._net.cancel(timer)
 
-    def _flush(self) -> None:
-        if self._is_flushing:  # a request has failed at once
-            return
-        self._is_flushing = True
+    def _take_turns(self) -> None:
         while (self._prepared or self._waiting) and self.window.has_room():
             take, taken = self._prepared.popleft() if self._prepared else self._waiting.popitem(last=False)[1]
             try:
@@ -191,4 +198,3 @@ class ProduceTurns:
                 taken.failure(error)
             else:
                 taken.success(True)
-        self._is_flushing = False

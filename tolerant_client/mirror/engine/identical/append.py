@@ -87,7 +87,7 @@ class Appender:
             sender.ready[copy.partition] = copy
             senders.add(sender)
         for sender in senders:
-            self._flush(sender)
+            sender.window.flush()
 
     def drop(self, copy: PartitionCopy) -> None:
         """Forgets what is queued for a partition; what is in flight is settled as usual."""
@@ -191,7 +191,7 @@ class Appender:
             copy.in_flight -= 1
             copy.looked_at(ends.get(copy.partition), asked_at, self._clock())
         self._settle(sender, copies)
-        self._flush(sender)
+        sender.window.flush()
 
     def _filler_of(self, copy: PartitionCopy) -> TransactionFiller | MarkerFiller:
         """Raises OptionError if nothing fills gaps the way that the topic is to have: that stops the partition alone."""
@@ -215,7 +215,7 @@ class Appender:
         if copy.queue and copy.queue[0] is gap:
             copy.dequeue()
         self._settle(sender, [copy])
-        self._flush(sender)
+        sender.window.flush()
 
     def _settle(self, sender: _Sender, copies: list[PartitionCopy], size: int = 0) -> None:
         """Takes what the partitions have become; the window has the next request sent after that."""

@@ -272,6 +272,27 @@ def test_nothing_of_a_partition_follows_a_batch_that_was_refused_or_lost() -> No
     asyncio.run(run())
 
 
+def test_many_requests_that_fail_at_once_as_those_to_a_node_that_is_away_are_all_settled() -> None:
+    async def run() -> None:
+        rig, many = Rig(), [TopicPartition("many", n) for n in range(400)]
+        rig.copies = {p: PartitionCopy(p, 0.0) for p in many}
+        for copy in rig.copies.values():
+            copy.resume(AppendState(0, 4711, 0, 0), RULES, 0.0)
+        rig.target.throttled = 5.0  # so all wait
+        for partition in many:
+            rig.enqueue(partition, batch(0, size=60_000))
+        window = rig.appender._senders[1].window
+        window.room_bytes = 1 << 16  # a small quota: one batch a request
+        rig.target.throttled = 0.0
+        away = Future().failure(Errors.NodeNotReadyError("node 1"))
+        rig.target.produce = lambda *args, **kwargs: away  # type: ignore[method-assign]
+        window.flush()
+        assert not window.in_flight and not rig.memory.in_flight
+        assert {copy.in_flight for copy in rig.copies.values()} == {0}
+
+    asyncio.run(run())
+
+
 def test_batches_are_for_the_topics_whose_logs_were_read() -> None:
     async def run() -> None:
         rig = Rig()
