@@ -21,6 +21,7 @@ import kafka
 import pytest
 from kafka.structs import TopicPartition
 
+from support.every_kind import every_kind
 from support.log_readers import Bounds, Logs, read_bounds, read_with_confluent, read_with_kafka_python
 from support.long import LONG
 from support.mirror_link import both
@@ -34,19 +35,8 @@ from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.testing import (
-    Corrupt,
-    Drop,
-    Duplicate,
-    ErrorCode,
-    Fault,
     FaultProxy,
     KafkaCluster,
-    Reorder,
-    Reset,
-    RewriteCorrelationId,
-    Stale,
-    Stall,
-    Truncate,
 )
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.
@@ -66,16 +56,7 @@ GIVEN = [int(seed) for seed in os.environ.get("TOLERANT_NASTY_SEEDS", "").split(
 FIRST_SEED = random.SystemRandom().randrange(10**6) * 10_000 if LONG else 0
 ROUNDS = 10 if LONG and not GIVEN else 1
 
-# One answer in 30, over all kinds.  Offsets and metadata have no checksum, so bytes are changed only where there is one.
-_KINDS = 10
-FAULTS: tuple[Fault, ...] = tuple(
-    kind(probability=1 / 30 / _KINDS)  # type: ignore[operator]
-    for kind in (Drop, Duplicate, Reorder, RewriteCorrelationId, Stale, Truncate, Reset)
-) + (
-    Corrupt(api="Fetch", probability=1 / 30 / _KINDS),
-    Stall(0.2, probability=1 / 30 / _KINDS),
-    ErrorCode(6, probability=1 / 30 / _KINDS),  # NOT_LEADER_OR_FOLLOWER
-)
+FAULTS = every_kind(1 / 30)
 
 
 def seeds(number: int) -> list[int]:

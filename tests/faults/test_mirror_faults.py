@@ -10,6 +10,7 @@ import kafka
 import pytest
 from kafka.structs import TopicPartition
 
+from support.every_kind import every_kind
 from support.long import LONG
 from support.mirror_link import append_records, both, compare, create_topic, ends, mirror, prepare
 from support.raising_copier import LinkCopier
@@ -23,15 +24,12 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.testing import (
     Corrupt,
     Drop,
-    Duplicate,
     ErrorCode,
     Fault,
     FaultProxy,
     KafkaCluster,
-    Reorder,
     Reset,
     RewriteCorrelationId,
-    Stale,
     Stall,
     Truncate,
 )
@@ -45,16 +43,7 @@ SMALL = CopyLimits(
     max_bytes_in_flight=1 << 20, fetch_max_bytes=128 << 10, partition_max_bytes=32 << 10, patience_ms=60_000
 )
 
-# One answer in 25, over all kinds.  Offsets and metadata have no checksum, so bytes are changed only where there is one.
-KINDS = 10
-EVERY_KIND: tuple[Fault, ...] = tuple(
-    kind(probability=1 / 25 / KINDS)  # type: ignore[operator]
-    for kind in (Drop, Duplicate, Reorder, RewriteCorrelationId, Stale, Truncate, Reset)
-) + (
-    Corrupt(api="Fetch", probability=1 / 25 / KINDS),
-    Stall(0.2, probability=1 / 25 / KINDS),
-    ErrorCode(NOT_LEADER, probability=1 / 25 / KINDS),
-)
+EVERY_KIND = every_kind(1 / 25)
 
 Proxies = Callable[..., FaultProxy]
 
