@@ -236,7 +236,7 @@ def _engine(tasks: int) -> tuple[_Prepare, Callable[..., bool]]:
 
 
 def held_at_start(
-    settings: MirrorSettings, partitions: Iterable[TopicPartition], is_stopping: Callable[[], bool] = lambda: False
+    settings: MirrorSettings, partitions: Iterable[TopicPartition], is_stopping: Callable[[], bool]
 ) -> dict[TopicPartition, int]:
     """The source's log ends of partitions with an open transaction: what is left after the last stable offset.
 
@@ -254,7 +254,7 @@ def held_at_start(
 
 
 def still_held(
-    settings: MirrorSettings, goals: Mapping[TopicPartition, int], is_stopping: Callable[[], bool] = lambda: False
+    settings: MirrorSettings, goals: Mapping[TopicPartition, int], is_stopping: Callable[[], bool]
 ) -> list[Held]:
     """The open transactions that still hold back offsets before `goals`.  Raises StoppedError once `is_stopping`."""
     if not goals:

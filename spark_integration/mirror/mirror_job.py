@@ -54,7 +54,7 @@ _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _T = TypeVar("_T")
 
 
-def prepare(settings: MirrorSettings, claim: RunClaim, is_stopping: Callable[[], bool] = lambda: False) -> PreparedLink:
+def prepare(settings: MirrorSettings, claim: RunClaim, is_stopping: Callable[[], bool]) -> PreparedLink:
     """As mirror_settings.prepare, before Spark is started; raises OptionError if Spark would expose passwords."""
     if _is_submitted():
         submitted_traffic([settings.source, settings.target])
@@ -163,7 +163,7 @@ def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, c
 def run(
     settings: MirrorSettings,
     link: PreparedLink,
-    is_stopping: Callable[[], bool] = lambda: False,
+    is_stopping: Callable[[], bool],
     tell: Callable[[TaskReport], None] = lambda report: None,
     *,
     claim: RunClaim,

@@ -88,7 +88,7 @@ class SparkLink:
     """A link as a streaming query of `session`, and its duties; each start has a temporary folder as its checkpoint."""
 
     def __init__(
-        self, link: SupervisedLink, session: SparkSession, tell: Tell, is_stopping: Callable[[], bool] = lambda: False
+        self, link: SupervisedLink, session: SparkSession, tell: Tell, is_stopping: Callable[[], bool]
     ) -> None:
         self._settings = link.settings
         self._is_stopping = is_stopping
@@ -191,7 +191,7 @@ class LinkThread:
         tell: Tell,
         stop: threading.Event,
         policy: RestartPolicy,
-        is_stopping: Callable[[], bool] = lambda: False,
+        is_stopping: Callable[[], bool],
     ) -> None:
         self.name = name
         self.stuck: StuckError | None = None

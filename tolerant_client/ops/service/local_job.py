@@ -32,7 +32,7 @@ _END_S: Final = 6.0  # for the copier's end; a stop takes at most 10 s
 def run(
     settings: MirrorSettings,
     link: PreparedLink,
-    is_stopping: Callable[[], bool] = lambda: False,
+    is_stopping: Callable[[], bool],
     tell: Callable[[TaskReport], None] = lambda report: None,
     *,
     claim: RunClaim,

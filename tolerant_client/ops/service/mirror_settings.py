@@ -101,7 +101,7 @@ def run_claim(settings: MirrorSettings) -> RunClaim:
     return RunClaim(settings.target, settings.link, settings.run, is_translated=not settings.is_identical)
 
 
-def prepare(settings: MirrorSettings, claim: RunClaim, is_stopping: Callable[[], bool] = lambda: False) -> PreparedLink:
+def prepare(settings: MirrorSettings, claim: RunClaim, is_stopping: Callable[[], bool]) -> PreparedLink:
     """Checks the link, claims its topics and creates those that are missing.
 
     Raises the errors of prepare_link, TargetClaimedError, and StoppedError once `is_stopping`, whatever it waits for.

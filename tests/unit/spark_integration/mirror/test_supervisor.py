@@ -176,7 +176,7 @@ class FakeJob:
 
 
 def thread(job: FakeJob, events: list[LinkEvent], policy: RestartPolicy = POLICY) -> LinkThread:
-    return LinkThread("A-B", job, events.append, threading.Event(), policy)
+    return LinkThread("A-B", job, events.append, threading.Event(), policy, lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_failure_of_spark_with_a_page_of_text_is_one_line() -> None:
 def test_a_stop_ends_query_and_duties() -> None:
     events: list[LinkEvent] = []
     job, stop = FakeJob(), threading.Event()
-    link = LinkThread("A-B", job, events.append, stop, POLICY)
+    link = LinkThread("A-B", job, events.append, stop, POLICY, lambda: False)
     link.start()
     while "start" not in job.calls:
         time.sleep(0.01)
@@ -289,7 +289,7 @@ def test_a_stop_that_waits_no_longer_for_a_link_tells_its_end_once() -> None:
         def close(self) -> None:
             hanging.wait(10)
 
-    link = LinkThread("A-B", Hangs(), events.append, stop, POLICY)
+    link = LinkThread("A-B", Hangs(), events.append, stop, POLICY, lambda: False)
     link.start()
     stop.set()
     assert not link.join(0.6)
@@ -303,7 +303,10 @@ def test_one_dead_link_does_not_touch_another() -> None:
     stop = threading.Event()
     dead = FakeJob(starts=[RuntimeError("a defect")] * 1000)
     alive = FakeJob()
-    both = [LinkThread(name, job, lambda event: None, stop, POLICY) for name, job in (("dead", dead), ("alive", alive))]
+    both = [
+        LinkThread(name, job, lambda event: None, stop, POLICY, lambda: False)
+        for name, job in (("dead", dead), ("alive", alive))
+    ]
     for link in both:
         link.start()
     while alive.calls.count("look") < 2:
@@ -344,7 +347,7 @@ def test_nobody_who_is_told_hinders_the_others_or_who_tells(caplog: pytest.LogCa
         raise BrokenPipeError("standard output is closed")
 
     job, stop = FakeJob(), threading.Event()
-    link = LinkThread("A-B", job, Listeners([gone, heard.append, gone]), stop, POLICY)
+    link = LinkThread("A-B", job, Listeners([gone, heard.append, gone]), stop, POLICY, lambda: False)
     job.looks = [ClusterUnreachableError("away")] * 3
     for now in (0, 1, 100, 101, 200, 201):
         link.step(now)
@@ -676,7 +679,7 @@ def test_duties_leave_partitions_alone_whose_place_nobody_has_read_yet(monkeypat
 
     monkeypatch.setattr(supervisor, "DutyThread", Thread)
     monkeypatch.setattr(supervisor, "lanes", lambda wanted: [wanted])
-    link = SparkLink(SupervisedLink(MirrorSettings({}, {}, "orders")), None, lambda event: None)  # type: ignore[arg-type]
+    link = SparkLink(SupervisedLink(MirrorSettings({}, {}, "orders")), None, lambda event: None, lambda: False)  # type: ignore[arg-type]
     link._claim = SimpleNamespace(require_held=lambda: None, tell=lambda report: None)  # type: ignore[assignment]
     link._ends = frozenset((placed, blocked, unread))
     link._report = SimpleNamespace(read=lambda: report)  # type: ignore[assignment]
@@ -692,7 +695,7 @@ def test_duties_leave_partitions_alone_whose_place_nobody_has_read_yet(monkeypat
 def test_what_is_blocked_stays_so_across_a_restart_until_the_new_query_has_reported() -> None:
     """A restart for another reason must not show for a while that nobody has to do anything."""
     told: list[LinkEvent] = []
-    link = SparkLink(SupervisedLink(MirrorSettings({}, {}, "orders")), None, told.append)  # type: ignore[arg-type]
+    link = SparkLink(SupervisedLink(MirrorSettings({}, {}, "orders")), None, told.append, lambda: False)  # type: ignore[arg-type]
     reports = [
         TaskReport(7, blocked={STOPPED: "grant Write"}),
         TaskReport(),
