@@ -23,7 +23,7 @@ from tolerant_client.stock.any_broker import AnyBroker, is_for_any_broker
 from tolerant_client.stock.bootstrap import BESIDE_S, Bootstrap
 from tolerant_client.stock.client_metrics import register
 from tolerant_client.stock.connection import TolerantConnection
-from tolerant_client.stock.leaders import LeaderWatch
+from tolerant_client.stock.leader_watch import LeaderWatch
 from tolerant_client.stock.metadata import STRATEGIES, TolerantMetadata
 from tolerant_client.stock.stock_names import (
     KafkaConnectionManager,

@@ -1,4 +1,4 @@
-"""storm.py and leaders.py: what is a storm, what is not, and how often metadata is asked for."""
+"""storm.py and leader_watch.py: what is a storm, what is not, and how often metadata is asked for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kafka.net.selector import NetworkSelector
 
-from tolerant_client.stock.leaders import RefreshPace
+from tolerant_client.stock.leader_watch import RefreshPace
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.tracker.events import Event, Storm, StormOver
 from tolerant_client.tracker.storm import Leader, StormDetector, storm_threshold
@@ -199,7 +199,7 @@ def test_the_manager_tells_a_storm_once_in_the_log_to_the_listener_and_in_the_co
         told.append(event)
         raise RuntimeError("a listener's own fault")
 
-    monkeypatch.setattr("tolerant_client.stock.leaders.StormDetector", partial(StormDetector, 200.0))
+    monkeypatch.setattr("tolerant_client.stock.leader_watch.StormDetector", partial(StormDetector, 200.0))
     manager = TolerantConnectionManager(net, bootstrap_servers="127.0.0.1:1", recovery_listener=listener)
     manager.bootstrap_async(timeout_ms=0)
     leaders = spread(60)
@@ -263,7 +263,7 @@ def test_dead_broker_whose_pause_is_over_comes_after_an_untried_one(net: Network
 def test_metadata_is_asked_for_again_and_again_while_a_leader_cannot_be_reached(
     net: NetworkSelector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tolerant_client.stock.leaders._MAX_PAUSE_MS", 20.0)
+    monkeypatch.setattr("tolerant_client.stock.leader_watch._MAX_PAUSE_MS", 20.0)
     manager = TolerantConnectionManager(net, bootstrap_servers="127.0.0.1:1")
     manager.bootstrap_async(timeout_ms=0)
     asked: list[int] = []

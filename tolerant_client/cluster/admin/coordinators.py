@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 import kafka.errors as Errors
 from kafka.protocol.metadata import FindCoordinatorRequest
 
+from tolerant_client.cluster.admin.ask_nodes import NOT_CONNECTED
 from tolerant_client.cluster.admin.asking import AT_ONCE, chunks, is_retriable
-from tolerant_client.cluster.admin.leaders import NOT_CONNECTED
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Patience
 from tolerant_client.errors import ClusterUnreachableError

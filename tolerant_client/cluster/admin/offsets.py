@@ -22,8 +22,8 @@ import kafka.errors as Errors
 from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.ask_nodes import LATE_S, SILENT_S, ask_leaders, insist_on_leaders
 from tolerant_client.cluster.admin.asking import raise_for
-from tolerant_client.cluster.admin.leaders import LATE_S, SILENT_S, ask_leaders, insist_on_leaders
 from tolerant_client.cluster.cluster import DEBUGGING_REPLICA, EARLIEST, LATEST, MAX_TIMESTAMP, READ_COMMITTED, Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff, Patience
 from tolerant_client.errors import TolerantClientError

@@ -17,9 +17,9 @@ from kafka.protocol.admin import DescribeProducersRequest, DescribeTransactionsR
 from kafka.protocol.producer import InitProducerIdRequest, WriteTxnMarkersRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.ask_nodes import insist_on_leaders
 from tolerant_client.cluster.admin.asking import by_topic, is_retriable, raise_for, speaks
 from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
-from tolerant_client.cluster.admin.leaders import insist_on_leaders
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OutcomeUnknownError
 

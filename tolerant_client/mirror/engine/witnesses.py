@@ -24,8 +24,8 @@ from collections.abc import Collection, Iterable
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.ask_nodes import LATE_S
 from tolerant_client.cluster.admin.asking import chunks
-from tolerant_client.cluster.admin.leaders import LATE_S
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.leaders import ask_leaders
+from tolerant_client.cluster.admin.ask_nodes import ask_leaders
 from tolerant_client.cluster.cluster import READ_COMMITTED, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import RecordBatchError

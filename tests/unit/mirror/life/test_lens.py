@@ -13,7 +13,7 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin import leaders
+from tolerant_client.cluster.admin import ask_nodes as ask_nodes_module
 from tolerant_client.cluster.admin.offsets import LedOffsets, LogOffsets
 from tolerant_client.errors import ClusterUnreachableError
 from tolerant_client.mirror.life import fence, lens
@@ -135,7 +135,7 @@ def test_what_a_former_leader_denies_is_told_as_the_new_metadata_tells_it(monkey
     async def ask_nodes(cluster: Any, by_node: Any, ask: Any, within_s: float) -> dict[TopicPartition, Any]:
         return {p: told for node, members in by_node.items() for p, told in (await ask(node, members)).items()}
 
-    monkeypatch.setattr(leaders, "ask_nodes", ask_nodes)
+    monkeypatch.setattr(ask_nodes_module, "ask_nodes", ask_nodes)
     found = asyncio.run(lens.log_ends(Deleted({FIRST: 1, NEW: 1}, {}), [FIRST, NEW]))  # type: ignore[arg-type]
     assert found == LedOffsets({FIRST: 7}, {NEW: "the target has no such topic (any more)"})
 

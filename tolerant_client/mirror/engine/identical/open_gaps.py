@@ -15,8 +15,8 @@ from contextlib import suppress
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.ask_nodes import SilentError, ask_nodes
 from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators, find_coordinators
-from tolerant_client.cluster.admin.leaders import SilentError, ask_nodes
 from tolerant_client.cluster.admin.transactions import CoordinatorView, can_list_transactions, describe_transactions
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future

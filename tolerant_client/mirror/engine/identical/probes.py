@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.leaders import LATE_S
+from tolerant_client.cluster.admin.ask_nodes import LATE_S
 from tolerant_client.cluster.admin.offsets import Untold, list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.errors import TargetDivergedError

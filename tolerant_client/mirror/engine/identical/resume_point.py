@@ -35,7 +35,7 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.leaders import LATE_S
+from tolerant_client.cluster.admin.ask_nodes import LATE_S
 from tolerant_client.cluster.admin.offsets import Unreplicated, Untold, list_led_offsets, replicated_ends
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, Cluster
