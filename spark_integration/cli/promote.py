@@ -124,8 +124,10 @@ def _show(report: PromotionReport) -> None:
         table = Table("topic", "partition", "copied until", "left behind", title=f"link {report.link}: {report.action}")
         for p in report.partitions:
             told = ["unknown" if offsets is None else f"{offsets:,}" for offsets in (p.copied_until, p.lag)]
-            records = f" ({counted(p.left_records, 'record')})" if p.lag and not p.left_unread else ""
-            table.add_row(p.topic, str(p.partition), told[0], told[1] + records)
+            start, until = p.left_deleted or (0, 0)
+            what = [] if not p.lag or p.left_unread or p.lag == until - start else [counted(p.left_records, "record")]
+            what += [f"{until - start:,} deleted"] if start < until else []
+            table.add_row(p.topic, str(p.partition), told[0], told[1] + (f" ({', '.join(what)})" if what else ""))
         print_table(table)
     if report.groups is not None:
         echo(

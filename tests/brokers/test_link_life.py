@@ -520,6 +520,45 @@ def test_of_what_a_failover_left_on_the_source_committed_records_are_counted(
     )
 
 
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_what_the_source_has_deleted_of_what_a_failover_left_there_is_said_to_be_lost(
+    source: str, target: str, is_translated: bool
+) -> None:
+    topic = link = f"life-trimmed-{is_translated}"
+    create_topic(source, topic, 5)
+    append_records(source, topic, 100, partitions=4)  # partition 4 is empty
+
+    def delete(number: int, before: int) -> None:  # as retention does
+        with Cluster({"bootstrap_servers": source}, name="source") as cluster:
+            cluster.run(delete_records, cluster, TopicPartition(topic, number), before)
+
+    delete(3, 100)  # before the link
+    mirror(source, target, topic, link, is_translated=is_translated)
+    append_records(source, topic, 50, first=100, partitions=2)
+    append_records(source, topic, 1, first=100, partitions=5)
+    assert fail_over(target, link).exit_code == 0
+    for number, before in enumerate((151, 120, 60, 100, 1)):
+        delete(number, before)
+    clusters = ("--source", source, "--target", target, "--link", link)
+    code, found = invoke("promote", *clusters)
+    assert code == 3
+    parts = [(p["lag"], p["left_deleted"], p["left_records"]) for p in found["partitions"]]
+    assert parts == [(51, [100, 151], 0), (51, [100, 120], 31), (1, None, 1), (1, None, 1), (1, [0, 1], 0)]
+    said = CliRunner().invoke(app, ["promote", *clusters, "--yes"]).output
+    assert f"offsets 100 to 151 of {topic}-0 were not copied, and the source has deleted them" in " ".join(said.split())
+    status = run(source, target, read_status, link)
+    assert [(t.lag, t.lost) for t in status.topics] == [(33, 72)]
+    assert [note.split(" were not copied")[0] for note in status.notes] == [
+        f"offsets {start} to {until} of {topic}-{n}" for n, start, until in ((0, 100, 151), (1, 100, 120), (4, 0, 1))
+    ]
+    if not is_translated:
+        report = compare(source, target, topic)
+        found = [p.first_difference for p in report.partitions]
+        assert [at.offset for at in found] == [100, 100, 100, 100, 0]
+        gone = [at.reason.removeprefix("the target log ends earlier") for at in found]
+        assert gone[2:4] == ["", ""] and all("no longer has its offsets" in text for text in gone[:2] + gone[4:])
+
+
 # -- circles --------------------------------------------------
 
 

@@ -1,7 +1,8 @@
 """What a promoted link has left behind on its source, as `status` and a repeated promotion report it.
 
 The copies end where the fence said (LinkControl.copied_until), and the committed records that the source has after that were left
-behind: a transaction that was open when the source was lost may have been aborted since (committed.py).  That is
+behind: a transaction that was open when the source was lost may have been aborted since (committed.py).  What it has deleted of that
+since is lost (PartitionLag.deleted), and counts as left behind: nothing tells how many committed records it had.  All this is
 unknown where the source's log is no longer the one that was copied: where its topic was created again, where it ends before what was
 copied, and where a link copies back into it.  Offsets are half-open, those of the source.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.topics import present_ids
@@ -21,17 +21,15 @@ from tolerant_client.mirror.life.mirrors import within_bound
 from tolerant_client.mirror.life.promotion_groups import STAY, unmoved_groups
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport
 from tolerant_client.mirror.logs.committed import count_committed
-from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
-from tolerant_client.mirror.state.control_topic import read_controls
+from tolerant_client.mirror.state.copied_back import copied_back
 from tolerant_client.mirror.state.health import by_reason, few, names
-from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats, unread_map
 from tolerant_client.mirror.state.map_topic import (
     copied_until,
     has_map,
     lost_map,
     mapped_topics,
-    was_never_started,
 )
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
@@ -82,9 +80,10 @@ async def promoted_before(
             e.partition.topic,
             e.partition.partition,
             e.position,
-            e.lag_offsets,
+            e.left_offsets,
             last_copied_ms=None,
             is_heartbeats=topics is not None and is_heartbeats(topics, e.partition.topic),
+            left_deleted=e.deleted,
         )
         for e in lags
     ]
@@ -100,7 +99,7 @@ async def as_left(
         return [], {}
     topics = {e.partition.topic for e in known}
     ids = await within_bound(source, present_ids, source, sorted(topics))
-    theirs = await within_bound(source, _copied_back, source, target, topics, control.copied_until)
+    theirs = await within_bound(source, copied_back, source, target, topics, control.copied_until)
     why: dict[TopicPartition, str] = {}
     is_another = None not in (was := {control.source_cluster_id, await source.cluster_id()}) and len(was) > 1
     for e in known:
@@ -125,9 +124,12 @@ async def with_left(
 ) -> list[PromotedPartition]:
     """With how many of the records that the source has after these copies are committed, but of heartbeats."""
     known = {TopicPartition(row.topic, row.partition): row for row in rows}
-    ends = {e.partition: e.source_end for e in lags if e.source_end and not known[e.partition].is_heartbeats}
-    found = await count_committed(source, {p: (end - (known[p].lag or 0), end) for p, end in ends.items()})
-    left = {p: replace(known[p], left_records=of.records, left_unread=ends[p] - of.until) for p, of in found.items()}
+    data = [e for e in lags if not known[e.partition].is_heartbeats]
+    spans = {e.partition: (e.source_end - (e.lag_offsets or 0), e.source_end) for e in data if e.source_end}
+    found = await count_committed(source, spans)
+    left = {
+        p: replace(known[p], left_records=of.records, left_unread=spans[p][1] - of.until) for p, of in found.items()
+    }
     return [*{**known, **left}.values()]
 
 
@@ -144,33 +146,3 @@ def without_ends(lags: Iterable[PartitionLag], unlike: Collection[TopicPartition
 def unknown_left(why: Mapping[TopicPartition, str]) -> list[str]:
     """Sentences about partitions of a promoted link of which nothing tells what it left behind.  Pure."""
     return few(f"what {names(of)} left behind on the source is unknown: {text}" for text, of in by_reason(why).items())
-
-
-async def _copied_back(source: Cluster, target: Cluster, topics: Collection[str], ours: Positions) -> dict[str, str]:
-    """Which of these topics, by their names on the target, a link has copied back to the source, or may have; and why.
-
-    Not a link back with the same offsets that was promoted before our own copies, which end at `ours`: all that it wrote is
-    before them (A-B-A-B).
-    """
-    try:
-        links = (await read_controls(source, frozenset(map(source.wire_topic, topics)))).links
-    except Errors.TopicAuthorizationFailedError:
-        return dict.fromkeys(topics, f"we may not read {CONTROL_TOPIC} of the source, so a link may have copied back")
-    here = await target.cluster_id()
-    found: dict[str, str] = {}
-    for name, control in links.items():
-        if here is None or not control.may_copy_from(here) or not control.topics:
-            continue
-        if await was_never_started(source, name, control):
-            continue
-        for topic in topics:
-            wire = source.wire_topic(topic)
-            ends = {p.partition: end for p, end in control.copied_until.items() if p.topic == wire}
-            is_over = (
-                control.is_fenced
-                and control.is_identical
-                and all(end <= ours.get(TopicPartition(topic, n), end) for n, end in ends.items())
-            )
-            if control.writes(wire) and not (ends and is_over):
-                found[topic] = f"link {name} has copied back to it"
-    return found

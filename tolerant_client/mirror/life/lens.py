@@ -4,6 +4,8 @@
 Laws:
 - An unknown value is None, or absent, never 0.
 - The copies of a promoted link end where its fence said, not where the target's logs end: others write there now.
+- What a source has deleted before it was copied is lost, not copied: the copy of a log that the link has begun never had what lies
+  between its end and the source's log start.  Not below where the copy was to begin, nor heartbeats: those are no data.
 - The target is asked before the source, so a reported lag is never too small; the source's high watermark before its last stable
   offset, so that records appended in between do not look like an open transaction.
 - Functions that return `left_out` make no partition wait for another one: they leave out those without a leader that responds.
@@ -13,7 +15,7 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import kafka.errors as Errors
@@ -29,11 +31,13 @@ from tolerant_client.cluster.admin.offsets import (
     not_before_start,
 )
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
-from tolerant_client.mirror.batches.divergence import first_header
+from tolerant_client.mirror.batches.divergence import Range, first_header
 from tolerant_client.mirror.life.fence import before_markers
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import copied_until, lost_map, map_partition
+from tolerant_client.mirror.state.link_topics import is_heartbeats
+from tolerant_client.mirror.state.map_topic import copied_until, last_rows, lost_map, map_partition
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import BatchHeader
 
 MOST_AGES = 64
@@ -50,7 +54,7 @@ class PartitionLag:
 
     The source's log begins at `source_start`, is committed up to `stable_end` (the last stable offset), and ends at
     `source_end` (the high watermark).  `oldest_ms` is the time of the first record that is not copied, `bytes_per_offset` the
-    average size of an offset.
+    average size of an offset.  The copy was to have all from `begun_at` on; None if nothing of it was begun, or if that is no data.
     """
 
     partition: TopicPartition
@@ -60,13 +64,28 @@ class PartitionLag:
     source_start: int | None = None
     oldest_ms: int | None = None
     bytes_per_offset: float | None = None
+    begun_at: int | None = None
 
     @property
     def lag_offsets(self) -> int | None:
-        """The source's offsets that the target lacks, including those after the start of an open transaction."""
+        """The offsets that the source has and the target lacks, including those after the start of an open transaction."""
         if self.source_end is None or self.position is None:
             return None
         return max(0, self.source_end - max(self.position, self.source_start or 0))
+
+    @property
+    def deleted(self) -> Range | None:
+        """The offsets that the source has deleted before they were copied; None without any, or if that is unknown."""
+        if self.source_end is None or self.position is None or self.begun_at is None:
+            return None
+        start, until = max(self.position, self.begun_at), min(self.source_start or 0, self.source_end)
+        return (start, until) if start < until else None
+
+    @property
+    def left_offsets(self) -> int | None:
+        """The offsets that the target lacks, also those that the source has deleted since."""
+        start, until = self.deleted or (0, 0)
+        return None if self.lag_offsets is None else self.lag_offsets + until - start
 
     @property
     def copyable(self) -> int:
@@ -141,11 +160,27 @@ async def look(
     if source is None:
         return [PartitionLag(p, copied.get(p)) for p in wanted]
     there = await log_offsets(source, wanted)
-    return [_lag(p, copied.get(p), there[p]) for p in wanted]
+    begun = await _begun_at(target, link, copied, is_translated, control)
+    return [_lag(p, copied.get(p), there[p], begun.get(p)) for p in wanted]
 
 
-def _lag(partition: TopicPartition, position: int | None, log: LogOffsets) -> PartitionLag:
-    return PartitionLag(partition, position, log.last_stable, log.high_watermark, log.start)
+def _lag(partition: TopicPartition, position: int | None, log: LogOffsets, begun_at: int | None) -> PartitionLag:
+    lag = PartitionLag(partition, position, log.last_stable, log.high_watermark, log.start)
+    return replace(lag, begun_at=begun_at)
+
+
+async def _begun_at(
+    target: Cluster, link: str, copied: Mapping[TopicPartition, int], is_translated: bool, control: LinkControl
+) -> dict[TopicPartition, int]:
+    """From which offset on these copies, which end at `copied`, were to have all; absent for what was not begun, and heartbeats."""
+    empty = [p for p, at in copied.items() if not at]
+    begun = (await last_rows(target, link, empty)).keys() if is_translated and empty else control.begun.keys()
+    topics = LinkTopics.from_json(control.topics) if control.topics else None
+    return {
+        p: max(control.log_starts.get(p, 0), control.starts.get(p, 0))
+        for p, at in copied.items()
+        if (at or p in begun) and not (topics is not None and is_heartbeats(topics, p.topic))
+    }
 
 
 async def look_led(
@@ -185,7 +220,8 @@ async def look_led(
     await source.connect(source.patience_ms)
     there, unseen = await list_led_log_offsets(source, copied)
     await _ask_again(source, there, unseen)
-    return [_lag(p, copied[p], there[p]) for p in wanted if p in there], {**left_out, **unseen}
+    begun = await _begun_at(target, link, {p: copied[p] for p in there}, is_translated, control)
+    return [_lag(p, copied[p], there[p], begun.get(p)) for p in wanted if p in there], {**left_out, **unseen}
 
 
 async def positions(

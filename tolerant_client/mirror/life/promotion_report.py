@@ -12,6 +12,7 @@ from typing import Any
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.mirror.batches.divergence import Range
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.life.carriers import Carried
@@ -22,7 +23,8 @@ from tolerant_client.mirror.state.health import by_reason, counted, few, names
 class PromotedPartition:
     """Where the copy of a partition ends, None if unknown; `lag` counts the source's offsets that the target lacks.
 
-    These have `left_records` committed records, and `left_unread` offsets more of which nobody knows what they have.
+    These have `left_records` committed records, `left_unread` offsets more of which nobody knows what they have, and those of
+    `left_deleted`, which the source has deleted before they were copied.
     """
 
     topic: str
@@ -35,6 +37,7 @@ class PromotedPartition:
     is_heartbeats: bool = False
     left_records: int = 0
     left_unread: int = 0
+    left_deleted: Range | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class PromotionReport:
 
     @property
     def left_behind(self) -> str:
-        """A sentence about the records that only the source has; "" if it has none of data, or the blockers say it."""
+        """What the copies lack, and who has it; "" if they lack nothing of data, or the blockers say it."""
         data = [p for p in self.partitions if not (p.is_heartbeats or self.blockers)]
         verb = "would be" if self.is_dry_run and not self.is_done else "were"
         found = []
@@ -91,7 +94,9 @@ class PromotionReport:
                 f"{counted(sum(unread.values()), 'offset')} of {names(sorted(unread))} {verb} not copied, and how many committed"
                 " records they have is unknown (they could not be read in time, or their transactions are open)"
             )
-        return f"{'; '.join(found)}: only the source has what is there" if found else ""
+        deleted = {TopicPartition(p.topic, p.partition): p.left_deleted for p in data if p.left_deleted}
+        there = [f"{'; '.join(found)}: only the source has what is there"] if found else []
+        return "; ".join(there + few(deleted_texts(deleted, verb)))
 
     @property
     def exit_code(self) -> int:
@@ -127,6 +132,15 @@ def groups_json(report: GroupsReport) -> dict[str, Any]:
         "behind": [place(p) for p in report.behind],
         "left": [left._asdict() for left in report.left],
     }
+
+
+def deleted_texts(spans: Mapping[TopicPartition, Range], verb: str = "were") -> list[str]:
+    """A sentence for each partition whose source has deleted these offsets before they were copied."""
+    return [
+        f"offsets {start:,} to {until:,} of {names([p])} {verb} not copied, and the source has deleted them: nobody has what was"
+        " there, and how many committed records that was is unknown"
+        for p, (start, until) in sorted(spans.items())
+    ]
 
 
 def gone_warnings(gone: Iterable[TopicPartition]) -> list[str]:

@@ -141,11 +141,12 @@ async def promoted_partitions(
                 e.partition.topic,
                 e.partition.partition,
                 e.position,
-                e.lag_offsets,
+                e.left_offsets,
                 time_ms,
                 None if fence is None else fence.marker,
                 () if fence is None else fence.records,
                 is_heartbeats(of.topics, e.partition.topic),
+                left_deleted=e.deleted,
             )
         )
     return tuple(partitions)

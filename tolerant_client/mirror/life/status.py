@@ -45,6 +45,7 @@ from tolerant_client.mirror.life.mirrors import (
     within_bound,
 )
 from tolerant_client.mirror.life.owners import find_taken
+from tolerant_client.mirror.life.promotion_report import deleted_texts
 from tolerant_client.mirror.life.topic_status import TopicStatus, topics_of
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.claims import Run
@@ -187,6 +188,7 @@ async def read_status(
     if control.is_promotion_begun and seen_source is not None:
         second, unlike = await as_left(source, target, control, second)
         notes += unknown_left({**unseen, **unlike})
+        notes += few(deleted_texts({e.partition: e.deleted for e in second if e.deleted}))
     left_behind = view.left_behind(known_topics(chosen, control, view.on_source) | mapped.names)
     if not control.is_over:
         unseen.update(view.why_gone)

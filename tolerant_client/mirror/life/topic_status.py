@@ -30,7 +30,9 @@ class TopicStatus:
     lag_bytes: int | None
     open_offsets: int | None  # the part of the lag after the start of open transactions
     paused: tuple[int, ...] | None = ()  # partitions
-    lost: int | None = 0  # offsets in the ledger; None if that was not read
+    lost: int | None = (
+        0  # offsets in the ledger, or left behind and deleted on the source; None if the ledger was not read
+    )
     unknown: tuple[int, ...] = ()  # partitions
 
 
@@ -65,11 +67,19 @@ def topics_of(
                 tuple(sorted(e.partition.partition for e in of_topic if control.pauses(e.partition))),
                 None
                 if rows is None
-                else sum(r.until_offset - r.from_offset for e in of_topic for r in rows.get(e.partition, ())),
+                else sum(until - start for e in of_topic for start, until in _lost(e, control, rows)),
                 tuple(sorted(unknown.get(topic, ()))),
             )
         )
     return found
+
+
+def _lost(
+    lag: PartitionLag, control: LinkControl, rows: Mapping[TopicPartition, Iterable[LedgerRow]]
+) -> list[tuple[int, int]]:
+    """The ranges that are lost.  Before a promotion the mirror writes into the ledger what the source deleted, once it goes on."""
+    deleted = [lag.deleted] if control.is_promotion_begun and lag.deleted is not None else []
+    return [(row.from_offset, row.until_offset) for row in rows.get(lag.partition, ())] + deleted
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

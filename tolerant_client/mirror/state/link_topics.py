@@ -358,7 +358,8 @@ def _partitions(topics: Mapping[str, list[int]]) -> set[TopicPartition]:
 
 def is_heartbeats(topics: LinkTopics, name: str) -> bool:
     """Whether a topic of the target has heartbeats for MirrorMaker 2's tools."""
-    return topics.names is not None and topics.names.policy.is_heartbeats(topics.to_source(name))
+    names = topics.names
+    return names is not None and topics.has_source(name) and names.policy.is_heartbeats(topics.to_source(name))
 
 
 def some(texts: Iterable[str], between: str = ", ") -> str:

@@ -3,7 +3,8 @@
 The control says where a copy ended (version 0.1 did not write it), and the log has a marker of the link there; a failover that
 knew less of its copy as such (damage.py) says an earlier offset, without one.  Once a link back copies, both logs go on as one: it
 fills the fence's offset on the old source.  So a copy ends there only where the source's log ends, too, or has a record at that
-offset, which was left behind: also one that is not committed, since a failover does not wait for open transactions.
+offset, which was left behind: also one that is not committed, since a failover does not wait for open transactions.  Where the
+source's log starts after that offset, it ends there unless a link has copied back.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
+from tolerant_client.mirror.state.copied_back import copied_back
 from tolerant_client.mirror.state.link_control import LinkControl, Positions
 from tolerant_client.mirror.verify.report import LogBounds
 
@@ -31,6 +33,10 @@ async def find_fences(
         first = await _marked(target, control, behind, bounds)
         found = await read_slices(source, {p: (at, at + 1) for p, at in first.items()}, is_committed=False)
         left = {p: at for p, at in first.items() if any(not is_filler(r) for r in found[p].records.values())}
+        before = {p: offset for p, offset in said.items() if offset < (bounds[p].source_start or 0)}
+        if overtaken := await _marked(target, control, before, bounds):
+            back = await copied_back(source, target, {p.topic for p in overtaken}, control.copied_until)
+            left |= {p: offset for p, offset in overtaken.items() if p.topic not in back}
         at_end = await _marked(target, control, {p: end for p, end in ends.items() if p not in left}, bounds)
         # Two promotions at once write two fences.
         fences |= {**left, **{p: first.get(p, end) for p, end in at_end.items()}}

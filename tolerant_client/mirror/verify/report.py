@@ -35,10 +35,11 @@ class LogBounds(NamedTuple):
     target_end: int | None
 
     def source_before(self, until: int | None) -> LogBounds:
-        """These bounds with the source's records before an offset alone, if it has any."""
-        if until is None or self.source_end is None or not (self.source_start or 0) <= until < self.source_end:
+        """These bounds with the source's records before an offset alone."""
+        if until is None or self.source_end is None or until >= self.source_end:
             return self
-        return self._replace(source_end=until, source_stable=min(self.source_stable or 0, until))
+        start, stable = (min(offset or 0, until) for offset in (self.source_start, self.source_stable))
+        return self._replace(source_start=start, source_stable=stable, source_end=until)
 
     @property
     def common(self) -> tuple[int, int]:
@@ -49,8 +50,15 @@ class LogBounds(NamedTuple):
         return start, max(start, min(self.source_stable or 0, self.target_stable or 0))
 
     @property
+    def deleted(self) -> tuple[int, int] | None:
+        """The offsets after the end of the target's log that the source no longer has; None as for `rest`."""
+        if self.target_end is None or self.source_start is None:
+            return None
+        return (self.target_end, self.source_start) if self.target_end < self.source_start else None
+
+    @property
     def rest(self) -> tuple[int, int] | None:
-        """The source's offsets after the end of the target's log; None without any, or if a side has no such partition."""
+        """The offsets after the end of the target's log that the source has; None without any, or if a side has no such partition."""
         if self.target_end is None or self.source_stable is None:
             return None
         start = max(self.source_start or 0, self.target_end)
@@ -261,8 +269,8 @@ def partition_report(
     """Joins the slices of one partition, which are ordered by offset and without gaps.
 
     `waiting` says what holds back the last stable offsets of source and target.  Offsets before `begun_at` were not to be copied:
-    the link began there.  `rest` are the committed records of `bounds.rest`, None if they were not counted: without any the
-    target lacks nothing.
+    the link began there.  `rest` are the committed records of `bounds.rest`, None if they were not counted: without any, and with
+    nothing that the source has deleted there, the target lacks nothing.
     """
     start, until = bounds.common
     resumed_at = None if resumed is None else max(start, min(resumed.identical_until, until))
@@ -327,7 +335,7 @@ def _at_the_ends(
         gaps.append(NotCompared(kept_from, target_start, reason))
     if target_stable < min(target_end, stable):
         gaps.append(NotCompared(max(start, target_stable), min(target_end, stable), *waiting[1]))
-    is_shorter = bounds.rest is not None and rest != Committed(0, stable)
+    is_shorter = bounds.deleted is not None or bounds.rest is not None and rest != Committed(0, stable)
     if is_shorter:
         reason = f"the target log ends at {target_end}{_after(rest, stable)}"
         gaps.append(NotCompared(max(start, target_end), stable, reason, not allow_behind))
@@ -335,7 +343,10 @@ def _at_the_ends(
         gaps.append(NotCompared(max(start, stable), end, *waiting[0]))
     gaps = [part for part in gaps if part.until_offset > part.from_offset]
     if is_shorter and not allow_behind:
-        return Difference(target_end, "the target log ends earlier"), gaps
+        gone = (
+            "" if bounds.deleted is None else f", and the source no longer has its offsets {target_end:,} to {start:,}"
+        )
+        return Difference(target_end, f"the target log ends earlier{gone}"), gaps
     if target_end > end:
         return Difference(end, "the source log ends earlier"), gaps
     if target_end > stable:

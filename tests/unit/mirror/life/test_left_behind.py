@@ -18,6 +18,7 @@ from tolerant_client.mirror.life import left_behind, promotion_groups
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.logs.committed import Committed
+from tolerant_client.mirror.state import copied_back
 from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import MappedTopics
@@ -51,6 +52,7 @@ class Source:
     def __init__(self, links: dict[str, LinkControl] | Exception = {}, ids: dict[str, str] = {}) -> None:
         self.links, self.ids = links, {"orders": "1", "clicks": "3", **ids}
         self.ends = {P: 150, Q: 20}
+        self.start = 0
         self.read_until = 150
 
     def wire_topic(self, name: str) -> str:
@@ -84,16 +86,20 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     async def look_led(
         source: Source, _: Any, __: str, wanted: list[TopicPartition], ___: bool, control: LinkControl
     ) -> Any:
-        return [PartitionLag(p, control.copied_until[p], source.ends[p], source.ends[p], 0) for p in wanted], {}
+        logs = {p: (source.ends[p], source.ends[p], min(source.start, source.ends[p])) for p in wanted}
+        return [replace(PartitionLag(p, control.copied_until[p], *logs[p]), begun_at=0) for p in wanted], {}
 
     async def has_map(*_: Any) -> bool:
         return False
 
     async def count_committed(source: Source, ranges: dict[TopicPartition, Any]) -> dict[TopicPartition, Committed]:
-        assert ranges.items() <= {P: (100, 150), Q: (20, 20)}.items() or ranges == {P: (100, 100), Q: (20, 20)}
-        return {p: Committed(30, source.read_until) if p == P else Committed(0, 20) for p in ranges}
+        starts = {P: min(max(100, source.start), source.ends[P]), Q: 20}
+        assert all(span == (starts[p], source.ends[p]) for p, span in ranges.items())
+        there = Committed(30 if source.start < 150 else 0, source.read_until)
+        return {p: there if p == P else Committed(0, 20) for p in ranges}
 
-    for function in (present_ids, read_controls, within_bound, look_led, has_map, count_committed):
+    monkeypatch.setattr(copied_back, "read_controls", read_controls)
+    for function in (present_ids, within_bound, look_led, has_map, count_committed):
         monkeypatch.setattr(left_behind, function.__name__, function)
 
 
@@ -157,6 +163,25 @@ def test_offsets_of_which_nobody_knows_what_they_have_are_no_records() -> None:
     assert report.left_behind.startswith(f"40 offsets of orders-0 were not copied, and {unknown}")
     aborted = replace(report, partitions=(replace(part, left_records=0, left_unread=0),))
     assert (aborted.left_behind, aborted.exit_code) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("start", "lag", "others"), [(120, 50, "30 committed records of orders-0 were not copied: "), (150, 50, "")]
+)
+def test_what_the_source_has_deleted_of_what_was_not_copied_was_left_behind_too(
+    start: int, lag: int, others: str
+) -> None:
+    source = Source()
+    source.start = start
+    report = again(source)
+    part = report.partitions[1]
+    assert report.exit_code == 3 and (part.lag, part.left_deleted) == (lag, (100, start))
+    assert report.left_behind.startswith(others)
+    assert f"offsets 100 to {start} of orders-0 were not copied, and the source has deleted them" in report.left_behind
+    assert ("only the source has" in report.left_behind) is bool(others)
+    source.start = 100  # what was copied
+    assert again(source).partitions[1].left_deleted is None
+    assert not again(source, replace(PROMOTED, source_cluster_id="C")).left_behind
 
 
 def test_a_promotion_that_is_repeated_says_again_what_was_left_behind() -> None:

@@ -18,7 +18,9 @@ from tolerant_client.cluster.admin.offsets import LedOffsets, LogOffsets
 from tolerant_client.errors import ClusterUnreachableError
 from tolerant_client.mirror.life import fence, lens
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.replication_policy import IdentityReplicationPolicy, TopicNames
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.records.record_batch import Record, encode_batch
 
 FIRST, SECOND, NEW = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("new", 0)
@@ -228,3 +230,37 @@ def test_a_promoted_link_with_translated_offsets_had_copied_nothing_of_what_its_
     target: Any = Logs({})
     lags, left_out = done(lens.look_led(None, target, "dr", [FIRST, SECOND], True, control))
     assert {e.partition: e.position for e in lags} == {FIRST: 100} and left_out == {SECOND: lens.NEVER_HAD}
+
+
+def test_what_the_source_has_deleted_counts_as_left_from_where_the_copy_was_to_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copy that was not begun would begin at the source's log start; heartbeats are no data."""
+    names = ("copied", "begun", "filled", "dated", "unbegun", "A.heartbeats")
+    wanted = {TopicPartition(name, 0): position for name, position in zip(names, (100, 0, 30, 0, 0, 100))}
+    copied, begun, filled, dated, unbegun, beats = wanted
+
+    async def respond(value: Any) -> Any:
+        return value
+
+    control = LinkControl(
+        is_promotion_begun=True,
+        is_fenced=True,
+        topics=LinkTopics(TopicFilter((".*",)), TopicNames(IdentityReplicationPolicy(), "A")).to_json(),
+        begun=dict.fromkeys((copied, begun, filled, dated, beats), TopicIds()),
+        log_starts={filled: 150},
+        starts={dated: 60},
+        copied_until=wanted,
+    )
+    monkeypatch.setattr(lens, "log_offsets", lambda *_: respond(dict.fromkeys(wanted, LogOffsets(150, 160, 160))))
+    monkeypatch.setattr(lens, "copied_until", lambda *_: respond(wanted))
+    monkeypatch.setattr(lens, "last_rows", lambda *_: respond({begun: None}))
+    clusters: Any = Logs(wanted)
+    for is_translated in (False, True):
+        lags = done(lens.look(clusters, clusters, "dr", [*wanted], is_translated, control))
+        of = {e.partition: (e.deleted, e.left_offsets) for e in lags}
+        assert of[copied] == ((100, 150), 60) and of[begun] == ((0, 150), 160)
+        assert of[filled] == of[unbegun] == of[beats] == (None, 10)
+        assert of[dated] == ((None, 10) if is_translated else ((60, 150), 100))
+    assert PartitionLag(copied, 100, 160, None, 150, begun_at=0).deleted is None
+    assert PartitionLag(copied, 100, 160, 160, 150).left_offsets == 10
