@@ -5,6 +5,7 @@ Its brokers are in `connections.py`, its topics in `leaders.py`; this module sen
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -190,6 +191,7 @@ class Cluster(Leaders):
         With `topic_ids`, given for all topics, it fetches only topics that still have these ids, whatever has their
         names by now.  It then raises UnsupportedVersionError, and sends nothing, where the node knows no ids (before
         Kafka 3.1).  With `max_wait_ms` 0 it shares the connection of ordinary requests, unless it fetches by id.
+        A response without any partition under a quota says nothing of them: it is fetched again for the cluster's patience.
         """
         await self.connect()
         request = RawFetch(
@@ -202,10 +204,18 @@ class Cluster(Leaders):
             names=self.names,
             topic_ids=topic_ids,
         )
-        if topic_ids:
-            response = await self.send_fetch(node_id, request)
-        else:
-            response = await self.send(request, self.fetch_lane(node_id) if max_wait_ms else node_id)
+        began = time.monotonic()
+        while True:
+            if topic_ids:
+                response = await self.send_fetch(node_id, request)
+            else:
+                response = await self.send(request, self.fetch_lane(node_id) if max_wait_ms else node_id)
+            if (
+                response.partitions
+                or not response.throttle_time_ms
+                or time.monotonic() - began > self.patience_ms / 1000
+            ):
+                break
         if response.error_code:
             raise Errors.for_code(response.error_code)(f"fetch from node {node_id} of the {self.name}")
         return response.partitions

@@ -6,6 +6,7 @@ Laws:
 - Long-polling fetches have a connection of their own to each node, so that
   nothing ever waits for them.
 - An error code is believed when a broker repeats it; a single one is retried.
+- A node that throttles us (KIP-219) is not away: requests wait until it reads again, and no patience ends meanwhile.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _SAID_BY_BROKERS: Mapping[type[BaseException], str] = {
 }
 
 _STOP_LOOK_MS = 100  # between two looks whether a wait is to be given up
+_THROTTLED_MS = 1_000  # after a throttle, for the response that it held up
 _FULL_S = 0.005  # until the next look at a connection that has its limit of requests in flight
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -243,7 +245,7 @@ class Connections:
         """Sends one request once its connection is ready, and returns the decoded response."""
         await self.connect()
         if node_id is None:
-            node_id = self.manager.least_loaded_node()
+            node_id = await self._any_node()
         try:
             connection = await self.manager.get_connection(node_id)
             await self.sendable(node_id)
@@ -258,6 +260,29 @@ class Connections:
             return 0.0
         until: float = connection._throttle_time if "throttle" in connection.paused else time.monotonic() + _FULL_S
         return max(until - time.monotonic(), 0.001)  # a timer lifts the throttle, a little later
+
+    def throttled_s(self) -> float:
+        """Seconds until the first node reads requests again, if all that could be asked throttle us; else 0."""
+        nodes = [broker.node_id for broker in self.manager.cluster.brokers()]
+        waits = [wait_s for node_id in nodes if (wait_s := self.paused_s(node_id))]
+        return min(waits) if waits and self.manager.best_node() is None else 0.0
+
+    async def _any_node(self) -> Any:
+        while (wait_s := self.throttled_s()) > 0:
+            await self.net.sleep(wait_s)
+        return self.manager.least_loaded_node()
+
+    async def heard(self, future: Any, within_ms: float) -> Any:
+        """Waits for a future for so long besides the time of throttles.  Raises KafkaTimeoutError; the future goes on then."""
+        while True:
+            try:
+                return await self.manager.wait_for(future, within_ms)
+            except Errors.KafkaTimeoutError:
+                nodes = [broker.node_id for broker in self.manager.cluster.brokers()]
+                wait_s = max(map(self.paused_s, nodes), default=0.0)
+                if future.is_done or wait_s == 0.0:
+                    raise
+                within_ms = 1000 * wait_s + _THROTTLED_MS
 
     async def sendable(self, node_id: int | str) -> None:
         """Waits until a node takes requests: a quota is no trouble."""
@@ -280,6 +305,10 @@ class Connections:
                     raise
                 if isinstance(error, Errors.SaslAuthenticationFailedError):
                     self._refuse_login(error)
+                if isinstance(error, Errors.NodeNotReadyError) and (wait_s := self.throttled_s()) > 0:
+                    await self.net.sleep(wait_s)
+                    patience = Patience(patience_ms / 1000)
+                    continue
                 if patience.hear(str(error)) and not getattr(error, "retriable", False):
                     if isinstance(error, Errors.AuthorizationError) and not isinstance(error.__cause__, type(error)):
                         raise type(error)(

@@ -123,7 +123,7 @@ class Leaders(Connections):
 
         await self.connect(HEARD_MS)
         try:
-            await self.manager.wait_for(self.net.call_soon_with_future(ask), HEARD_MS)
+            await self.heard(self.net.call_soon_with_future(ask), HEARD_MS)
         except Errors.KafkaTimeoutError as error:
             raise self.unreachable(HEARD_MS, error, "asking its brokers") from error
 

@@ -38,6 +38,7 @@ class CopiedPartition(ABC):
         self.is_recoded = False  # batches are sent in the codec of the target's topic
         self.separate_until = 0  # before this source offset a batch was refused, or several that were joined
         self.dry_since: float | None = None  # since when the source has stable records but returns none
+        self.dry_turns = 0  # of the reader then
         self._troubles = Troubles()
         self._shown: frozenset[Claim] = frozenset()  # claims of the last response that no checksum covers
 

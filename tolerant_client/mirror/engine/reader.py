@@ -8,7 +8,8 @@ Laws:
   which the position was read.
 - A partition of which enough is waiting stays out of the session until less is.
 - Offsets without records are skipped once the source has shown none there for some time, and fetches of the partition alone
-  have shown none either (emptiness.py).
+  have shown none either (emptiness.py).  Under a quota (KIP-219) each other partition of the session has its turn before:
+  a response that throttles shows nothing, and what a fetch of one partition alone returns is dropped at the cost of all.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tolerant_client.mirror.engine.witnesses import Witnesses
 
 _LARGEST_SET = 1 << 28  # bytes; a greater length is taken for damage
 _DRY_S = 2.0
+_QUOTA_S = 30.0  # so long after the last throttle there still is a quota
 _IDLE_S = 1.0  # wait of a loop whose partitions are all full
 
 _AWAY = (Errors.KafkaConnectionError, Errors.NodeNotReadyError, Errors.RequestTimedOutError, Errors.KafkaTimeoutError)
@@ -54,6 +56,8 @@ class _Fetcher:
         self.round = 0
         self.is_behind = True  # the last response left records on the source
         self.next_dry_watch = 0.0
+        self.turns = 0  # responses that did not throttle
+        self.throttled_at = float("-inf")
         self.failing_since: float | None = None
         self.seen_at = float("-inf")  # when the last fetch that succeeded was sent
 
@@ -272,6 +276,10 @@ class Reader(Generic[C]):
         """What each partition takes of a response; moves the session past it."""
         taken: list[tuple[C, Appendable]] = []
         session, now = fetcher.session, self._clock()
+        if response.throttle_time_ms:
+            fetcher.throttled_at = now
+        else:
+            fetcher.turns += 1
         fetcher.is_behind = False
         for part in response.partitions:
             copy = self._partitions.get(part.partition)
@@ -323,13 +331,14 @@ class Reader(Generic[C]):
         if now < fetcher.next_dry_watch:
             return
         fetcher.next_dry_watch = now + _DRY_S / 2
+        turns = len(fetcher.session.positions) if now - fetcher.throttled_at < _QUOTA_S else 0
         for partition in fetcher.session.positions:
             copy = self._partitions.get(partition)
             if copy is None or not copy.is_read or not copy.is_behind or copy.has_work:
                 continue
             if copy.dry_since is None:
-                copy.dry_since = now
-            elif now - copy.dry_since > _DRY_S:
+                copy.dry_since, copy.dry_turns = now, fetcher.turns
+            elif now - copy.dry_since > _DRY_S and fetcher.turns - copy.dry_turns >= turns:
                 copy.dry_since = now
                 self._spawn(self._end_dry, copy, copy.position, copy.last_stable_offset)
 

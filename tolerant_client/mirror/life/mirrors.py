@@ -32,7 +32,7 @@ WAITS = "which holds no partition: it waits until they are free, and copies noth
 async def within_bound(cluster: Cluster, function: Callable[..., Awaitable[_T]], *args: Any) -> _T | None:
     """The result of a function; None if a broker does not respond to it within BOUND_S."""
     try:
-        found: _T = await cluster.manager.wait_for(cluster.net.call_soon_with_future(function, *args), BOUND_S * 1000)
+        found: _T = await cluster.heard(cluster.net.call_soon_with_future(function, *args), BOUND_S * 1000)
     except Errors.KafkaTimeoutError:
         return None
     return found

@@ -92,7 +92,7 @@ class LinkClusters:
         async def bounded() -> _T:
             asked = cluster.net.call_soon_with_future(function, *args)
             try:
-                response: _T = await cluster.manager.wait_for(asked, _BOUND_MS)
+                response: _T = await cluster.heard(asked, _BOUND_MS)
             except KafkaTimeoutError as error:
                 raise cluster.unreachable(_BOUND_MS, error, "asking its brokers") from error
             return response

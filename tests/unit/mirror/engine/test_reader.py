@@ -73,6 +73,7 @@ class Source:
         self.leaders: dict[TopicPartition, int | None] = {FIRST: 1, SECOND: 1}
         self.refreshes = 0
         self.refusal: Exception | None = None  # of the request for leaders
+        self.throttle_time_ms = 0
 
     async def by_leader(self, partitions: Any) -> dict[int, list[TopicPartition]]:
         """Waits for elections, as Leaders does."""
@@ -99,7 +100,7 @@ class Source:
         await self.net.sleep(0.001)
         while (parts := self.respond(request)) is None:
             await self.net.sleep(0.005)
-        return FetchResult(0, 7, 0, parts)
+        return FetchResult(0, 7, self.throttle_time_ms, parts)
 
 
 class Emptiness:
@@ -374,6 +375,20 @@ def test_offsets_of_which_a_fetch_alone_shows_records_are_not_gone_over(rig: Rig
         assert rig.enqueued == [] and rig.copies[FIRST].position == 0
         await passes(rig, 2.5)
         assert len(rig.emptiness.asked) == 2, "it is checked again"
+
+    rig.run(run)
+
+
+def test_under_a_quota_a_partition_is_dry_once_each_other_one_had_its_turn(rig: Rig) -> None:
+    async def run() -> None:
+        rig.source.throttle_time_ms = 9_000
+        await dry(rig)
+        for _ in range(5):
+            await passes(rig, 1.0)
+        assert rig.emptiness.asked == [], "a response that throttles shows nothing"
+        rig.source.throttle_time_ms = 0
+        await passes(rig, 1.0)
+        assert rig.emptiness.asked == [(FIRST, 0, 100)]
 
     rig.run(run)
 

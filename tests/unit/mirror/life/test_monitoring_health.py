@@ -176,7 +176,7 @@ def test_a_ledger_that_cannot_be_read_hides_nothing_else_of_the_status(error: Ex
         raise error
 
     net = SimpleNamespace(call_soon_with_future=lambda function: None)
-    target: Any = SimpleNamespace(manager=SimpleNamespace(wait_for=waits), net=net)
+    target: Any = SimpleNamespace(heard=waits, net=net)
     rows, (reason,) = asyncio.run(read_rows(target, Ledger(target, "dr")))
     assert rows is None and reason.health is Health.UNKNOWN and told in reason.text
 

@@ -142,6 +142,11 @@ class CopyTransaction(ProducerTransaction):
             self.taken_bytes += outgoing.held_bytes
         return is_sent
 
+    @property
+    def throttled_until(self) -> float:
+        """When the last throttle ended, or will, of the node that got the last batch: no time of trouble (by the clock)."""
+        return float("-inf") if self._waits_at is None else self._waits_at.window.throttled_until
+
     def give_up_turn(self) -> None:
         """Has `send` return at once if its turn has not come."""
         if self._waits_at is not None:

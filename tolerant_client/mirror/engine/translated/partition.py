@@ -293,13 +293,8 @@ class TranslatedPartition(CopiedPartition):
                 node = await self._link.target.leader(self.partition)
                 if producer.is_open and clock() > producer.began_at + limits.open_s:
                     break
-                window = self._parts.turns(node).window
-                outgoing, asked_at = self.queue.next(self._rules), clock()
-                try:
-                    is_sent = await producer.send(node, outgoing, limits.turn_s if producer.is_open else float("inf"))
-                finally:
-                    self._progressed_at += (clock() - asked_at) * (window.throttled_until > asked_at)  # no trouble
-                if not is_sent:
+                outgoing = self.queue.next(self._rules)
+                if not await producer.send(node, outgoing, limits.turn_s if producer.is_open else float("inf")):
                     self.queue.put_back(outgoing)
                     break
                 copied = outgoing.until_offset
@@ -319,6 +314,11 @@ class TranslatedPartition(CopiedPartition):
     async def _write_position(self) -> None:
         await self._producer.open(with_records=False)
         await self._commit(self.acked)
+
+    @property
+    def _is_patient(self) -> bool:
+        since = max(self._progressed_at, self.adopted_at, self._producer.throttled_until, self._link.bucket.free_at)
+        return self.has_reached or self._link.clock() - since <= self._link.limits.patience_ms / 1000
 
     def _time_to_commit(self, copied: int) -> float:
         """Seconds until the transaction must be committed, if nothing arrives before."""
@@ -357,10 +357,8 @@ class TranslatedPartition(CopiedPartition):
         ):
             error, self._fetch_error = self._fetch_error, None
             raise error
-        patience_s = self._link.limits.patience_ms / 1000
-        heard_at = max(self._progressed_at, self.adopted_at, self._link.bucket.free_at)
-        if not self.has_reached and self.paused is None and self._link.clock() - heard_at > patience_s:
-            self.error = self.without_news(patience_s)
+        if self.paused is None and not self._is_patient:
+            self.error = self.without_news(self._link.limits.patience_ms / 1000)
 
     # -- when something is wrong ----------------------------------------------
 
@@ -389,14 +387,13 @@ class TranslatedPartition(CopiedPartition):
             self._troubles.damaged(str(error))
             error = error.at(str(self))
         is_believed = not getattr(cause, "retriable", False) and self._troubles.is_believed()
-        patience_s = link.limits.patience_ms / 1000
         if is_believed and isinstance(error, TolerantClientError) and not getattr(error, "retriable", False):
             await self._decide(error, loss if isinstance(error, (DataLossError, OversizedRecordError)) else None)
         elif is_believed and not isinstance(cause, (Errors.OffsetOutOfRangeError, RecordBatchError)):
             what, topic = f"{self} at offset {self.acked}: {error}", self.partition.topic
             self.error = copy_refusal(what, cause, topic, link.source.wire_topic(topic))
-        elif not self.has_reached and now - max(self._progressed_at, self.adopted_at) > patience_s:
-            self.error = self.without_progress(patience_s)
+        elif not self._is_patient:
+            self.error = self.without_progress(link.limits.patience_ms / 1000)
         else:
             self.place.forget_topics()
             for cluster in (link.source, link.target):
@@ -419,10 +416,8 @@ class TranslatedPartition(CopiedPartition):
         else:
             try:
                 await self.place.accept(loss, error)
-            except Errors.KafkaError as failure:
-                self.error = TolerantClientError(
-                    f"{self}: a loss could not be written to the ledger ({failure}): {error}"
-                )
+            except Errors.KafkaError as why:
+                self.error = TolerantClientError(f"{self}: a loss could not be written to the ledger ({why}): {error}")
                 return
             self.losses += 1
             if loss.reason is LossReason.OVERSIZED:

@@ -1,0 +1,95 @@
+"""A node that throttles us (KIP-219) is not away: requests wait for it, and no patience ends meanwhile (connections.py)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.event_loop import Future
+from tolerant_client.cluster.fetch import FetchedPartition, FetchResult
+from tolerant_client.cluster.tasks import resolve
+
+FIRST = TopicPartition("orders", 0)
+
+
+class Throttled(Cluster):
+    """A cluster of one node that reads nothing until `until`."""
+
+    until = 0.0
+
+    def paused_s(self, node_id: int | str) -> float:
+        return max(0.0, self.until - time.monotonic())
+
+    async def connect(self, timeout_ms: int = 0) -> None:
+        """It is connected."""
+
+    def version(self, *_: Any) -> int:
+        return 11
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Throttled]:
+    with Throttled({"bootstrap_servers": "localhost:1"}, patience_ms=1) as made:
+        manager = made.manager
+        monkeypatch.setattr(manager.cluster, "brokers", lambda: [SimpleNamespace(node_id=1)])
+        monkeypatch.setattr(manager, "best_node", lambda but=(): None if made.paused_s(1) else 1)
+        yield made
+
+
+def test_what_any_node_may_do_waits_until_one_reads_again(cluster: Throttled) -> None:
+    asked: list[float] = []
+
+    async def attempt() -> int:
+        asked.append(time.monotonic())
+        if cluster.paused_s(1):
+            raise Errors.NodeNotReadyError("metadata")
+        return 7
+
+    cluster.until = time.monotonic() + 0.2
+    assert cluster.run(cluster.insist, "refreshing metadata", attempt) == 7
+    assert len(asked) == 2 and asked[1] >= cluster.until
+    cluster.until = time.monotonic() + 0.2
+    assert cluster.run(cluster._any_node) == 1 and time.monotonic() >= cluster.until
+
+
+def test_a_throttle_is_no_silence(cluster: Throttled) -> None:
+    async def heard(response: Future) -> Any:
+        return await cluster.heard(response, 20)
+
+    response = Future()
+    cluster.until = time.monotonic() + 0.2
+    cluster.net.call_later(0.1, lambda: resolve(response))
+    cluster.run(heard, response)
+    cluster.until = 0.0
+    with pytest.raises(Errors.KafkaTimeoutError):
+        cluster.run(heard, Future())
+
+
+def test_a_fetch_whose_response_only_throttles_is_sent_again_for_the_patience(
+    cluster: Throttled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = FetchedPartition(FIRST, 0, 9, 9, 0, (), memoryview(b""))
+    sent: list[Any] = []
+    responses = [FetchResult(0, 0, 500, []), FetchResult(0, 0, 500, [part])]
+
+    async def send(request: Any, node_id: Any = None) -> FetchResult:
+        sent.append(request)
+        await cluster.net.sleep(0.002)
+        return responses.pop(0)
+
+    async def fetch() -> list[FetchedPartition]:
+        return await cluster.fetch(1, {FIRST: 0}, max_wait_ms=0)
+
+    monkeypatch.setattr(cluster, "send", send)
+    cluster.patience_ms = 60_000
+    assert cluster.run(fetch) == [part] and len(sent) == 2
+    cluster.patience_ms = 1
+    responses[:] = [FetchResult(0, 0, 500, [])]
+    assert cluster.run(fetch) == []
