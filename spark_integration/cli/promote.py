@@ -125,7 +125,8 @@ def _show(report: PromotionReport) -> None:
         for p in report.partitions:
             told = ["unknown" if offsets is None else f"{offsets:,}" for offsets in (p.copied_until, p.lag)]
             start, until = p.left_deleted or (0, 0)
-            what = [] if not p.lag or p.left_unread or p.lag == until - start else [counted(p.left_records, "record")]
+            is_counted = p.left_records is not None and not p.left_unread and p.lag != until - start
+            what = [counted(p.left_records or 0, "record")] if p.lag and is_counted else []
             what += [f"{until - start:,} deleted"] if start < until else []
             table.add_row(p.topic, str(p.partition), told[0], told[1] + (f" ({', '.join(what)})" if what else ""))
         print_table(table)
@@ -148,7 +149,7 @@ def _show(report: PromotionReport) -> None:
     echo_each("damaged", few(report.damaged))
     echo_each("warning", report.warnings)
     echo_each("not promoted", report.not_promoted)
-    echo_each("left behind", (report.left_behind,) if report.left_behind else ())
+    echo_each("left behind", (*((report.left_behind,) if report.left_behind else ()), *report.unknown_left))
     echo_each("in the way", report.blockers)
     if report.is_done:
         echo(f"Link {report.link} is promoted: nothing of it writes to the target any more")

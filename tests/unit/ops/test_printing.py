@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,26 @@ def test_a_failover_with_a_group_named_like_markup_reports_all_of_it(capsys: pyt
         err == r"tolerant-kafka: warning: group [/reports]x\ntolerant-kafka: dr: promoted\x1b[2K\x07 was there" + "\n"
     )
     assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("counted", "told"),
+    [
+        ({}, "10"),  # a promotion that is blocked counts nothing
+        ({"left_records": 0, "left_unread": 0}, "10 (0 records)"),
+        ({"left_records": 1, "left_unread": 0}, "10 (1 record)"),
+        ({"left_records": 1, "left_unread": 5}, "10"),
+        ({"left_records": 6, "left_unread": 0, "left_deleted": (10, 14)}, "10 (6 records, 4 deleted)"),
+        ({"left_records": 0, "left_unread": 0, "left_deleted": (10, 20)}, "10 (10 deleted)"),
+    ],
+)
+def test_of_what_a_promotion_left_behind_only_records_that_were_counted_are_printed(
+    counted: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = PromotedPartition("orders", 0, 10, 10, None, **counted)
+    promote._show(PromotionReport("promote", "dr", True, False, (part,)))
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "orders" in line]
+    assert row.split("│")[-2].strip() == told
 
 
 def test_a_dry_run_shows_the_patterns_as_they_are_written(tmp_path: Path) -> None:

@@ -64,13 +64,15 @@ async def promoted_before(
         warnings.append(f"how far link {link} had copied is unknown: {why}")
     lags = [PartitionLag(p, at) for p, at in sorted(ends.items())]
     topics = LinkTopics.from_json(control.topics) if control.topics else None
-    unmoved, alike = None, dict[TopicPartition, int]()
+    unmoved, alike, unknown = None, dict[TopicPartition, int](), dict[TopicPartition, str]()
     if source is not None and lags:
         seen, unseen = await look_led(source, target, link, list(ends), is_translated, control)
         seen, unlike = await as_left(source, target, control, seen)
         known = {e.partition: e for e in seen}
         lags = [known.get(e.partition, e) for e in lags]
-        warnings += unknown_left({**unseen, **unlike})
+        unknown = {
+            p: text for p, text in {**unseen, **unlike}.items() if topics is None or not is_heartbeats(topics, p.topic)
+        }
         alike = {p: at for p, at in ends.items() if p in known and p not in unlike}
     if source is not None and groups is not None and topics is not None:
         unmoved = await unmoved_groups(source, target, topics, groups, alike, map_of=link if is_translated else None)
@@ -88,7 +90,16 @@ async def promoted_before(
         for e in lags
     ]
     rows = rows if source is None else await with_left(source, rows, lags)
-    return PromotionReport(action, link, is_dry_run, True, tuple(rows), warnings=tuple(warnings), groups=unmoved)
+    return PromotionReport(
+        action,
+        link,
+        is_dry_run,
+        True,
+        tuple(rows),
+        warnings=tuple(warnings),
+        groups=unmoved,
+        unknown_left=tuple(unknown_left(unknown)),
+    )
 
 
 async def as_left(

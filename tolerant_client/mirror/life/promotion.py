@@ -220,11 +220,12 @@ async def _promote(
             will_do,
             tuple(await with_left(source, await promoted_partitions(of, ends, fences), () if found else ends)),
             tuple(found),
-            (*warnings, *unknown_left(unlike), *map(str, await find_held(source, open_spans(ends)))),
+            (*warnings, *map(str, await find_held(source, open_spans(ends)))),
             moved,
             losses=await losses_of(target, link),
             damaged=(*map_damage(of), *(text for p, text in differing.items() if p not in owners.left)),
             not_promoted=(*owners.texts(link), *unmade_texts(unmade, partitions, owners.left)),
+            unknown_left=tuple(unknown_left(unlike)),
         )
         if will_do:
             await write_end(of, begun, report, producer_id)

@@ -24,7 +24,8 @@ class PromotedPartition:
     """Where the copy of a partition ends, None if unknown; `lag` counts the source's offsets that the target lacks.
 
     These have `left_records` committed records, `left_unread` offsets more of which nobody knows what they have, and those of
-    `left_deleted`, which the source has deleted before they were copied.
+    `left_deleted`, which the source has deleted before they were copied.  Nothing is counted without a source, of heartbeats, and
+    while something blocks the promotion.
     """
 
     topic: str
@@ -35,8 +36,8 @@ class PromotedPartition:
     fence_marker: int | None = None
     fence_records: tuple[int, ...] = ()
     is_heartbeats: bool = False
-    left_records: int = 0
-    left_unread: int = 0
+    left_records: int | None = None  # None: not counted
+    left_unread: int | None = None
     left_deleted: Range | None = None
 
 
@@ -56,7 +57,8 @@ class PromotionReport:
     """What promotion or failover has done, or would do; `is_done` once no process of the link can write any more.
 
     `is_begun`: no process of it can write to `partitions` any more, except to those that the blockers name.  `damaged` says
-    which copied data the target has lost, `not_promoted` what was asked for and is not the link's, one sentence each.
+    which copied data the target has lost, `not_promoted` what was asked for and is not the link's, `unknown_left` of what nobody
+    can say how much was left behind, one sentence each.
     """
 
     action: str
@@ -72,6 +74,7 @@ class PromotionReport:
     is_begun: bool = False
     damaged: tuple[str, ...] = ()
     not_promoted: tuple[str, ...] = ()
+    unknown_left: tuple[str, ...] = ()
 
     @property
     def copies_end(self) -> dict[TopicPartition, int]:
@@ -104,7 +107,7 @@ class PromotionReport:
         are_groups_left = self.groups is not None and (
             bool(self.groups.behind) or any(left.is_failure for left in self.groups.left)
         )
-        is_left = bool(self.blockers or self.damaged or self.not_promoted or self.left_behind)
+        is_left = bool(self.blockers or self.damaged or self.not_promoted or self.left_behind or self.unknown_left)
         return 3 if is_left or are_groups_left else 0
 
     def to_json(self) -> dict[str, Any]:

@@ -109,10 +109,15 @@ def test_of_a_source_that_ends_before_what_was_copied_nobody_knows_what_a_promot
     world.ends = ends(50, 5, 5)
     report = world.promote()
     assert report.is_done and [p.lag for p in report.partitions] == [None]
-    assert (
-        "what orders-0 left behind on the source is unknown: the source's log ends before what was"
-        in report.warnings[0]
-    )
+    (said,) = report.unknown_left
+    assert said.startswith("what orders-0 left behind on the source is unknown: the source's log ends before what was")
+    assert report.exit_code == 3, "an unknown number is not 0"
+
+
+def test_while_a_promotion_is_blocked_nothing_says_how_many_records_are_not_copied(world: World) -> None:
+    world.ends = ends(10, 15, 15)
+    (part,) = world.promote().partitions
+    assert (part.lag, part.left_records, part.left_unread) == (5, None, None)
 
 
 def test_a_target_that_is_ahead_has_no_lag() -> None:
