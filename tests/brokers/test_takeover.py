@@ -31,9 +31,11 @@ from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate_group
+from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.handback import HandBackReport, hand_back
 from tolerant_client.mirror.life.mm2_positions import encode_position, offsets_topic, read_positions_of_mm2
 from tolerant_client.mirror.life.promotion import promote
+from tolerant_client.mirror.life.status import read_status
 from tolerant_client.mirror.life.takeover import TakeoverReport, take_over
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.records.record_batch import Record, encode_batch
@@ -168,7 +170,11 @@ def test_a_quiet_log_with_a_transaction_at_its_end_is_all_copied_when_it_was_tak
     producer.close()
     MirrorMaker2(source, target, alias, topic).copies(0, 5, noted=5)
     (taken,) = run(source, target, take_over, link, LinkTopics.of(topic), alias, offsets="translated").partitions
-    assert (taken.position, ends(source, topic)) == (5, [6])
+    assert (taken.position, ends(source, topic), ends(target, topic)) == (5, [6], [6])
+    assert [t.copied for t in run(source, target, read_status, link).topics] == [5]
+    for command in (promote, lambda _, there, *args, **named: failover(there, *args, **named)):
+        with pytest.raises(OptionError, match="No mirror of link taken-quiet has started since"):
+            run(source, target, command, link, is_dry_run=True)
 
     async def copy(origin: Any, there: Any) -> None:
         prepared = await prepare_translated_link(origin, there, topic, link)

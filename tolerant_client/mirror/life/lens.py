@@ -3,6 +3,8 @@
 `status`, the status page, the metrics and `doctor` show these numbers.
 Laws:
 - An unknown value is None, or absent, never 0.
+- A link that was prepared, and no mirror of which has started, has what it is to continue after (`adopted`): nothing says yet whether
+  its target's logs have the source's offsets.
 - The copies of a promoted link end where its fence said, not where the target's logs end: others write there now.
 - What a source has deleted before it was copied is lost, not copied: the copy of a log that the link has begun never had what lies
   between its end and the source's log start.  Not below where the copy was to begin, nor heartbeats: those are no data.
@@ -243,6 +245,8 @@ async def _copies_end(
 
     While a promotion has not ended, a fence that was interrupted may have written its markers, and nobody else has written.
     """
+    if control.is_prepared:  # the offsets of the target's logs may be others
+        return {p: control.adopted.get(p, 0) for p in ends}
     if not control.is_promotion_begun:
         return dict(ends)
     told = {p: control.copied_until[p] for p in ends if p in control.copied_until}

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -107,6 +107,19 @@ async def control_to_promote(target: Cluster, link: str, *, may_be_forgotten: bo
     return control
 
 
+def never_started(
+    link: str, unlike: Sequence[TopicPartition], ends: Mapping[TopicPartition, int], control: LinkControl
+) -> str:
+    """Why a link that was only prepared is not promoted.  Pure."""
+    first = unlike[0]
+    return (
+        f"No mirror of link {link} has started since take-over or failback prepared it, so nothing of it writes to the target, and it has"
+        f" copied nothing. Its copies would be fenced at wrong offsets: it is to continue {names(unlike)} at offset"
+        f" {control.adopted[first]:,} of the source, and the target's log ends at {ends[first]:,}. Start its mirror, and run this again;"
+        " if the source is gone for good, applications may use the target as it is, and the link must never be started"
+    )
+
+
 async def promoted_link(
     target: Cluster,
     link: str,
@@ -118,8 +131,15 @@ async def promoted_link(
     *,
     alone: Collection[TopicPartition],
 ) -> PromotedLink:
-    """The link, with the evidence of who owns these partitions, which its topics match; the target has some of them `alone`."""
+    """The link, with the evidence of who owns these partitions, which its topics match; the target has some of them `alone`.
+
+    Raises OptionError for one that was prepared only, and whose target's logs do not end where it is to continue.
+    """
     is_translated = await has_map(target, link, control)
+    if control.is_prepared and not is_translated:
+        ends = (await list_led_offsets(target, dict.fromkeys(control.adopted, LATEST))).offsets
+        if unlike := sorted(p for p, end in ends.items() if end != control.adopted[p]):
+            raise OptionError(never_started(link, unlike, ends, control))
     evidence = await find_evidence(target, link, control, partitions, mapped.names, is_translated=is_translated)
     if is_translated and control.tells_no_start and not mapped.unread:
         unmapped = [p for p in alone if p.topic not in mapped.names]

@@ -172,6 +172,7 @@ class Logs:
     ("control", "positions"),
     [
         (LinkControl(), {FIRST: 120, SECOND: 8}),
+        (LinkControl(topics="", source_cluster_id="A", adopted={FIRST: 90}), {FIRST: 90, SECOND: 0}),  # prepared only
         (
             LinkControl(is_promotion_begun=True, is_fenced=True, copied_until={FIRST: 100, SECOND: 7}),
             {FIRST: 100, SECOND: 7},

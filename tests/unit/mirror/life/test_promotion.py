@@ -114,6 +114,21 @@ def test_of_a_source_that_ends_before_what_was_copied_nobody_knows_what_a_promot
     assert report.exit_code == 3, "an unknown number is not 0"
 
 
+@pytest.mark.parametrize("command", ["promote", "failover"])
+def test_a_link_that_was_prepared_only_is_not_promoted_where_its_logs_have_other_offsets(
+    command: str, world: World
+) -> None:
+    """A link with translated offsets took over; no map says so before its mirror has started."""
+    world.control = LinkControl(topics=ORDERS.to_json(), source_cluster_id="A", adopted={P: 8})
+    with pytest.raises(
+        OptionError, match=r"continue orders-0 at offset 8 of the source, and the target's log ends at 10"
+    ):
+        getattr(world, command)()
+    assert not world.done
+    world.control = replace(world.control, adopted={P: 10})
+    assert getattr(world, command)().is_done
+
+
 def test_while_a_promotion_is_blocked_nothing_says_how_many_records_are_not_copied(world: World) -> None:
     world.ends = ends(10, 15, 15)
     (part,) = world.promote().partitions
