@@ -267,6 +267,21 @@ class Connections:
         waits = [wait_s for node_id in nodes if (wait_s := self.paused_s(node_id))]
         return min(waits) if waits and self.manager.best_node() is None else 0.0
 
+    def quota_words(self) -> str:
+        """The end of a sentence about what is not copied yet: the nodes that throttle us now, which may be the reason; "" without."""
+        lanes = {
+            broker.node_id: (broker.node_id, f"fetch-{broker.node_id}") for broker in self.manager.cluster.brokers()
+        }
+        found = [node_id for node_id in sorted(lanes) if any(map(self._is_throttled, lanes[node_id]))]
+        if not found:
+            return ""
+        which = f"node{'s' * (len(found) > 1)} {', '.join(map(str, found))} of the {self.name}"
+        return f"; {which} throttle{'s' * (len(found) == 1)} us: a quota (tolerant-kafka doctor names it)"
+
+    def _is_throttled(self, node_id: int | str) -> bool:
+        connection = self.manager._conns.get(node_id)
+        return connection is not None and "throttle" in connection.paused
+
     async def _any_node(self) -> Any:
         while (wait_s := self.throttled_s()) > 0:
             await self.net.sleep(wait_s)

@@ -93,3 +93,12 @@ def test_a_fetch_whose_response_only_throttles_is_sent_again_for_the_patience(
     cluster.patience_ms = 1
     responses[:] = [FetchResult(0, 0, 500, [])]
     assert cluster.run(fetch) == []
+
+
+def test_a_quota_is_named_with_its_node(cluster: Throttled, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cluster.quota_words() == ""
+    monkeypatch.setitem(cluster.manager._conns, "fetch-1", SimpleNamespace(paused={"throttle"}))
+    assert cluster.quota_words() == "; node 1 of the cluster throttles us: a quota (tolerant-kafka doctor names it)"
+    monkeypatch.setitem(cluster.manager._conns, "fetch-1", SimpleNamespace(paused={"max_in_flight"}))
+    assert cluster.quota_words() == ""
+    cluster.manager._conns.clear()

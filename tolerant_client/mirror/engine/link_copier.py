@@ -169,7 +169,8 @@ class LinkCopier:
         """Partitions that have not moved for WAITS_AFTER_S though there is something to copy, and why."""
         now, now_ms = self.link.clock(), int(time.time() * 1000)
         found = {p: copy.waits(WAITS_AFTER_S, now) for p, copy in self.strategy.partitions.items()}
-        waits = {p: Waiting(w[1], now_ms - int(1000 * (now - w[0]))) for p, w in found.items() if w is not None}
+        quota = f"{self.link.source.quota_words()}{self.link.target.quota_words()}" if any(found.values()) else ""
+        waits = {p: Waiting(w[1] + quota, now_ms - int(1000 * (now - w[0]))) for p, w in found.items() if w is not None}
         if self.claims.problem:  # then nothing else that was found matters to what is not claimed
             unclaimed = [p for p in waits if not self.claims.holds(self.strategy.claim_of(p))]
             waits |= {p: waits[p]._replace(reason=f"{NO_CLAIM}: {self.claims.problem}") for p in unclaimed}
