@@ -62,6 +62,7 @@ class AppendRules(NamedTuple):
     codec: int | None = None
     separate_until: int = 0
     filler: GapFill | None = None
+    joined_bytes: int | None = None  # what small batches are joined up to; by default, max_batch_bytes
 
     def joins(self, header: BatchHeader) -> bool:
         """Whether a batch may go together with its neighbours."""
@@ -120,7 +121,13 @@ def appendable(
     joined = None
     with suppress(TolerantClientError):  # found again batch by batch (Law F)
         if not rules.left_out and rules.codec is None and position >= rules.separate_until:
-            joined = coalesce(part.records, position, until=until, max_batch_bytes=rules.max_batch_bytes)
+            joined = coalesce(
+                part.records,
+                position,
+                until=until,
+                max_batch_bytes=rules.max_batch_bytes,
+                joined_bytes=rules.joined_bytes,
+            )
     if joined is None:
         return _course(part, position, until, rules, believed, now_ms)
     part = part._replace(records=part.records[joined.size :])

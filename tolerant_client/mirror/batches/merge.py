@@ -24,10 +24,12 @@ class DenseBatch(NamedTuple):
     spans: tuple[tuple[int, int], ...]
 
 
-def dense(batches: Sequence[tuple[BatchHeader, memoryview]], max_batch_bytes: int) -> list[DenseBatch]:
-    """The records of batches without inner holes, in as few batches as possible.
+def dense(
+    batches: Sequence[tuple[BatchHeader, memoryview]], max_batch_bytes: int, joined_bytes: int | None
+) -> list[DenseBatch]:
+    """The records of batches without inner holes, in as few batches of at most `joined_bytes` as possible.
 
-    A single batch passes untouched.  The views must be writable.
+    A single batch passes untouched, and a larger record is a batch of its own.  The views must be writable.
     Raises OversizedRecordError and RecordBatchError.
     """
     if len(batches) == 1:
@@ -41,7 +43,14 @@ def dense(batches: Sequence[tuple[BatchHeader, memoryview]], max_batch_bytes: in
         at += header.record_count
     found = []
     number = 0  # index of the source batch that the next record comes from
-    for item in rewrite(renumbered, 0, fill_holes=False, is_compacted=False, max_batch_bytes=max_batch_bytes):
+    for item in rewrite(
+        renumbered,
+        0,
+        fill_holes=False,
+        is_compacted=False,
+        max_batch_bytes=max_batch_bytes,
+        joined_bytes=joined_bytes,
+    ):
         assert not isinstance(item, Gap)
         header, batch = item
         spans: list[tuple[int, int]] = []

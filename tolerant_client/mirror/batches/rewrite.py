@@ -128,19 +128,21 @@ def rewrite(
     fill_holes: bool,
     is_compacted: bool,
     max_batch_bytes: int,
+    joined_bytes: int | None = None,
     codec: int | None = None,
 ) -> list[Batch | Gap]:
     """The committed records of one partition in [start, until) as batches with contiguous offsets.
 
     `batches` are those of record_batch.iter_batches or legacy_records.iter_record_sets, in log order; `until` defaults
     to the end of the last one.  The returned batches have their absolute base offset in the header, are writable, for
-    record_batch.restamp, and have `codec`, or that of the originals.  With `fill_holes` holes become filler records, except
+    record_batch.restamp, and have `codec`, or that of the originals.  Those of several records have at most
+    `joined_bytes`, by default `max_batch_bytes`.  With `fill_holes` holes become filler records, except
     long ones (LARGEST_HOLE, MOST_FILLER); the others become gaps.
     Raises OversizedRecordError, with the offset, for a record that does not fit; RecordBatchError for damage.
     """
     end = batches[-1][0].next_offset if until is None else until
     # What does not shrink is sent uncompressed, and a broker that compresses it makes it up to a sixth larger (snappy).
-    room = max_batch_bytes * 6 // 7 if codec else max_batch_bytes
+    room = min(max_batch_bytes * 6 // 7 if codec else max_batch_bytes, joined_bytes or max_batch_bytes)
     items: list[Batch | Gap] = []
     position, filler_left = start, MOST_FILLER if fill_holes else 0
     time: int | None = None
@@ -155,7 +157,14 @@ def rewrite(
     return items
 
 
-def coalesce(records: memoryview, start: int, *, until: int | None = None, max_batch_bytes: int) -> Coalesced | None:
+def coalesce(
+    records: memoryview,
+    start: int,
+    *,
+    until: int | None = None,
+    max_batch_bytes: int,
+    joined_bytes: int | None = None,
+) -> Coalesced | None:
     """The small batches at the start of `records`, a fetch at `start`, as fewer larger ones; None if there are less than two.
 
     The result is that of iter_batches, must_rewrite and rewrite together, without an object for each batch.  It ends before
@@ -179,6 +188,7 @@ def coalesce(records: memoryview, start: int, *, until: int | None = None, max_b
         count = int((np.array(crcs) == headers["crc"][:count]).argmin())
     if count < 2:
         return None
+    room = min(max_batch_bytes, joined_bytes or max_batch_bytes)
     run = _Run(records, headers[:count], begins[:count], np.array(ends[:count], np.int64))
     items: list[Batch] = []
     for a, b in _spans(headers["attributes"].astype(np.int64), 0, count):
@@ -186,7 +196,7 @@ def coalesce(records: memoryview, start: int, *, until: int | None = None, max_b
             part = _Run(records, run.headers[c:d], run.starts[c:d], run.ends[c:d])
             codec = int(headers["attributes"][a])
             for rows in _read_run(part, codec):
-                encoded = _encode(rows, (), codec, max_batch_bytes, max_batch_bytes)
+                encoded = _encode(rows, (), codec, max_batch_bytes, room)
                 items += (item for item in encoded if not isinstance(item, Gap))
     return Coalesced(items, read_header(records, starts[count - 1]), ends[count - 1])
 

@@ -422,7 +422,7 @@ def test_batches_with_holes_between_become_few_and_say_where_each_record_is_from
     codec: int, max_batch_bytes: int
 ) -> None:
     groups = [[5, 6, 7], [8], [10, 11], [100], [101, 102], [1 << 33]]
-    made = dense(batches_of(groups, codec), max_batch_bytes)
+    made = dense(batches_of(groups, codec), max_batch_bytes, None)
     assert (len(made) == 1) == (max_batch_bytes > 400)
     found = []
     for header, batch, spans in made:
@@ -442,5 +442,5 @@ def test_batches_with_holes_between_become_few_and_say_where_each_record_is_from
 def test_one_batch_alone_is_not_touched() -> None:
     ((header, batch),) = batches_of([[7, 8, 9]], 0)
     before = bytes(batch)
-    (made,) = dense([(header, batch)], 1 << 20)
+    (made,) = dense([(header, batch)], 1 << 20, None)
     assert made.batch is batch and bytes(batch) == before and made.spans == ((7, 3),)

@@ -66,7 +66,7 @@ class FetchedQueue:
         """The next batch to send; there must be one, with no gap before it.  Raises what `dense` does."""
         if not self._outgoing:
             batches, until = self.next_batches(0, rules)
-            merged = dense(batches, rules.max_batch_bytes)
+            merged = dense(batches, rules.max_batch_bytes, rules.joined_bytes)
             held = [sum(header.size for header, _ in batches)] + [0] * len(merged)
             ends = [sum(each.spans[-1]) for each in merged[:-1]] + [until]
             self._outgoing += map(Outgoing, merged, ends, held)

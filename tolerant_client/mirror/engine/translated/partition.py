@@ -293,6 +293,7 @@ class TranslatedPartition(CopiedPartition):
                 node = await self._link.target.leader(self.partition)
                 if producer.is_open and clock() > producer.began_at + limits.open_s:
                     break
+                self._rules = self._rules._replace(joined_bytes=self._parts.turns(node).window.room_bytes)
                 outgoing = self.queue.next(self._rules)
                 if not await producer.send(node, outgoing, limits.turn_s if producer.is_open else float("inf")):
                     self.queue.put_back(outgoing)

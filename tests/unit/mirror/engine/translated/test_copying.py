@@ -294,6 +294,22 @@ def test_a_quota_of_the_target_is_waited_for_and_aborts_no_transaction(world: Wo
     assert len(world.sent) == 12 and len(world.positions) >= 3, "no transaction waits for the quota of all"
 
 
+def test_small_batches_are_joined_to_what_the_quota_takes_in_a_second(world: World) -> None:
+    """A megabyte at 60 kB/s is throttled for longer than a claim lasts, and each transaction would be aborted."""
+    sizes: list[int] = []
+
+    def take(header: BatchHeader, data: memoryview) -> int:
+        sizes.append(header.size)
+        return 0
+
+    world.code = take
+    world.log = [batch(n, size=1_000) for n in range(500)]
+    world.turns.window.room_bytes = 60_000
+    world.copy._rules = world.copy._rules._replace(joined_bytes=60_000)  # as the transaction before has left it
+    world.run(lambda: world.copy.acked == 500)
+    assert world.copied == keys(500) and len(sizes) < 20 and max(sizes) <= 61_000
+
+
 def test_a_transaction_is_opened_when_its_partition_may_send_not_while_others_wait_for_the_quota() -> None:
     """A hundred partitions with a second for each batch: each waits longer than a transaction may last."""
     net, time = NetworkSelector(), SimpleNamespace(now=0.0, paused_until=0.0, timers=[])
