@@ -128,6 +128,16 @@ class Connections:
         for connection in list(self.manager._conns.values()):
             connection.close(Errors.KafkaConnectionError(why))
 
+    def leave_throttled(self, longer_s: float) -> None:
+        """Closes the connections that a node does not read for longer than that because of a quota.
+
+        It reads a new one up to its first response (KIP-219).  For what is small and may not wait: its bytes count for the quota
+        all the same.  A quota of requests throttles for a second at most, and a new connection costs some.
+        """
+        for node_id, connection in list(self.manager._conns.items()):
+            if "throttle" in connection.paused and self.paused_s(node_id) > longer_s:
+                connection.close(Errors.KafkaConnectionError("a quota throttles it"))
+
     def run(
         self, function: Callable[..., Awaitable[_T]], *args: Any, is_stopping: Callable[[], bool] | None = None
     ) -> _T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -101,4 +102,25 @@ def test_a_quota_is_named_with_its_node(cluster: Throttled, monkeypatch: pytest.
     assert cluster.quota_words() == "; node 1 of the cluster throttles us: a quota (tolerant-kafka doctor names it)"
     monkeypatch.setitem(cluster.manager._conns, "fetch-1", SimpleNamespace(paused={"max_in_flight"}))
     assert cluster.quota_words() == ""
+    cluster.manager._conns.clear()
+
+
+def test_what_may_not_wait_leaves_the_connections_that_a_quota_throttles(
+    cluster: Throttled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "paused_s", functools.partial(Cluster.paused_s, cluster))
+    closed: list[tuple[int, str]] = []
+    now = time.monotonic()
+    for node, paused, until in (
+        (1, {"throttle"}, now + 9),
+        (2, {"throttle"}, now + 1),
+        (3, {"max_in_flight"}, now + 9),
+        (4, set[str](), 0.0),
+    ):
+        there = SimpleNamespace(
+            paused=paused, _throttle_time=until, close=lambda error, node=node: closed.append((node, str(error)))
+        )
+        monkeypatch.setitem(cluster.manager._conns, node, there)
+    cluster.leave_throttled(2.5)
+    assert [node for node, _ in closed] == [1] and "quota" in closed[0][1]
     cluster.manager._conns.clear()

@@ -111,7 +111,7 @@ class Follower:
 class Claims:
     """One holder at work: claims what is wanted, renews it, and announces its end; on the event loop of `target`.
 
-    It has its own connections, so that a renewal does not wait behind copied batches.  Nothing is sent to `target` after the lease
+    It has its own connections, so that a renewal does not wait behind copied batches, nor for the quota that they use up.  Nothing is sent to `target` after the lease
     is over: its connections are dropped then, with what waits on them.  `on_change` is called when a claim was granted, asked
     for or lost.  `spawn` runs a coroutine beside the caller.
     """
@@ -255,6 +255,7 @@ class Claims:
                 if not self._is_current or boot_s() < self._quiet_until or not claimant.is_due(boot_s()):
                     await self._wakeup(_TICK_S)
                     continue
+                self._target.leave_throttled(RENEW_MS / 1000)
                 record, read_before = claimant.record(boot_s()), self._follower.position
                 try:
                     offset = await claims_topic(self._target).put(record.holder.id.encode(), encode_claims(record))
