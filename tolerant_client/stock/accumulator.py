@@ -1,10 +1,12 @@
 """kafka-python's record accumulator, whose flush also waits for batches that are split meanwhile.
 
 Laws:
-- The parts of a batch that is split keep its sequences, under the producer id and epoch that it was sent with.  Brokers refuse
-  a batch as too large before they look whether it is one that they have, so an attempt that nobody knows of may be written
-  (its limit was lowered since): its broker refuses the parts as out of order then, and no record is written twice.
-  kafka-python gives the parts the next sequences of the epoch that began meanwhile.
+- The parts of a batch that was refused when it was first sent are new batches, and its sequences are free: it is not written.
+  So a part that never is (the transaction is aborted, one record alone is too large) leaves no gap.
+- The parts of a batch that was sent before keep its sequences, under the producer id and epoch that it was sent with, and all
+  of them are sent, also while their transaction is aborted.  Brokers refuse a batch as too large before they look whether it is
+  one that they have, so an earlier attempt may be written (its limit was lowered since): its broker refuses the parts as out of
+  order then, and no record is written twice.  kafka-python gives the parts the next sequences of the epoch that began meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import threading
 import time
 from itertools import islice
 from typing import Any
-from weakref import WeakSet
 
 from kafka.errors import KafkaTimeoutError
 
@@ -21,11 +22,7 @@ from tolerant_client.stock.stock_names import RecordAccumulator
 
 
 class TolerantAccumulator(RecordAccumulator):  # type: ignore[misc]  # kafka-python is untyped
-    """The records of one producer that have not ended yet; `parts` are the batches with sequences of larger ones."""
-
-    def __init__(self, **configs: Any) -> None:
-        super().__init__(**configs)
-        self.parts = WeakSet[Any]()
+    """The records of one producer that have not ended yet."""
 
     def _tp_lock(self, tp: Any) -> Any:
         """The lock of a partition, which its holder may take again."""
@@ -39,21 +36,27 @@ class TolerantAccumulator(RecordAccumulator):  # type: ignore[misc]  # kafka-pyt
         """Puts the parts of a batch in its place; returns how many they are."""
         partition, transactions = batch.topic_partition, self._transaction_manager
         with self._tp_lock(partition):  # no record is added to a part
-            if not batch.has_sequence:
-                return super().split_and_reenqueue(batch, now)
-            next_sequence = transactions.sequence_number(partition)
-            count = super().split_and_reenqueue(batch, now)  # takes the sequence of the batch back
-            for part in islice(self._batches[partition], count):
-                sequence = transactions.sequence_number(partition)
-                part.records.set_producer_state(
-                    batch.producer_id, batch.producer_epoch, sequence, transactions.is_transactional()
-                )
-                part.records.close()
-                part._retry = True  # it has its sequence
-                self.parts.add(part)
-                transactions.increment_sequence_number(partition, part.record_count)
-            transactions.set_sequence_number(partition, next_sequence)
+            next_sequence = transactions.sequence_number(partition) if batch.has_sequence else None
+            count = super().split_and_reenqueue(batch, now)  # takes the batch's sequences back
+            if batch.in_retry():
+                for part in islice(self._batches[partition], count):
+                    self._replace(batch, part)
+            if batch.has_sequence and (batch.in_retry() or not transactions.producer_id_and_epoch.match(batch)):
+                # Nothing is free: also later parts have theirs.
+                transactions.set_sequence_number(partition, next_sequence)
         return count
+
+    def _replace(self, batch: Any, part: Any) -> None:
+        """Makes the next part of a batch that was sent before as that one: it is not given other sequences, nor aborted."""
+        partition, transactions = batch.topic_partition, self._transaction_manager
+        if batch.has_sequence:
+            sequence = transactions.sequence_number(partition)
+            part.records.set_producer_state(
+                batch.producer_id, batch.producer_epoch, sequence, transactions.is_transactional()
+            )
+            transactions.increment_sequence_number(partition, part.record_count)
+        part.records.close()
+        part._retry, part.drained = True, batch.drained
 
     def await_flush_completion(self, timeout: float | None = None) -> Any:
         """Waits until the records that are there now have ended; raises KafkaTimeoutError after `timeout` seconds.

@@ -10,6 +10,8 @@ Laws:
   kafka-python fails its records then, however young they are.
 - No batch is sent while another one of its partition is in flight, also if the records of that one are late: both could
   be refused and sent again in the other order, or the older one be appended as the later one of two epochs.
+- A batch that a broker refuses may be written if it was sent before, by us or by a connection that had lost its response; its
+  error says so.  How often a connection did that is known for all Produce requests together: in doubt, it was this one.
 - A batch whose records have ended does nothing more when its request ends, of which a later transaction may know nothing.
 - A Produce request that ends leaves each of its partitions to the next batch, and none of its batches in flight, whatever is
   raised meanwhile.  kafka-python would never send to such a partition again.
@@ -27,12 +29,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from kafka.errors import (
     KafkaConnectionError,
     KafkaError,
     KafkaTimeoutError,
-    OutOfOrderSequenceNumberError,
     RequestTimedOutError,
     RetriableError,
 )
@@ -50,6 +52,10 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
     """The sender of one producer; on the producer's thread."""
 
     _late_at = 0.0  # no record is late before
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._repeats_before = WeakKeyDictionary[Any, int]()  # by batch: when it was last sent
 
     def run(self) -> None:
         """The loop of the producer's thread."""
@@ -98,6 +104,15 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         """None: see _end_late_records."""
         return []
 
+    def _produce_request(self, node_id: Any, acks: Any, timeout: Any, batches: list[Any]) -> Any:
+        """The request with these batches."""
+        self._repeats_before.update(dict.fromkeys(batches, self._repeats()))
+        return super()._produce_request(node_id, acks, timeout, batches)
+
+    def _repeats(self) -> Any:
+        """How often a Produce request was sent again below this layer, on the connection that had lost its response."""
+        return self._client._manager.recovery_counters.of("requeued", "Produce")
+
     def _can_retry(self, batch: Any, error_cls: Any) -> bool:
         """Whether a batch that failed is sent again."""
         return (
@@ -132,10 +147,13 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         """Completes a batch that failed, or has it sent again."""
         if batch.final_state is not None:
             return
-        if isinstance(exception, OutOfOrderSequenceNumberError) and batch in self._accumulator.parts:
-            exception = OutOfOrderSequenceNumberError(
-                "the records were sent before in a larger batch, and may be written"
-            )
+        if partition_response is not None:
+            repeats = self._repeats()
+            if repeats != self._repeats_before.get(batch, repeats):
+                batch._retry = True
+            if batch.in_retry() and not self._can_retry(batch, type(exception)):
+                said = [str(exception.args[0])] if any(exception.args) else []
+                exception = type(exception)("; ".join([*said, "the records were sent before, and may be written"]))
         try:
             super()._dispatch_error(batch, exception, partition_response)
         except Exception as error:

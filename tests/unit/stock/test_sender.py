@@ -17,6 +17,7 @@ from tolerant_client.stock.accumulator import TolerantAccumulator
 from tolerant_client.stock.sender import TolerantSender
 from tolerant_client.stock.stock_names import ProducerBatch, ProducerIdAndEpoch, TransactionState
 from tolerant_client.stock.transactions import TolerantTransactionManager
+from tolerant_client.tracker.events import RecoveryCounters, Requeued
 
 PARTITION, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
 LEADER = 1
@@ -324,10 +325,17 @@ def test_a_batch_of_an_earlier_epoch_is_sent_again_as_it_was_and_begins_no_other
     assert stamp(producer.sent()) == (7, 1, 0)
 
 
+def may_be_written(producer: Producer, batch: ProducerBatch) -> None:
+    """A first attempt at this batch ends without a response."""
+    producer.fail(batch, Errors.KafkaConnectionError("reset"))
+    while sent := producer.sent():
+        assert sent is batch
+
+
 @pytest.mark.parametrize("first_sequence", [10, 2**31 - 3])
 @pytest.mark.parametrize("epoch", ["this", "an earlier"])
-def test_the_parts_of_a_batch_keep_its_sequences(epoch: str, first_sequence: int) -> None:
-    """It may be written (its limit was lowered since): only under these sequences a broker refuses to write it again."""
+def test_the_parts_of_a_batch_that_may_be_written_keep_its_sequences(epoch: str, first_sequence: int) -> None:
+    """Its limit was lowered since, perhaps: only under these sequences a broker refuses to write it again."""
     producer = idempotent()
     producer.transactions._sequence_numbers[OTHER] = first_sequence
     for _ in range(5):
@@ -335,13 +343,95 @@ def test_the_parts_of_a_batch_keep_its_sequences(epoch: str, first_sequence: int
     first, other = producer.all_sent()
     if epoch == "an earlier":
         producer.refuse(first, Errors.MessageSizeTooLargeError)
+    may_be_written(producer, other)
     producer.refuse(other, Errors.MessageSizeTooLargeError)
     producer.append(OTHER)
+    producer.let_pass(1, *producer.accumulator._incomplete.all())
     found = []
     while batch := producer.sent():
         found.append((batch.record_count, stamp(batch)))
     later = (7, 0, (first_sequence + 5) % 2**31) if epoch == "this" else (7, 1, 0)
     assert found == [(3, (7, 0, first_sequence)), (2, (7, 0, (first_sequence + 3) % 2**31)), (1, later)]
+
+
+def test_a_part_that_is_split_again_frees_no_sequence_of_those_after_it() -> None:
+    """A broker would take the next batch for one that it has, and no record of it would be written."""
+    producer = idempotent()
+    for _ in range(3):
+        producer.append()
+    batch = producer.sent()
+    assert batch is not None
+    may_be_written(producer, batch)
+    for _ in range(2):
+        producer.refuse(batch, Errors.MessageSizeTooLargeError)
+        producer.let_pass(1, *producer.accumulator._incomplete.all())
+        batch = producer.sent()
+        assert batch is not None
+    producer.append()
+    found = [stamp(batch)]
+    while part := producer.sent():
+        found.append(stamp(part))
+    assert found == [(7, 0, 0), (7, 0, 1), (7, 0, 2), (7, 0, 4)]
+
+
+@pytest.mark.parametrize("epoch", ["this", "an earlier"])
+def test_the_parts_of_a_batch_that_is_not_written_are_new_batches(epoch: str) -> None:
+    """Also the later records of a batch with one that is too large are written."""
+    producer = idempotent()
+    producer.transactions._sequence_numbers[OTHER] = 10
+    for _ in range(5):
+        producer.append(OTHER)
+    first, other = producer.all_sent()
+    if epoch == "an earlier":
+        producer.refuse(first, Errors.MessageSizeTooLargeError)
+    producer.refuse(other, Errors.MessageSizeTooLargeError)
+    (epoch_of_parts, at) = (0, 10) if epoch == "this" else (1, 0)
+    part = producer.sent()
+    assert part is not None and part.record_count == 3 and stamp(part) == (7, epoch_of_parts, at)
+    while part.record_count > 1:
+        producer.refuse(part, Errors.MessageSizeTooLargeError)
+        part = producer.sent()
+        assert part is not None and stamp(part) == (7, epoch_of_parts, at)
+    producer.refuse(part, Errors.MessageSizeTooLargeError)
+    assert "may be written" not in str(ended(part._record_futures[0]))
+    found = []
+    while batch := producer.sent():
+        found.append((batch.record_count, stamp(batch)))
+    at = epoch_of_parts + 1
+    assert found == [(1, (7, at, 0)), (1, (7, at, 1)), (2, (7, at, 2))]
+
+
+@pytest.mark.parametrize("is_repeated", [True, False])
+def test_a_batch_may_be_written_if_its_connection_sent_it_again(is_repeated: bool) -> None:
+    """Its response was lost on a living connection, of which the sender knows nothing."""
+    producer, counters = idempotent(), RecoveryCounters()
+    producer.client._manager.recovery_counters = counters
+    producer.append()
+    assert producer.requested() == [0]
+    (batch,) = producer.accumulator._incomplete.all()
+    if is_repeated:
+        counters.add(Requeued("Produce", 1, None, "lost"), LEADER)
+    producer.refuse(batch, Errors.MessageSizeTooLargeError)
+    assert [part.in_retry() for part in producer.accumulator._batches[PARTITION]] == [is_repeated] * 2
+
+
+@pytest.mark.parametrize("is_in_doubt", [True, False])
+def test_an_aborted_transaction_leaves_no_gap_in_the_sequences(is_in_doubt: bool) -> None:
+    """The next one begins at the sequence that the broker expects: nothing that has sequences is aborted unsent."""
+    producer = idempotent()
+    producer.append()
+    batch = producer.sent()
+    assert batch is not None
+    if is_in_doubt:
+        may_be_written(producer, batch)
+    producer.refuse(batch, Errors.MessageSizeTooLargeError)
+    producer.let_pass(1, *producer.accumulator._incomplete.all())
+    in_flight = producer.sent()
+    assert in_flight is not None
+    producer.accumulator.abort_undrained_batches(Errors.TransactionAbortedError())
+    left = producer.accumulator._incomplete.all()
+    assert producer.transactions.sequence_number(PARTITION) == sum(part.record_count for part in left)
+    assert len(left) == (2 if is_in_doubt else 1)
 
 
 def test_parts_that_are_out_of_order_may_be_written_and_the_next_epoch_begins() -> None:
@@ -350,9 +440,11 @@ def test_parts_that_are_out_of_order_may_be_written_and_the_next_epoch_begins() 
     batch = producer.sent()
     assert batch is not None
     records = batch._record_futures
+    may_be_written(producer, batch)
     producer.refuse(batch, Errors.MessageSizeTooLargeError)
     producer.append()
     for record in records:
+        producer.let_pass(1, *producer.accumulator._incomplete.all())
         part = producer.sent()
         assert part is not None
         producer.refuse(part, Errors.OutOfOrderSequenceNumberError)
@@ -362,11 +454,39 @@ def test_parts_that_are_out_of_order_may_be_written_and_the_next_epoch_begins() 
     assert stamp(producer.sent()) == (7, 1, 0)
 
 
+def test_a_record_that_may_be_written_and_is_too_large_says_so() -> None:
+    producer = idempotent()
+    batch = producer.sent()
+    assert batch is not None
+    may_be_written(producer, batch)
+    producer.refuse(batch, Errors.MessageSizeTooLargeError)
+    error = ended(batch._record_futures[0])
+    assert isinstance(error, Errors.MessageSizeTooLargeError) and "may be written" in str(error)
+
+
+@pytest.mark.parametrize("make", [idempotent, Producer])
+def test_late_parts_of_a_batch_that_may_be_written_say_so(make: Any) -> None:
+    """Also without a producer id, where they may be written twice, as with kafka-python."""
+    producer = make()
+    producer.append()
+    batch = producer.sent()
+    assert batch is not None
+    records = batch._record_futures
+    may_be_written(producer, batch)
+    producer.refuse(batch, Errors.MessageSizeTooLargeError)
+    another = producer.append()
+    producer.let_pass(121, *[part for part in producer.accumulator._incomplete.all() if part.in_retry()])
+    run_on_the_event_loop(producer)
+    assert ["may be written" in str(ended(record)) for record in records] == [True, True]
+    assert not another.is_done
+
+
 def test_no_record_is_added_to_a_part_before_it_has_its_sequence() -> None:
     producer = idempotent()
     producer.append()
     batch = producer.sent()
     assert batch is not None
+    may_be_written(producer, batch)
     sequence_number, threads = producer.transactions.sequence_number, []
 
     def append_meanwhile(partition: TopicPartition) -> Any:
@@ -382,6 +502,7 @@ def test_no_record_is_added_to_a_part_before_it_has_its_sequence() -> None:
     assert threads
     for thread in threads:
         thread.join(10)
+    producer.let_pass(1, *producer.accumulator._incomplete.all())
     assert [stamp(producer.sent()) for _ in range(3)] == [(7, 0, 0), (7, 0, 1), (7, 0, 2)]
 
 
