@@ -135,7 +135,7 @@ class Connections:
         all the same.  A quota of requests throttles for a second at most, and a new connection costs some.
         """
         for node_id, connection in list(self.manager._conns.items()):
-            if "throttle" in connection.paused and self.paused_s(node_id) > longer_s:
+            if self.throttle_s(node_id) > longer_s:
                 connection.close(Errors.KafkaConnectionError("a quota throttles it"))
 
     def run(
@@ -263,48 +263,51 @@ class Connections:
         except Errors.SaslAuthenticationFailedError as error:
             self._refuse_login(error)
 
-    def paused_s(self, node_id: int | str) -> float:
-        """Seconds until a node takes requests: it throttles us (KIP-219), or has as many as it may; earlier ones are refused here."""
+    def throttle_s(self, node_id: int | str) -> float:
+        """Seconds until a node that throttles us (KIP-219) reads requests again; 0.0 for one that does not."""
         connection = self.manager._conns.get(node_id)
-        if connection is None or not connection.paused:
+        if connection is None or "throttle" not in connection.paused:
             return 0.0
-        until: float = connection._throttle_time if "throttle" in connection.paused else time.monotonic() + _FULL_S
+        until: float = connection._throttle_time
         return max(until - time.monotonic(), 0.001)  # a timer lifts the throttle, a little later
 
+    def paused_s(self, node_id: int | str) -> float:
+        """Seconds until a node takes requests: it throttles us, or has as many as it may; earlier ones are refused here."""
+        connection = self.manager._conns.get(node_id)
+        return self.throttle_s(node_id) or (_FULL_S if connection is not None and connection.paused else 0.0)
+
     def throttled_s(self) -> float:
-        """Seconds until the first node reads requests again, if all that could be asked throttle us; else 0."""
+        """Seconds until the first node takes requests, if none does now and one throttles us; else 0."""
         nodes = [broker.node_id for broker in self.manager.cluster.brokers()]
-        waits = [wait_s for node_id in nodes if (wait_s := self.paused_s(node_id))]
-        return min(waits) if waits and self.manager.best_node() is None else 0.0
+        if not any(map(self.throttle_s, nodes)) or self.manager.best_node() is not None:
+            return 0.0
+        return min(filter(None, map(self.paused_s, nodes)))
 
     def quota_words(self) -> str:
         """The end of a sentence about what is not copied yet: the nodes that throttle us now, which may be the reason; "" without."""
-        lanes = {
-            broker.node_id: (broker.node_id, f"fetch-{broker.node_id}") for broker in self.manager.cluster.brokers()
-        }
-        found = [node_id for node_id in sorted(lanes) if any(map(self._is_throttled, lanes[node_id]))]
+        nodes = sorted(broker.node_id for broker in self.manager.cluster.brokers())
+        found = [node_id for node_id in nodes if any(map(self.throttle_s, (node_id, f"fetch-{node_id}")))]
         if not found:
             return ""
         which = f"node{'s' * (len(found) > 1)} {', '.join(map(str, found))} of the {self.name}"
         return f"; {which} throttle{'s' * (len(found) == 1)} us: a quota (tolerant-kafka doctor names it)"
-
-    def _is_throttled(self, node_id: int | str) -> bool:
-        connection = self.manager._conns.get(node_id)
-        return connection is not None and "throttle" in connection.paused
 
     async def _any_node(self) -> Any:
         while (wait_s := self.throttled_s()) > 0:
             await self.net.sleep(wait_s)
         return self.manager.least_loaded_node()
 
-    async def heard(self, future: Any, within_ms: float) -> Any:
-        """Waits for a future for so long besides the time of throttles.  Raises KafkaTimeoutError; the future goes on then."""
+    async def heard(self, future: Any, within_ms: float, node_id: int | None = None) -> Any:
+        """Waits for a future for so long besides the time of throttles, of `node_id` or of all nodes.
+
+        Raises KafkaTimeoutError; the future goes on then.
+        """
         while True:
             try:
                 return await self.manager.wait_for(future, within_ms)
             except Errors.KafkaTimeoutError:
-                nodes = [broker.node_id for broker in self.manager.cluster.brokers()]
-                wait_s = max(map(self.paused_s, nodes), default=0.0)
+                nodes = [b.node_id for b in self.manager.cluster.brokers()] if node_id is None else [node_id]
+                wait_s = max(map(self.throttle_s, nodes), default=0.0)
                 if future.is_done or wait_s == 0.0:
                     raise
                 within_ms = 1000 * wait_s + _THROTTLED_MS
@@ -331,9 +334,9 @@ class Connections:
                 if isinstance(error, Errors.SaslAuthenticationFailedError):
                     self._refuse_login(error)
                 if isinstance(error, Errors.NodeNotReadyError) and (wait_s := self.throttled_s()) > 0:
+                    began = time.monotonic()
                     await self.net.sleep(wait_s)
-                    patience = Patience(patience_ms / 1000)
-                    continue
+                    patience.extend(time.monotonic() - began)
                 if patience.hear(str(error)) and not getattr(error, "retriable", False):
                     if isinstance(error, Errors.AuthorizationError) and not isinstance(error.__cause__, type(error)):
                         raise type(error)(

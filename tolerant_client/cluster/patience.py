@@ -55,6 +55,10 @@ class Patience(Belief):
     def is_over(self) -> bool:
         return time.monotonic() >= self._until
 
+    def extend(self, seconds: float) -> None:
+        """Does not count time that could not be used."""
+        self._until += seconds
+
     def pause_s(self) -> float:
         """The next pause; varied by up to a fifth, so that clients that failed together do not return together."""
         self._repeats += 1

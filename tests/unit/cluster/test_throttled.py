@@ -16,6 +16,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.fetch import FetchedPartition, FetchResult
 from tolerant_client.cluster.tasks import resolve
+from tolerant_client.errors import ClusterUnreachableError
 
 FIRST = TopicPartition("orders", 0)
 
@@ -25,7 +26,7 @@ class Throttled(Cluster):
 
     until = 0.0
 
-    def paused_s(self, node_id: int | str) -> float:
+    def throttle_s(self, node_id: int | str) -> float:
         return max(0.0, self.until - time.monotonic())
 
     async def connect(self, timeout_ms: int = 0) -> None:
@@ -58,6 +59,41 @@ def test_what_any_node_may_do_waits_until_one_reads_again(cluster: Throttled) ->
     assert len(asked) == 2 and asked[1] >= cluster.until
     cluster.until = time.monotonic() + 0.2
     assert cluster.run(cluster._any_node) == 1 and time.monotonic() >= cluster.until
+
+
+def test_a_steady_throttle_of_some_nodes_does_not_hide_that_the_one_that_is_asked_is_away(
+    cluster: Throttled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wait for the others is no patience; what passes besides is."""
+    monkeypatch.setattr(cluster, "throttle_s", lambda node_id: 0.01)
+    monkeypatch.setattr(cluster.manager, "best_node", lambda but=(): None)
+
+    async def attempt() -> None:
+        await cluster.net.sleep(0.02)
+        raise Errors.NodeNotReadyError("node 2 is away")
+
+    async def insist() -> None:
+        await cluster.insist("fetching", attempt, 50)
+
+    with pytest.raises(ClusterUnreachableError):
+        cluster.run(insist)
+
+
+def test_a_node_that_has_as_many_requests_as_it_may_is_not_taken_for_one_that_throttles(
+    cluster: Throttled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cluster.manager._conns, 1, SimpleNamespace(paused={"max_in_flight"}))
+    monkeypatch.setattr(cluster.manager, "best_node", lambda but=(): None)
+    assert cluster.paused_s(1) > 0 and cluster.throttled_s() == 0.0
+
+    async def heard() -> None:
+        await cluster.heard(Future(), 20)
+
+    began = time.monotonic()
+    with pytest.raises(Errors.KafkaTimeoutError):
+        cluster.run(heard)
+    assert time.monotonic() - began < 0.9
+    cluster.manager._conns.clear()
 
 
 def test_a_throttle_is_no_silence(cluster: Throttled) -> None:
@@ -97,8 +133,9 @@ def test_a_fetch_whose_response_only_throttles_is_sent_again_for_the_patience(
 
 
 def test_a_quota_is_named_with_its_node(cluster: Throttled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "throttle_s", functools.partial(Cluster.throttle_s, cluster))
     assert cluster.quota_words() == ""
-    monkeypatch.setitem(cluster.manager._conns, "fetch-1", SimpleNamespace(paused={"throttle"}))
+    monkeypatch.setitem(cluster.manager._conns, "fetch-1", SimpleNamespace(paused={"throttle"}, _throttle_time=0.0))
     assert cluster.quota_words() == "; node 1 of the cluster throttles us: a quota (tolerant-kafka doctor names it)"
     monkeypatch.setitem(cluster.manager._conns, "fetch-1", SimpleNamespace(paused={"max_in_flight"}))
     assert cluster.quota_words() == ""
@@ -108,7 +145,7 @@ def test_a_quota_is_named_with_its_node(cluster: Throttled, monkeypatch: pytest.
 def test_what_may_not_wait_leaves_the_connections_that_a_quota_throttles(
     cluster: Throttled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "paused_s", functools.partial(Cluster.paused_s, cluster))
+    monkeypatch.setattr(cluster, "throttle_s", functools.partial(Cluster.throttle_s, cluster))
     closed: list[tuple[int, str]] = []
     now = time.monotonic()
     for node, paused, until in (

@@ -50,7 +50,7 @@ async def ask_nodes(
         silent: Exception = Errors.UnknownTopicOrPartitionError("missing in the response")
         responses: Mapping[_K, _T | Exception] = {}
         try:
-            responses = await cluster.heard(future, max(1.0, 1000 * (until - time.monotonic())))
+            responses = await cluster.heard(future, max(1.0, 1000 * (until - time.monotonic())), node_id)
         except Errors.KafkaTimeoutError:
             silent = SilentError(f"no response within {within_s:.0f} s")
         found.update({key: responses.get(key, silent) for key in by_node[node_id]})

@@ -51,7 +51,7 @@ class Cluster:
     def call_soon_with_future(self, function: Any, *args: Any) -> asyncio.Future[Any]:
         return asyncio.ensure_future(function(*args))
 
-    async def heard(self, future: asyncio.Future[Any], timeout_ms: float) -> Any:
+    async def heard(self, future: asyncio.Future[Any], timeout_ms: float, node_id: int) -> Any:
         return await future
 
     async def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:

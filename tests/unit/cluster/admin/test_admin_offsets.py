@@ -58,7 +58,7 @@ class Cluster:
     def call_soon_with_future(self, function: Any, *args: Any) -> asyncio.Future[Any]:
         return asyncio.ensure_future(function(*args))
 
-    async def heard(self, future: asyncio.Future[Any], timeout_ms: float) -> Any:
+    async def heard(self, future: asyncio.Future[Any], timeout_ms: float, node_id: int) -> Any:
         self.waited_ms = timeout_ms
         try:
             return await asyncio.wait_for(future, min(timeout_ms / 1000, 0.05))
