@@ -140,6 +140,7 @@ class Reader(Generic[C]):
                 if copy is not None and copy.is_read:
                     self.leave(partition)
                     copy.was_full = False
+                    copy.dry_since = None  # this node's responses count
                     copy.first_round = fetcher.round + 1
                     fetcher.session.seek(partition, copy.position)
             fetcher.wakeup.notify()
@@ -336,11 +337,11 @@ class Reader(Generic[C]):
             copy = self._partitions.get(partition)
             if copy is None or not copy.is_read or not copy.is_behind or copy.has_work:
                 continue
-            if copy.dry_since is None:
-                copy.dry_since, copy.dry_turns = now, fetcher.turns
-            elif now - copy.dry_since > _DRY_S and fetcher.turns - copy.dry_turns >= turns:
-                copy.dry_since = now
+            if copy.dry_since is not None:
+                if now - copy.dry_since <= _DRY_S or fetcher.turns - copy.dry_turns < turns:
+                    continue
                 self._spawn(self._end_dry, copy, copy.position, copy.last_stable_offset)
+            copy.dry_since, copy.dry_turns = now, fetcher.turns
 
     async def _end_dry(self, copy: C, position: int, stable: int) -> None:
         """Skips offsets without records, if the source confirms that there are none and nothing has arrived since."""

@@ -393,6 +393,23 @@ def test_under_a_quota_a_partition_is_dry_once_each_other_one_had_its_turn(rig: 
     rig.run(run)
 
 
+def test_a_partition_is_dry_by_the_responses_of_the_node_that_leads_it_now(rig: Rig) -> None:
+    async def run() -> None:
+        rig.source.respond = lambda request: []
+        await rig.reader.join([SECOND])
+        await rig.until(lambda: len(rig.source.asked) > 100)
+        await passes(rig, 1.0)
+        await dry(rig)
+        await passes(rig, 1.0)
+        rig.source.leaders[FIRST] = 2
+        await rig.reader.join([FIRST])
+        for _ in range(4):
+            await passes(rig, 1.0)
+        assert rig.emptiness.asked == [(FIRST, 0, 100)]
+
+    rig.run(run)
+
+
 def test_records_that_come_after_all_end_a_dry_spell(rig: Rig) -> None:
     async def run() -> None:
         await dry(rig)
