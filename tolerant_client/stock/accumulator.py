@@ -37,13 +37,15 @@ class TolerantAccumulator(RecordAccumulator):  # type: ignore[misc]  # kafka-pyt
         partition, transactions = batch.topic_partition, self._transaction_manager
         with self._tp_lock(partition):  # no record is added to a part
             next_sequence = transactions.sequence_number(partition) if batch.has_sequence else None
-            count = super().split_and_reenqueue(batch, now)  # takes the batch's sequences back
-            if batch.in_retry():
-                for part in islice(self._batches[partition], count):
-                    self._replace(batch, part)
-            if batch.has_sequence and (batch.in_retry() or not transactions.producer_id_and_epoch.match(batch)):
-                # Nothing is free: also later parts have theirs.
-                transactions.set_sequence_number(partition, next_sequence)
+            try:
+                count = super().split_and_reenqueue(batch, now)  # takes the batch's sequences back
+                if batch.in_retry():
+                    for part in islice(self._batches[partition], count):
+                        self._replace(batch, part)
+            finally:
+                if batch.has_sequence and (batch.in_retry() or not transactions.producer_id_and_epoch.match(batch)):
+                    # Nothing is free: also later parts have theirs.
+                    transactions.set_sequence_number(partition, next_sequence)
         return count
 
     def _replace(self, batch: Any, part: Any) -> None:

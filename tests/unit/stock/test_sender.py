@@ -54,6 +54,12 @@ class Producer:
         batches = self.all_sent()
         return batches[0] if batches else None
 
+    def sends(self) -> ProducerBatch:
+        """The batch that is sent now; there is one."""
+        batch = self.sent()
+        assert batch is not None
+        return batch
+
     def all_sent(self) -> list[ProducerBatch]:
         nodes, _, _ = self.accumulator.ready(self.cluster)
         return list(self.accumulator.drain(self.cluster, nodes, 1 << 20).get(LEADER, ()))
@@ -109,8 +115,7 @@ def ended(record: Any) -> Any:
 @pytest.mark.parametrize("error", [Errors.KafkaConnectionError("reset"), ConnectionLostError("ended")])
 def test_a_batch_whose_connection_ended_is_sent_over_the_next_one_at_once(error: Exception) -> None:
     producer = Producer()
-    batch = producer.sent()
-    assert batch is not None
+    batch = producer.sends()
     producer.fail(batch, error)
     assert producer.sent() is batch
 
@@ -118,8 +123,7 @@ def test_a_batch_whose_connection_ended_is_sent_over_the_next_one_at_once(error:
 def test_a_batch_that_fails_again_waits() -> None:
     producer = Producer()
     for _ in range(2):
-        batch = producer.sent()
-        assert batch is not None
+        batch = producer.sends()
         producer.fail(batch, Errors.KafkaConnectionError("reset"))
     assert producer.sent() is None
 
@@ -133,16 +137,14 @@ def test_a_batch_that_timed_out_or_was_refused_waits() -> None:
     )
     for error in errors:
         producer = Producer()
-        batch = producer.sent()
-        assert batch is not None
+        batch = producer.sends()
         producer.fail(batch, error("frozen"))
         assert producer.sent() is None
 
 
 def test_the_last_try_waits_until_metadata_may_have_told_another_leader() -> None:
     producer = Producer(retries=1)
-    batch = producer.sent()
-    assert batch is not None
+    batch = producer.sends()
     producer.fail(batch, Errors.KafkaConnectionError("reset"))
     assert producer.sent() is None
 
@@ -189,8 +191,7 @@ def test_a_producer_that_closes_waits_for_no_request_once_its_records_have_ended
             has_in_flight_transactional_request=lambda: True,
         )
     producer.sender.initiate_close()
-    batch = producer.sent()
-    assert batch is not None
+    batch = producer.sends()
     producer.sender.run_once()
     assert not producer.sender._force_close
     batch.complete(0, -1)
@@ -285,8 +286,7 @@ def test_a_late_batch_does_nothing_more_when_its_request_ends(error: type[Errors
 def test_a_late_record_keeps_no_other_partition_from_being_sent() -> None:
     """kafka-python takes what it would send out of its queues first, and then neither sends it nor puts it back."""
     producer = idempotent()
-    late = producer.sent()
-    assert late is not None
+    late = producer.sends()
     producer.fail(late, Errors.NotEnoughReplicasError())
     producer.let_pass(121, late)
     producer.append(OTHER)
@@ -296,8 +296,7 @@ def test_a_late_record_keeps_no_other_partition_from_being_sent() -> None:
 def test_a_record_that_a_broker_refuses_fails_alone() -> None:
     """kafka-python's producer refuses each later send: that of too large a record, for example, ends it."""
     producer = idempotent()
-    refused = producer.sent()
-    assert refused is not None
+    refused = producer.sends()
     producer.append()
     producer.append(OTHER)
     producer.refuse(refused, Errors.MessageSizeTooLargeError)
@@ -307,8 +306,7 @@ def test_a_record_that_a_broker_refuses_fails_alone() -> None:
 
 def test_a_producer_without_the_right_to_write_ends_as_in_kafka_python() -> None:
     producer = idempotent()
-    refused = producer.sent()
-    assert refused is not None
+    refused = producer.sends()
     producer.refuse(refused, Errors.ClusterAuthorizationFailedError)
     assert producer.transactions.has_fatal_error()
 
@@ -354,19 +352,31 @@ def test_the_parts_of_a_batch_that_may_be_written_keep_its_sequences(epoch: str,
     assert found == [(3, (7, 0, first_sequence)), (2, (7, 0, (first_sequence + 3) % 2**31)), (1, later)]
 
 
+def test_a_split_that_fails_leaves_the_sequences_of_a_batch_that_may_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker would take the next batch for one that it has, and no record of it would be written."""
+    producer = idempotent()
+    producer.append()
+    batch = producer.sends()
+    may_be_written(producer, batch)
+    monkeypatch.setattr("kafka.producer.record_accumulator.MemoryRecordsBuilder", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        producer.accumulator.split_and_reenqueue(batch)
+    assert producer.transactions.sequence_number(PARTITION) == batch.record_count == 2
+
+
 def test_a_part_that_is_split_again_frees_no_sequence_of_those_after_it() -> None:
     """A broker would take the next batch for one that it has, and no record of it would be written."""
     producer = idempotent()
     for _ in range(3):
         producer.append()
-    batch = producer.sent()
-    assert batch is not None
+    batch = producer.sends()
     may_be_written(producer, batch)
     for _ in range(2):
         producer.refuse(batch, Errors.MessageSizeTooLargeError)
         producer.let_pass(1, *producer.accumulator._incomplete.all())
-        batch = producer.sent()
-        assert batch is not None
+        batch = producer.sends()
     producer.append()
     found = [stamp(batch)]
     while part := producer.sent():
@@ -386,12 +396,12 @@ def test_the_parts_of_a_batch_that_is_not_written_are_new_batches(epoch: str) ->
         producer.refuse(first, Errors.MessageSizeTooLargeError)
     producer.refuse(other, Errors.MessageSizeTooLargeError)
     (epoch_of_parts, at) = (0, 10) if epoch == "this" else (1, 0)
-    part = producer.sent()
-    assert part is not None and part.record_count == 3 and stamp(part) == (7, epoch_of_parts, at)
+    part = producer.sends()
+    assert part.record_count == 3 and stamp(part) == (7, epoch_of_parts, at)
     while part.record_count > 1:
         producer.refuse(part, Errors.MessageSizeTooLargeError)
-        part = producer.sent()
-        assert part is not None and stamp(part) == (7, epoch_of_parts, at)
+        part = producer.sends()
+        assert stamp(part) == (7, epoch_of_parts, at)
     producer.refuse(part, Errors.MessageSizeTooLargeError)
     assert "may be written" not in str(ended(part._record_futures[0]))
     found = []
@@ -420,14 +430,12 @@ def test_an_aborted_transaction_leaves_no_gap_in_the_sequences(is_in_doubt: bool
     """The next one begins at the sequence that the broker expects: nothing that has sequences is aborted unsent."""
     producer = idempotent()
     producer.append()
-    batch = producer.sent()
-    assert batch is not None
+    batch = producer.sends()
     if is_in_doubt:
         may_be_written(producer, batch)
     producer.refuse(batch, Errors.MessageSizeTooLargeError)
     producer.let_pass(1, *producer.accumulator._incomplete.all())
-    in_flight = producer.sent()
-    assert in_flight is not None
+    producer.sends()
     producer.accumulator.abort_undrained_batches(Errors.TransactionAbortedError())
     left = producer.accumulator._incomplete.all()
     assert producer.transactions.sequence_number(PARTITION) == sum(part.record_count for part in left)
@@ -437,16 +445,14 @@ def test_an_aborted_transaction_leaves_no_gap_in_the_sequences(is_in_doubt: bool
 def test_parts_that_are_out_of_order_may_be_written_and_the_next_epoch_begins() -> None:
     producer = idempotent()
     producer.append()
-    batch = producer.sent()
-    assert batch is not None
+    batch = producer.sends()
     records = batch._record_futures
     may_be_written(producer, batch)
     producer.refuse(batch, Errors.MessageSizeTooLargeError)
     producer.append()
     for record in records:
         producer.let_pass(1, *producer.accumulator._incomplete.all())
-        part = producer.sent()
-        assert part is not None
+        part = producer.sends()
         producer.refuse(part, Errors.OutOfOrderSequenceNumberError)
         assert isinstance(ended(record), Errors.OutOfOrderSequenceNumberError) and "may be written" in str(
             ended(record)
@@ -456,8 +462,7 @@ def test_parts_that_are_out_of_order_may_be_written_and_the_next_epoch_begins() 
 
 def test_a_record_that_may_be_written_and_is_too_large_says_so() -> None:
     producer = idempotent()
-    batch = producer.sent()
-    assert batch is not None
+    batch = producer.sends()
     may_be_written(producer, batch)
     producer.refuse(batch, Errors.MessageSizeTooLargeError)
     error = ended(batch._record_futures[0])
@@ -469,8 +474,7 @@ def test_late_parts_of_a_batch_that_may_be_written_say_so(make: Any) -> None:
     """Also without a producer id, where they may be written twice, as with kafka-python."""
     producer = make()
     producer.append()
-    batch = producer.sent()
-    assert batch is not None
+    batch = producer.sends()
     records = batch._record_futures
     may_be_written(producer, batch)
     producer.refuse(batch, Errors.MessageSizeTooLargeError)
@@ -484,8 +488,7 @@ def test_late_parts_of_a_batch_that_may_be_written_say_so(make: Any) -> None:
 def test_no_record_is_added_to_a_part_before_it_has_its_sequence() -> None:
     producer = idempotent()
     producer.append()
-    batch = producer.sent()
-    assert batch is not None
+    batch = producer.sends()
     may_be_written(producer, batch)
     sequence_number, threads = producer.transactions.sequence_number, []
 
@@ -510,16 +513,14 @@ def test_no_record_is_added_to_a_part_before_it_has_its_sequence() -> None:
 def test_a_batch_without_a_producer_id_is_split(message_version: int) -> None:
     producer = Producer(message_version=message_version)
     producer.append()
-    batch = producer.sent()
-    assert batch is not None
+    batch = producer.sends()
     producer.refuse(batch, Errors.MessageSizeTooLargeError)
     assert [part.record_count for part in (producer.sent(), producer.sent()) if part is not None] == [1, 1]
 
 
 def test_after_the_last_epoch_another_producer_id_is_asked_for() -> None:
     producer = idempotent(epoch=32_767)
-    refused = producer.sent()
-    assert refused is not None
+    refused = producer.sends()
     producer.append()
     producer.refuse(refused, Errors.MessageSizeTooLargeError)
     assert producer.sent() is None
