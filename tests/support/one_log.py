@@ -52,7 +52,7 @@ class OneLog:
     def call_soon_with_future(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         return asyncio.ensure_future(function(*args))
 
-    async def heard(self, future: asyncio.Future[Any], timeout_ms: float, node_id: int) -> Any:
+    async def heard(self, future: asyncio.Future[Any], timeout_ms: float, node_id: int | None = None) -> Any:
         return await future
 
     async def insist(self, what: str, attempt: Callable[[], Awaitable[Any]]) -> Any:

@@ -218,7 +218,7 @@ async def _promote(
             link,
             is_dry_run,
             will_do,
-            tuple(await with_left(source, await promoted_partitions(of, ends, fences), () if found else ends)),
+            tuple(await promoted_partitions(of, ends, fences)),
             tuple(found),
             (*warnings, *map(str, await find_held(source, open_spans(ends)))),
             moved,
@@ -229,7 +229,8 @@ async def _promote(
         )
         if will_do:
             await write_end(of, begun, report, producer_id)
-    return report
+    # Last: a source that dies meanwhile leaves no promotion half done.
+    return report if found else replace(report, partitions=tuple(await with_left(source, report.partitions, ends)))
 
 
 async def _of_source(of: PromotedLink, source: Cluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import kafka.errors as Errors
@@ -52,7 +53,10 @@ async def count_committed(cluster: Cluster, ranges: Mapping[TopicPartition, Rang
             part.partition: Errors.for_code(part.error_code)("Fetch") if part.error_code else part for part in parts
         }
 
-    await cluster.track({p.topic for p in unread})
+    with suppress(Errors.KafkaError):  # then the leaders are unknown, and so is what they have
+        await cluster.heard(
+            cluster.net.call_soon_with_future(cluster.track, {p.topic for p in unread}), WITHIN_S * 1000
+        )
     while unread and budget > 0 and in_vain < _EMPTY_ROUNDS and (left_s := deadline - time.monotonic()) > 0:
         chosen = list(unread)[:_PARTITIONS_PER_ROUND]
         parts, left_out = await ask_leaders(cluster, "records", chosen, ask, {}, left_s)

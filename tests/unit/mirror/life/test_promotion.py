@@ -21,12 +21,13 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, Toleran
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.skipped import Left
-from tolerant_client.mirror.life import owners, promotion, promotion_steps, promotion_view
+from tolerant_client.mirror.life import left_behind, owners, promotion, promotion_steps, promotion_view
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_texts
 from tolerant_client.mirror.life.promotion_report import PromotionReport, unmade_texts
+from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state import map_topic as map_topic_module
 from tolerant_client.mirror.state.claims import Waiting
@@ -133,6 +134,21 @@ def test_while_a_promotion_is_blocked_nothing_says_how_many_records_are_not_copi
     world.ends = ends(10, 15, 15)
     (part,) = world.promote().partitions
     assert (part.lag, part.left_records, part.left_unread) == (5, None, None)
+
+
+def test_what_was_left_behind_is_counted_once_the_promotion_is_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that dies while it is read leaves no promotion half done."""
+    counted: list[bool] = []
+
+    async def count(_: Any, ranges: Any) -> dict[TopicPartition, Committed]:
+        counted.append(world.control.is_fenced)
+        return {p: Committed(0, until) for p, (_, until) in ranges.items()}
+
+    monkeypatch.setattr(left_behind, "count_committed", count)
+    world.ends = ends(10, 10, 10)
+    assert world.promote().is_done and counted == [True]
 
 
 def test_a_target_that_is_ahead_has_no_lag() -> None:

@@ -12,6 +12,7 @@ from kafka.structs import TopicPartition
 from support.one_log import OneLog
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.errors import ClusterUnreachableError
 from tolerant_client.mirror.batches.gaps import FILLER
 from tolerant_client.mirror.logs import committed
 from tolerant_client.mirror.logs.committed import Committed, count_committed
@@ -73,3 +74,14 @@ def test_what_cannot_be_read_within_the_bounds_is_not_called_none(monkeypatch: p
     damaged = bytearray(batch(0, 10))
     damaged[-1] ^= 1
     assert counted(OneLog([bytes(damaged)]), 0, 10) == (0, 0)
+
+
+def test_nothing_is_known_of_a_log_whose_leader_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(topics: Any) -> None:
+        raise ClusterUnreachableError("The source could not be reached", "source")
+
+    log = OneLog([batch(0, 10)])
+    monkeypatch.setattr(log, "track", away)
+    monkeypatch.setattr(log, "known_leader", lambda partition: None)
+    monkeypatch.setattr(log, "why_leaderless", lambda partition: "unknown", raising=False)
+    assert counted(log, 0, 10) == (0, 0)
