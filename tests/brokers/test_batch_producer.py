@@ -13,7 +13,7 @@ from kafka.structs import TopicPartition
 
 from support.encoding import encode_batches
 from support.mirror_link import create_topic
-from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.producer.batch_producer import BatchProducer, Refused
 from tolerant_client.cluster.producer.sender import ProducerSettings
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
@@ -32,9 +32,11 @@ def servers(kafka_cluster: KafkaCluster) -> str:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest, servers: str) -> str:
-    """A topic of two partitions named after the test."""
+    """A topic of two partitions named after the test, once its leaders serve it: before that they drop what comes with acks=0."""
     name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:200]
     create_topic(servers, name, 2)
+    with Cluster({"bootstrap_servers": servers}) as cluster:
+        cluster.run(cluster.list_offsets, dict.fromkeys((TopicPartition(name, n) for n in range(2)), LATEST))
     return name
 
 
