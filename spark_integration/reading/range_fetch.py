@@ -109,7 +109,7 @@ class RangeFetch:
                 raise ClusterUnreachableError(
                     f"{self._name} could not be read from offset {self.position} for"
                     f" {self._options.poll_timeout_ms} ms ({self._why});"
-                    " raise kafkaConsumer.pollTimeoutMs to try for longer"
+                    " if the brokers are only slow, raise kafkaConsumer.pollTimeoutMs"
                 )
             await self._cluster.net.sleep(patience.pause_s())
         return []
