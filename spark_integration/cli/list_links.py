@@ -7,6 +7,7 @@ from typing import Annotated
 from spark_integration.cli.options import Json, WhichLink, client_properties, servers_option
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.listing import list_links as links_of
+from tolerant_client.mirror.life.listing import why_none
 from tolerant_client.ops.printing import echo, echo_json, working
 from tolerant_client.security.kafka_config import kafka_python_config
 
@@ -20,11 +21,12 @@ def list_links(
     with Cluster(kafka_python_config(client_properties(target, which.target_properties)), name="target") as cluster:
         with working("checking for running mirrors"):
             links = cluster.run(links_of, cluster)
+            none = "" if links else cluster.run(why_none, cluster)
     if as_json:
         echo_json({"links": [link.to_json() for link in links]})
         return
     if not links:
-        echo("This cluster has no links")
+        echo(none)
         return
     for link in links:
         source = "unknown" if link.control is None else link.control.source_cluster_id or "unknown"

@@ -21,11 +21,11 @@ from tolerant_client.mirror.life.mirrors import (
     mirror_json,
 )
 from tolerant_client.mirror.state.claims import Run
-from tolerant_client.mirror.state.control_record import Controls
-from tolerant_client.mirror.state.control_topic import read_controls
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
+from tolerant_client.mirror.state.control_topic import control_topic, read_controls
 from tolerant_client.mirror.state.health import utc
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import has_map
+from tolerant_client.mirror.state.map_topic import has_map, mapped_links
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 
@@ -174,3 +174,15 @@ async def list_links(target: Cluster) -> list[ListedLink]:
     controls = await read_controls(target)  # after the mirrors were seen, which is_forgotten needs
     mapped = [link for link, control in controls.links.items() if await has_map(target, link, control)]
     return listed(controls, runs, mapped)
+
+
+async def why_none(target: Cluster) -> str:
+    """Why a target lists no link: it has none, or no topic of controls, which alone names all.  Raises KafkaError."""
+    if await control_topic(target).exists():
+        return "This cluster has no links"
+    maps = await mapped_links(target)
+    left = f" It has offset maps of {', '.join(f'link {link}' for link in maps)}." if maps else ""
+    return (
+        f"This cluster has no topic {CONTROL_TOPIC}, so its links are unknown: nothing was ever mirrored to it, the topic was deleted, or"
+        f" we may not describe it.{left}"
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -189,3 +191,22 @@ def test_a_command_that_finds_no_control_of_a_link_that_runs_says_that_it_runs(
         asyncio.run(mirrors.require_not_forgotten(target, "dr", control))
         seen.return_value = None
         asyncio.run(mirrors.require_not_forgotten(target, "dr", control))
+
+
+@pytest.mark.parametrize(
+    ("topics", "said"),
+    [
+        (("tolerant-mirror-control", "tolerant-mirror-offsets-tr"), "This cluster has no links"),
+        (("tolerant-mirror-offsets-tr",), "has no topic tolerant-mirror-control, .* It has offset maps of link tr."),
+        (
+            (),
+            "its links are unknown: nothing was ever mirrored to it, the topic was deleted, or we may not describe it.",
+        ),
+    ],
+)
+def test_a_cluster_without_controls_does_not_say_that_it_has_no_links(topics: tuple[str, ...], said: str) -> None:
+    async def partitions(wanted: Iterable[str] | None = None) -> dict[str, list[int]]:
+        return {name: [0] for name in topics if wanted is None or name in wanted}
+
+    found = asyncio.run(listing.why_none(Mock(spec=Cluster, partitions=partitions, topic_of=str)))
+    assert re.search(f"{said}$", found)
