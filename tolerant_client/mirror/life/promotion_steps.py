@@ -137,9 +137,15 @@ async def promoted_link(
     """
     is_translated = await has_map(target, link, control)
     if control.is_prepared and not is_translated:
-        ends = (await list_led_offsets(target, dict.fromkeys(control.adopted, LATEST))).offsets
+        ends, left_out = await list_led_offsets(target, dict.fromkeys(control.adopted, LATEST))
         if unlike := sorted(p for p, end in ends.items() if end != control.adopted[p]):
             raise OptionError(never_started(link, unlike, ends, control))
+        there = await target.partitions({p.topic for p in left_out})
+        if unknown := sorted(p for p in left_out if p.partition in there.get(p.topic, ())):
+            raise OptionError(
+                f"No mirror of link {link} has started since take-over or failback prepared it, and whether the target's logs end where it"
+                f" is to continue is unknown: {names(unknown)} ({left_out[unknown[0]]}). Start a broker that leads them, then run this again"
+            )
     evidence = await find_evidence(target, link, control, partitions, mapped.names, is_translated=is_translated)
     if is_translated and control.tells_no_start and not mapped.unread:
         unmapped = [p for p in alone if p.topic not in mapped.names]

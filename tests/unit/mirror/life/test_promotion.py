@@ -126,7 +126,11 @@ def test_a_link_that_was_prepared_only_is_not_promoted_where_its_logs_have_other
     ):
         getattr(world, command)()
     assert not world.done
-    world.control = replace(world.control, adopted={P: 10})
+    world.control, world.leaderless = replace(world.control, adopted={P: 10}), (P,)
+    with pytest.raises(OptionError, match=r"end where it is to continue is unknown: orders-0 \(it has no leader"):
+        getattr(world, command)()
+    assert not world.done
+    world.leaderless = ()
     assert getattr(world, command)().is_done
 
 
