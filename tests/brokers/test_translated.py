@@ -239,7 +239,7 @@ def test_verify_says_that_there_is_nothing_to_compare_offset_by_offset(source: s
     create_topic(source, topic)
     create_topic(target, topic)
     append_records(source, topic, 100)
-    append_records(target, topic, 10)  # somebody else's
+    append_records(target, topic, 10, first=100)  # somebody else's
     copy(source, target, topic, "translated-verify")
     report = compare(source, target, topic)
     (part,) = report.partitions
@@ -576,6 +576,52 @@ def test_a_copier_that_slept_through_a_failover_copies_nothing_though_the_contro
         assert there.run(read_control, there, link).is_fenced, "it knows it again"
         # What the map says of the copies is as it was.
         assert [found.position for _, found in sorted(there.run(read_maps, there, link).items())] == [10, 10]
+
+
+@pytest.mark.parametrize("is_identical", [False, True])
+def test_what_a_link_has_copied_whose_control_was_deleted_is_not_copied_again_by_another(
+    source: str, target: str, is_identical: bool
+) -> None:
+    """A link with translated offsets that was never promoted has its map; one with identical ones that was, its log."""
+    topic = f"translated-twice-{is_identical}"
+    former = f"{topic}-former"
+    create_topic(source, topic)
+    append_records(source, topic, 30)
+    if is_identical:
+        mirror(source, target, topic, former)
+        with both(target, target) as (there, _):
+            assert there.run(failover, there, former).is_done
+    else:
+        copy(source, target, topic, former)
+    delete_topic(target, CONTROL_TOPIC)
+    append_records(source, topic, 10, first=30)
+    told = "at their own offsets" if is_identical else f"{map_topic(former)} of the target says"
+    with both(source, target) as (origin, there):
+        planned = origin.run(partial(plan_everything, is_translated=True), origin, there, f"{topic}-again", topic)
+    assert any(told in text for text in planned.refusals) and planned.exit_code == 3
+    with pytest.raises(TargetDivergedError, match=told):
+        copy(source, target, topic, f"{topic}-again")
+    assert len(committed_logs(target, topic)[0]) == 30
+    if not is_identical:  # the remedies: it goes on under its former name, or is copied again without its map
+        copy(source, target, topic, former)
+        assert len(committed_logs(target, topic)[0]) == 40
+        with pytest.raises(TargetDivergedError, match=f"Mirror it with --link {former}"):
+            copy(source, target, topic, f"{topic}-again")  # whatever the controls say
+        delete_topic(target, map_topic(former))
+        copy(source, target, topic, f"{topic}-again")
+        assert len(committed_logs(target, topic)[0]) == 80
+
+
+def test_what_another_source_has_under_the_same_name_is_copied_beside_it(source: str, target: str) -> None:
+    """Also if no control says any more whose copy is there."""
+    topic = "translated-of-two"
+    create_topic(source, topic)
+    append_records(source, topic, 30)
+    copy(source, target, topic, "one")
+    delete_topic(target, CONTROL_TOPIC)
+    make_anew_with(source, topic, 20)  # as a topic of another cluster, it has another id
+    copy(source, target, topic, "two")
+    assert len(committed_logs(target, topic)[0]) == 50
 
 
 @pytest.mark.long

@@ -273,7 +273,8 @@ async def _why_promoted(
         for name, other in sorted(copies.of.items())
     }
     unknown = {
-        name: f"Topic {name} of this target is not copied now: {why}; start a broker that has it, or leave the topic out"
+        name: f"Topic {name} of this target is not copied now: {why}. If its brokers are away, start one; if they are only slow,"
+        " start the mirror again; or leave the topic out"
         for name, why in sorted(copies.unknown.items())
     }
     return promoted, unknown

@@ -18,6 +18,7 @@ from tolerant_client.mirror.engine.circles import refuse_circle
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.preflight import grown, look_for_others, require_same_source
 from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link, without_topics
+from tolerant_client.mirror.engine.translated.copied_before import find_copied
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
@@ -209,6 +210,8 @@ async def plan_everything(
                 warnings.append(f"will be in the ledger as lost: {text_of(found)}")
             else:
                 stopped[p] = text_of(found)
+        there_before = await find_copied(source, target, link, control, present - stopped.keys())
+        stopped |= {p: text_of(error) for p, error in there_before.items()}
     else:
         reached = (await list_led_offsets(target, dict.fromkeys(present, LATEST))).offsets
         stopped, told = await _differences(source, target, list(reached), Ledger(target, link), control, policy)

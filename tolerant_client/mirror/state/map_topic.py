@@ -16,7 +16,7 @@ Laws:
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -288,13 +288,13 @@ def leaderless_parts(target: Cluster) -> frozenset[TopicPartition]:
 class MappedTopics(NamedTuple):
     """The partitions (names on the target) of which a map has rows; and why some of the map's own partitions are unread.
 
-    `copies` are those whose target logs have records of the link, with their topics' ids on the target then ("" if unknown).
+    `copies` are the newest rows of those whose target logs have records of the link, or had some when it took them over.
     `last` is the newest generation of the link that the map calls over; -1: none.
     """
 
     partitions: frozenset[TopicPartition] = frozenset()
     unread: Mapping[TopicPartition, str] = MappingProxyType({})
-    copies: Mapping[TopicPartition, str] = MappingProxyType({})
+    copies: Mapping[TopicPartition, MapRow] = MappingProxyType({})
     last: int = -1
 
     @property
@@ -338,8 +338,20 @@ async def mapped_topics(
         except Errors.KafkaError as error:
             unread[partition] = text_of(error)
     last = found.pop(LAST, None)
-    copies = {p: row.ids[1] for p, row in found.items() if row.target_until}
+    copies = {p: row for p, row in found.items() if row.target_until}
     return MappedTopics(frozenset(found), unread, copies, -1 if last is None else last.key.number)
+
+
+async def read_each_map(
+    target: Cluster, of: Mapping[str, tuple[LinkControl, Collection[TopicPartition]]], *, within_s: float
+) -> dict[str, MappedTopics]:
+    """What the maps of several links, with their controls, say of some partitions; all are read at the same time."""
+
+    async def read(link: str, control: LinkControl, wanted: Collection[TopicPartition]) -> MappedTopics:
+        return await mapped_topics(target, link, control, of=wanted, within_s=within_s)
+
+    reads = {link: target.net.call_soon_with_future(read, link, *asked) for link, asked in of.items()}
+    return {link: await reading for link, reading in reads.items()}
 
 
 def _joined(found: dict[TopicPartition, MapRow], more: Mapping[TopicPartition, MapRow]) -> dict[TopicPartition, MapRow]:

@@ -19,9 +19,15 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import MappedTopics, mapped_links, mapped_topics
+from tolerant_client.mirror.state.map_topic import (
+    MappedTopics,
+    map_partition,
+    mapped_links,
+    mapped_topics,
+    read_each_map,
+)
 
-_MAP_S = 10.0  # how long a map is read: a failover must not wait for it
+_MAP_S = 10.0  # how long all maps are read, at the same time: a failover must not wait for them
 
 
 class PromotedCopies(NamedTuple):
@@ -58,20 +64,26 @@ async def promoted_copies(
         there = await target.partitions(rest)
         unnamed = await mapped_links(target) if asks_unnamed else ()
         others |= {name: LinkControl() for name in unnamed if name not in links}
+    if not is_identical and (ours := own.source_cluster_id) is not None:
+        others = {name: of for name, of in others.items() if name not in links or of.may_copy_from(ours)}
+    others.pop(link, None)
+    of_maps = {
+        name: (control, theirs)
+        for name, control in others.items()
+        if not (control.is_identical or is_identical)
+        and (theirs := _copied(control, rest, there, is_named=name in links))
+    }
+    maps = await read_each_map(target, of_maps, within_s=_MAP_S)
     for other, control in others.items():
-        is_named = other in links
-        is_same = own.source_cluster_id is None or control.may_copy_from(own.source_cluster_id) or not is_named
-        if other == link or not (is_identical or is_same):
-            continue
         begun = {p: of.target for p, of in control.begun.items() if control.producer_ids and p.topic in rest}
-        if not (control.is_identical or is_identical) and (wanted := _copied(control, rest, there, is_named=is_named)):
-            mapped = await mapped_topics(target, other, control, of=wanted, within_s=_MAP_S)
+        if (mapped := maps.get(other)) is not None:
+            is_named = other in links
             if is_named or mapped.last >= 0:
-                begun |= mapped.copies
-            for name in {p.topic for p in wanted} - {p.topic for p in begun} if mapped.unread else ():
-                unknown[name] = (
-                    f"whether topic {name} is the copy of link {other}, which was promoted, {_unread(mapped, other)}"
-                )
+                begun |= {p: row.ids[1] for p, row in mapped.copies.items()}
+            promoted = f"of link {other}, which was promoted," if is_named else f"that link {other} was promoted with"
+            untold_topics = {p.topic for p in of_maps[other][1] if map_partition(other, p) in mapped.unread}
+            for name in untold_topics - {p.topic for p in begun}:
+                unknown[name] = f"whether topic {name} is the copy {promoted} {_unread(mapped, other)}"
         if begun:
             ids = await topic_ids(target, {p.topic for p in begun})
             same = {p.topic for p, topic_id in begun.items() if topic_id and topic_id == str(ids.get(p.topic))}

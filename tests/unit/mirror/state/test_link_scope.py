@@ -42,7 +42,8 @@ from tolerant_client.mirror.state.link_topics import (
     partitions_on_target,
     see_topics,
 )
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, map_topic
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, map_partition, map_topic
+from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.mirror.state.plan import TopicsPlan
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,
@@ -55,7 +56,20 @@ from tolerant_client.records.record_batch import Record
 
 ORDERS = frozenset(TopicPartition("orders", n) for n in range(2))
 P, ORDER_1 = sorted(ORDERS)
-AWAY = {TopicPartition("tolerant-mirror-offsets-x", 3): "it has no leader"}
+AWAY = {map_partition("eu", p): "it has no leader" for p in ORDERS}
+
+
+def copied(topic_id: str, *partitions: TopicPartition) -> dict[TopicPartition, MapRow]:
+    """The newest rows of partitions that were copied into a topic with this id."""
+    return {p: MapRow(RowKey(p, 0), p.topic, ("s", topic_id), 9, 0, (Run(0, 0, 9),)) for p in partitions}
+
+
+def respond_with_maps(monkeypatch: pytest.MonkeyPatch, mapped_topics: Callable[..., Any]) -> None:
+    async def each(target: object, of: Mapping[str, Any], **_: object) -> dict[str, MappedTopics]:
+        return {link: await mapped_topics(target, link, control, of=asked) for link, (control, asked) in of.items()}
+
+    monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
+    monkeypatch.setattr(promoted_copies, "read_each_map", each)
 
 
 def written(topics: LinkTopics | str, source: str | None = "A-id", **changes: object) -> LinkControl:
@@ -671,7 +685,7 @@ def test_a_log_that_another_link_has_begun_identically_gets_the_same_records_fro
         return mapped[0] if mapped else NO_MAP
 
     monkeypatch.setattr(promoted_copies, "topic_ids", ids)
-    monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
+    respond_with_maps(monkeypatch, mapped_topics)
     wanted = [TopicPartition("orders", n) for n in range(3)]
     begun = {p: TopicIds("s", "t") for p in (*wanted[:2], TopicPartition("clicks", 0))}
     eu = replace(written("orders", producer_ids=(7,), begun=begun), **changes)
@@ -707,9 +721,15 @@ def test_a_log_that_another_link_has_begun_identically_gets_the_same_records_fro
             False,
         ),
         ({}, {"partitions": ORDERS, "unread": AWAY}, "", True),
-        ({"copies": {TopicPartition("orders", 0): "former"}}, {}, "", True),  # nobody's copy any more
+        ({"copies": copied("former", P)}, {}, "", True),  # nobody's copy any more
         ({"copies": {}}, {}, "", True),
-        ({"copies": {}, "unread": AWAY}, {}, "whether topic orders is the copy of link eu, .* is unknown", False),
+        (
+            {"copies": {}, "unread": AWAY},
+            {},
+            "whether topic orders is the copy of link eu, which was promoted, is unknown",
+            False,
+        ),
+        ({"copies": {}, "unread": {map_partition("eu", TopicPartition("x", 0)): "another part"}}, {}, "", True),
         ({"copies": {}, "unread": AWAY}, {"partitions": ORDERS}, "", True),
         ({"unread": AWAY}, {}, "the copy of link eu, which was promoted", True),
     ],
@@ -721,10 +741,10 @@ def test_beside_a_promoted_translated_copy_a_translated_link_begins_no_second_on
         return {"orders": "t", "clicks": "t"}
 
     async def mapped_topics(_: object, link: str, *__: object, **___: object) -> MappedTopics:
-        return MappedTopics(**({"copies": dict.fromkeys(ORDERS, "t"), **theirs} if link == "eu" else ours))
+        return MappedTopics(**({"copies": copied("t", *ORDERS), **theirs} if link == "eu" else ours))
 
     monkeypatch.setattr(promoted_copies, "topic_ids", ids)
-    monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
+    respond_with_maps(monkeypatch, mapped_topics)
     monkeypatch.setattr(Keeper, "topics", {"orders": [0, 1], "clicks": [0]})
     eu = written("orders", map_id="m", is_promotion_begun=True)
 
@@ -763,13 +783,13 @@ def test_beside_a_promoted_translated_copy_a_translated_link_begins_no_second_on
 @pytest.mark.parametrize(
     ("mapped", "refused", "unknown"),
     [
-        ({"copies": {P: "t"}, "last": 0}, True, False),
-        ({"copies": {P: "t"}, "last": -1}, False, False),  # it may be live: others tell that
-        ({"copies": {P: "former"}, "last": 2}, False, False),
+        ({"copies": copied("t", P), "last": 0}, True, False),
+        ({"copies": copied("t", P), "last": -1}, False, False),  # it may be live: others tell that
+        ({"copies": copied("former", P), "last": 2}, False, False),
         ({"copies": {}, "last": 0}, False, False),
         ({"copies": {}, "last": 0, "unread": AWAY}, False, True),
         ({"copies": {}, "unread": AWAY}, False, True),
-        ({"copies": {P: "t"}, "last": 0, "unread": AWAY}, True, False),
+        ({"copies": copied("t", P), "last": 0, "unread": AWAY}, True, False),
     ],
 )
 @pytest.mark.usefixtures("keepers")
@@ -784,12 +804,14 @@ def test_a_map_that_no_control_names_tells_of_its_copies_that_its_link_was_promo
         return MappedTopics(**mapped) if link == "eu" else NO_MAP
 
     monkeypatch.setattr(promoted_copies, "topic_ids", ids)
-    monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
+    respond_with_maps(monkeypatch, mapped_topics)
     monkeypatch.setattr(Keeper, "topics", {"orders": [0, 1]})
     keeper = Keeper((b"dr", encode_control(written("orders"), 1)))
     keeper.maps = {map_topic(link): [0] for link in ("dr", "eu")}
     found = outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders"], is_identical=False))
     assert (found.taken, found.unknown) == ({"orders"} if refused else set(), {"orders"} if unknown else set())
+    if unknown:
+        assert "whether topic orders is the copy that link eu was promoted with is unknown" in found.refused["orders"]
     if refused:
         assert (
             f"was deleted. Leave the topic out, or, if link dr copies another source, delete {map_topic('eu')} on"
@@ -807,7 +829,7 @@ def test_of_a_promoted_link_whose_control_says_what_it_copied_nothing_else_is_as
         asked.append(set(of))
         return NO_MAP
 
-    monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
+    respond_with_maps(monkeypatch, mapped_topics)
     target = Keeper()
     target.maps = {"orders": [0, 1], "clicks": [0]}
     said = {P: 5, ORDER_1: 0, TopicPartition("old", 0): 3}
@@ -831,7 +853,7 @@ def test_which_topics_are_a_promoted_copy_is_asked_of_no_topic_but_those_in_ques
         return NO_MAP
 
     monkeypatch.setattr(promoted_copies, "topic_ids", ids)
-    monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
+    respond_with_maps(monkeypatch, mapped_topics)
     begun = {TopicPartition(name, 0): TopicIds("s", "t") for name in ("orders", "hidden")}
     links = {
         "eu": written("orders|hidden", producer_ids=(7,), begun=begun, is_promotion_begun=True),
@@ -862,7 +884,7 @@ def test_where_brokers_know_no_ids_a_promoted_copy_is_a_log_with_records(
         return LedOffsets(dict.fromkeys(asked, end), {})
 
     monkeypatch.setattr(promoted_copies, "topic_ids", ids)
-    monkeypatch.setattr(promoted_copies, "mapped_topics", mapped_topics)
+    respond_with_maps(monkeypatch, mapped_topics)
     monkeypatch.setattr(promoted_copies, "list_led_offsets", ends)
     begun = {TopicPartition("orders", 0): TopicIds("", "")}
     eu = written("orders", producer_ids=(7,), begun=begun, is_promotion_begun=True)

@@ -29,6 +29,7 @@ from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError
 from tolerant_client.mirror.state.map_topic import (
     NO_MAP,
+    MappedTopics,
     copied_until,
     ensure_map_topic,
     has_map,
@@ -36,6 +37,7 @@ from tolerant_client.mirror.state.map_topic import (
     lost_map,
     map_topic,
     mapped_topics,
+    read_each_map,
     read_last_rows,
     read_maps,
     require_kind,
@@ -208,7 +210,25 @@ def test_what_a_map_calls_over_is_resumed_by_nobody_and_hides_nothing_of_what_wa
             net=net, partitions=target.partitions, manager=KafkaConnectionManager(net, bootstrap_servers="b:9092")
         )
         found = net.run(mapped_topics, asked, "dr", control)
-    assert found.partitions == {P, Q} and found.copies == {P: "t"} and found.last == (-1 if last is None else last)
+    assert found.partitions == {P, Q} and found.copies == {P: row} and found.last == (-1 if last is None else last)
+
+
+def test_the_maps_of_several_links_are_read_at_the_same_time_within_one_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading: list[str] = []
+
+    async def mapped(_: object, link: str, *__: object, of: object, within_s: float) -> MappedTopics:
+        reading.append(link)
+        while len(reading) < 3:
+            await net.sleep(0.001)
+        return NO_MAP._replace(last=int(within_s))
+
+    monkeypatch.setattr(module, "mapped_topics", mapped)
+    with closing(NetworkSelector()) as net:
+        asked = {link: (LinkControl(), [P]) for link in ("a", "b", "c")}
+        found = net.run(partial(read_each_map, within_s=5.0), SimpleNamespace(net=net), asked)
+    assert found == dict.fromkeys(asked, NO_MAP._replace(last=5))
 
 
 def test_the_row_that_calls_a_link_over_is_one_for_readers_that_do_not_know_it() -> None:

@@ -32,6 +32,7 @@ from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.translated.adopted import Adopted
+from tolerant_client.mirror.engine.translated.copied_before import require_no_copy, require_no_identical_copy
 from tolerant_client.mirror.engine.translated.first_other import first_other
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.engine.translated.target_checks import (
@@ -175,6 +176,7 @@ class Place:
         self._adopted_until = self._dirty_from = None
         if row is None:
             self.is_begun = False
+            await self._require_not_copied(max(start, least))
             return max(start, least)
         is_anew = is_another(row.ids[0], self.ids[0])
         row = not_before(row, self.ids[0], least)
@@ -208,6 +210,14 @@ class Place:
         self.row = begun_again(row, self.ids, position)
         self._adopted_until = 0 if is_anew else position
         return position
+
+    async def _require_not_copied(self, begin: int) -> None:
+        """Raises TargetDivergedError if the target's log already has what is to be copied from `begin` on (copied_before.py)."""
+        source, target, partition = self._link.source, self._link.target, self.partition
+        if (await target.list_offsets({partition: LATEST}))[partition]:
+            others = await self._reads.other_copies(partition) or ()
+            require_no_copy(self._link.name, partition, self.ids, begin, others)
+            await require_no_identical_copy(source, target, self._link.name, partition, begin)
 
     async def _cut_at(self, row: MapRow, adopted: int, start: int, end: int) -> int | None:
         """The offset from which on the source's log, [start, end), differs from what was copied, by its leader or its records."""

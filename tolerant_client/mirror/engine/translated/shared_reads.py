@@ -22,6 +22,7 @@ from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.preflight import copied_by_others
 from tolerant_client.mirror.engine.reader import Reader
 from tolerant_client.mirror.engine.translated.adopted import Adopted
+from tolerant_client.mirror.engine.translated.copied_before import other_copies
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair
 from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.map_topic import map_partition, read_last_rows
@@ -76,7 +77,8 @@ class _Asked(Generic[_Found]):
 class SharedReads:
     """Reads of a link's map and of its topics; on the event loop that both clusters share.
 
-    `copied_by_others` gives the error for a target log that the link may not write beside another link.
+    `copied_by_others` gives the error for a target log that the link may not write beside another link, `other_copies` what other links
+    have copied there, as their maps say.
     """
 
     def __init__(self, source: Cluster, target: Cluster, control: ControlWatch, clock: Callable[[], float]) -> None:
@@ -95,6 +97,7 @@ class SharedReads:
         self._last_rows = defaultdict[TopicPartition, _Asked[MapRow]](lambda: _Asked(target, link, last_rows))
         self._link = link
         self.copied_by_others = _Asked(target, link, copied_by_others)
+        self.other_copies = _Asked(target, link, other_copies)
 
     async def last_row(self, partition: TopicPartition) -> MapRow | None:
         """The newest committed row of a source partition; raises what read_last_rows does."""

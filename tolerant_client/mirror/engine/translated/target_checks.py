@@ -19,7 +19,10 @@ from tolerant_client.mirror.state.topics import TopicFacts
 from tolerant_client.records.record_batch import Record
 
 _ANOTHER_LINK = "mirror it under another link name to copy it again"
-_GO_ON = f"resume after the loss with {GOES_ON}, or mirror it under another link name to copy what is left"
+# While both topics are the same, the map refuses that to another link (copied_before.py).
+_COPY_AGAIN = "to copy it again, delete the topic on the target, or else the link's offset map, and mirror it under another link name"
+_GO_ON = f"resume after the loss with {GOES_ON}"
+_COPY_REST = f"{_GO_ON}, or mirror it under another link name to copy what is left"
 
 
 class TopicPair(NamedTuple):
@@ -59,7 +62,7 @@ def check_target(row: MapRow, link: str, target: TopicPartition, ids: tuple[str,
         raise TargetDivergedError(
             f"The target log of {target.topic}-{target.partition} ends at offset {log_end}, but records were copied up to"
             f" {row.target_until}: it has lost them (unclean election)"
-        ).advising(_ANOTHER_LINK)
+        ).advising(_COPY_AGAIN)
 
 
 def is_same_record(original: Record | None, copied: Record | None) -> bool:
@@ -77,7 +80,7 @@ def overwritten(row: MapRow, link: str, offsets: tuple[int, int]) -> TargetDiver
         f"The target log of {row.target_topic}-{row.key.partition.partition} has at offset {offsets[1]} another record than"
         f" the one of {name}, offset {offsets[0]}, that link {link} copied there: it has lost what was copied (unclean"
         " election), and others wrote in its place"
-    ).advising(_ANOTHER_LINK)
+    ).advising(_COPY_AGAIN)
 
 
 def not_before(row: MapRow, source_id: str, start: int) -> MapRow:
@@ -102,7 +105,7 @@ def find_losses(
         what = f"after it was copied up to {position}, and what it had beyond"
         what = what if is_copied else "before anything of it was copied, and what it had"
         error = DataLossError(f"The source topic of {name} was deleted and created again {what} is not known").advising(
-            _GO_ON
+            _COPY_REST
         )
         at = position if is_copied else 0
         return [(LostOffsets(LossReason.RECREATION, at, at), error)]
@@ -127,7 +130,7 @@ def _overtaken(partition: TopicPartition, position: int, start: int) -> list[tup
     error = DataLossError(
         f"The source of {partition.topic}-{partition.partition} no longer has offsets {position} to {start}: retention"
         f" overtook the mirror"
-    ).advising(_GO_ON)
+    ).advising(_COPY_REST)
     return [(LostOffsets(LossReason.RETENTION, position, start), error)]
 
 

@@ -1,0 +1,149 @@
+"""Whether a target log already has what a link with translated offsets is about to append: then it would be there twice.
+
+Laws:
+- A link checks this before it begins a log that has records, whatever the controls say: they may have been deleted.  Where its map
+  has a row it has begun, and checks no more.
+- Another link's offset map names the topics by their ids (KIP-516).  One that has copied the topic that the source has now into the
+  topic that the target has now, further than where ours is to begin, has copied the same records.  A topic with another id has
+  others, as has another cluster.  Ids that a broker does not give (before 2.8) prove no difference, and the error says so.
+- A copy with identical offsets has no map.  It has the source's records at their own offsets, in batches without transactions: what a
+  link with translated offsets has copied, whose map was deleted to copy it again, is in transactions.
+- What cannot be read is unknown, and nothing is appended before it is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.offsets import list_led_offsets
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.errors import TargetDivergedError
+from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
+from tolerant_client.mirror.engine.identical.resume_point import read_ids
+from tolerant_client.mirror.logs.reading import read_headers, read_slices
+from tolerant_client.mirror.state.control_topic import read_controls
+from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.map_topic import last_rows, map_partition, map_topic, mapped_links, read_each_map
+from tolerant_client.mirror.state.offset_map import MapRow, is_another
+
+_MAP_S = 60.0  # how long all maps are read; they are read again as long as the copier is patient
+_LARGEST_PIECE = 64_000  # offsets, after pieces without a record on both sides
+
+
+class OtherCopy(NamedTuple):
+    """What the map of another link says of a partition: its newest row if it has copied there, or why that is `unread`."""
+
+    link: str
+    row: MapRow | None
+    is_over: bool
+    unread: str = ""
+
+
+async def other_copies(
+    target: Cluster, link: str, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, tuple[OtherCopy, ...]]:
+    """What the maps of other links that may have the same source say of these partitions.  Raises KafkaError."""
+    links = (await read_controls(target, {p.topic for p in partitions})).links
+    ours = links.get(link, LinkControl()).source_cluster_id
+    theirs = {name: links[name].source_cluster_id if name in links else None for name in await mapped_links(target)}
+    names = [name for name, source in theirs.items() if name != link and (None in (source, ours) or source == ours)]
+    maps = await read_each_map(target, {name: (LinkControl(), partitions) for name in names}, within_s=_MAP_S)
+    found: dict[TopicPartition, tuple[OtherCopy, ...]] = {}
+    for partition in partitions:
+        for other, mapped in maps.items():
+            row, unread = mapped.copies.get(partition), mapped.unread.get(map_partition(other, partition), "")
+            if row is not None or unread:
+                found[partition] = (*found.get(partition, ()), OtherCopy(other, row, mapped.last >= 0, unread))
+    return found
+
+
+def require_no_copy(
+    link: str, partition: TopicPartition, ids: tuple[str, str], begin: int, others: Collection[OtherCopy]
+) -> None:
+    """Raises TargetDivergedError if the map of another link has what is to be copied from `begin` on, and a retriable error if it may
+    have it.  `ids` are those that the topics have now.  Pure.
+    """
+    where = f"{partition.topic}-{partition.partition}"
+    for other, row, is_over, unread in others:
+        if row is None:
+            part = map_partition(other, partition)
+            raise Errors.OffsetNotAvailableError(
+                f"Whether link {other} has copied {where} before is unknown: {part.topic}-{part.partition}, a part of its offset map,"
+                f" cannot be read ({unread})"
+            )
+        if row.position <= begin or any(is_another(*pair) for pair in zip(row.ids, ids)):
+            continue
+        is_known = all((*row.ids, *ids))
+        topic = f"this very topic of the source (id {ids[0]})" if is_known else "a topic of this name"
+        unsure = "" if is_known else "; whether of this source is unknown, since brokers before 2.8 tell no topic ids"
+        go_on = (
+            f"That link was promoted with it: leave the topic out of link {link}"
+            if is_over
+            else f"Mirror it with --link {other} (in a file under that alias), which goes on after it"
+        )
+        raise TargetDivergedError(
+            f"The target log {where} has what link {other} has copied of {topic}, up to its offset {row.position}, as"
+            f" {map_topic(other)} of the target says: link {link} would append it once more{unsure}"
+        ).advising(
+            f"{go_on}. If all of it is to be there again, delete {map_topic(other)} on the target, which ends that link; to have it once, delete"
+            " the topic on the target: it is then copied anew"
+        )
+
+
+async def require_no_identical_copy(
+    source: Cluster, target: Cluster, link: str, partition: TopicPartition, begin: int
+) -> None:
+    """Raises TargetDivergedError if the target's log has the source's records from `begin` on at their own offsets; and KafkaError."""
+    start = (await target.list_offsets({partition: EARLIEST}))[partition]
+    stable = (await source.list_offsets({partition: LATEST}, isolation_level=READ_COMMITTED))[partition]
+    until = min(stable, (await target.list_offsets({partition: LATEST}))[partition])
+    at, piece = max(begin, start), COMPARED_OFFSETS
+    while at < until:
+        span = {partition: (at, min(at + piece, until))}
+        original = (await read_slices(source, span, is_committed=True))[partition]
+        copied = (await read_slices(target, span, is_committed=False))[partition]
+        if both := sorted(original.records.keys() & copied.records.keys()):
+            if any(original.records[offset] != copied.records[offset] for offset in both):
+                return
+            header = (await read_headers(target, {partition: both[0]})).get(partition)
+            if header is not None and header.is_transactional:
+                return
+            raise TargetDivergedError(
+                f"The target log {partition.topic}-{partition.partition} has the source's records from offset {both[0]} on at their own"
+                f" offsets: it is a copy with identical offsets, and link {link} would append all of it once more"
+            ).advising(
+                "Go on with the link that made it and --offsets identical (in a file tolerant.offsets = identical), or, if another mirror"
+                " made it, with tolerant-kafka take-over. Leave the topic out if that link was promoted. If what others wrote there is not"
+                " needed, delete the topic on the target: it is then copied anew"
+            )
+        if min(original.until, copied.until) <= at:
+            raise Errors.OffsetNotAvailableError(
+                f"{partition.topic}-{partition.partition} cannot be compared from {at} on"
+            )
+        at, piece = min(original.until, copied.until), min(4 * piece, _LARGEST_PIECE)
+
+
+async def find_copied(
+    source: Cluster, target: Cluster, link: str, control: LinkControl, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, Errors.KafkaError]:
+    """Which of these partitions a mirror of the link would not begin, and why.  Raises KafkaError."""
+    rows = await last_rows(target, link, partitions)
+    ends = (await list_led_offsets(target, dict.fromkeys(set(partitions) - rows.keys(), LATEST))).offsets
+    new = [p for p, end in ends.items() if end and not control.adopted_of(p, end)]
+    starts = (await list_led_offsets(source, dict.fromkeys(new, EARLIEST))).offsets if new else {}
+    ids = await read_ids(source, target, {p.topic for p in starts})
+    others = await other_copies(target, link, starts) if starts else {}
+    found: dict[TopicPartition, Errors.KafkaError] = {}
+    for p, start in starts.items():
+        if p.topic in ids:
+            begin = max(start, control.start_of(p, ids[p.topic].source) or 0)
+            try:
+                require_no_copy(link, p, ids[p.topic], begin, others.get(p, ()))
+                await require_no_identical_copy(source, target, link, p, begin)
+            except Errors.KafkaError as error:
+                found[p] = error
+    return found
