@@ -39,7 +39,7 @@ from tolerant_client.errors import DataLossError, SourceTruncatedError, TargetDi
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.losses import LedgerRow, Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine import prepare as sync
-from tolerant_client.mirror.engine.identical import next_sequence, resume_point
+from tolerant_client.mirror.engine.identical import evidence, next_sequence, resume_point
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.prepare import plan_link, prepare_link
@@ -349,7 +349,7 @@ def test_what_an_election_took_back_is_lost_even_where_equal_records_came_again(
     async def cut(*_: object) -> dict[TopicPartition, int]:
         return {partition: 12}
 
-    monkeypatch.setattr(resume_point, "source_truncations", cut)
+    monkeypatch.setattr(evidence, "source_truncations", cut)
     with both(source, target) as (origin, copy):
         found = origin.run(resume_point.read_append_states, origin, copy, [partition], 0)[partition]
     assert isinstance(found, Loss)

@@ -24,8 +24,15 @@ from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.gaps import FILLER, marker_producer
-from tolerant_client.mirror.batches.losses import Loss, LossReason, MirrorPolicy
-from tolerant_client.mirror.engine.identical import log_start, next_sequence, open_gaps, other_writers, resume_point
+from tolerant_client.mirror.batches.losses import Loss, MirrorPolicy
+from tolerant_client.mirror.engine.identical import (
+    evidence,
+    log_start,
+    next_sequence,
+    open_gaps,
+    other_writers,
+    resume_point,
+)
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.life import comparison, mirrors, plan_report
 from tolerant_client.mirror.life.comparison import Comparison, compare_ends
@@ -471,59 +478,6 @@ def test_a_log_that_has_its_start_is_filled_from_there() -> None:
     assert isinstance(found[P], AppendState) and found[P].log_end == 10
 
 
-def placed_of_empty(source: Any, control: LinkControl) -> Any:
-    target: Any = Log(end=0)
-    return asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=control))[P]
-
-
-AFTER_RETENTION = Log(batch(30), start=30, end=40)
-
-
-def test_what_retention_takes_before_anything_of_a_begun_log_is_copied_is_a_loss() -> None:
-    """Only a log that nobody has begun starts with the source's."""
-    found = placed_of_empty(AFTER_RETENTION, CONTROL)
-    assert isinstance(found, Loss) and found.resume_at == 30
-    assert (found.row.from_offset, found.row.until_offset, found.row.reason) == (0, 30, LossReason.RETENTION)
-    for never in (replace(CONTROL, begun={}), replace(CONTROL, begun={P: TopicIds("source-id", "another")})):
-        assert isinstance(start := placed_of_empty(AFTER_RETENTION, never), resume_point.LogStart) and start.start == 30
-    assert placed_of_empty(SOURCE, CONTROL).log_end == 0
-
-
-def test_an_empty_log_that_was_to_begin_at_an_offset_begins_there_wherever_the_source_does_now() -> None:
-    begun = replace(CONTROL, log_starts={P: 20})
-    assert isinstance(start := placed_of_empty(AFTER_RETENTION, begun), resume_point.LogStart) and start.start == 20
-
-
-def test_a_start_that_an_operator_gives_a_begun_log_later_holds_while_it_is_empty() -> None:
-    later = replace(CONTROL, starts={P: 35})
-    assert isinstance(start := placed_of_empty(AFTER_RETENTION, later), resume_point.LogStart) and start.start == 35
-
-
-def test_a_start_that_an_operator_gave_a_former_topic_of_the_source_is_none_of_this_one() -> None:
-    """Its target topic was deleted, too, as we advise: it is copied anew, whole."""
-    anew = replace(CONTROL, begun={P: TopicIds("former-id", "another")}, starts={P: 15}, log_starts={P: 15})
-    same = replace(anew, starts_of={P: TopicIds(IDS.source)})
-    assert isinstance(start := placed_of_empty(SOURCE, same), resume_point.LogStart) and start.start == 15
-    assert placed_of_empty(SOURCE, replace(anew, starts_of={P: TopicIds("former-id")})).log_end == 0
-    assert placed_of_empty(SOURCE, replace(anew, starts={P: 21})).log_end == 0, (
-        "no ids tell, but the source ends before"
-    )
-
-
-def test_without_ids_an_empty_log_that_was_copied_was_made_anew() -> None:
-    told = replace(CONTROL, begun={P: TopicIds("", "")})
-    assert isinstance(placed_of_empty(AFTER_RETENTION, told), Loss)
-    assert isinstance(placed_of_empty(AFTER_RETENTION, replace(told, copied={P: 10})), resume_point.LogStart)
-
-
-@pytest.mark.parametrize("source", [SOURCE, AFTER_RETENTION, Log(end=0)], ids=["others", "later", "empty"])
-def test_a_source_made_anew_before_anything_of_a_begun_log_is_copied_is_a_loss(source: Any) -> None:
-    """What the former one had nobody knows, so the row has no offsets."""
-    found = placed_of_empty(source, replace(CONTROL, begun={P: IDS._replace(source="former-id")}))
-    assert isinstance(found, Loss) and found.resume_at == 0
-    assert (found.row.from_offset, found.row.until_offset, found.row.reason) == (0, 0, LossReason.RECREATION)
-
-
 @pytest.mark.parametrize("copied", [{}, {P: 20}])
 @pytest.mark.parametrize("starts", [{}, {P: 10}])
 def test_copied_records_that_look_like_filler_start_no_log(copied: Positions, starts: Positions) -> None:
@@ -714,7 +668,7 @@ def test_what_the_source_could_not_be_read_of_makes_nobody_a_stranger(monkeypatc
 
     source: Any = Log(batch(0), batch(10, b"y"), end=20)
     target: Any = Log(of_link(0), batch(10, producer_id=99, producer_epoch=0, base_sequence=0), end=20)
-    for module in (resume_point, other_writers):
+    for module in (evidence, other_writers):
         monkeypatch.setattr(module, "read_slices", cut)
     assert asyncio.run(resume_point.read_append_states(source, target, [P], LINK_ID, control=CONTROL)) == {}
 

@@ -34,9 +34,8 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.stamped import StampedAppends
 from tolerant_client.errors import PartitionRefusedError, TargetDivergedError
 from tolerant_client.mirror.batches.appendable import AppendState
-from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.gaps import Gap, filler_batches, is_filler
-from tolerant_client.mirror.engine.identical.logs import Logs
+from tolerant_client.mirror.engine.identical.evidence import Evidence
 from tolerant_client.mirror.engine.identical.places import first_of_others
 from tolerant_client.mirror.state.topics import topic_facts
 from tolerant_client.records import codecs
@@ -45,42 +44,33 @@ _FRESH_S = 2.0
 _PIPELINE = 16  # requests; a batch of filler is small, but costs the broker much
 
 
-async def find_log_start(
-    target: Cluster,
-    partition: TopicPartition,
-    log: Logs,
-    first: int,
-    tail: LogSlice | None,
-    filled_to: int | None,
-    own: Collection[int],
-    *,
-    begun_at: int | None,
-    is_unproved: bool,
-) -> int | TargetDivergedError | None:
-    """The offset at which the target's log should start, `first` if nothing is begun; None if it has its start.
+async def find_log_start(target: Cluster, evidence: Evidence) -> int | TargetDivergedError | None:
+    """The offset at which the target's log should start; None if it has its start.
 
-    An empty log that the link has begun at `begun_at` begins there, wherever the source begins by now.  A log whose start
-    is unfinished ends with filler, in its `tail`, before or at `filled_to`, the offset in the control.  A start is never
-    moved: what the source lost after it is a loss.  Such a log, and with `is_unproved` any, is searched for others' records
-    below that offset: filler after their records may reach beyond it.
+    An empty log that the link has begun begins where it was begun, wherever the source begins by now.  A log whose start is
+    unfinished ends with filler before or at the offset in the control.  A start is never moved: what the source lost after it
+    is a loss.  Such a log, and any whose start is unproved, is searched for others' records below that offset: filler after
+    their records may reach beyond it.
     """
+    case, log, first, filled_to = evidence.case, evidence.case.logs, evidence.first, evidence.filled_to
     if log.target_end == 0:
-        start = first if begun_at is None else begun_at
+        start = first if evidence.begun_at is None else evidence.begun_at
         return start if 0 < start <= first else None
     if filled_to is None or not log.target_start < filled_to <= first:
         return None
-    record = None if tail is None else tail.records.get(log.target_end - 1)
+    record = None if evidence.tail is None else evidence.tail.records.get(log.target_end - 1)
     # A copied record may look like filler, since another link's target has filler: only the control tells.
     is_half_done = log.target_end <= filled_to and record is not None and is_filler(record)
-    if is_half_done or is_unproved:
-        refusal = await others_before(target, partition, filled_to, log.target_end, own)
+    if is_half_done or evidence.is_start_unproved:
+        refusal = await others_before(target, case.partition, filled_to, log.target_end, case.own)
         if refusal is not None:
             return refusal
     if not is_half_done:
         return None
     if log.target_end < filled_to:
         return filled_to
-    facts = (await topic_facts(target, [partition.topic])).get(partition.topic)
+    topic = case.partition.topic
+    facts = (await topic_facts(target, [topic])).get(topic)
     return filled_to if facts is not None and facts.can_delete_records else None
 
 

@@ -25,6 +25,11 @@ class Logs(NamedTuple):
         return max(self.source_start, self.target_start, self.adopted), min(self.source_end, self.target_end)
 
     @property
+    def has_common(self) -> bool:
+        start, end = self.common
+        return start < end
+
+    @property
     def is_written(self) -> bool:
         return self.target_end > self.target_start
 

@@ -7,6 +7,7 @@ link is compared, too.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
@@ -17,11 +18,42 @@ from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS, LogSlice
 from tolerant_client.mirror.batches.gaps import is_filler_marker
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction, is_all_filler, is_found
 from tolerant_client.mirror.engine.identical.logs import Logs
-from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, step_back
+from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, ends_in_gap, step_back
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.records.record_batch import BatchHeader
 
 _OTHERS_OFFSETS = 5_000  # of what others wrote after the link, that are compared
+
+
+class OtherWriters(NamedTuple):
+    """What others have written to the logs: `strange` are those that end with what is no copy, `unread` those that could not be
+    judged this time; `differ_at` is where records after the link's differ.
+    """
+
+    strange: Collection[TopicPartition]
+    unread: Collection[TopicPartition]
+    differ_at: Mapping[TopicPartition, int]
+    opened: Mapping[TopicPartition, OpenTransaction | Untold]
+
+
+async def read_other_writers(
+    source: Cluster,
+    target: Cluster,
+    logs: Mapping[TopicPartition, Logs],
+    last: Mapping[TopicPartition, BatchHeader],
+    own: Collection[int],
+    copied: Mapping[TopicPartition, int],
+) -> OtherWriters:
+    """What others than the link have written to logs with these last batches, of which it had `copied` so much."""
+    others = await last_of_others(target, logs, last, own, copied)
+    strange, unread = await _find_strangers(source, target, logs, others)
+    differ_at, opened = await _differs_after_link(source, target, logs, {p: last[p] for p in others}, own, copied)
+    strange.difference_update(opened)  # what is not committed yet does not count as a stranger's
+    for p, header in last.items():
+        if header.is_control and p not in unread and not logs[p].has_common:
+            if not await ends_in_gap(target, p, header, own, logs[p].adopted, copied.get(p, 0)):
+                strange.add(p)
+    return OtherWriters(strange, unread, differ_at, opened)
 
 
 async def unproved_tails(
@@ -34,7 +66,7 @@ async def unproved_tails(
 
     A batch that others wrote may be a copy from an aborted transaction, which has the same headers.
     """
-    comparable = {p: logs[p] for p in last if logs[p].common[0] < logs[p].common[1]}
+    comparable = {p: logs[p] for p in last if logs[p].has_common}
     original = await read_headers(
         source,
         {
@@ -86,7 +118,7 @@ def _tail(header: BatchHeader) -> tuple[int, int]:
     return max(header.base_offset, header.next_offset - COMPARED_OFFSETS), header.next_offset
 
 
-async def differs_after_link(
+async def _differs_after_link(
     source: Cluster,
     target: Cluster,
     logs: Mapping[TopicPartition, Logs],
@@ -131,7 +163,7 @@ async def differs_after_link(
     return found, {**opened, **{p: Untold(why) for p, why in left_out.items()}}
 
 
-async def find_strangers(
+async def _find_strangers(
     source: Cluster,
     target: Cluster,
     logs: Mapping[TopicPartition, Logs],
