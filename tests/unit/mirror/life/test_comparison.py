@@ -37,7 +37,7 @@ from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.life import comparison, mirrors, plan_report
 from tolerant_client.mirror.life.comparison import Comparison, compare_ends
 from tolerant_client.mirror.life.promotion_blockers import blockers
-from tolerant_client.mirror.life.status import uncompared_reasons
+from tolerant_client.mirror.life.status_reasons import uncompared_reasons
 from tolerant_client.mirror.state.claims import Run, Waiting
 from tolerant_client.mirror.state.health import Health
 from tolerant_client.mirror.state.ledger import Ledger

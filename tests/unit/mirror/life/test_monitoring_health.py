@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -21,10 +22,15 @@ from tolerant_client.mirror.life.comparison import Comparison, is_comparable
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.mirrors import mirror_reasons, standing
 from tolerant_client.mirror.life.plan_report import gone_refusals, made_again_warnings
-from tolerant_client.mirror.life.status import (
-    LinkStatus,
+from tolerant_client.mirror.life.status import LinkStatus, read_rows
+from tolerant_client.mirror.life.status_reasons import (
+    ADOPTED_UNCOMPARED,
+    TAKEN_UNKNOWN,
+    LinkFacts,
+    LinkScope,
+    Looks,
     missing_reasons,
-    read_rows,
+    shortened,
     still,
     uncompared_reasons,
 )
@@ -39,7 +45,7 @@ from tolerant_client.mirror.state.health import (
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import BesideFile, LinkView
-from tolerant_client.mirror.state.map_topic import NO_MAP
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.monitoring.board import Board
@@ -54,6 +60,9 @@ SOME_MINUTES_AGO = NOW_MS - 300_000
 HELD = Held(P, 100, 50, OpenTransaction(P, 7, 0, 100, SOME_MINUTES_AGO, 50), None, "kafka-transactions.sh ...")
 ROW = LedgerRow(NOW_MS, "A-B", "orders", 0, 4, 8, "retention", "gone")
 RUN = Run("A-B", "r", "m1", 812, SOME_MINUTES_AGO, SOME_MINUTES_AGO, False)
+
+
+ONE_TOPIC = LinkView({"orders": [0]}, {"orders": [0]}, {}, {})
 
 
 def told(reason: str) -> TaskReport:
@@ -237,15 +246,14 @@ def test_what_cannot_be_copied_yet_does_not_stand_still() -> None:
     assert reason.text.endswith("; the link is limited to 50 bytes a second (tolerant-kafka throttle changes that)")
 
 
-def test_that_adopted_logs_are_not_compared_before_the_first_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_adopted_logs_are_not_compared_before_the_first_start_is_told() -> None:
     prepared = LinkControl(topics=LinkTopics.of("orders").to_json(), adopted={P: 9})
     for control, is_told in (
         (prepared, True),
         (replace(prepared, producer_ids=(7,)), False),
         (replace(prepared, is_promotion_begun=True, is_fenced=True), False),
     ):
-        found = read_by(monkeypatch, [([], {}), ([], {})], {}, read_control=control)
-        assert (status.ADOPTED_UNCOMPARED in found.notes) is is_told
+        assert (ADOPTED_UNCOMPARED in status_by(control).notes) is is_told
 
 
 def test_what_stood_still_and_cannot_be_seen_in_the_last_look_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,8 +310,9 @@ def test_while_the_source_is_away_nothing_is_told_of_topics_that_were_not_asked_
 def test_whether_another_link_has_the_topics_is_unknown_if_the_controls_cannot_be_read_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """And nothing is compared: it may be another link's log."""
     found = read_by(monkeypatch, [([], {}), ([], {})], None, why_forgotten=None)
-    assert Reason(Health.UNKNOWN, status.TAKEN_UNKNOWN) in found.reasons
+    assert Reason(Health.UNKNOWN, TAKEN_UNKNOWN) in found.reasons
 
 
 def test_a_link_that_may_share_topics_is_not_blocked_by_another_link_before_its_first_start(
@@ -321,7 +330,6 @@ def read_by(
     taken: dict[TopicPartition, str] | None,
     looked: list[Any] | None = None,
     mirrors: list[Run] | None = None,
-    topics: str = "orders",
     given: LinkTopics | None = None,
     is_source_away: bool = False,
     **told: Any,
@@ -345,10 +353,10 @@ def read_by(
 
     for name, value in {
         "look_at_claims": None,
-        "read_control": LinkControl(topics=LinkTopics.of(topics).to_json()),
+        "read_control": LinkControl(topics=LinkTopics.of("orders").to_json()),
         "require_not_forgotten": None,
         "mapped_topics": NO_MAP,
-        "see_topics": LinkView({"orders": [0]}, {"orders": [0]}, {}, {}),
+        "see_topics": ONE_TOPIC,
         "has_map": False,
         "lost_map": None,
         "read_rows": ({}, []),
@@ -376,14 +384,58 @@ def read_by(
     return asyncio.run(status.read_status(source, cluster, "dr", given, is_source_away=is_source_away))
 
 
-def read(monkeypatch: pytest.MonkeyPatch, topics: str = "orders", **told: Any) -> LinkStatus:
-    """The status of a link of which all is read as usual but for what is `told`."""
-    return read_by(monkeypatch, [([], {}), ([], {})], {}, topics=topics, **{"why_forgotten": None, **told})
+def status_by(
+    control: LinkControl,
+    view: LinkView = ONE_TOPIC,
+    mirrors: Sequence[Run] | None = (),
+    mapped: MappedTopics = NO_MAP,
+    **more: Any,
+) -> LinkStatus:
+    """What a status says of what was read; nothing is compared, and no lag was seen."""
+    topics = LinkTopics.from_json(control.topics or {})
+    scope = LinkScope("dr", control, topics, mapped, view, is_translated=False, taken={}, lost_map=None)
+    looks = Looks(0.0, [], 2.0, [], {})
+    facts = LinkFacts(scope, looks, NOW_MS, False, {}, [], None, [], mirrors, "--link dr", "--link dr --source b:1")
+    return status.status_of(replace(facts, **more), NOW_MS)
+
+
+def test_a_link_that_is_over_has_no_reasons_but_what_is_unfinished_of_it() -> None:
+    """However its mirrors and its logs are."""
+    troubled: dict[str, Any] = {
+        "unread": [Reason(Health.UNKNOWN, "what was lost is unknown")],
+        "compared": Comparison({P: "another record"}),
+        "forgotten": "its control says nothing",
+        "kept": ["a topic"],
+        "is_over_in_map": "it was promoted",
+    }
+    copying = replace(HAD, topics=LinkTopics.of("orders").to_json(), producer_ids=(7,))
+    assert len(status_by(copying, mirrors=None, **troubled).reasons) == 5
+    over = status_by(replace(copying, is_promotion_begun=True, is_fenced=True), mirrors=None, **troubled)
+    assert (over.reasons, over.notes, over.health) == ((), (), Health.PROMOTED)
+
+
+def test_only_what_no_other_reason_names_is_told_to_stand_still() -> None:
+    lag, looks = (
+        PartitionLag(P, 10, 50, 50),
+        Looks(0.0, [PartitionLag(P, 10, 50, 50)], 9.0, [PartitionLag(P, 10, 50, 50)], {}),
+    )
+    control = replace(HAD, topics=LinkTopics.of("orders").to_json())
+    run = replace(RUN, is_alive=True)
+    (reason,) = status_by(control, mirrors=[run], looks=looks, again=looks).reasons
+    assert reason.text.startswith("orders-0 has not moved for 9 s")
+    scope = LinkScope("dr", control, LinkTopics.of("orders"), NO_MAP, ONE_TOPIC, False, {}, None)
+    facts = LinkFacts(scope, looks, NOW_MS, False, {}, [], None, [], [run], "", "")
+    assert facts.seems_still and facts.unexplained == [lag]
+    assert not replace(facts, compared=Comparison({P: "another record"})).seems_still
+    waits = replace(run, waiting={P: Waiting("no replicas", NOW_MS)})
+    assert not replace(facts, mirrors=[waits]).seems_still
+    longer = replace(control, copied={P: 40})
+    assert not replace(facts, scope=replace(scope, control=longer)).seems_still
 
 
 def test_a_target_log_that_is_shorter_than_what_was_copied_is_told() -> None:
     control = LinkControl(copied={P: 1_000})
-    found = status.shortened([PartitionLag(P, 500, 1_000, 1_000)], control, False)
+    found = shortened([PartitionLag(P, 500, 1_000, 1_000)], control, False)
     assert found[P].startswith(
         "the target's log ends at offset 500, and the link had copied it up to 1000: it has lost"
     )
@@ -393,7 +445,7 @@ def test_a_target_log_that_is_shorter_than_what_was_copied_is_told() -> None:
         (500, replace(control, log_starts={P: 1_000}), False),  # still to be filled up to where it begins
         (None, control, False),
     ):
-        assert not status.shortened([PartitionLag(P, end, 1_000, 1_000)], known, is_translated)
+        assert not shortened([PartitionLag(P, end, 1_000, 1_000)], known, is_translated)
 
 
 def test_what_is_told_as_blocked_or_paused_is_not_told_as_waiting_too() -> None:
@@ -420,38 +472,32 @@ def test_what_was_copied_and_is_not_on_the_target_was_deleted_there() -> None:
     assert warning.startswith("topic orders is not on the target any more")
 
 
-def test_a_deleted_copy_that_is_awaited_keeps_its_row_and_its_lag_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_copy_that_is_awaited_keeps_its_row_and_its_lag_is_unknown() -> None:
     control = replace(HAD, topics=LinkTopics.of("orders|new").to_json())
     view = LinkView({"orders": [0], "new": [0]}, {}, {}, {})
-    (row,) = read(monkeypatch, see_topics=view, read_control=control).topics
+    (row,) = status_by(control, view).topics
     assert (row.topic, row.partitions, row.lag, row.unknown) == ("orders", 1, None, (0,))
     over = replace(control, is_promotion_begun=True, is_fenced=True)
-    assert read(monkeypatch, see_topics=view, read_control=over).topics == ()
+    assert status_by(over, view).topics == ()
 
 
 @pytest.mark.parametrize("topics", ["orders|new", "orders"])
 @pytest.mark.parametrize(("is_alive", "holds"), [(True, True), (True, False), (False, True)])
 def test_a_new_topic_is_a_note_while_a_mirror_runs_that_will_create_it(
-    topics: str, is_alive: bool, holds: bool, monkeypatch: pytest.MonkeyPatch
+    topics: str, is_alive: bool, holds: bool
 ) -> None:
     """As on the page, which names what the tasks and the clusters say: nothing is wrong before the mirror has looked for topics."""
     control = replace(HAD, topics=LinkTopics.of(topics).to_json(), producer_ids=())
     run = replace(RUN, is_alive=is_alive, holds=holds)
     view = LinkView({"orders": [0], "new": [0]}, {"orders": [0]}, {}, {})
-    found = read(monkeypatch, see_topics=view, read_control=control, seen_mirrors=[run])
+    found = status_by(control, view, [run])
     is_note = is_alive and holds and topics == "orders|new"
     assert (len(found.notes), found.exit_code) == ((1, 0) if is_note else (0, 3))
     assert not is_note or found.notes[0].startswith(
         "new-0: not on the target yet: the running mirror creates what is missing"
     )
     if is_note:  # nobody fills a deleted copy with translated offsets again
-        found = read(
-            monkeypatch,
-            see_topics=view,
-            read_control=control,
-            seen_mirrors=[run],
-            mapped_topics=NO_MAP._replace(partitions=frozenset({TopicPartition("new", 0)})),
-        )
+        found = status_by(control, view, [run], NO_MAP._replace(partitions=frozenset({NEW})))
         assert (found.notes, found.exit_code) == ((), 3)
     assert is_note or "new-0: not on the target yet (1 partition is not): no mirror has created it" in found.findings
 
@@ -469,16 +515,15 @@ def test_a_plan_names_topics_and_partitions_that_the_source_has_no_more() -> Non
     "mirrors", [[], [replace(RUN, is_alive=True, waiting={COPIED: Waiting(DELETED_ON_SOURCE, 5, True)})]]
 )
 def test_status_blocks_on_a_copy_whose_topic_the_source_deleted_until_the_copy_is_deleted_too(
-    mirrors: list[Run], monkeypatch: pytest.MonkeyPatch
+    mirrors: list[Run],
 ) -> None:
     """In the words of the page, once, and whether or not a mirror has said so; topics that the link never copied are unknown."""
     control = replace(HAD, topics=LinkTopics.of(".*").to_json())
-    told: dict[str, Any] = {"read_control": control, "seen_mirrors": mirrors}
     view = LinkView({"a": [0]}, {"a": [0], "orders": [0], "new": [0]}, {"orders": [0], "new": [0]}, {})
-    found = read(monkeypatch, see_topics=view, **told)
+    found = status_by(control, view, mirrors)
     assert [r.text for r in found.reasons if r.health is Health.BLOCKED] == [f"orders-0: {DELETED_ON_SOURCE}"]
     assert "how far new-0 are is unknown" in str(found.reasons) and str(found.reasons).count("orders-0") == 1
-    found = read(monkeypatch, see_topics=LinkView({"a": [0]}, {"a": [0]}, {}, {}), **told)
+    found = status_by(control, LinkView({"a": [0]}, {"a": [0]}, {}, {}), mirrors)
     assert "orders" not in str(found.reasons)
 
 

@@ -31,7 +31,7 @@ from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.plan_report import durability
 from tolerant_client.mirror.life.repair import former_of
 from tolerant_client.mirror.life.shared_log import SharedLog
-from tolerant_client.mirror.life.status import still
+from tolerant_client.mirror.life.status_reasons import still
 from tolerant_client.mirror.state import control_topic
 from tolerant_client.mirror.state.control_record import controls_of, decode_control, encode_control, newest_of, rank
 from tolerant_client.mirror.state.control_topic import ControlWatch, read_control, update_control
