@@ -5,37 +5,38 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, TypeVar
 
 import typer
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from spark_integration.cli.exits import FAILED, LOOK, NOT_STARTED, echo_failure, ended_with, require_spark, tell_failure
-from spark_integration.cli.link import time_ms, unnamed_link
+from spark_integration.cli.exits import FAILED, NOT_STARTED, echo_failure, ended_with, require_spark, tell_failure
+from spark_integration.cli.link import end_with, time_ms, unnamed_link
 from spark_integration.cli.mirror_flows import mirror_flows
+from spark_integration.cli.mirror_report import MirrorReport
 from spark_integration.cli.options import GivenTopics, Json, Offsets, OffsetsKind, WhichLink, client_properties
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, StoppedError
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.life.lens import MAP_LOST, look, positions_of
-from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, names_of
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.server import StatusServer
 from tolerant_client.ops.monitoring.watch import LinkWatch
-from tolerant_client.ops.printing import echo, echo_each, echo_json
+from tolerant_client.ops.printing import echo, echo_each
 from tolerant_client.security.kafka_config import kafka_python_config
 
 if TYPE_CHECKING:  # these import Spark, which --dry-run of a file does not need
     from tolerant_client.mirror.engine.prepare import PreparedLink
     from tolerant_client.ops.service.mirror_settings import MirrorSettings
     from tolerant_client.ops.service.run_claim import RunClaim
+    from tolerant_client.ops.service.stop_signals import StopSignal
 
 _T = TypeVar("_T")
 
@@ -125,12 +126,10 @@ def mirror(
         raise OptionError("--dry-run goes with --config; for one link: tolerant-kafka plan")
     if until_time is not None and not once:
         raise OptionError("--until goes with --once")
-    from tolerant_client.ops.service.mirror_settings import MirrorSettings, run_claim
-    from tolerant_client.ops.service.stop_signals import stop_signals
+    from tolerant_client.ops.service.mirror_settings import MirrorSettings
 
     tasks = 1 if tasks is None else tasks
-    prepare, run = _engine(tasks)
-    is_identical = offsets is not OffsetsKind.TRANSLATED
+    engine = _engine(tasks)
     settings = MirrorSettings(
         client_properties(which.source, which.source_properties),
         client_properties(which.target, which.target_properties),
@@ -139,10 +138,21 @@ def mirror(
         once,
         tasks,
         policy=MirrorPolicy.parse(gap_fill=gap_fill, on_loss=on_loss, on_oversized=on_oversized),
-        offsets="identical" if is_identical else "translated",
+        offsets="translated" if offsets is OffsetsKind.TRANSLATED else "identical",
         from_ms=None if from_time is None else time_ms("--from", from_time),
         until_ms=None if until_time is None else time_ms("--until", until_time),
     )
+    report = _copied(settings, engine, metrics, as_json=as_json)
+    for text in report.warnings:
+        echo(f"tolerant-kafka: {text}", err=True)
+    end_with(report, as_json, echo)
+
+
+def _copied(settings: MirrorSettings, engine: _Engine, metrics: str | None, *, as_json: bool) -> MirrorReport:
+    """Runs the mirror until it has copied all, or is stopped; ends the command if it fails, or is stopped before that."""
+    from tolerant_client.ops.service.mirror_settings import run_claim
+    from tolerant_client.ops.service.stop_signals import stop_signals
+
     is_shown = not as_json and sys.stderr.isatty()
     with contextlib.ExitStack() as open_:
         board = None if metrics is None else Board()
@@ -154,15 +164,7 @@ def mirror(
         started = time.monotonic()
         claim = open_.enter_context(run_claim(settings))
         with ended_with(NOT_STARTED, as_json):  # after any error nothing is copied
-            try:
-                prepared = prepare(settings, claim, stopping.is_set)
-            except StoppedError as error:
-                stopped = StoppedError("interrupted: the mirror had not started to copy; start it again")
-                tell_failure(stopped)
-                code = stopping.exit_code if once else 0
-                if as_json:
-                    echo_failure(stopped, code)
-                raise typer.Exit(code) from error
+            prepared = _prepared(engine, settings, claim, stopping, as_json=as_json)
         echo_each("warning", prepared.warnings)
         url = "" if server is None else server.url
         watch = LinkWatch(settings, prepared.ends, is_shown=is_shown, board=board, url=url)
@@ -170,46 +172,59 @@ def mirror(
         # overwrite it, and after the losses: those were accepted however the run ends.
         with ended_with(FAILED, as_json), _losses_told(watch), watch:
             try:
-                goals = held_at_start(settings, prepared.ends, stopping.is_set) if once else {}
-                is_done = run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
-                late = {p: end for p, end in goals.items() if watch.reached.get(p, 0) < end}
-                held = still_held(settings, late, stopping.is_set) if is_done else []
+                goals = held_at_start(settings, prepared.ends, stopping.is_set) if settings.once else {}
+                is_done = engine.run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
+                late = [p for p, end in goals.items() if watch.reached.get(p, 0) < end]
+                held = still_held(settings, {p: goals[p] for p in late}, stopping.is_set) if is_done else []
             except StoppedError:
-                is_done, late, held = False, {}, []
-    if once and not is_done:
+                is_done, late, held = False, [], []
+    if settings.once and not is_done:
         _tell_interruption(settings, prepared.ends)
         raise typer.Exit(stopping.exit_code)
-    seconds = time.monotonic() - started
-    names = sorted({p.topic for p in prepared.ends})
+    return _report(settings, prepared, watch, late, held, time.monotonic() - started)
+
+
+def _prepared(
+    engine: _Engine, settings: MirrorSettings, claim: RunClaim, stopping: StopSignal, *, as_json: bool
+) -> PreparedLink:
+    try:
+        return engine.prepare(settings, claim, stopping.is_set)
+    except StoppedError as error:
+        stopped = StoppedError("interrupted: the mirror had not started to copy; start it again")
+        tell_failure(stopped)
+        code = stopping.exit_code if settings.once else 0
+        if as_json:
+            echo_failure(stopped, code)
+        raise typer.Exit(code) from error
+
+
+def _report(
+    settings: MirrorSettings,
+    prepared: PreparedLink,
+    watch: LinkWatch,
+    late: Collection[TopicPartition],
+    held: Sequence[Held],
+    seconds: float,
+) -> MirrorReport:
+    """The report of a copy; `late` are partitions that did not reach the offsets that open transactions held back."""
     standing = watch.standing
     stands = standing.paused.keys() | standing.blocked.keys()
-    behind = [p for p in watch.behind if p not in stands] if once and is_identical else []
-    for partition in behind:
-        text = f"{partition.topic}-{partition.partition} did not reach the end that its source had at the start"
-        echo(f"tolerant-kafka: behind: {text}; start the mirror again", err=True)
-    for one in held:
-        echo(f"tolerant-kafka: waiting: copied up to the last stable offset; {one}", err=True)
-    ended = sorted(late.keys() - {one.partition for one in held} - set(behind) - stands)
-    for partition in ended:
-        text = f"{partition.topic}-{partition.partition} had an open transaction at the start, which has ended since"
-        echo(f"tolerant-kafka: behind: {text}; start the mirror again", err=True)
-    is_to_look = bool(watch.losses or stands or behind or late)
-    if as_json:
-        losses = [row._asdict() for row in watch.losses]
-        paused, blocked = (
-            [{**partition._asdict(), "reason": reason} for partition, reason in sorted(found.items())]
-            for found in (standing.paused, standing.blocked)
-        )
-        code = LOOK if is_to_look else 0
-        sums = {"records": standing.records, "offsets": watch.copied, "seconds": round(seconds, 3)}
-        document = {**sums, "topics": names, "losses": losses, "paused": paused, "blocked": blocked, "exit_code": code}
-        echo_json({**document, "open_transactions": [one.to_json() for one in held]})
-    else:  # offsets include those of markers and fillers, and of other writers
-        copied = f"{counted(standing.records, 'record')} of {counted(len(names), 'topic')} copied in {seconds:.1f} s"
-        least = "" if once or not tasks else "at least "  # Spark kills the last micro-batch's tasks before they report
-        echo(f"{least}{copied}; the target has gained {counted(watch.copied, 'offset')}")
-    if is_to_look:
-        raise typer.Exit(LOOK)
+    is_counted = settings.once and settings.is_identical
+    behind = [p for p in watch.behind if p not in stands] if is_counted else []
+    return MirrorReport(
+        topics=sorted({p.topic for p in prepared.ends}),
+        records=standing.records,
+        offsets=watch.copied,
+        seconds=seconds,
+        # Spark kills the last micro-batch's tasks before they report.
+        is_least=not settings.once and settings.tasks > 0,
+        losses=watch.losses,
+        paused=standing.paused,
+        blocked=standing.blocked,
+        behind=behind,
+        held=held,
+        ended=sorted(set(late) - {one.partition for one in held} - set(behind) - stands),
+    )
 
 
 @contextlib.contextmanager
@@ -220,19 +235,23 @@ def _losses_told(watch: LinkWatch) -> Iterator[None]:
         echo_each("loss", watch.losses)
 
 
-_Prepare = Callable[["MirrorSettings", "RunClaim", Callable[[], bool]], "PreparedLink"]
+class _Engine(NamedTuple):
+    """How a mirror is prepared and run."""
+
+    prepare: Callable[[MirrorSettings, RunClaim, Callable[[], bool]], PreparedLink]
+    run: Callable[..., bool]
 
 
-def _engine(tasks: int) -> tuple[_Prepare, Callable[..., bool]]:
-    """How a mirror is prepared and run: as a Spark job, or in this process; raises OptionError if Spark cannot be started."""
+def _engine(tasks: int) -> _Engine:
+    """A Spark job, or this process without tasks; raises OptionError if Spark cannot be started."""
     if tasks == 0:
         from tolerant_client.ops.service import local_job, mirror_settings
 
-        return mirror_settings.prepare, local_job.run
+        return _Engine(mirror_settings.prepare, local_job.run)
     require_spark()
     from spark_integration.mirror import mirror_job
 
-    return mirror_job.prepare, mirror_job.run
+    return _Engine(mirror_job.prepare, mirror_job.run)
 
 
 def held_at_start(

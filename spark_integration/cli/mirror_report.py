@@ -1,0 +1,83 @@
+"""How `tolerant-kafka mirror` reports a copy that has ended.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka.structs import TopicPartition
+
+from spark_integration.cli.exits import LOOK
+from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.state.health import counted
+from tolerant_client.mirror.state.open_transactions import Held
+
+
+@dataclass(frozen=True)
+class MirrorReport:
+    """What a mirror has copied, and what needs an operator's attention.
+
+    `offsets` include those of markers and fillers, and of other writers.  With `is_least` more `records` may have been copied.
+    Of a copy up to the ends at its start, `behind` are partitions that did not reach them, `held` what open transactions hold
+    back, and `ended` partitions whose open transactions have ended since.
+    """
+
+    topics: Sequence[str]
+    records: int
+    offsets: int
+    seconds: float
+    is_least: bool = False
+    losses: Sequence[LedgerRow] = ()
+    paused: Mapping[TopicPartition, str] = field(default_factory=dict)
+    blocked: Mapping[TopicPartition, str] = field(default_factory=dict)
+    behind: Sequence[TopicPartition] = ()
+    held: Sequence[Held] = ()
+    ended: Sequence[TopicPartition] = ()
+
+    @property
+    def exit_code(self) -> int:
+        stands = self.losses or self.paused or self.blocked
+        return LOOK if stands or self.behind or self.held or self.ended else 0
+
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence about each partition that did not reach its end."""
+        again = "start the mirror again"
+        return [
+            *(
+                f"behind: {_name(p)} did not reach the end that its source had at the start; {again}"
+                for p in self.behind
+            ),
+            *(f"waiting: copied up to the last stable offset; {one}" for one in self.held),
+            *(
+                f"behind: {_name(p)} had an open transaction at the start, which has ended since; {again}"
+                for p in self.ended
+            ),
+        ]
+
+    def __str__(self) -> str:
+        copied = f"{counted(self.records, 'record')} of {counted(len(self.topics), 'topic')} copied"
+        least = "at least " if self.is_least else ""
+        return f"{least}{copied} in {self.seconds:.1f} s; the target has gained {counted(self.offsets, 'offset')}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "records": self.records,
+            "offsets": self.offsets,
+            "seconds": round(self.seconds, 3),
+            "topics": self.topics,
+            "losses": [row._asdict() for row in self.losses],
+            "paused": _with_reasons(self.paused),
+            "blocked": _with_reasons(self.blocked),
+            "exit_code": self.exit_code,
+            "open_transactions": [one.to_json() for one in self.held],
+        }
+
+
+def _name(partition: TopicPartition) -> str:
+    return f"{partition.topic}-{partition.partition}"
+
+
+def _with_reasons(found: Mapping[TopicPartition, str]) -> list[dict[str, Any]]:
+    return [{**partition._asdict(), "reason": reason} for partition, reason in sorted(found.items())]
