@@ -19,10 +19,8 @@ from tolerant_client.cluster.admin.ask_nodes import ask_leaders
 from tolerant_client.cluster.cluster import READ_COMMITTED, Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import RecordBatchError
-from tolerant_client.mirror.batches.divergence import Range, tail_records
+from tolerant_client.mirror.batches.divergence import LogSlice, Range
 from tolerant_client.mirror.batches.gaps import is_filler
-from tolerant_client.records.read_committed import AbortedTransactions
-from tolerant_client.records.record_sets import iter_record_sets
 
 MOST_BYTES: Final = 64 << 20
 WITHIN_S: Final = 10.0
@@ -80,17 +78,6 @@ async def count_committed(cluster: Cluster, ranges: Mapping[TopicPartition, Rang
 
 def _counted(found: Committed, part: FetchedPartition, end: int) -> Committed:
     """With the whole batches of a response.  Raises RecordBatchError."""
-    aborted, (records, start) = AbortedTransactions(part.aborted), found
-    until = start
-    for header, view in iter_record_sets(part.records, from_offset=start):
-        is_aborted = aborted.cover(header, view)
-        if header.base_offset >= end:
-            return Committed(records, end)
-        if header.next_offset <= start:
-            continue
-        if not (is_aborted or header.is_control):
-            records += sum(
-                start <= record.offset < end and not is_filler(record) for record in tail_records(header, view, start)
-            )
-        until = min(header.next_offset, end)
-    return Committed(records, until)
+    more = LogSlice(found.until)
+    more.extend(part, end)
+    return Committed(found.records + sum(not is_filler(record) for record in more.records.values()), more.until)
