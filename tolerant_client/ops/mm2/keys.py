@@ -17,6 +17,8 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from tolerant_client.mirror.batches.gaps import GapFill
+from tolerant_client.mirror.batches.losses import LossPolicy
 from tolerant_client.mirror.state.topic_filter import CONFIG_PROPERTIES_EXCLUDE, GROUPS_EXCLUDE, TOPICS_EXCLUDE
 from tolerant_client.security import java_properties
 
@@ -40,6 +42,11 @@ class Key(NamedTuple):
     default: str
     fate: Fate
     why: str
+
+
+def _policies(values: Iterable[enum.Enum], option: str) -> str:
+    first, *more, last = (str(value.value) for value in values)
+    return f"list of `[REGEX=]{first}`, {', '.join(more)} or {last}, as `{option}`"
 
 
 _USED, _IDLE, _NOT_BUILT, _NO = Fate.SUPPORTED, Fate.NOT_NEEDED, Fate.NOT_BUILT, Fate.REFUSED
@@ -157,11 +164,9 @@ OURS: Final = (
     Key(
         "tolerant.offsets", "identical", _USED, "identical, or translated for topics with other writers, as `--offsets`"
     ),
-    Key(
-        "tolerant.gap.fill", "auto", _USED, "list of `[REGEX=]auto`, transactions, markers or records, as `--gap-fill`"
-    ),
-    Key("tolerant.on.loss", "fail", _USED, "list of `[REGEX=]fail`, continue or pause, as `--on-loss`"),
-    Key("tolerant.on.oversized", "fail", _USED, "list of `[REGEX=]fail`, continue or pause, as `--on-oversized`"),
+    Key("tolerant.gap.fill", GapFill.AUTO.value, _USED, _policies(GapFill, "--gap-fill")),
+    Key("tolerant.on.loss", LossPolicy.FAIL.value, _USED, _policies(LossPolicy, "--on-loss")),
+    Key("tolerant.on.oversized", LossPolicy.FAIL.value, _USED, _policies(LossPolicy, "--on-oversized")),
     Key(
         "tolerant.throttle",
         "",
