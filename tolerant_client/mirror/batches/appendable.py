@@ -325,8 +325,8 @@ def _filled(items: Sequence[Appendable], end: int, rules: AppendRules, now_ms: i
         if not isinstance(item, Gap):
             found.append(item)
             continue
-        behind, before = items[number + 1 : number + 2], items[max(number - 1, 0) : number]
-        times = [b[0].base_timestamp for b in behind if not isinstance(b, Gap)]
+        after, before = items[number + 1 : number + 2], items[max(number - 1, 0) : number]
+        times = [b[0].base_timestamp for b in after if not isinstance(b, Gap)]
         times += [b[0].max_timestamp for b in before if not isinstance(b, Gap)]
         batches, at = cover(item, rules, filler_time(times, now_ms), room)
         found += batches

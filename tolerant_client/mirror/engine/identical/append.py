@@ -23,7 +23,7 @@ from tolerant_client.cluster.admin.topics import require_topic
 from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.cluster.produce_window import ProduceWindow
 from tolerant_client.errors import OptionError, text_of
-from tolerant_client.mirror.batches.appendable import Appendable
+from tolerant_client.mirror.batches.appendable import Appendable, Batch
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
@@ -110,38 +110,9 @@ class Appender:
             size = 0
             for partition, copy in list(sender.ready.items()):
                 del sender.ready[partition]
-                if not copy.queue:
+                if (batch := self._next_batch(sender, copy, idle, now_ms)) is None:
                     continue
-                if not self._holds(copy):
-                    copy.trouble(NO_CLAIM, self._clock())
-                    self._on_response([copy])
-                    continue
-                if copy.is_looked_at:
-                    continue  # back in `ready` once the end of its log is known
-                if copy.is_unchecked(self._clock()):
-                    if copy.in_flight:
-                        continue  # as above
-                    copy.is_looked_at = True
-                    copy.in_flight += 1
-                    idle.append(copy)
-                    continue
-                item = copy.queue[0]
-                if isinstance(item, Gap):
-                    # The gap stays at the head until it is filled, so that nothing after it goes out.
-                    if copy.in_flight:
-                        continue  # back in `ready` when that is settled
-                    if copy.acked == item.from_offset:
-                        copy.in_flight += 1
-                        self._spawn(self._fill, sender, copy, item)
-                    else:
-                        copy.trouble(f"what lies before offset {item.from_offset} is not acknowledged", self._clock())
-                        self._on_response([copy])
-                    continue
-                if not copy.may_send(now_ms):
-                    continue  # as above
-                copy.dequeue()
-                header, batch = item
-                batches[partition] = batch
+                header, batches[partition] = batch
                 if copy.topic_id is not None:
                     topic_ids[partition] = copy.topic_id
                 sent.append((copy, header))
@@ -159,6 +130,44 @@ class Appender:
             future.add_callback(self._produced, sender, sent, size, self._clock())
             future.add_errback(self._failed, sender, sent, size)
             sender.window.sent(size, future)  # last: it flushes, and all must know what became of this
+
+    def _next_batch(
+        self, sender: _Sender, copy: PartitionCopy, idle: list[PartitionCopy], now_ms: float
+    ) -> Batch | None:
+        """Takes the batch of a partition that goes out next; None if there is none, or something comes first.
+
+        Once that is settled the partition is in `ready` again.  Adds it to `idle` if the end of its log is to be read first.
+        """
+        if not copy.queue:
+            return None
+        if not self._holds(copy):
+            copy.trouble(NO_CLAIM, self._clock())
+            self._on_response([copy])
+            return None
+        if copy.is_looked_at:
+            return None
+        if copy.is_unchecked(self._clock()):
+            if not copy.in_flight:
+                copy.is_looked_at = True
+                copy.in_flight += 1
+                idle.append(copy)
+            return None
+        item = copy.queue[0]
+        if not isinstance(item, Gap):
+            if not copy.may_send(now_ms):
+                return None
+            copy.dequeue()
+            return item
+        # The gap stays at the head until it is filled, so that nothing after it goes out.
+        if copy.in_flight:
+            return None
+        if copy.acked == item.from_offset:
+            copy.in_flight += 1
+            self._spawn(self._fill, sender, copy, item)
+        else:
+            copy.trouble(f"what lies before offset {item.from_offset} is not acknowledged", self._clock())
+            self._on_response([copy])
+        return None
 
     def _produced(
         self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, sent_at: float, response: Any
