@@ -16,9 +16,9 @@ promotion_blockers.py decides what blocks a promotion; it is pure.  Offsets are 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from kafka.structs import TopicPartition
@@ -74,6 +74,7 @@ from tolerant_client.mirror.state.health import waiting_reasons
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.link_topics import (
+    BesideFile,
     beside_file,
     is_heartbeats,
     only_on_target,
@@ -109,95 +110,81 @@ async def promote(
     promotion is written; KafkaError.
     """
     await refuse_one_cluster(source, target)
-    promoting = partial(
-        _promote,
-        source,
-        target,
-        link,
-        topics=topics,
-        groups=groups,
-        of_file=of_file,
-        deadline_s=deadline_s,
-        is_dry_run=is_dry_run,
-        tell=tell,
-    )
+    order = _Order(topics, groups, of_file, deadline_s, is_dry_run, tell)
+    promoting = partial(_promote, order, source, target, link)
     return await unless_promoted("promote", source, target, link, promoting, groups=groups, is_dry_run=is_dry_run)
 
 
-async def _promote(
-    source: Cluster,
-    target: Cluster,
-    link: str,
-    control: LinkControl,
-    *,
-    topics: LinkTopics | None,
-    groups: TopicFilter | None,
-    of_file: bool,
-    deadline_s: float,
-    is_dry_run: bool,
-    tell: Callable[[str], None],
-) -> PromotionReport:
-    chosen = await require_whole(source, target, control, link, topics, of_file=of_file)
-    beside = await beside_file(source, target, control, link, topics if of_file else None)
-    mapped = await mapped_topics(target, link, control, patience_ms=LEADERS_MS)
-    partitions, lacking = await partitions_of_link(source, target, chosen, link, control, mapped)
-    # Topics that the source has deleted are promoted, too; nobody knows how much of them was not copied.
-    gone = await only_on_target(source, target, chosen, link, control, mapped)
-    matching = {*partitions, *lacking, *gone}
-    of_file_alone = topics if of_file else None
-    of = await promoted_link(target, link, control, chosen, mapped, matching, of_file_alone, alone=gone)
-    of = replace(of, source_id=await source.cluster_id())
-    if not of.is_shown(control):
-        raise OptionError(unshown(of, await link_back(source, target, [source.wire_topic(p.topic) for p in matching])))
-    if of.lost_map and not control.is_promotion_begun:
-        raise OptionError(f"{of.lost_map}. Where the source is gone, run tolerant-kafka failover")
-    on_source = await _of_source(of, source, of.carried.partitions)
-    on_target = sorted({*gone, *(of.carried.partitions - set(on_source))})
-    partitions = _to_fence(control, sorted({*partitions, *of.carried.partitions, *gone}))
-    of_links = of.owners(control, partitions).of_links
-    unmade = of.owners(control, [p for p in lacking if of.waits_for(p.topic)]).of_links
-    if leaderless := (await without_leader(of, [p for p in partitions if p not in of_links])):
-        raise OptionError(not_to_be_fenced(leaderless))
+@dataclass(frozen=True)
+class _Order:
+    """What a promotion is to do: the parameters of promote."""
+
+    topics: LinkTopics | None
+    groups: TopicFilter | None
+    of_file: bool
+    deadline_s: float
+    is_dry_run: bool
+    tell: Callable[[str], None]
+
+    @property
+    def topics_of_file(self) -> LinkTopics | None:
+        return self.topics if self.of_file else None
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """The partitions of a promotion: those `to_fence`, of which the target has some `alone`, and the source's `on_source`.
+
+    The target lacks those that are `lacking`, and the source has deleted those that are `gone`.  `of_links` are other links', and
+    so are the lacking ones that are `unmade`, and why.
+    """
+
+    of: PromotedLink
+    beside: BesideFile
+    to_fence: list[TopicPartition]
+    alone: list[TopicPartition]
+    on_source: list[TopicPartition]
+    lacking: list[TopicPartition]
+    gone: list[TopicPartition]
+    of_links: Mapping[TopicPartition, str]
+    unmade: Mapping[TopicPartition, str]
+
+
+@dataclass(frozen=True)
+class _Readiness:
+    """How far the copies are, what blocks the promotion, and the differences for which it does not wait."""
+
+    ends: list[PartitionLag]
+    blockers: list[str]
+    differing: Mapping[TopicPartition, str]
+    warnings: list[str]
+
+
+async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, control: LinkControl) -> PromotionReport:
+    scope = await _find_scope(order, source, target, link, control)
+    of, groups, is_dry_run = scope.of, order.groups, order.is_dry_run
     moving = partial(move_groups, source, target, of.topics, map_of=link if of.is_translated else None)
     if groups is not None and not is_dry_run:
-        for left in (await moving(groups, without=of_links, is_dry_run=True)).left:
+        for left in (await moving(groups, without=scope.of_links, is_dry_run=True)).left:
             if left.is_failure:
-                tell(f"will be left: {left}")
-    if control.is_promotion_begun:  # an earlier run has begun the promotion: nothing blocks it any more
-        found: list[str] = []
-        rest = [p for p in lacking if p not in unmade]
-        warnings = [f"{named(rest)}: only on the source, so not promoted"] if rest else []
-        warnings += beside.not_begun
-        there = [p for p in partitions if p not in on_target and p not in of_links]
-        ends, differing = (
-            await look(source, target, link, there, of.is_translated, of.knowing(control)),
-            dict[TopicPartition, str](),
-        )
+                order.tell(f"will be left: {left}")
+    if control.is_promotion_begun:
+        ready = await _as_begun(source, scope, control)
     else:
-        claims, looked = await look_at_claims(target), time.monotonic()
-        ends, found, differing = await _wait(of, source, on_source, 0.0 if is_dry_run else deadline_s, tell)
-        if found and (lacking or any(e.copyable for e in ends)):  # somebody has to copy
-            mirrors = await seen_mirrors(target, link, claims, looked)
-            behind = {e.partition for e in ends if e.copyable}
-            waits = {p: wait for p, wait in standing(mirrors or (), (), control).items() if p in behind}
-            found += [reason.text for reason in (*waiting_reasons(waits), *mirror_reasons(link, mirrors))]
-        found += [f"{text}; start the mirror with it, or take it out of the file" for text in beside.not_begun]
-        warnings = []
-    alone = [p for p in _to_fence(control, on_target) if p not in of_links]
-    ends = [*ends, *await look(None, target, link, alone, of.is_translated, of.knowing(control))]
-    warnings += [
-        *beside.kept,
-        *carried_warnings(of.carried, gone),
-    ]
+        ready = await _awaited(order, source, scope, control)
+    alone = [p for p in _to_fence(control, scope.alone) if p not in scope.of_links]
+    ends = [*ready.ends, *await look(None, target, link, alone, of.is_translated, of.knowing(control))]
+    warnings = [*ready.warnings, *scope.beside.kept, *carried_warnings(of.carried, scope.gone)]
     await losses_of(target, link)  # a ledger that we may not read is refused before anything is written
     fences: dict[TopicPartition, Fenced] = {}
-    partitions = sorted({*partitions, *(e.partition for e in ends)})  # a running mirror may have created more
+    # A running mirror may have created more.
+    partitions = sorted({*scope.to_fence, *(e.partition for e in ends)})
     now = await read_control(target, link)
     require_same_promotion(of, now, control)
     owners = of.owners(now, partitions)
-    warnings += gone_warnings(p for p in gone if p in owners.own)
+    warnings += gone_warnings(p for p in scope.gone if p in owners.own)
     warnings += await deleted_warnings(of, control, (e for e in ends if e.partition in owners.own), source)
-    will_do = not is_dry_run and not found
+    will_do = not is_dry_run and not ready.blockers
     if will_do:
         await require_reading_right(of, owners.own)
         producer_id = await require_fencing_right(of)
@@ -219,18 +206,69 @@ async def _promote(
             is_dry_run,
             will_do,
             tuple(await promoted_partitions(of, ends, fences)),
-            tuple(found),
+            tuple(ready.blockers),
             (*warnings, *map(str, await find_held(source, open_spans(ends)))),
             moved,
             losses=await losses_of(target, link),
-            damaged=(*map_damage(of), *(text for p, text in differing.items() if p not in owners.left)),
-            not_promoted=(*owners.texts(link), *unmade_texts(unmade, partitions, owners.left)),
+            damaged=(*map_damage(of), *(text for p, text in ready.differing.items() if p not in owners.left)),
+            not_promoted=(*owners.texts(link), *unmade_texts(scope.unmade, partitions, owners.left)),
             unknown_left=tuple(unknown_left(unlike)),
         )
         if will_do:
             await write_end(of, begun, report, producer_id)
     # Last: a source that dies meanwhile leaves no promotion half done.
-    return report if found else replace(report, partitions=tuple(await with_left(source, report.partitions, ends)))
+    if ready.blockers:
+        return report
+    return replace(report, partitions=tuple(await with_left(source, report.partitions, ends)))
+
+
+async def _find_scope(order: _Order, source: Cluster, target: Cluster, link: str, control: LinkControl) -> _Scope:
+    """What is to be promoted.  Raises OptionError where it cannot be."""
+    chosen = await require_whole(source, target, control, link, order.topics, of_file=order.of_file)
+    beside = await beside_file(source, target, control, link, order.topics_of_file)
+    mapped = await mapped_topics(target, link, control, patience_ms=LEADERS_MS)
+    partitions, lacking = await partitions_of_link(source, target, chosen, link, control, mapped)
+    # Topics that the source has deleted are promoted, too; nobody knows how much of them was not copied.
+    gone = await only_on_target(source, target, chosen, link, control, mapped)
+    matching = {*partitions, *lacking, *gone}
+    of = await promoted_link(target, link, control, chosen, mapped, matching, order.topics_of_file, alone=gone)
+    of = replace(of, source_id=await source.cluster_id())
+    if not of.is_shown(control):
+        raise OptionError(unshown(of, await link_back(source, target, [source.wire_topic(p.topic) for p in matching])))
+    if of.lost_map and not control.is_promotion_begun:
+        raise OptionError(f"{of.lost_map}. Where the source is gone, run tolerant-kafka failover")
+    on_source = await _of_source(of, source, of.carried.partitions)
+    alone = sorted({*gone, *(of.carried.partitions - set(on_source))})
+    to_fence = _to_fence(control, sorted({*partitions, *of.carried.partitions, *gone}))
+    of_links = of.owners(control, to_fence).of_links
+    unmade = of.owners(control, [p for p in lacking if of.waits_for(p.topic)]).of_links
+    if leaderless := (await without_leader(of, [p for p in to_fence if p not in of_links])):
+        raise OptionError(not_to_be_fenced(leaderless))
+    return _Scope(of, beside, to_fence, alone, on_source, lacking, gone, of_links, unmade)
+
+
+async def _as_begun(source: Cluster, scope: _Scope, control: LinkControl) -> _Readiness:
+    """How far a promotion is that an earlier command has begun: nothing blocks it any more."""
+    of, rest = scope.of, [p for p in scope.lacking if p not in scope.unmade]
+    warnings = [f"{named(rest)}: only on the source, so not promoted"] if rest else []
+    there = [p for p in scope.to_fence if p not in scope.alone and p not in scope.of_links]
+    ends = await look(source, of.target, of.name, there, of.is_translated, of.knowing(control))
+    return _Readiness(ends, [], {}, [*warnings, *scope.beside.not_begun])
+
+
+async def _awaited(order: _Order, source: Cluster, scope: _Scope, control: LinkControl) -> _Readiness:
+    """Waits until nothing blocks the promotion."""
+    of = scope.of
+    claims, looked = await look_at_claims(of.target), time.monotonic()
+    deadline_s = 0.0 if order.is_dry_run else order.deadline_s
+    ends, found, differing = await _wait(of, source, scope.on_source, deadline_s, order.tell)
+    if found and (scope.lacking or any(e.copyable for e in ends)):  # somebody has to copy
+        mirrors = await seen_mirrors(of.target, of.name, claims, looked)
+        behind = {e.partition for e in ends if e.copyable}
+        waits = {p: wait for p, wait in standing(mirrors or (), (), control).items() if p in behind}
+        found += [reason.text for reason in (*waiting_reasons(waits), *mirror_reasons(of.name, mirrors))]
+    found += [f"{text}; start the mirror with it, or take it out of the file" for text in scope.beside.not_begun]
+    return _Readiness(ends, found, differing, [])
 
 
 async def _of_source(of: PromotedLink, source: Cluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
