@@ -20,10 +20,10 @@ from support.mirror_link import (
 )
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.mirror.batches.gaps import FILLER
-from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.state.control_topic import update_control
+from tolerant_client.mirror.state.topics import read_ids
 from tolerant_client.records.record_batch import Record
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.

@@ -14,13 +14,14 @@ from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import EmptiedLogError, OpenTransaction
-from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states, read_ids
+from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states
 from tolerant_client.mirror.engine.translated.target_checks import check_target, find_losses, not_before, taken_over
 from tolerant_client.mirror.life.mirrors import copied_now
 from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import last_rows
+from tolerant_client.mirror.state.topics import read_ids
 
 _EMPTIED = (
     "its log on the target is empty, and how far the running mirror has copied it is not recorded yet: the mirror does so within a"

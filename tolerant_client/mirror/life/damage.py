@@ -30,13 +30,12 @@ from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.open_gaps import ended_gaps
 from tolerant_client.mirror.engine.identical.other_writers import last_of_others
 from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, step_back
-from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.life.comparison import contradicted
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
-from tolerant_client.mirror.state.topics import topic_facts
+from tolerant_client.mirror.state.topics import read_ids, topic_facts
 from tolerant_client.records.record_batch import BatchHeader
 
 

@@ -37,7 +37,6 @@ from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import GOES_ON
 from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster
-from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.engine.preflight import look_for_others
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.owners import Evidence, find_evidence, find_owners
@@ -57,6 +56,7 @@ from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, 
 from tolerant_client.mirror.state.map_topic import map_topic, require_kind
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topics import read_ids
 
 _NEVER_BEGUN = "nothing shows that the link has copied it"
 _CREATED_AGAIN = "it was deleted and created again there after the link had copied it"

@@ -28,13 +28,13 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.transactions import init_producer_id, transactional_producers
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
-from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.engine.preflight import Others, look_for_others
 from tolerant_client.mirror.life.carriers import Carried, find_carried
 from tolerant_client.mirror.life.mirrors import look_at_claims
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.topics import read_ids
 
 _OTHERS_WROTE = (
     "its last records are of others, or of a producer id of the link that nobody knows any more, and nothing shows that the link"

@@ -36,7 +36,6 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import LinkPromotedError, OptionError
-from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.life.left_behind import promoted_before
@@ -53,6 +52,7 @@ from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition, say_over
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.mirror.state.topics import read_ids
 
 _FINISHES_S = 30.0  # for another command that promotes the link at the same time
 _LOOK_S = 0.5

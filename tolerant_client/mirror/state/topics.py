@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from tolerant_client.cluster.admin.topics import (
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state.link_control import TopicIds
 from tolerant_client.mirror.state.plan import (
     CLEANUP_POLICY,
     COMPRESSION_TYPE,
@@ -84,6 +85,17 @@ class FittedTopics(NamedTuple):
     topics: tuple[TopicSpec, ...]
     warnings: tuple[str, ...]
     refused: dict[str, Exception]
+
+
+async def read_ids(source: Cluster | None, target: Cluster, topics: Collection[str]) -> dict[str, TopicIds]:
+    """The ids that topics have on both clusters now; "" for a cluster that has none, or is not asked.
+
+    Without topics that one of them does not know: whether those are the same is unknown.
+    """
+    there = dict.fromkeys(topics) if source is None else await present_ids(source, topics)
+    here = await present_ids(target, topics)
+    both = [name for name in topics if name in there and name in here]
+    return {name: TopicIds(*(str(of[name] or "") for of in (there, here))) for name in both}
 
 
 async def describe_topics(cluster: Cluster, topics: Iterable[str]) -> dict[str, TopicSpec]:

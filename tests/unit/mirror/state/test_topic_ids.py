@@ -13,10 +13,10 @@ import pytest
 from kafka.protocol.metadata import MetadataRequest
 
 from tolerant_client.cluster.admin.topics import present_ids, topic_ids
-from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.link_control import TopicIds
+from tolerant_client.mirror.state.topics import read_ids
 
 OLD, NEW = uuid.UUID(int=7), uuid.UUID(int=8)
 

@@ -12,9 +12,9 @@ from tolerant_client.mirror.batches.losses import Loss, LossPolicy, LossReason
 from tolerant_client.mirror.engine.identical.begun import Begun
 from tolerant_client.mirror.engine.identical.flow import Flow
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
-from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.engine.limits import PAUSE_S
 from tolerant_client.mirror.engine.strategy import NO_CLAIM
+from tolerant_client.mirror.state.topics import read_ids
 
 
 class LossHandler:

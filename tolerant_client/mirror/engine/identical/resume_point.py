@@ -28,7 +28,7 @@ Laws (what a difference means: difference.py):
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import NamedTuple
@@ -37,7 +37,6 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import Unreplicated, Untold
-from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import AppendState
@@ -57,6 +56,7 @@ from tolerant_client.mirror.engine.identical.evidence import Evidence, Known, re
 from tolerant_client.mirror.engine.identical.log_start import find_log_start
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.topics import read_ids
 
 
 class LogStart(NamedTuple):
@@ -149,14 +149,3 @@ def where_to_resume(evidence: Evidence, start: int | TargetDivergedError | None)
     if logs.target_end and not evidence.is_proved:
         return nothing_proves(case)
     return case.state
-
-
-async def read_ids(source: Cluster | None, target: Cluster, topics: Collection[str]) -> dict[str, TopicIds]:
-    """The ids that topics have on both clusters now; "" for a cluster that has none, or is not asked.
-
-    Without topics that one of them does not know: whether those are the same is unknown.
-    """
-    there = dict.fromkeys(topics) if source is None else await present_ids(source, topics)
-    here = await present_ids(target, topics)
-    both = [name for name in topics if name in there and name in here]
-    return {name: TopicIds(*(str(of[name] or "") for of in (there, here))) for name in both}

@@ -1,7 +1,7 @@
 """Brings partitions back to copying: reads where they resume from both logs, and adds them to the flow (M4).
 
 Partitions with the same two leaders are read together, so a broker that hangs holds up only its own.  placement.py decides
-what was read means; this module has the I/O before and after it.
+what that means; this module has the I/O before and after it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from tolerant_client.mirror.engine.identical.open_gaps import OpenGaps
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.mirror.engine.identical.placement import placed
 from tolerant_client.mirror.engine.identical.probes import probe_logs
-from tolerant_client.mirror.engine.identical.resume_point import Found, LogStart, read_append_states, read_ids
+from tolerant_client.mirror.engine.identical.resume_point import Found, LogStart, read_append_states
 from tolerant_client.mirror.engine.strategy import NO_CLAIM
 from tolerant_client.mirror.engine.troubles import read_refusal, times_would_change
 from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.topics import read_ids
 
 
 class SyncLoop:

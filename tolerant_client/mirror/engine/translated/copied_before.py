@@ -23,12 +23,12 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
-from tolerant_client.mirror.engine.identical.resume_point import read_ids
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import last_rows, map_partition, map_topic, mapped_links, read_each_map
 from tolerant_client.mirror.state.offset_map import MapRow, is_another
+from tolerant_client.mirror.state.topics import read_ids
 
 _MAP_S = 60.0  # how long all maps are read; they are read again as long as the copier is patient
 _LARGEST_PIECE = 64_000  # offsets, after pieces without a record on both sides
