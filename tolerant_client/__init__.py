@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tolerant_client.errors import (
         CoordinatorUnavailableError,
+        OptionError,
         OutcomeUnknownError,
         RecordBatchError,
         TolerantClientError,
@@ -22,6 +23,7 @@ __all__ = [
     "KafkaAdminClient",
     "KafkaConsumer",
     "KafkaProducer",
+    "OptionError",
     "OutcomeUnknownError",
     "RecordBatchError",
     "RecoveryPolicy",
@@ -36,6 +38,7 @@ _HOMES = {
     "KafkaAdminClient": "tolerant_client.stock.clients",
     "KafkaConsumer": "tolerant_client.stock.consumer",
     "KafkaProducer": "tolerant_client.stock.clients",
+    "OptionError": "tolerant_client.errors",
     "OutcomeUnknownError": "tolerant_client.errors",
     "RecordBatchError": "tolerant_client.errors",
     "RecoveryPolicy": "tolerant_client.tracker.policy",

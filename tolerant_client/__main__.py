@@ -1,7 +1,7 @@
 """Runs a program with the stock `kafka` classes made tolerant; the program does not change.
 
-    python -m tolerant_client [--policy patient] [--counters] your_script.py args...
-    python -m tolerant_client [--policy patient] [--counters] -m your.module args...
+    python -m tolerant_client [--policy patient] [--counters] your_script.py [arguments...]
+    python -m tolerant_client [--policy patient] [--counters] -m your.module [arguments...]
 
 The program sees the same `sys.argv`, `sys.path`, `__main__`, exit codes and
 tracebacks as under `python your_script.py args...`.  Processes that it forks
@@ -71,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--counters", action="store_true", help="print what recovery did, to stderr, at the end")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the program is a module, as in python -m")
     parser.add_argument("program", help="a script, or with -m a module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
+    rest.required = False  # else argparse asks for them where the program is missing
     return parser
 
 

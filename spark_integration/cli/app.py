@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 from kafka.errors import KafkaError
 
-from spark_integration.cli.command import Command, unbundled
+from spark_integration.cli.command import Command, Group, unbundled
 from spark_integration.cli.demo import demo
 from spark_integration.cli.doctor import doctor
 from spark_integration.cli.exits import exit_code, tell_failure
@@ -44,6 +44,7 @@ _LOG = logging.StreamHandler()
 _LOG.setFormatter(LogFormatter())
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help=__doc__,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from kafka.errors import KafkaError
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from spark_integration.cli.exits import echo_failure, exit_code
 from tolerant_client.errors import OptionError
@@ -64,6 +64,22 @@ def unbundled(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+class Group(TyperGroup):
+    """The command itself, before the name of one of its commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its options."""
+        return without_values(super().get_params(ctx))
+
+
+def without_values(params: list[Any]) -> list[Any]:
+    """The parameters; the help shows no value for one that takes none, as typer since 0.29 does."""
+    for param in params:
+        if param.metavar is None and (getattr(param, "is_flag", False) or getattr(param, "count", False)):
+            param.metavar = ""
+    return params
+
+
 class Command(TyperCommand):
     """A command whose typed options win over the environment, and which refuses values that no cluster can have."""
 
@@ -77,7 +93,7 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """The command's own, and -v, which every command also takes after its name."""
         verbose = [param for param in ctx.find_root().command.params if param.name == "verbose"]
-        return [*super().get_params(ctx), *verbose]
+        return without_values([*super().get_params(ctx), *verbose])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Raises OptionError for variables that contradict each other, and for impossible values."""

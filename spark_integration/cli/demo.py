@@ -13,7 +13,7 @@ from tolerant_client.ops.printing import echo_json
 
 
 def demo(
-    records: Annotated[int, typer.Option("--records", min=1000, help="Records to mirror.")] = 200_000,
+    records: Annotated[int, typer.Option("--records", metavar="N", min=1000, help="Records to mirror.")] = 200_000,
     as_json: Json = False,
 ) -> None:
     """Mirror between two clusters that it starts, through proxies that spoil 1 response in 4."""

@@ -40,10 +40,14 @@ _Topics = Annotated[
         help="Regular expressions that match whole topic names. Default: the link's topics, or all topics.",
     ),
 ]
-_Groups = Annotated[list[str], typer.Option("--group", help="A group whose coordinator to check; may be repeated.")]
+_Groups = Annotated[
+    list[str], typer.Option("--group", metavar="GROUP", help="A group whose coordinator to check; may be repeated.")
+]
 _Ids = Annotated[
     list[str],
-    typer.Option("--transactional-id", help="A transactional id whose coordinator to check; may be repeated."),
+    typer.Option(
+        "--transactional-id", metavar="ID", help="A transactional id whose coordinator to check; may be repeated."
+    ),
 ]
 
 
@@ -56,7 +60,10 @@ def doctor(
     ] = None,
     topics: _Topics = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0, max=LONGEST_S, help="How long to watch leaders and progress.")
+        float,
+        typer.Option(
+            "--seconds", metavar="SECONDS", min=0, max=LONGEST_S, help="How long to watch leaders and progress."
+        ),
     ] = 10.0,
     group: _Groups = [],
     transactional_id: _Ids = [],
@@ -64,13 +71,20 @@ def doctor(
     in_json: Json = False,
     cluster_properties: Annotated[
         Path | None,
-        typer.Option("--cluster-properties", exists=True, dir_okay=False, help="Java client properties for --cluster."),
+        typer.Option(
+            "--cluster-properties",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Java client properties for --cluster.",
+        ),
     ] = None,
 ) -> None:
     """Find what is wrong with clusters and the link between them. Writes nothing.
 
     Exit codes: 0 nothing found, 1 errors, 3 warnings, 2 a cluster did not respond (what was found is still printed).
     """
+    began = time.monotonic()
     given = {
         "source": (which.source, which.source_properties),
         "target": (which.target, which.target_properties),
@@ -97,7 +111,6 @@ def doctor(
     codes, reports = set(), []
     for subject in subjects:
         subject = replace(subject, seconds=seconds, groups=tuple(group), transactional_ids=tuple(transactional_id))
-        began = time.monotonic()
         with working("examining"):
             checkup = examine(subject)
         took = time.monotonic() - began
@@ -106,6 +119,7 @@ def doctor(
             if config is not None:
                 echo(f"link {subject.link}")
             print_report(checkup, took, Console(), is_brief=brief)
+        began = time.monotonic()
         reports.append({"link": subject.link, **as_json(checkup, took)})
     code = next(code for code in _WORST_FIRST if code in codes)
     if in_json:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from spark_integration.cli.exits import require_spark
 from tolerant_client.ops.mm2.flows import Flow, Flows, read_flows
 from tolerant_client.ops.printing import Table, echo, echo_each, echo_json, print_table
+
+
+_LABELS = {
+    "topics_exclude": "topics left out",
+    "orders_is_called": "orders is called",
+    "throttle_bytes": "bytes/s at most",
+    "interval_seconds": "every",
+}
 
 
 def mirror_flows(
@@ -45,31 +54,38 @@ def show(flows: Flows, as_json: bool) -> None:
     for row in rows:
         table = Table("", "", title=f"flow {row.pop('flow')}", show_header=False)
         for name, value in row.items():
-            table.add_row(name, ", ".join(value) if isinstance(value, list) else "no limit" if value is None else value)
+            table.add_row(_LABELS.get(name, name), _shown(value))
         print_table(table)
     if flows.heartbeats_only:
         echo(f"Heartbeats only: {', '.join(map(str, flows.heartbeats_only))}")
 
 
-def _row(flow: Flow) -> dict[str, object]:
-    every = {
-        "new topics": flow.refresh_topics_s,
-        "group offsets": flow.sync_group_offsets_s,
-        "topic configurations": flow.sync_topic_configs_s,
-        "ACLs": flow.sync_topic_acls_s,
-        "heartbeats": flow.emit_heartbeats_s,
-        "checkpoints": flow.emit_checkpoints_s,
-    }
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {'never' if s is None else f'{s:g} s'}" for name, s in value.items())
+    if isinstance(value, list):
+        return ", ".join(value)
+    return "no limit" if value is None else str(value)
+
+
+def _row(flow: Flow) -> dict[str, Any]:
     return {
         "flow": str(flow),
         "source": flow.source["bootstrap.servers"],
         "target": flow.target["bootstrap.servers"],
         "topics": list(flow.topics.include),
-        "topics left out": list(flow.topics.exclude),
-        "orders is called": flow.link_topics.to_target("orders"),
+        "topics_exclude": list(flow.topics.exclude),
+        "orders_is_called": flow.link_topics.to_target("orders"),
         "groups": list(flow.groups.include),
         "offsets": flow.offsets,
         "tasks": flow.tasks,
-        "bytes/s at most": flow.throttle_bytes,
-        "every": [f"{name}: {'never' if seconds is None else f'{seconds:g} s'}" for name, seconds in every.items()],
+        "throttle_bytes": flow.throttle_bytes,
+        "interval_seconds": {
+            "refresh_topics": flow.refresh_topics_s,
+            "sync_group_offsets": flow.sync_group_offsets_s,
+            "sync_topic_configs": flow.sync_topic_configs_s,
+            "sync_topic_acls": flow.sync_topic_acls_s,
+            "emit_heartbeats": flow.emit_heartbeats_s,
+            "emit_checkpoints": flow.emit_checkpoints_s,
+        },
     }

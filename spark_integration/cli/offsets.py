@@ -12,10 +12,13 @@ from tolerant_client.ops.printing import echo
 def offsets(
     checkpoint: Annotated[str, typer.Argument(help="checkpointLocation of a query: a path, hdfs://..., s3://...")],
     source: Annotated[
-        str | None, typer.Option("--source", help="Index (0, 1, ...) or name of the source, if several read Kafka.")
+        str | None,
+        typer.Option(
+            "--source", metavar="INDEX|NAME", help="Index (0, 1, ...) or name of the source, if several read Kafka."
+        ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option("--batch", min=0, help="This batch instead of the last committed one.")
+        int | None, typer.Option("--batch", metavar="N", min=0, help="This batch instead of the last committed one.")
     ] = None,
 ) -> None:
     """Print a streaming query's offsets as startingOffsets takes them, to start another query there.

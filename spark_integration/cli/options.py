@@ -38,7 +38,9 @@ LONGEST_S = 366 * 86_400  # the longest wait of a command; clocks overflow
 def file_option(name: str, help_: str) -> Any:
     """An option that takes an existing file; an environment variable may set it."""
     # The help lists the variables at its end.
-    return typer.Option(name, envvar=_variable(name), show_envvar=False, exists=True, dir_okay=False, help=help_)
+    return typer.Option(
+        name, envvar=_variable(name), show_envvar=False, metavar="FILE", exists=True, dir_okay=False, help=help_
+    )
 
 
 def servers_option(name: str, help_: str) -> Any:
@@ -60,6 +62,7 @@ class WhichLink:
         str | None,
         typer.Option(
             "--link",
+            metavar="NAME",
             envvar="TOLERANT_KAFKA_LINK",
             show_envvar=False,
             help=(

@@ -26,10 +26,12 @@ _RATE = re.compile(r"(\d{1,19}(?:\.\d{1,19})?)\s*(k|M|G|Ki|Mi|Gi|)B?")
 
 TopicsToPause = Annotated[
     list[str],
-    typer.Option("--topic", help="A topic, by its name on the target; may be repeated. Default: the whole link."),
+    typer.Option(
+        "--topic", metavar="TOPIC", help="A topic, by its name on the target; may be repeated. Default: the whole link."
+    ),
 ]
 Partitions = Annotated[
-    list[int], typer.Option("--partition", min=0, help="A partition of the one --topic; may be repeated.")
+    list[int], typer.Option("--partition", metavar="N", min=0, help="A partition of the one --topic; may be repeated.")
 ]
 
 

@@ -29,11 +29,16 @@ _Which = Annotated[WhichLink, ("target", "link", "config", "flow", "source_prope
 
 def translate(
     which: _Which,
-    topic: Annotated[str | None, typer.Option("--topic", help="Topic of the source.")] = None,
-    partition: Annotated[int, typer.Option("--partition", min=0, help="Partition of that topic.")] = 0,
-    offset: Annotated[int | None, typer.Option("--offset", min=0, help="Offset of the source.")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Topic of the source.")] = None,
+    partition: Annotated[int, typer.Option("--partition", metavar="N", min=0, help="Partition of that topic.")] = 0,
+    offset: Annotated[
+        int | None, typer.Option("--offset", metavar="OFFSET", min=0, help="Offset of the source.")
+    ] = None,
     group: Annotated[
-        str | None, typer.Option("--group", help="Consumer group of the source: translate all that it has committed.")
+        str | None,
+        typer.Option(
+            "--group", metavar="GROUP", help="Consumer group of the source: translate all that it has committed."
+        ),
     ] = None,
     source: Annotated[
         str | None, typer.Option("--source", metavar="HOST:PORT", help="The cluster where --group has committed.")

@@ -46,7 +46,10 @@ def verify(
         ),
     ] = None,
     tasks: Annotated[
-        int, typer.Option("--tasks", min=0, help="Compare in a Spark job with this many tasks; 0: in this process.")
+        int,
+        typer.Option(
+            "--tasks", metavar="N", min=0, help="Compare in a Spark job with this many tasks; 0: in this process."
+        ),
     ] = 0,
 ) -> None:
     """Compare two clusters offset by offset."""

@@ -68,5 +68,5 @@ def print_report(checkup: Checkup, seconds: float, console: Console, *, is_brief
     found = ", ".join(counted(counts[severity], noun) for severity, noun in _NOUNS.items())
     runs = f"{made} of {len(checkup.runs)} checks"
     if away := checkup.unexamined:  # most checks of these clusters were never tried
-        verdict, runs = f"{verdict} the {' and the '.join(away)}", counted(made, "check")
+        verdict, runs = f"NOT EXAMINED ({' and '.join(away)})", counted(made, "check")
     console.print(Text(f"{verdict}: {found}; {runs} made in {seconds:.1f} s"))

@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,
@@ -110,10 +110,19 @@ class Flows:
 def read_flows(path: Path, targets: Collection[str] = ()) -> Flows:
     """The flows of a file for connect-mirror-maker.sh; with `targets` only those into these clusters (its --clusters).
 
-    Raises OptionError, with key and line, for what is unknown, wrong or refused.
+    Raises OptionError, with file, key and line, for what is unknown, wrong or refused.
     """
+    try:
+        return _read_flows(path, targets)
+    except OptionError as error:
+        if str(path) in str(error):
+            raise
+        raise OptionError(f"{path}: {text_of(error)}") from error
+
+
+def _read_flows(path: Path, targets: Collection[str]) -> Flows:
     settings, warnings = read_properties(path)
-    clusters = _clusters(settings, path)
+    clusters = _clusters(settings)
     if unknown := sorted(set(targets) - set(clusters)):
         near = keys.nearest(unknown[0], clusters)
         hint = f"; did you mean {near}?" if near else ""
@@ -168,10 +177,10 @@ def check_flows(flows: Sequence[Flow]) -> None:
             raise OptionError(f"{same} and {flow} would both be link {flow.link}; choose other aliases")
 
 
-def _clusters(settings: Mapping[str, Setting], path: Path) -> tuple[str, ...]:
+def _clusters(settings: Mapping[str, Setting]) -> tuple[str, ...]:
     setting = settings.get("clusters")
     if setting is None or not setting.items:
-        raise OptionError(f"{path}: clusters is required: the aliases of all clusters, as in clusters = A, B")
+        raise OptionError("clusters is required: the aliases of all clusters, as in clusters = A, B")
     _refuse_comment(setting)
     for alias in setting.items:
         if not NAME.fullmatch(alias):

@@ -102,7 +102,7 @@ def known(setting: Setting, clusters: tuple[str, ...]) -> Known:
     names = (prefix + key.name for reading in readings for prefix in reading.prefixes for key in reading.keys)
     near = keys.nearest(name, (name for name in names if not name.endswith("*")))
     hint = f"did you mean {place.prefix}{near}?" if near else "tolerant_client/ops/mm2/README.md has all keys"
-    raise OptionError(f"{setting.place} is no key of MirrorMaker 2; {hint}")
+    raise OptionError(f"{setting.place} is not a MirrorMaker 2 key; {hint}")
 
 
 def _place(setting: Setting, clusters: tuple[str, ...]) -> Place:

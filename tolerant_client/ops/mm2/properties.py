@@ -25,6 +25,9 @@ from tolerant_client.errors import OptionError
 
 _VARIABLE: Final = re.compile(r"\$\{([^}]*?):(?:([^}]*?):)?([^}]*?)\}")
 _PROVIDER: Final = "org.apache.kafka.common.config.provider."
+_DROPPED: Final = re.compile(
+    r"(?<!\\)(?:\\\\)*\\[^tnrfu\\:=#! \t\f\r\n]"
+)  # a backslash that java.util.Properties drops
 _COMMA: Final = re.compile(r"\s*,\s*")
 
 
@@ -74,6 +77,9 @@ def read_properties(path: Path) -> tuple[dict[str, Setting], tuple[str, ...]]:
             if setting.key in settings:
                 first = settings[setting.key].line
                 warnings.append(f"{setting.place} is also in line {first}; the last one counts, as in Java")
+            is_copied = setting.key.split(".")[-1] in ("topics", "groups")
+            if is_copied and _DROPPED.search(element.source):  # more is copied than was meant
+                warnings.append(f"{setting.place} has a backslash that Java drops; write \\\\ for one that counts")
             settings[setting.key] = setting
         line += element.source.count("\n")
     return _looked_up(settings), tuple(warnings)

@@ -740,7 +740,7 @@ def test_report_has_its_schema_and_shows_names_as_they_are() -> None:
     assert "[bold]topic" in text.getvalue() and "ERRORS: 1 error, 0 warnings, 1 note; 1 of 1 checks" in text.getvalue()
     checkup.names = ("source", "target")
     print_report(checkup, 1.5, Console(file=text, width=160))
-    assert "NOT-EXAMINED the target: 1 error, 0 warnings, 1 note; 1 check made" in text.getvalue()
+    assert "NOT EXAMINED (target): 1 error, 0 warnings, 1 note; 1 check made" in text.getvalue()
     brief = io.StringIO()
     print_report(checkup, 1.5, Console(file=brief, width=160), is_brief=True)
     assert "info" not in brief.getvalue()

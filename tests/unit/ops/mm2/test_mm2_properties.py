@@ -41,6 +41,15 @@ def test_of_two_lines_the_last_one_counts_and_is_warned_of(tmp_path: Path) -> No
     assert warnings == ("a (line 3) is also in line 1; the last one counts, as in Java",)
 
 
+def test_a_backslash_that_java_drops_from_topics_is_told(tmp_path: Path) -> None:
+    """`payments\\..*` of a command line, in a file, also copies `paymentsX`."""
+    (tmp_path / "mm2.properties").write_text(
+        "A->B.topics = payments\\..*\ntopics = payments\\\\..*, a\\\n b\nx = \\d\n"
+    )
+    _, warnings = read_properties(tmp_path / "mm2.properties")
+    assert warnings == ("A->B.topics (line 1) has a backslash that Java drops; write \\\\ for one that counts",)
+
+
 def test_blanks_around_an_arrow_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"line 1: write A->\.\.\. without blanks"):
         read(tmp_path, "A -> B.enabled = true\n")

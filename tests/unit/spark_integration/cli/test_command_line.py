@@ -507,3 +507,13 @@ def test_links_are_listed_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -
         "link broken: unreadable: run tolerant-kafka repair",
         "  offsets: unknown; from cluster: unknown; topics: unknown",
     ]
+
+
+def test_the_help_shows_values_in_words_and_none_of_a_flag() -> None:
+    """typer since 0.29 shows Python's types, and a value of options that take none."""
+    for command in [
+        "",
+        *(str(info.name or info.callback.__name__.replace("_", "-")) for info in app.registered_commands),
+    ]:
+        shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"}).output
+        assert "Usage" in shown and not re.search(r"<\w+", shown), (command, shown)
