@@ -156,11 +156,12 @@ def _rows(p: PartitionReport) -> Iterator[tuple[str, ...]]:
             yield name, "", "", "", f"where the ledger has no loss: {_said(p.untold_difference)}"
     elif p.error is not None:
         yield name, "1", _of(p.compared, p.held), f"{p.identical_until:,}", f"not compared: {p.error}"
-    for gap in p.not_compared:
+    told = p.first_difference and p.first_difference.reason
+    for gap in (gap for gap in p.not_compared if gap.reason != told):
         yield name, "", f"{gap.from_offset:,} to {gap.until_offset:,}", "", f"not compared: {gap.reason}"
     for row in p.ledger:
-        told = "the source shows it" if row.is_proved else "compared with what the source has there now"
-        yield name, "", f"{row.from_offset:,} to {row.until_offset:,}", "", f"the ledger says {row.reason}: {told}"
+        how = "the source shows it" if row.is_proved else "compared with what the source has there now"
+        yield name, "", f"{row.from_offset:,} to {row.until_offset:,}", "", f"the ledger says {row.reason}: {how}"
     if p.told_records:
         yield name, "", "", "", f"{p.told_records:,} records differ where the ledger has a loss"
     if p.compacted:

@@ -76,8 +76,8 @@ def written_topics(control: LinkControl, link: str, given: LinkTopics | None) ->
         raise OptionError(f"What link {link} copies is unknown, since {HIDDEN}, or give --topics")
     if given is None:
         raise OptionError(
-            f"No mirror of link {link} has written down on this target what it copies: check --target and --link. Give --topics"
-            f" only if it was never started, or its record in {CONTROL_TOPIC} was deleted"
+            f"Link {link} was never started on this target, or its record in {CONTROL_TOPIC} was deleted: check --target and"
+            " --link, or give --topics"
         )
     return given
 
