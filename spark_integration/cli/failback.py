@@ -51,9 +51,9 @@ def failback(
             )
         )
     start = (
-        "start its mirror with these clusters and --link " + given.link
+        "Start its mirror with these clusters and --link " + given.link
         if given.flow is None
-        else f"start the service with {which.config}: it is the flow {given.flow}"
+        else f"Start the service with {which.config}; this is its flow {given.flow}"
     )
     end_with(report, as_json, partial(_show, start=start))
 
@@ -73,6 +73,8 @@ def _show(report: FailbackReport, start: str) -> None:
         what = "would be" if report.is_dry_run else "was"
         echo(f"tolerant-kafka: topic {name} {what} deleted on the target, and is copied anew", err=True)
     if report.is_done:
-        echo(f"Link {report.link} is ready: {start}")
+        echo(f"Link {report.link} is ready. {start}")
     else:
-        echo(f"Nothing was written{'' if report.blockers else '; link ' + report.link + ' could be prepared so'}")
+        echo(
+            f"Nothing was written{'' if report.blockers else '; link ' + report.link + ' could be prepared like this'}"
+        )

@@ -66,12 +66,12 @@ def besides_of(flow: Flow) -> Besides:
         ("sync of topic configurations", flow.sync_topic_configs_s),
         ("sync of ACLs", flow.sync_topic_acls_s),
     )
-    others = [f"{what}, each {interval_s:g} s" for what, interval_s in duties if interval_s is not None]
+    others = [f"{what}, every {interval_s:g} s" for what, interval_s in duties if interval_s is not None]
     if flow.emit_heartbeats_s is not None:
-        others.append(f"heartbeats into topic {policy.heartbeats_topic()}, each {flow.emit_heartbeats_s:g} s")
+        others.append(f"heartbeats into topic {policy.heartbeats_topic()}, every {flow.emit_heartbeats_s:g} s")
     if flow.emit_checkpoints_s is not None:
         topic = policy.checkpoints_topic(flow.source_alias)
-        others.append(f"checkpoints of groups {flow.groups} into topic {topic}, each {flow.emit_checkpoints_s:g} s")
+        others.append(f"checkpoints of groups {flow.groups} into topic {topic}, every {flow.emit_checkpoints_s:g} s")
     if flow.throttle_bytes is not None:
         others.append(f"at most {flow.throttle_bytes:,} bytes/s, unless the operator sets another rate")
     return Besides(
@@ -97,10 +97,10 @@ def _lines(found: LinkPlan) -> Iterator[str]:
         yield from (f"configuration left: {left}" for left in found.configs.left)
     if found.acls is not None:
         yield from (f"ACL: {acl}" for acl in found.acls.added)
-        yield from (f"ACL left: {left}" for left in found.acls.left)
+        yield from (f"ACLs are not copied: {left}" for left in found.acls.left)
     if found.groups is not None:
         for m in found.groups.moved:
             partition = m.position.partition
-            yield f"group: {m.position.group}, {partition.topic}-{partition.partition} to {m.position.offset:,}"
+            yield f"group {m.position.group}: {partition.topic}-{partition.partition} moves to offset {m.position.offset:,}"
         yield from (f"group left: {left}" for left in found.groups.left)
-    yield from (f"besides: {text}" for text in found.others)
+    yield from (f"also: {text}" for text in found.others)

@@ -278,9 +278,7 @@ class LinkState:
         """
         limit = self.control.limit_words(self.own_rate)
         still = {
-            p: Waiting(
-                f"it stands at offset {self.partitions[p].position:,}, and no task has said why{limit}", since_ms
-            )
+            p: Waiting(f"it is at offset {self.partitions[p].position:,}, and no task has said why{limit}", since_ms)
             for p, since_ms in self.still.items()
             if p in self.partitions
         }

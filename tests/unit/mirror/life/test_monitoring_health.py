@@ -82,7 +82,7 @@ ROWS: list[tuple[Health, dict[str, Any], str]] = [
     (Health.WAITING, {"phase": Phase.RESTARTING, "problem": "lost"}, "started again: lost"),
     (Health.WAITING, {"phase": Phase.STARTING}, "starting for 60 min"),
     (Health.WAITING, {"report": told("append answered NotEnoughReplicasError")}, "orders-0 since 2025-11-22 08:21:40 UTC: append answered"),
-    (Health.WAITING, {"still": {P: SOME_MINUTES_AGO}}, "orders-0 since 2025-11-22 08:21:40 UTC: it stands at offset 1,000,000"),
+    (Health.WAITING, {"still": {P: SOME_MINUTES_AGO}}, "orders-0 since 2025-11-22 08:21:40 UTC: it is at offset 1,000,000"),
     (Health.WAITING, {"held": (HELD,)}, "producer id 7"),
     (Health.WAITING, {"duties": {"sync_topic_acls": DutyState(NOW_MS, "no")}}, "sync_topic_acls: no"),
     (Health.WAITING, {"duties": {"beat": DutyState(NOW_MS - 200_000, "", 1.0)}}, "beat: no round has ended for 200 s"),

@@ -683,7 +683,7 @@ def test_what_stands_still_is_told_on_the_terminal_though_nothing_is_shown(
         assert watch.after(1).still == {}
     monkeypatch.setattr(module, "_now_ms", lambda: now_ms + 26_000)
     assert watch.after(1).still == {FIRST: now_ms}
-    assert watch.after(1).waiting[FIRST].reason == "it stands at offset 4, and no task has said why"
+    assert watch.after(1).waiting[FIRST].reason == "it is at offset 4, and no task has said why"
     limited = replace(watch.after(1), control=LinkControl(bytes_per_s=50)).waiting[FIRST].reason
     assert limited.endswith("why; the link is limited to 50 bytes a second (tolerant-kafka throttle changes that)")
     assert capsys.readouterr().err.count("waiting: orders-0 since") == 1

@@ -78,7 +78,7 @@ def test_what_a_flow_excludes_is_excluded_from_its_plan(tmp_path: Path) -> None:
     assert besides.config_exclude == ("retention.*",)
     assert besides.use_defaults_from == "source"
     assert any(
-        text.startswith("sync of the offsets of groups ") and text.endswith(", each 60 s") for text in besides.others
+        text.startswith("sync of the offsets of groups ") and text.endswith(", every 60 s") for text in besides.others
     )
     assert "at most 1,000 bytes/s, unless the operator sets another rate" in besides.others
 
