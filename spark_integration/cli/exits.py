@@ -44,19 +44,25 @@ def exit_code(error: Exception) -> int:
     return NOT_STARTED if isinstance(error, _NOT_BEGUN) else FAILED
 
 
-def require_spark() -> None:
-    """Raises OptionError if Spark cannot be started here; called before anything is written."""
+def require_spark(instead: str = "") -> None:
+    """Raises OptionError if Spark cannot be started here; called before anything is written.
+
+    `instead` is how the command does without Spark: "--tasks 0".
+    """
+    without = f"; {instead} needs neither Spark nor Java" if instead else ""
     if importlib.util.find_spec("pyspark") is None:
-        raise OptionError("Spark is needed, and pyspark is not installed: in a checkout, pip install '.[spark]'")
+        raise OptionError(
+            f"Spark is needed, and pyspark is not installed: in a checkout, pip install '.[spark]'{without}"
+        )
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return  # started by spark-submit, whose JVM runs
     home = os.environ.get("JAVA_HOME")
     if home and not Path(home, "bin", "java").exists():
-        raise OptionError(f"JAVA_HOME is {home}, but it has no bin/java: Spark needs Java 17 or newer there")
+        raise OptionError(f"JAVA_HOME is {home}, but it has no bin/java: Spark needs Java 17 or newer there{without}")
     try:
         java_executable("to run Spark")
     except ClusterStartError as error:
-        raise OptionError(text_of(error)) from error
+        raise OptionError(f"{text_of(error)}{without}") from error
 
 
 def tell_failure(error: Exception) -> None:

@@ -23,6 +23,7 @@ from tolerant_client.errors import OptionError, StoppedError
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.life.lens import MAP_LOST, look, positions_of
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, names_of
@@ -85,6 +86,7 @@ def mirror(
         int | None,
         typer.Option(
             "--tasks",
+            metavar="N",
             min=0,
             help="Spark tasks that share the partitions; default 1. 0: in this process, without Spark and Java.",
         ),
@@ -121,7 +123,9 @@ def mirror(
     if clusters is not None:
         raise OptionError("--clusters goes with --config")
     if which.source is None or which.target is None or topics is None:
-        raise OptionError("Give --source, --target and --topics, or --config with a MirrorMaker 2 file")
+        given = {"--source": which.source, "--target": which.target, "--topics": topics}
+        missing = " and ".join(name for name, value in given.items() if value is None)
+        raise OptionError(f"Give {missing}, or --config with a MirrorMaker 2 file")
     if is_dry_run:
         raise OptionError("--dry-run goes with --config; for one link: tolerant-kafka plan")
     if until_time is not None and not once:
@@ -167,6 +171,8 @@ def _copied(settings: MirrorSettings, engine: _Engine, metrics: str | None, *, a
             prepared = _prepared(engine, settings, claim, stopping, as_json=as_json)
         echo_each("warning", prepared.warnings)
         url = "" if server is None else server.url
+        if not settings.once and not as_json:
+            _tell_start(settings, prepared, url)
         watch = LinkWatch(settings, prepared.ends, is_shown=is_shown, board=board, url=url)
         # From here on an error is no longer a wrong option: copying has begun.  It is printed after the bars, which would
         # overwrite it, and after the losses: those were accepted however the run ends.
@@ -182,6 +188,13 @@ def _copied(settings: MirrorSettings, engine: _Engine, metrics: str | None, *, a
         _tell_interruption(settings, prepared.ends)
         raise typer.Exit(stopping.exit_code)
     return _report(settings, prepared, watch, late, held, time.monotonic() - started)
+
+
+def _tell_start(settings: MirrorSettings, prepared: PreparedLink, url: str) -> None:
+    topics = {p.topic for p in prepared.ends}
+    what = f"{counted(len(topics), 'topic')} ({counted(len(prepared.ends), 'partition')})"
+    page = f"; status page at {url}" if url else ""
+    echo(f"tolerant-kafka: link {settings.link} copies {what}{page}; Ctrl-C stops it", err=True)
 
 
 def _prepared(
@@ -248,7 +261,7 @@ def _engine(tasks: int) -> _Engine:
         from tolerant_client.ops.service import local_job, mirror_settings
 
         return _Engine(mirror_settings.prepare, local_job.run)
-    require_spark()
+    require_spark("--tasks 0")
     from spark_integration.mirror import mirror_job
 
     return _Engine(mirror_job.prepare, mirror_job.run)

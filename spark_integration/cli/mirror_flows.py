@@ -10,7 +10,6 @@ from spark_integration.cli.exits import require_spark
 from tolerant_client.ops.mm2.flows import Flow, Flows, read_flows
 from tolerant_client.ops.printing import Table, echo, echo_each, echo_json, print_table
 
-
 _LABELS = {
     "topics_exclude": "topics left out",
     "orders_is_called": "orders is called",

@@ -55,7 +55,7 @@ def verify(
     """Compare two clusters offset by offset."""
     before = None if resume is None else _read_report(resume)
     if tasks:
-        require_spark()
+        require_spark("--tasks 0")
     is_alone = which.topics is not None  # with given topics the two clusters suffice
     given = given_link(which, needs_link=not is_alone, needs_source=True).known()
 

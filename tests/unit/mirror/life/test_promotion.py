@@ -214,7 +214,7 @@ def test_topics_that_are_given_count_where_nothing_was_written_down(monkeypatch:
     assert whole(LinkControl(), ORDERS, None, target) == ORDERS
     with pytest.raises(OptionError, match="is --link other meant"):
         whole(LinkControl(), LinkTopics.of(".*"), None, target)
-    with pytest.raises(OptionError, match="check --target and --link. Give --topics only if"):
+    with pytest.raises(OptionError, match="check --target and --link, or give --topics"):
         whole(LinkControl(), None, None, target)
 
 
