@@ -292,7 +292,8 @@ class LinkWatch:
                     control_problem = sentence(error)
         before = self.state.control_problem
         may_ask = self._board is not None and not unreachable
-        states = self._partitions.states(clusters, self.state, source, self._last, left_out, now, may_ask=may_ask)
+        there = {p: end for p, end in self._last.items() if p not in found.deleted}  # a copy that is gone has no end
+        states = self._partitions.states(clusters, self.state, source, there, left_out, now, may_ask=may_ask)
         has_source = "source" in asked and "source" not in unreachable
         held = self._partitions.held(clusters, states, self.state.held, now, now_ms, may_ask=has_source)
         goals = self._ends if self._is_once else {}

@@ -205,13 +205,17 @@ def test_what_somebody_deleted_on_the_target_waits_in_the_words_of_status_and_wh
     watch: Watch,
 ) -> None:
     watch.tell(report(1, acked={FIRST: 4, SECOND: 10}))
-    watch.after(0)
+    assert (
+        watch.after(0, source={FIRST: 10, SECOND: 10}, target={FIRST: 10, SECOND: 10}).partitions[FIRST].lag_offsets
+        == 0
+    )
     watch.tell(report(2, acked={FIRST: 4, SECOND: 10}, blocked={NEW: "refused"}))
     watch.clusters.without_leader["target"] = dict.fromkeys((FIRST, NEW), "the target has no such topic (any more)")
     watch.clusters.gone["target"] = dict.fromkeys((FIRST, NEW), "")
     found = watch.after(1, target={SECOND: 10})
     assert found.waiting.keys() == {FIRST} and found.leaderless == {}
     assert found.topics["orders"].waiting == 1
+    assert found.partitions[FIRST].lag_offsets is None, "nothing of it is copied any more"
     (reason,) = [one for one in health_of(found, found.time_ms)[1] if one.health is Health.WAITING]
     assert reason.text.startswith("orders-0 since ") and reason.text.endswith(f": {DELETED_ON_TARGET}")
     since = found.waiting[FIRST]
