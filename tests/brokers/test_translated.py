@@ -53,6 +53,7 @@ from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransa
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate, translate_group
 from tolerant_client.mirror.life.failover import failover
+from tolerant_client.mirror.life.listing import why_none
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import read_status
@@ -594,6 +595,9 @@ def test_what_a_link_has_copied_whose_control_was_deleted_is_not_copied_again_by
     else:
         copy(source, target, topic, former)
     delete_topic(target, CONTROL_TOPIC)
+    with both(target, target) as (there, _):
+        none = there.run(why_none, there)
+    assert "so its links are unknown" in none and (former in none) is not is_identical
     append_records(source, topic, 10, first=30)
     told = "at their own offsets" if is_identical else f"{map_topic(former)} of the target says"
     with both(source, target) as (origin, there):
