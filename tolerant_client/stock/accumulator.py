@@ -42,11 +42,20 @@ class TolerantAccumulator(RecordAccumulator):  # type: ignore[misc]  # kafka-pyt
                 if batch.in_retry():
                     for part in islice(self._batches[partition], count):
                         self._replace(batch, part)
+            except BaseException:
+                self._leave_parts(batch)
+                raise
             finally:
                 if batch.has_sequence and (batch.in_retry() or not transactions.producer_id_and_epoch.match(batch)):
                     # Nothing is free: also later parts have theirs.
                     transactions.set_sequence_number(partition, next_sequence)
         return count
+
+    def _leave_parts(self, batch: Any) -> None:
+        """Has who waits for a record of a part that will never be sent wait for the batch again, which fails."""
+        for record in batch._record_futures:
+            part, record._produce_future = record._produce_future, batch.produce_future
+            part._latch.set()
 
     def _replace(self, batch: Any, part: Any) -> None:
         """Makes the next part of a batch that was sent before as that one: it is not given other sequences, nor aborted."""

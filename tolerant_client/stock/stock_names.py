@@ -40,7 +40,7 @@ from kafka.net.transport import KafkaSSLTransport as KafkaSSLTransport
 from kafka.net.transport import KafkaTCPTransport as KafkaTCPTransport
 from kafka.net.wakeup_notifier import WakeupNotifier as WakeupNotifier
 from kafka.producer import kafka as producer
-from kafka.producer.future import FutureRecordMetadata
+from kafka.producer.future import FutureProduceResult, FutureRecordMetadata
 from kafka.producer.producer_batch import ProducerBatch
 from kafka.producer.record_accumulator import RecordAccumulator as RecordAccumulator
 from kafka.producer.sender import Sender as Sender
@@ -261,10 +261,11 @@ USES: Final = (
     Use(RecordAccumulator, ("_batches", "_tp_locks", "_transaction_manager"), _ACCUMULATOR, "the parts of a batch, and their sequences"),
     Use(TransactionManager, ("increment_sequence_number", "is_transactional", "producer_id_and_epoch", "sequence_number", "set_sequence_number"), _ACCUMULATOR,
         "the sequences of the parts"),
-    Use(ProducerBatch, ("_record_futures",), _ACCUMULATOR, "what a flush waits for"),
+    Use(ProducerBatch, ("_record_futures", "produce_future"), _ACCUMULATOR, "what a flush waits for"),
     Use(ProducerBatch, ("_retry", "drained", "has_sequence", "in_retry", "producer_epoch", "producer_id", "record_count", "records", "topic_partition"),
         _ACCUMULATOR, "the sequences of the parts"),
     Use(FutureRecordMetadata, ("_produce_future", "is_done"), _ACCUMULATOR, "what a flush waits for"),
+    Use(FutureProduceResult, ("_latch",), _ACCUMULATOR, "who waits for a part that will never be sent is woken"),
     # -- the transactional producer
     Use(TransactionManager,
         ("_complete_transaction", "_enqueue_request", "_lookup_coordinator", "_restart_epoch_bump_without_producer_id",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 from unittest.mock import Mock
 
@@ -67,4 +68,23 @@ def test_a_flush_ends_with_its_timeout() -> None:
 def test_a_flush_does_not_raise_what_its_records_did(timeout: float | None) -> None:
     flush = Flush(timeout)
     flush.batch.abort(Errors.IllegalStateError("closed"))
+    assert flush.is_over(within=10) and flush.error is None
+
+
+def test_a_flush_ends_where_a_split_fails_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kafka-python has bound records to a part by then, and who waits for that one would wait for ever."""
+    flush = Flush()
+    bind, woken = flush.batch._record_futures[0].__class__.rebind, threading.Event()
+
+    def rebind_once(record: Any, part: Any, index: int) -> None:
+        if woken.is_set():
+            raise MemoryError
+        bind(record, part, index)
+        woken.set()
+        time.sleep(0.1)  # the flush waits for the part now
+
+    monkeypatch.setattr(flush.batch._record_futures[0].__class__, "rebind", rebind_once)
+    with pytest.raises(MemoryError):
+        flush.records.split_and_reenqueue(flush.batch)
+    flush.batch.abort(Errors.KafkaError("the split failed"))
     assert flush.is_over(within=10) and flush.error is None
