@@ -24,8 +24,6 @@ from tolerant_client.mirror.verify.report import PartitionReport, VerifyReport
 from tolerant_client.mirror.verify.verification import Verification, compare_here
 from tolerant_client.ops.printing import Table, echo, echo_each, echo_json, print_table
 
-_LONGEST_CELL = 80  # characters
-
 
 def verify(
     which: WhichLink,
@@ -125,7 +123,6 @@ def _write_report(path: Path, report: VerifyReport) -> None:
 def print_report(report: VerifyReport) -> None:
     """Prints a row for each topic, one for each partition with something to report, and a verdict."""
     table = Table("topic", "partitions", "compared", "identical until", "first difference")
-    below: list[str] = []
     by_topic: dict[str, list[PartitionReport]] = {}
     for part in report.partitions:
         by_topic.setdefault(part.topic, []).append(part)
@@ -137,14 +134,9 @@ def print_report(report: VerifyReport) -> None:
             lag = sum(p.lag for p in same)
             table.add_row(topic, str(len(same)), compared, f"{lag:,} before the end" if lag else "the end", "none")
         for p in parts:
-            for *cells, said in _rows(p):
-                is_long = len(said) > _LONGEST_CELL
-                table.add_row(*cells, "see below" if is_long else said)
-                if is_long:  # it may contain a command to copy
-                    below.append(f"{cells[0]}: {said}")
+            for row in _rows(p):
+                table.add_row(*row)
     print_table(table)
-    for line in below:
-        echo(line)
     echo(verdict(report))
 
 

@@ -25,7 +25,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from kafka.structs import TopicPartition
 from rich.console import Console
-from rich.table import Table
 
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.partition_fetch import fetch_alone
@@ -34,6 +33,7 @@ from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topics import create_topics
 from tolerant_client.mirror.verify.report import VerifyReport
 from tolerant_client.mirror.verify.verification import verify
+from tolerant_client.ops.printing import Table, echo, print_table
 from tolerant_client.records import codecs
 from tolerant_client.records.arrow import iter_arrow
 from tolerant_client.records.record_batch import Record, encode_batch, iter_batches
@@ -234,7 +234,6 @@ async def _count(target: Cluster) -> tuple[int, int, int]:
 
 
 def _print(result: DemoResult, report: VerifyReport, injected: dict[str, int], killed_at: int, size: int) -> None:
-    console = Console()
     topics = Table("topic", "codec", "records", "on the target", title="Every record at the same offset")
     for topic, codec in TOPICS.items():
         parts = [p for p in report.partitions if p.topic == topic]
@@ -243,13 +242,11 @@ def _print(result: DemoResult, report: VerifyReport, injected: dict[str, int], k
             topic,
             codecs.CODEC_NAMES[codec],
             f"{sum(p.held for p in parts):,}",
-            "identical" if same else "[red]DIFFERENT[/red]",
+            "identical" if same else "DIFFERENT",
         )
-    console.print(topics)
-    facts = Table(show_header=False)
+    print_table(topics)
     for name, value in _facts(result, injected, killed_at, size):
-        facts.add_row(name, value)
-    console.print(facts)
+        echo(f"{name}: {value}")
 
 
 def _facts(result: DemoResult, injected: dict[str, int], killed_at: int, size: int) -> Iterator[tuple[str, str]]:

@@ -167,16 +167,57 @@ def test_a_properties_file_with_a_wrong_escape_is_one_sentence(tmp_path: Path) -
     assert isinstance(result.exception, OptionError) and "is not a properties file" in str(result.exception)
 
 
-def test_a_table_is_wider_than_a_narrow_terminal_rather_than_cut(
+def printed(table: Table, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """What print_table prints on a terminal of this width, or of no colours ("dumb"), or into a pipe ("")."""
+    if columns:
+        monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal for rich
+        monkeypatch.setenv(*(("TERM", "dumb") if columns == "dumb" else ("COLUMNS", columns)))
+    print_table(table)
+    return re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200", "dumb", ""])
+def test_a_table_cuts_and_breaks_no_word(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Columns of equal and of very different widths: rich takes a missing width from the widest, whatever is in them."""
+    topic, command = (
+        "payments.of-the-eu-central-1-region",
+        "tolerant-kafka resume --target b:9092 --link A-B --topic payments",
+    )
+    names = [f"column-number-{n}" for n in range(3)]
+    table = Table("topic", "n", *names, "why", "what", title=f"link {'of-a-long-name-' * 6}: plan")
+    table.add_row(topic, "3", *(f"value-of-{n}" for n in range(3)), "it has fewer partitions than the source", command)
+    said = printed(table, columns, monkeypatch, capsys)
+    lines = said.splitlines()
+    assert "…" not in said and all(word in said for word in (*names, topic, "value-of-2", "partitions", "below"))
+    assert lines[0].startswith("link ") and lines[0].endswith("-: plan")
+    assert lines[-1] == f"{topic}, what: {command}"
+    rows = [line for line in lines if line.startswith("│")]
+    assert len({len(row) for row in rows}) == 1 and (columns != "" or len(rows) == 1)
+
+
+def test_a_table_uses_the_width_of_the_terminal_before_it_exceeds_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    names = [f"column-number-{n}" for n in range(8)]
-    table = Table(*names)
-    table.add_row(*(f"value-of-{n}" for n in range(8)))
-    print_table(table)
-    said = capsys.readouterr().out
-    assert all(name in said for name in names) and "value-of-7" in said and "…" not in said
+    table = Table("topic", "a", "b")
+    table.add_row("t" * 40, "many short words " * 3, "others that are short")
+    said = printed(table, "80", monkeypatch, capsys)
+    assert {len(line) for line in said.splitlines()} == {80} and "t" * 40 in said
+
+
+def test_the_doctor_prints_a_command_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "kafka-acls.sh --bootstrap-server b:9092 --command-config admin.properties --add --topic tolerant-mirror-control"
+    file = io.StringIO()
+    found = Finding(
+        Severity.ERROR, "rights", "target", "topic tolerant-mirror-control", "Write is not allowed", command
+    )
+    print_report(Checkup(findings=[found]), 1.0, Console(file=file, width=80))
+    assert file.getvalue().splitlines()[:3] == [
+        "error: target, rights: topic tolerant-mirror-control",
+        "  found: Write is not allowed",
+        f"  to do: {command}",
+    ]
 
 
 def test_a_command_whose_output_nobody_reads_ends_as_if_by_sigpipe() -> None:

@@ -1,11 +1,10 @@
-"""A finished examination for people (tables) and for programs (JSON with a stable schema)."""
+"""A finished examination for people (lines) and for programs (JSON with a stable schema)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tolerant_client.mirror.state.health import counted
@@ -41,7 +40,10 @@ def as_json(checkup: Checkup, seconds: float) -> dict[str, Any]:
 
 
 def print_report(checkup: Checkup, seconds: float, console: Console, *, is_brief: bool = False) -> None:
-    """Prints the clusters, a row for each finding, and a verdict; `is_brief` leaves out findings of severity info."""
+    """Prints the clusters, three lines for each finding, and a verdict; `is_brief` leaves out findings of severity info.
+
+    A line is not folded, so that the command of a remedy can be copied from it.
+    """
     for cluster in sorted(checkup.clusters, key=lambda cluster: str(cluster["name"])):
         said = "could not be examined"  # it does not respond, or refuses us: the table says which
         if cluster["is_examined"]:
@@ -49,19 +51,13 @@ def print_report(checkup: Checkup, seconds: float, console: Console, *, is_brief
                 f"cluster {cluster['cluster_id']}, {counted(cluster['brokers'], 'broker')},"
                 f" {counted(cluster['topics'], 'topic')}, {counted(cluster['partitions'], 'partition')}"
             )
-        console.print(cell(f"{cluster['name']} {cluster['bootstrap_servers']}: {said}"))
+        console.print(cell(f"{cluster['name']} {cluster['bootstrap_servers']}: {said}"), soft_wrap=True)
     shown = [f for f in bounded(by_severity(checkup.findings)) if not (is_brief and f.severity is Severity.INFO)]
-    if shown:
-        table = Table("", "check", "where", "what was found", "what to do", show_lines=True)
-        for finding in shown:
-            table.add_row(
-                Text(finding.severity.value, style=_COLOURS[finding.severity]),
-                Text("\n").join([cell(finding.cluster), cell(finding.check)]),
-                cell(finding.thing),
-                cell(finding.evidence),
-                cell(finding.remedy),
-            )
-        console.print(table)
+    for finding in shown:
+        severity = (finding.severity.value, _COLOURS[finding.severity])
+        heading = Text.assemble(severity, cell(f": {finding.cluster}, {finding.check}: {finding.thing}"))
+        for line in (heading, cell(f"  found: {finding.evidence}"), cell(f"  to do: {finding.remedy}")):
+            console.print(line, soft_wrap=True)
     counts = {severity: sum(f.severity is severity for f in checkup.findings) for severity in Severity}
     made = sum(run.outcome == "made" for run in checkup.runs)
     verdict = _OUTCOMES[checkup.exit_code].upper() if checkup.exit_code else "healthy"
@@ -69,4 +65,4 @@ def print_report(checkup: Checkup, seconds: float, console: Console, *, is_brief
     runs = f"{made} of {len(checkup.runs)} checks"
     if away := checkup.unexamined:  # most checks of these clusters were never tried
         verdict, runs = f"NOT EXAMINED ({' and '.join(away)})", counted(made, "check")
-    console.print(Text(f"{verdict}: {found}; {runs} made in {seconds:.1f} s"))
+    console.print(Text(f"{verdict}: {found}; {runs} made in {seconds:.1f} s"), soft_wrap=True)
