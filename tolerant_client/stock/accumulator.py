@@ -1,9 +1,9 @@
 """kafka-python's record accumulator, whose flush also waits for batches that are split meanwhile.
 
 Laws:
-- The parts of a batch that was refused when it was first sent are new batches, and its sequences are free: it is not written.
+- The parts of a batch of which every attempt was refused are new batches, and its sequences are free: it is not written.
   So a part that never is (the transaction is aborted, one record alone is too large) leaves no gap.
-- The parts of a batch that was sent before keep its sequences, under the producer id and epoch that it was sent with, and all
+- The parts of a batch that may be written keep its sequences, under the producer id and epoch that it was sent with, and all
   of them are sent, also while their transaction is aborted.  Brokers refuse a batch as too large before they look whether it is
   one that they have, so an earlier attempt may be written (its limit was lowered since): its broker refuses the parts as out of
   order then, and no record is written twice.  kafka-python gives the parts the next sequences of the epoch that began meanwhile.
@@ -15,6 +15,7 @@ import threading
 import time
 from itertools import islice
 from typing import Any
+from weakref import WeakSet
 
 from kafka.errors import KafkaTimeoutError
 
@@ -22,7 +23,14 @@ from tolerant_client.stock.stock_names import RecordAccumulator
 
 
 class TolerantAccumulator(RecordAccumulator):  # type: ignore[misc]  # kafka-python is untyped
-    """The records of one producer that have not ended yet."""
+    """The records of one producer that have not ended yet.
+
+    `may_be_written` are batches with an attempt that no broker has refused.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.may_be_written: WeakSet[Any] = WeakSet()
 
     def _tp_lock(self, tp: Any) -> Any:
         """The lock of a partition, which its holder may take again."""
@@ -39,14 +47,16 @@ class TolerantAccumulator(RecordAccumulator):  # type: ignore[misc]  # kafka-pyt
             next_sequence = transactions.sequence_number(partition) if batch.has_sequence else None
             try:
                 count = super().split_and_reenqueue(batch, now)  # takes the batch's sequences back
-                if batch.in_retry():
+                if batch in self.may_be_written:
                     for part in islice(self._batches[partition], count):
                         self._replace(batch, part)
             except BaseException:
                 self._leave_parts(batch)
                 raise
             finally:
-                if batch.has_sequence and (batch.in_retry() or not transactions.producer_id_and_epoch.match(batch)):
+                if batch.has_sequence and (
+                    batch in self.may_be_written or not transactions.producer_id_and_epoch.match(batch)
+                ):
                     # Nothing is free: also later parts have theirs.
                     transactions.set_sequence_number(partition, next_sequence)
         return count
@@ -58,7 +68,7 @@ class TolerantAccumulator(RecordAccumulator):  # type: ignore[misc]  # kafka-pyt
             part._latch.set()
 
     def _replace(self, batch: Any, part: Any) -> None:
-        """Makes the next part of a batch that was sent before as that one: it is not given other sequences, nor aborted."""
+        """Makes the next part of a batch that may be written as that one: it is not given other sequences, nor aborted."""
         partition, transactions = batch.topic_partition, self._transaction_manager
         if batch.has_sequence:
             sequence = transactions.sequence_number(partition)
@@ -68,6 +78,7 @@ class TolerantAccumulator(RecordAccumulator):  # type: ignore[misc]  # kafka-pyt
             transactions.increment_sequence_number(partition, part.record_count)
         part.records.close()
         part._retry, part.drained = True, batch.drained
+        self.may_be_written.add(part)
 
     def await_flush_completion(self, timeout: float | None = None) -> Any:
         """Waits until the records that are there now have ended; raises KafkaTimeoutError after `timeout` seconds.

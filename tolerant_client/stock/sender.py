@@ -10,8 +10,10 @@ Laws:
   kafka-python fails its records then, however young they are.
 - No batch is sent while another one of its partition is in flight, also if the records of that one are late: both could
   be refused and sent again in the other order, or the older one be appended as the later one of two epochs.
-- A batch that a broker refuses may be written if it was sent before, by us or by a connection that had lost its response; its
-  error says so.  How often a connection did that is known for all Produce requests together: in doubt, it was this one.
+- A batch that a broker refuses may be written if an earlier attempt got no response, or one that says that it was appended, or if
+  a connection sent it again because it had lost the response; its error says so.  How often a connection did that is known for
+  all Produce requests together: in doubt, it was this one.  An attempt that was refused, for example because the leader has
+  moved, has written nothing.
 - A batch whose records have ended does nothing more when its request ends, of which a later transaction may know nothing.
 - A Produce request that ends leaves each of its partitions to the next batch, and none of its batches in flight, whatever is
   raised meanwhile.  kafka-python would never send to such a partition again.
@@ -32,11 +34,22 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from kafka.errors import (
+    BrokerNotAvailableError,
+    FencedLeaderEpochError,
     KafkaConnectionError,
     KafkaError,
     KafkaTimeoutError,
+    LeaderNotAvailableError,
+    MessageSizeTooLargeError,
+    NodeNotReadyError,
+    NotEnoughReplicasError,
+    NotLeaderForPartitionError,
+    RecordListTooLargeError,
+    ReplicaNotAvailableError,
     RequestTimedOutError,
     RetriableError,
+    UnknownLeaderEpochError,
+    UnknownTopicOrPartitionError,
 )
 
 from tolerant_client.errors import RecoveryExhaustedError
@@ -45,6 +58,20 @@ from tolerant_client.stock.stock_names import Sender
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.05  # at least, between two endings of late records while other requests are waited for
+# What a broker says of a batch before it appends it.  A leader that is deposed while it waits for its followers says some of
+# these of a batch that it has appended, with the offset that it gave it (DelayedProduce.scala).
+_REFUSED = (
+    BrokerNotAvailableError,
+    FencedLeaderEpochError,
+    LeaderNotAvailableError,
+    MessageSizeTooLargeError,
+    NotEnoughReplicasError,
+    NotLeaderForPartitionError,
+    RecordListTooLargeError,
+    ReplicaNotAvailableError,
+    UnknownLeaderEpochError,
+    UnknownTopicOrPartitionError,
+)
 _SILENT = (RequestTimedOutError, RecoveryExhaustedError)  # which the next connection may not cure
 
 
@@ -84,10 +111,10 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         records.reset_next_batch_expiry_time()
         waiting, sent = records.expired_batches(now=now), super()._get_expired_inflight_batches(now=now)
         for batch in waiting + sent:
-            is_sent = batch in sent or batch.in_retry()
+            is_sent = batch in sent or batch in records.may_be_written
             late = (
                 f"{batch.record_count} records for {batch.topic_partition} did not end within delivery_timeout_ms: they were "
-                + ("sent, and no broker has acknowledged them: they may be written" if is_sent else "not sent")
+                + ("sent, and no broker has acknowledged them: they may be written" if is_sent else "not written")
             )
             self._complete_batch_with_exception(batch, KafkaTimeoutError(late))
         records.muted |= in_flight
@@ -147,13 +174,18 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         """Completes a batch that failed, or has it sent again."""
         if batch.final_state is not None:
             return
-        if partition_response is not None:
+        doubtful = self._accumulator.may_be_written
+        if partition_response is None and not isinstance(exception, NodeNotReadyError):
+            doubtful.add(batch)
+        elif partition_response is not None:
             repeats = self._repeats()
             if repeats != self._repeats_before.get(batch, repeats):
-                batch._retry = True
-            if batch.in_retry() and not self._can_retry(batch, type(exception)):
+                doubtful.add(batch)
+            if batch in doubtful and not self._can_retry(batch, type(exception)):
                 said = [str(exception.args[0])] if any(exception.args) else []
                 exception = type(exception)("; ".join([*said, "the records were sent before, and may be written"]))
+            if not isinstance(exception, _REFUSED) or partition_response.base_offset >= 0:
+                doubtful.add(batch)
         try:
             super()._dispatch_error(batch, exception, partition_response)
         except Exception as error:

@@ -74,8 +74,11 @@ class Producer:
     def fail(self, batch: ProducerBatch, error: Exception) -> None:
         self.sender._failed_produce([batch], LEADER, error)
 
-    def refuse(self, batch: ProducerBatch, error: type[Errors.BrokerResponseError]) -> None:
-        self.sender._handle_produce_response(LEADER, 0.0, [batch], response(error, batch.topic_partition))
+    def refuse(self, batch: ProducerBatch, error: type[Errors.BrokerResponseError], at: int = -1) -> None:
+        """A broker refuses the batch; `at` is the offset at which it has appended it all the same."""
+        refusal = response(error, batch.topic_partition)
+        refusal.responses[0].partition_responses[0].base_offset = at
+        self.sender._handle_produce_response(LEADER, 0.0, [batch], refusal)
 
     def let_pass(self, seconds: float, *batches: ProducerBatch) -> None:
         """Makes batches older."""
@@ -258,7 +261,7 @@ def test_a_record_that_is_late_in_its_queue_lets_no_other_one_pass_the_batch_in_
     waiting = [batch for batch in producer.accumulator._incomplete.all() if batch.producer_id < 0]
     producer.let_pass(121, *waiting)
     run_on_the_event_loop(producer)
-    assert isinstance(ended(late), Errors.KafkaTimeoutError) and "not sent" in str(ended(late))
+    assert isinstance(ended(late), Errors.KafkaTimeoutError) and "not written" in str(ended(late))
     producer.append()
     assert producer.requested() == []
 
@@ -423,6 +426,31 @@ def test_a_batch_may_be_written_if_its_connection_sent_it_again(is_repeated: boo
         counters.add(Requeued("Produce", 1, None, "lost"), LEADER)
     producer.refuse(batch, Errors.MessageSizeTooLargeError)
     assert [part.in_retry() for part in producer.accumulator._batches[PARTITION]] == [is_repeated] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "at", "is_in_doubt"),
+    [
+        (Errors.NotLeaderForPartitionError, -1, False),
+        (Errors.NotEnoughReplicasError, -1, False),
+        (Errors.NotLeaderForPartitionError, 70, True),  # deposed while it waited for its followers
+        (Errors.NotEnoughReplicasAfterAppendError, 70, True),
+        (Errors.RequestTimedOutError, 70, True),
+        (Errors.KafkaStorageError, -1, True),
+    ],
+)
+def test_the_parts_of_a_batch_that_was_refused_before_are_new_batches(
+    error: type[Errors.BrokerResponseError], at: int, is_in_doubt: bool
+) -> None:
+    """Else one record that is too large, after a leader has moved, would fail all records of its batch."""
+    producer = idempotent()
+    producer.append()
+    batch = producer.sends()
+    producer.refuse(batch, error, at)
+    producer.let_pass(1, batch)
+    assert producer.sends() is batch
+    producer.refuse(batch, Errors.MessageSizeTooLargeError)
+    assert [part.in_retry() for part in producer.accumulator._batches[PARTITION]] == [is_in_doubt] * 2
 
 
 @pytest.mark.parametrize("is_in_doubt", [True, False])
