@@ -808,6 +808,44 @@ def test_a_translated_copy_waits_for_a_quota_and_sends_nothing_twice(source: str
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("rate", [100_000, 50_000])
+@pytest.mark.parametrize("is_translated", [True, False], ids=["translated", "identical"])
+def test_a_batch_that_is_throttled_for_longer_than_a_transaction_lasts_is_copied_once(
+    source: str, target: str, is_translated: bool, rate: int
+) -> None:
+    """8 MB at 100 kB/s are throttled for 70 s: the rows of the map and the transaction's end do not wait for that."""
+    topic = link = f"target-quota-large-{rate}-{is_translated}"
+    partitions = [TopicPartition(topic, number) for number in range(2)]
+    create_topic(source, topic, 2, {"max.message.bytes": "10000000"})
+    size = records = 0
+    for large in (8_000_000, 2_000_000):
+        size += append_records(source, topic, 50, partitions=2, first=records)
+        size += append_records(source, topic, 1, first=records + 50, size=large)
+        size += append_records(source, topic, 50, partitions=2, first=records + 51)
+        records += 101
+    with both(source, target) as (origin, there), quota(target, producer_byte_rate=float(rate)):
+
+        async def run() -> dict[TopicPartition, Progress]:
+            prepared = await prepare_link(origin, there, topic, link, is_translated=is_translated)
+            kind = translated_offsets() if is_translated else identical_offsets(prepared.producer_id)
+            return await LinkCopier(origin, there, kind, link=link).copy(prepared.ends)
+
+        began = time.monotonic()
+        progress = origin.run(run)
+        took = time.monotonic() - began
+    print(f"{size} bytes at {rate} bytes a second took {took:.0f} s, {progress}")
+    assert [progress[each].troubles for each in partitions] == [0, 0]
+    assert sum(ends(target, topic, 2)) <= sum(ends(source, topic, 2)) + 60 * is_translated, "only markers besides"
+    logs = [read_with_kafka_python(servers, partitions, committed=True) for servers in (source, target)]
+    copied, there_now = [
+        [[(r.timestamp, r.key, r.value) for _, r in sorted(log[each].items())] for each in partitions] for log in logs
+    ]
+    assert there_now == copied
+    # The last large batch is not waited for, and a broker averages over its windows.
+    assert (size - 2_100_000) / rate * 0.8 < took < size / rate * 1.2 + 20
+
+
+@pytest.mark.long
 def test_many_partitions_share_a_quota_without_an_aborted_transaction_and_end_at_once(source: str, target: str) -> None:
     """The rows and the ends of transactions, and the claims, come between the batches of all partitions."""
     topic = link = "target-quota-shared"

@@ -791,7 +791,7 @@ FLIPS = (
         "T5 throttle",
         "a throttling broker is probed",
         "stock/connection",
-        "self.in_flight_requests.silence.progress(self._throttle_time)",
+        "self.in_flight_requests.silence.progress(min(self._throttle_time, time.monotonic() + longest_s))",
         "pass",
     ),
     Flip(

@@ -15,6 +15,7 @@ import kafka.errors as Errors
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.connections import FETCH, PRODUCE, SOON, LeftThrottledError, lane_of
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.fetch import (
     FIRST_BATCH_FETCH_VERSION,
@@ -30,6 +31,7 @@ from tolerant_client.cluster.produce import (
     MAX_PRODUCE_VERSION,
     MIN_PRODUCE_VERSION,
     PRODUCE_BY_ID_VERSION,
+    ProduceResult,
     RawProduce,
 )
 from tolerant_client.errors import UnsupportedSourceError
@@ -165,7 +167,7 @@ class Cluster(Leaders):
         Raises UnsupportedVersionError, and sends nothing, where the node is older than the first one that was asked.
         """
         await self.connect()
-        lane = self.fetch_lane(node_id)
+        lane = self.lane(FETCH, node_id)
         connection = await self.manager.get_connection(lane)
         if request.API_VERSION > connection.broker_version_data.api_versions[request.API_KEY][1]:
             self.nodes_without_ids.add(node_id)
@@ -209,7 +211,7 @@ class Cluster(Leaders):
             if topic_ids:
                 response = await self.send_fetch(node_id, request)
             else:
-                response = await self.send(request, self.fetch_lane(node_id) if max_wait_ms else node_id)
+                response = await self.send(request, self.lane(FETCH, node_id) if max_wait_ms else node_id)
             if (
                 response.partitions
                 or not response.throttle_time_ms
@@ -238,9 +240,11 @@ class Cluster(Leaders):
         acks: int = -1,
         transactional_id: str | None = None,
         topic_ids: Mapping[TopicPartition, uuid.UUID] = _NO_IDS,
+        lane: str = PRODUCE,
     ) -> Any:
         """Sends one batch per partition; returns a kafka Future of ProduceResult (None with acks=0), for pipelining.
 
+        It fails while the node's lane for it is not `sendable`.
         With `topic_ids`, given for all partitions, only topics that still have these ids take the batches, whatever has
         their names by now, where the node knows ids (Kafka 4.1); other nodes take them by name.
         """
@@ -253,18 +257,38 @@ class Cluster(Leaders):
                 transactional_id=transactional_id,
                 topic_ids=topic_ids if topic_ids.keys() >= batches.keys() and self.produces_by_id(node_id) else None,
             )
-            return self.manager.send(request, node_id)
+            return self.manager.send(request, self.lane(lane, node_id))
         except Errors.KafkaError as error:  # the node is unknown, has refused our credentials, or is too old
             return Future().failure(error)
 
+    async def produce_soon(
+        self, node_id: int, batches: Mapping[TopicPartition, memoryview], *, transactional_id: str | None = None
+    ) -> ProduceResult:
+        """As `produce`, for a few bytes that may wait for no quota.
+
+        They may arrive more than once: a broker drops repeats of a producer's batch, and others must not mind.
+        """
+        lane = lane_of(SOON, node_id)
+        while True:
+            await self.sendable(lane)
+            try:
+                result: ProduceResult = await self.produce(
+                    node_id, batches, transactional_id=transactional_id, lane=SOON
+                )
+            except Errors.KafkaError as error:
+                if not isinstance(error.__cause__ or error, LeftThrottledError):
+                    raise
+                continue  # ours was behind the request that was throttled
+            self.leave_throttled(lane=lane)
+            return result
+
     async def append(self, partition: TopicPartition, batch: memoryview) -> int:
-        """Appends a batch, tried once; returns its base offset when all in-sync replicas have it.
+        """Appends a small batch, tried once; returns its base offset when all in-sync replicas have it.
 
         Raises Kafka's error; the batch may have been appended nevertheless.
         """
         node_id = await self.leader(partition)
-        await self.sendable(node_id)
-        (part,) = await self.produce(node_id, {partition: batch})
+        (part,) = await self.produce_soon(node_id, {partition: batch})
         if part.error_code:
             raise Errors.for_code(part.error_code)(f"appending to {partition.topic}-{partition.partition}")
         return int(part.base_offset)

@@ -3,8 +3,12 @@
 Laws:
 - One event loop (kafka-python's NetworkSelector) may serve several clusters;
   everything here runs on it, as coroutines.
-- Long-polling fetches have a connection of their own to each node, so that
-  nothing ever waits for them.
+- What may be held up has a connection of its own to each node, a lane, so that nothing else ever waits for it: long-polling
+  fetches, and batches of records.  A node that throttles us (KIP-219) reads nothing of the connection that got that response,
+  for as long as the quota takes for all the bytes, however long that is; it reads the others.
+- Small batches that may not wait (rows of a transaction's map, the topics that keep state) go on a third lane, which is left
+  once it is throttled for longer than _SOON_S: a node reads a new connection up to its first response.  Their bytes count for
+  the quota all the same.
 - An error code is believed when a broker repeats it; a single one is retried.
 - A node that throttles us (KIP-219) is not away: requests wait until it reads again, and no patience ends meanwhile.
 """
@@ -44,6 +48,8 @@ _SAID_BY_BROKERS: Mapping[type[BaseException], str] = {
 
 _STOP_LOOK_MS = 100  # between two looks whether a wait is to be given up
 _THROTTLED_MS = 1_000  # after a throttle, for the response that it held up
+_LOOK_S = 1.0  # until the next look whether a node still throttles us: a throttle may turn out to be none
+_SOON_S = 1.0  # longer than a quota of requests throttles: a new connection costs some
 _FULL_S = 0.005  # until the next look at a connection that has its limit of requests in flight
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -55,6 +61,18 @@ _DEFAULTS: Mapping[str, Any] = {
     "reconnect_backoff_max_ms": 1000,
     "socket_connection_setup_timeout_ms": 5000,
 }
+
+
+FETCH, PRODUCE, SOON = "fetch", "produce", "soon"  # lanes
+
+
+class LeftThrottledError(Errors.KafkaConnectionError):  # type: ignore[misc]  # kafka-python is untyped
+    """A connection was closed because a quota throttles it; what was in flight may be done."""
+
+
+def lane_of(purpose: str, node_id: int) -> str:
+    """The name of a node's connection for one purpose."""
+    return f"{purpose}-{node_id}"
 
 
 class Connections:
@@ -128,15 +146,14 @@ class Connections:
         for connection in list(self.manager._conns.values()):
             connection.close(Errors.KafkaConnectionError(why))
 
-    def leave_throttled(self, longer_s: float) -> None:
-        """Closes the connections that a node does not read for longer than that because of a quota.
+    def leave_throttled(self, longer_s: float = _SOON_S, lane: str | None = None) -> None:
+        """Closes the connections, or that of a lane, that a node does not read for longer than that because of a quota.
 
-        It reads a new one up to its first response (KIP-219).  For what is small and may not wait: its bytes count for the quota
-        all the same.  A quota of requests throttles for a second at most, and a new connection costs some.
+        For what is small and may not wait.
         """
-        for node_id, connection in list(self.manager._conns.items()):
-            if self.throttle_s(node_id) > longer_s:
-                connection.close(Errors.KafkaConnectionError("a quota throttles it"))
+        for name, connection in list(self.manager._conns.items()):
+            if lane in (None, name) and self.throttle_s(name) > longer_s:
+                connection.close(LeftThrottledError("a quota throttles it"))
 
     def run(
         self, function: Callable[..., Awaitable[_T]], *args: Any, is_stopping: Callable[[], bool] | None = None
@@ -200,13 +217,13 @@ class Connections:
             )
         return version
 
-    def fetch_lane(self, node_id: int) -> str:
-        """A second address-book entry for a node: kafka-python keeps one connection per entry."""
+    def lane(self, purpose: str, node_id: int) -> str:
+        """A further address-book entry for a node: kafka-python keeps one connection per entry."""
         cluster = self.manager.cluster
         broker = cluster.broker_metadata(node_id)
         if broker is None:
             raise Errors.NodeNotReadyError(f"node {node_id} of the {self.name} is not in the metadata")
-        lane = f"fetch-{node_id}"
+        lane = lane_of(purpose, node_id)
         known = cluster._coordinator_brokers.get(lane)
         if known is None or (known.host, known.port) != (broker.host, broker.port):
             cluster._coordinator_brokers[lane] = type(broker)(lane, broker.host, broker.port, None)
@@ -286,7 +303,8 @@ class Connections:
     def quota_words(self) -> str:
         """The end of a sentence about what is not copied yet: the nodes that throttle us now, which may be the reason; "" without."""
         nodes = sorted(broker.node_id for broker in self.manager.cluster.brokers())
-        found = [node_id for node_id in nodes if any(map(self.throttle_s, (node_id, f"fetch-{node_id}")))]
+        lanes = {n: (n, *(lane_of(purpose, n) for purpose in (FETCH, PRODUCE, SOON))) for n in nodes}
+        found = [node_id for node_id in nodes if any(map(self.throttle_s, lanes[node_id]))]
         if not found:
             return ""
         which = f"node{'s' * (len(found) > 1)} {', '.join(map(str, found))} of the {self.name}"
@@ -294,7 +312,7 @@ class Connections:
 
     async def _any_node(self) -> Any:
         while (wait_s := self.throttled_s()) > 0:
-            await self.net.sleep(wait_s)
+            await self.net.sleep(min(wait_s, _LOOK_S))
         return self.manager.least_loaded_node()
 
     async def heard(self, future: Any, within_ms: float, node_id: int | None = None) -> Any:
@@ -310,12 +328,12 @@ class Connections:
                 wait_s = max(map(self.throttle_s, nodes), default=0.0)
                 if future.is_done or wait_s == 0.0:
                     raise
-                within_ms = 1000 * wait_s + _THROTTLED_MS
+                within_ms = 1000 * min(wait_s, _LOOK_S) + _THROTTLED_MS
 
     async def sendable(self, node_id: int | str) -> None:
         """Waits until a node takes requests: a quota is no trouble."""
         while (wait_s := self.paused_s(node_id)) > 0:
-            await self.net.sleep(wait_s)
+            await self.net.sleep(min(wait_s, _LOOK_S))
 
     async def insist(self, what: str, attempt: Callable[[], Awaitable[_T]], patience_ms: int | None = None) -> _T:
         """Repeats `attempt` while its error may heal, for at most `patience_ms` (or the cluster's own).
@@ -335,7 +353,7 @@ class Connections:
                     self._refuse_login(error)
                 if isinstance(error, Errors.NodeNotReadyError) and (wait_s := self.throttled_s()) > 0:
                     began = time.monotonic()
-                    await self.net.sleep(wait_s)
+                    await self.net.sleep(min(wait_s, _LOOK_S))
                     patience.extend(time.monotonic() - began)
                 if patience.hear(str(error)) and not getattr(error, "retriable", False):
                     if isinstance(error, Errors.AuthorizationError) and not isinstance(error.__cause__, type(error)):

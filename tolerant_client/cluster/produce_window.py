@@ -10,8 +10,8 @@ B. A broker throttles us for each request that it reads, and reads the next one 
 C. A turn comes in the order in which it was asked for, and is used at once: nobody loses it to a newcomer.
 D. What lasts only for a time, as a transaction, begins in its turn, not before it: all others' throttles may come first.
 
-With B any other request to the node, as a renewal of a claim or the end of a transaction, waits for about _FLIGHT_S each time it
-finds the node throttled, however many partitions share the quota: far less than a lease or a transaction lasts.
+With B, and because nothing but batches goes on this connection (connections.py), a transaction ends long before it would time
+out, whatever the quota and however large its last batch: only the next batch waits for the throttle.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.connections import PRODUCE, lane_of
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.tasks import resolve
 
@@ -48,7 +49,7 @@ class ProduceWindow:
         self.room_bytes = _FIRST_BYTES
         self.throttled_until = float("-inf")  # by the clock and the last throttle
         self._cluster = cluster
-        self._node_id = node_id
+        self._lane = lane_of(PRODUCE, node_id)
         self._most = most
         self._on_room = on_room
         self._clock = clock
@@ -73,7 +74,7 @@ class ProduceWindow:
         """Whether a request may be sent now; if not, `on_room` is called once one may be."""
         if self.in_flight >= self._most or self._bytes >= self.room_bytes:
             return False
-        if not self._cluster.paused_s(self._node_id):
+        if not self._cluster.paused_s(self._lane):
             return True
         if not self._is_paused:
             self._is_paused = True
@@ -122,7 +123,7 @@ class ProduceWindow:
             self._measured_bytes /= 2
 
     async def _resume(self) -> None:
-        await self._cluster.sendable(self._node_id)
+        await self._cluster.sendable(self._lane)
         self._is_paused = False
         self.flush()
 

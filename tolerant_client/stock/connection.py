@@ -92,6 +92,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         self._unsent_bare: list[Buffer] = []
         self._written_bytes = 0  # given to the transport
         self._flushed_bytes: int | None = None  # once closed: how many of them left the process, if that is known
+        self._doubts_throttle = False
         self.is_retired = False
         self.has_served = False  # whether a caller's request got a response
         self._timer: Any = None
@@ -180,7 +181,8 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         The limit of requests in flight does not hold up resends and probes: the
         responses that would make room may be waiting for them.
         """
-        if self.paused and not (is_repair and self.paused == {_LIMIT}):
+        passed = {_LIMIT, "throttle"} if self._doubts_throttle else {_LIMIT}
+        if self.paused and not (is_repair and self.paused <= passed):
             self._unsent.append(entry)
             return
         size = sum(map(len, entry.context.buffers))
@@ -248,6 +250,8 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
     def frames_received(self, frames: list[memoryview], now: float) -> None:
         """Takes whole frames from the transport, in the order of arrival."""
         tracker = self.in_flight_requests
+        if frames and self._doubts_throttle:
+            self._lift_throttle()
         for frame in frames:
             if self.closed or tracker.is_retired:
                 return
@@ -312,16 +316,30 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
             entry.context.future.success(event.response)
 
     def _maybe_throttle(self, response: Any) -> None:
-        longest = self.recovery_policy.max_throttle_ms
-        if getattr(response, "throttle_time_ms", 0) > longest:
-            log.warning(
-                "%s: a throttle of %d ms is limited to %d ms", self._node_name, response.throttle_time_ms, longest
-            )
-            response.throttle_time_ms = int(longest)
         super()._maybe_throttle(response)
-        if self._throttle_time:
-            # A throttling broker reads none of our requests before that time (KIP-219).
-            self.in_flight_requests.silence.progress(self._throttle_time)
+        if not self._throttle_time:
+            return
+        # A throttling broker reads none of our requests before that time (KIP-219).
+        longest_s = self.recovery_policy.max_throttle_ms / 1000
+        self.in_flight_requests.silence.progress(min(self._throttle_time, time.monotonic() + longest_s))
+        if response.throttle_time_ms > 1000 * longest_s:
+            self.net.call_later(longest_s, self._doubt_throttle)
+
+    def _doubt_throttle(self) -> None:
+        """Sends a probe to a broker that is said to throttle us for so long: any response shows that it reads, and does not."""
+        now = time.monotonic()
+        if self.closed or self.in_flight_requests.is_retired or self._throttle_time <= now:
+            return
+        self._doubts_throttle = True
+        if self.in_flight_requests.question is None:
+            return self._lift_throttle()
+        log.info("%s: throttles us for %.0f s more, if that is true", self._node_name, self._throttle_time - now)
+        self._act(self.in_flight_requests.ask("the throttle is too long to be believed", now), now)
+
+    def _lift_throttle(self) -> None:
+        self._doubts_throttle = False
+        self._throttle_time = 0
+        self.unpause("throttle")
 
     def _send_probe(self, event: Probe, now: float) -> None:
         entry = event.request

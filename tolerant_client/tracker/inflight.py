@@ -315,6 +315,11 @@ class InFlightRequests:
         if self._trial.asks_at <= now or (grace == 0.0 and self._trial.asks_at < NEVER):
             self._ask("a response came out of step", now)
 
+    def ask(self, reason: str, now: float) -> list[Event]:
+        """Sends a probe, for a caller that wants to know whether the broker reads; there must be a `question`."""
+        self._ask(reason, now)
+        return self._settlement.done()
+
     def _ask(self, reason: str, now: float) -> None:
         """Sends a probe in place of the one before."""
         if self.question is None:

@@ -46,9 +46,10 @@ class RecoveryPolicy:
     """The window of `max_mismatches`."""
 
     max_throttle_ms: float = 30_000.0
-    """The longest throttle_time_ms of a broker that is obeyed; a flipped bit may claim days.
+    """How long a broker's throttle_time_ms is believed; a flipped bit may claim days.
 
-    To end a throttle early does no harm, because a broker does not read a connection that it throttles (KIP-219).
+    A longer one is obeyed while the broker does not respond to a probe: it reads nothing of a connection that it throttles
+    (KIP-219).  Without a question to ask (old brokers) it ends then.
     """
 
     coordinator_timeout_ms: float = 30_000.0

@@ -44,7 +44,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
         monkeypatch.setattr(made, "send", send)
         monkeypatch.setattr(made, "version", lambda request, lowest, highest: highest)
         monkeypatch.setattr(made, "highest_version", lambda request: 17)
-        monkeypatch.setattr(made, "fetch_lane", lambda node_id: f"fetch-{node_id}")
+        monkeypatch.setattr(made, "lane", lambda purpose, node_id: f"{purpose}-{node_id}")
         connections = {"fetch-1": Connection(12), "fetch-2": Connection(17)}
         monkeypatch.setattr(made.manager, "get_connection", connections.__getitem__)
         made.manager.cluster._topic_ids = {"a": SimpleNamespace(int=5, bytes=bytes(16))}

@@ -13,10 +13,12 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.connections import LeftThrottledError
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.fetch import FetchedPartition, FetchResult
+from tolerant_client.cluster.produce import ProduceResult
 from tolerant_client.cluster.tasks import resolve
-from tolerant_client.errors import ClusterUnreachableError
+from tolerant_client.errors import ClusterUnreachableError, OutcomeUnknownError
 
 FIRST = TopicPartition("orders", 0)
 
@@ -132,6 +134,44 @@ def test_a_fetch_whose_response_only_throttles_is_sent_again_for_the_patience(
     assert cluster.run(fetch) == []
 
 
+def test_what_may_not_wait_for_a_quota_leaves_its_lane_and_is_sent_again_if_it_was_behind_the_request_that_was_throttled(
+    cluster: Throttled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows are in flight at once: the node reads one of each connection, and throttles that for a minute."""
+    sent: list[tuple[int, str]] = []
+    waiting: list[Future] = []
+    rows = {number: {TopicPartition("map", number): memoryview(b"")} for number in range(3)}
+
+    def produce(node_id: int, batches: Any, *, transactional_id: str | None, lane: str) -> Future:
+        sent.append((next(iter(batches)).partition, lane))
+        waiting.append(Future())
+        return waiting[-1]
+
+    def leave(longer_s: float = 1.0, lane: str | None = None) -> None:
+        assert lane == "soon-1"
+        behind, waiting[:] = waiting[:], []
+        left = LeftThrottledError("a quota throttles it")
+        unknown = OutcomeUnknownError("the connection was lost")  # of what was written
+        unknown.__cause__ = left
+        for future, error in zip(behind, (unknown, left), strict=False):
+            future.failure(error)
+
+    async def run() -> list[Any]:
+        appended = [cluster.net.call_soon_with_future(cluster.produce_soon, 1, rows[number]) for number in rows]
+        results = []
+        while len(results) < len(rows):
+            await cluster.net.sleep(0.01)
+            waiting.pop(0).success(ProduceResult([], 60_000))
+            await cluster.net.sleep(0.01)
+            results = [await future for future in appended if future.is_done]
+        return results
+
+    monkeypatch.setattr(cluster, "produce", produce)
+    monkeypatch.setattr(cluster, "leave_throttled", leave)
+    assert [result.throttle_time_ms for result in cluster.run(run)] == [60_000] * 3
+    assert sent == [(number, "soon") for number in (0, 1, 2, 1, 2, 2)]
+
+
 def test_a_quota_is_named_with_its_node(cluster: Throttled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "throttle_s", functools.partial(Cluster.throttle_s, cluster))
     assert cluster.quota_words() == ""
@@ -158,6 +198,8 @@ def test_what_may_not_wait_leaves_the_connections_that_a_quota_throttles(
             paused=paused, _throttle_time=until, close=lambda error, node=node: closed.append((node, str(error)))
         )
         monkeypatch.setitem(cluster.manager._conns, node, there)
+    cluster.leave_throttled(2.5, "soon-1")
+    assert not closed
     cluster.leave_throttled(2.5)
     assert [node for node, _ in closed] == [1] and "quota" in closed[0][1]
     cluster.manager._conns.clear()

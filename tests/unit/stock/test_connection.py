@@ -454,6 +454,22 @@ def test_throttle_that_no_broker_means_is_obeyed_for_a_bounded_time(clock: Clock
     assert future.succeeded()
 
 
+def test_throttle_is_obeyed_for_as_long_as_the_broker_does_not_respond(clock: Clock) -> None:
+    """A large batch behind a small quota takes minutes: what is sent before would only wait in a buffer (KIP-219)."""
+    bench = Bench(clock, recovery_policy=RecoveryPolicy(max_throttle_ms=2_000)).initialize()
+    bench.broker.ignore = lambda *_: True
+    bench.connection._maybe_throttle(MetadataResponse(version=9, throttle_time_ms=60_000))
+    bench.run(50.0)
+    assert bench.connection.paused == {"throttle"} and not bench.connection.closed
+    assert bench.broker.names() == ["Metadata"], "it is asked once"
+    bench.run(10.1)
+    assert not bench.connection.paused
+    bench.broker.ignore = lambda *_: False
+    future = bench.connection.send_request(list_offsets())
+    bench.run(0.1)
+    assert future.succeeded()
+
+
 def test_error_code_that_no_kafka_has_is_asked_about_again(bench: Bench) -> None:
     answer = struct.Struct(">ihq")  # of the partition: index, error code, base offset
     flip = SpoilOnce("Produce", lambda frame: [frame.replace(answer.pack(0, 0, 0), answer.pack(0, 256, 0))])

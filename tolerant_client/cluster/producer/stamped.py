@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import kafka.errors as Errors
@@ -25,7 +25,8 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.offsets import replicated_end
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.produce import ProducedPartition, add_sequence
+from tolerant_client.cluster.connections import PRODUCE, lane_of
+from tolerant_client.cluster.produce import ProducedPartition, ProduceResult, add_sequence
 from tolerant_client.cluster.producer.transaction import raise_for_code
 from tolerant_client.records.record_batch import BatchHeader, restamp
 
@@ -36,7 +37,7 @@ class StampedAppends:
     """Appends to `partition` as a producer, in its transaction if there is one; the batches are stamped in place.
 
     `may_send` is called before each request, and raises KafkaError once nothing more may be sent.  `what` names the
-    operation in the error of a refusal.
+    operation in the error of a refusal.  With `is_soon` they are few bytes that wait for no quota (Cluster.produce_soon).
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class StampedAppends:
         what: str | None = None,
         topic_id: uuid.UUID | None = None,
         may_send: Callable[[], None] = lambda: None,
+        is_soon: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
@@ -61,26 +63,33 @@ class StampedAppends:
         self._what = what
         self._topic_ids = {} if topic_id is None else {partition: topic_id}
         self._may_send = may_send
+        self._is_soon = is_soon
         self._clock = clock
         self._in_flight: deque[tuple[BatchHeader, float, Any]] = deque()
         self._shown_at = clock()  # when the last batch that was appended was sent
 
     def send(self, node_id: int, header: BatchHeader, batch: memoryview) -> Any:
-        """Sends a batch, which must not be changed until it is settled, and returns the future of Cluster.produce.
-
-        It fails while the node is not `Cluster.sendable`.
-        """
+        """Sends a batch, which must not be changed until it is settled, and returns the future of Cluster.produce."""
         self._may_send()
         restamp(batch, *self._producer, self._sequence, is_transactional=self._transactional_id is not None)
         self._sequence = add_sequence(self._sequence, header.record_count)
-        future = self._cluster.produce(
-            node_id,
-            {self._partition: batch},
-            transactional_id=self._transactional_id,
-            topic_ids=self._topic_ids,
-        )
+        batches, transactional_id = {self._partition: batch}, self._transactional_id
+        if self._is_soon:
+
+            def soon() -> Awaitable[ProduceResult]:
+                return self._cluster.produce_soon(node_id, batches, transactional_id=transactional_id)
+
+            future = self._cluster.net.call_soon_with_future(soon)
+        else:
+            future = self._cluster.produce(
+                node_id, batches, transactional_id=transactional_id, topic_ids=self._topic_ids
+            )
         self._in_flight.append((header, self._clock(), future))
         return future
+
+    async def _sendable(self, node_id: int) -> None:
+        if not self._is_soon:
+            await self._cluster.sendable(lane_of(PRODUCE, node_id))
 
     async def settled(self, most: int = 0) -> AsyncIterator[tuple[BatchHeader, ProducedPartition]]:
         """The batches that were appended, each with its response, until at most `most` are in flight.
@@ -115,7 +124,7 @@ class StampedAppends:
     async def append(self, node_id: int, header: BatchHeader, batch: memoryview) -> int:
         """Appends a batch with nothing else in flight; returns its base offset.  Raises what `settled` raises."""
         sequence = self._sequence
-        await self._cluster.sendable(node_id)
+        await self._sendable(node_id)
         self.send(node_id, header, batch)
         try:
             ((_, part),) = [each async for each in self.settled()]
@@ -133,7 +142,7 @@ class StampedAppends:
     ) -> None:
         """Like `append_at`, for many batches, at most `in_flight` of them in flight."""
         for header, batch in batches:
-            await self._cluster.sendable(node_id)
+            await self._sendable(node_id)
             if self._clock() - self._shown_at > _SHOWN_S:  # law B
                 await self._require_places(0)
                 await self._require_end(header.base_offset)

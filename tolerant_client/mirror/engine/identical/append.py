@@ -70,6 +70,11 @@ class Appender:
         self._on_no_leader = on_no_leader
         self._senders: dict[int, _Sender] = {}
 
+    @property
+    def throttled_until(self) -> float:
+        """When the last throttle of any node ended, or will: no time of trouble (by the clock)."""
+        return max((sender.window.throttled_until for sender in self._senders.values()), default=float("-inf"))
+
     def enqueue(self, accepted: list[tuple[PartitionCopy, Appendable]]) -> None:
         """Stamps and sends what was taken; drops what a partition in trouble took."""
         senders: set[_Sender] = set()

@@ -77,7 +77,8 @@ class IdenticalOffsets(Flow):
             return
         now, patience_s = self.clock(), self.link.limits.patience_ms / 1000
         copy.give_up_after(patience_s, now)
-        heard_at = max(self.appender.settled_at, copy.adopted_at, self.link.bucket.free_at)
+        appender = self.appender
+        heard_at = max(appender.settled_at, appender.throttled_until, copy.adopted_at, self.link.bucket.free_at)
         is_waiting = copy.is_troubled and partition not in self.unclaimed  # its own error tells what it waits for
         if copy.in_flight or is_waiting or now - heard_at <= patience_s or copy.phase is Phase.STOPPED:
             return

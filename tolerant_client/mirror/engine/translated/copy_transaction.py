@@ -11,6 +11,9 @@ D. The first batch goes alone: a broker that does not know the epoch accepts any
    refused batch is refused, too, and what was sent before it may be committed.
    The transaction is opened in that batch's turn (ProduceTurns, Law D): the coordinator aborts it after a time.
 E. A response with a time is no copy (M6): each batch is sent once, so the broker gave that time to its records.
+F. What ends a transaction waits for no quota: a batch is throttled after it was appended, for longer than a transaction lasts
+   if the quota is low for its size.  Only batches wait for that (connections.py); a row of the map that is sent again has the
+   sequence of the first time.
 """
 
 from __future__ import annotations
@@ -97,13 +100,14 @@ class CopyTransaction(ProducerTransaction):
         self._start_over()
 
     def _start_over(self) -> None:
-        self._records, self._rows = map(self._appends_to, (self._partition, self._map_partition))
+        self._records = self._appends_to(self._partition)
+        self._rows = self._appends_to(self._map_partition, is_soon=True)  # law F
         self._sent.clear()
         self.began_at = float("inf")
         self.runs = []
         self.bytes = self.taken_bytes = 0
 
-    def _appends_to(self, partition: TopicPartition) -> StampedAppends:
+    def _appends_to(self, partition: TopicPartition, *, is_soon: bool = False) -> StampedAppends:
         return StampedAppends(
             self._cluster,
             partition,
@@ -111,6 +115,7 @@ class CopyTransaction(ProducerTransaction):
             self.producer_epoch,
             transactional_id=self.transactional_id,
             may_send=self._may_send,
+            is_soon=is_soon,
         )
 
     async def open(self, *, with_records: bool = True) -> None:
