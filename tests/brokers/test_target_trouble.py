@@ -712,7 +712,7 @@ def test_copying_goes_on_at_a_start_with_another_producer_id(
 
 @contextmanager
 def quota(servers: str, **rates: float) -> Iterator[None]:
-    """Bytes a second, or percent of a thread, that all clients together may take."""
+    """Bytes a second, or percent of a thread, that each client id may take."""
     entry = AlterClientQuotasRequest.EntryData
 
     def alter(remove: bool) -> None:

@@ -242,7 +242,9 @@ async def nobody_is_promoted(_: object = None) -> None:
 
 def ends(servers: str, topic: str, partitions: int = 1) -> list[int]:
     """Log end offsets; -1 for a topic that is not there."""
-    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
+    with Cluster(
+        {"bootstrap_servers": servers, "client_id": "reader"}, name="reader"
+    ) as cluster:  # a quota is that of a client id
         if topic not in cluster.run(cluster.partitions, [topic]):
             return [-1] * partitions
         asked = {TopicPartition(topic, n): LATEST for n in range(partitions)}

@@ -14,13 +14,16 @@ import bisect
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.connections import FETCH, PRODUCE
+from tolerant_client.cluster.fetch import FetchResult
+from tolerant_client.cluster.produce import ProduceResult
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 from tolerant_client.records.record_batch import read_header
 from tolerant_client.tracker.events import RecoveryCounters
@@ -89,15 +92,19 @@ class _Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What happened since the last call of `take`: copies by partition, a histogram of latencies, recovery events by kind."""
+    """What happened since the last call of `take`: copies by partition, a histogram of latencies, recovery events by kind.
+
+    `throttles` are the throttle times of responses (KIP-219), in ms: of those to "produce" and to "fetch".
+    """
 
     copied: Mapping[TopicPartition, Copied]
     latencies: tuple[int, ...]
     recoveries: Mapping[str, int]
+    throttles: Mapping[str, Span] = field(default_factory=dict)
 
 
 class MeasuredCluster(Cluster):
-    """A target that counts what it acknowledges; transactional batches only with `has_transactional_copies`.
+    """A target that counts what it acknowledges; transactional batches only with `has_transactional_copies`.  A source has no copies.
 
     `wall_clock` returns seconds since 1970.
     """
@@ -116,6 +123,7 @@ class MeasuredCluster(Cluster):
         self._open: dict[str, list[_Sent]] = {}  # acknowledged, by transactional id
         self._latencies = [0] * (len(LATENCY_BOUNDS_MS) + 1)
         self._recovered: Counter[str] = Counter()
+        self._throttles: dict[str, Span] = {}
 
     def produce(
         self,
@@ -127,6 +135,7 @@ class MeasuredCluster(Cluster):
     ) -> Any:
         """Cluster.produce, measured."""
         future = super().produce(node_id, batches, *args, transactional_id=transactional_id, **options)
+        future.add_callback(self._throttled, PRODUCE)
         if transactional_id is None or self._has_transactional_copies:
             now_ms = int(self._wall_clock() * 1000)
             sent = [_sent(p, batch, now_ms) for p, batch in batches.items() if not p.topic.startswith(OWN_TOPICS)]
@@ -134,8 +143,10 @@ class MeasuredCluster(Cluster):
         return future
 
     async def send(self, request: Any, node_id: int | str | None = None) -> Any:
-        """Cluster.send; the ends of transactions are noted."""
+        """Cluster.send; the ends of transactions, and throttles of fetches, are noted."""
         response = await super().send(request, node_id)
+        if isinstance(response, FetchResult):
+            self._throttled(FETCH, response)
         if isinstance(request, (EndTxnRequest, InitProducerIdRequest)) and not response.error_code:
             ended = self._open.pop(request.transactional_id, [])  # InitProducerId aborts what was open
             if isinstance(request, EndTxnRequest) and request.committed:
@@ -143,17 +154,24 @@ class MeasuredCluster(Cluster):
         return response
 
     def take(self, *clusters: Cluster) -> Measured:
-        """What was measured since the last call; recovery events are those of this cluster and of `clusters`."""
+        """What was measured since the last call; recovery events and throttles are those of this cluster and of `clusters`."""
         total = RecoveryCounters()
+        throttles: dict[str, Span] = {}
         for cluster in (self, *clusters):
             total.merge(cluster.manager.recovery_counters)
+            if isinstance(cluster, MeasuredCluster):
+                throttles, cluster._throttles = spans_together([throttles, cluster._throttles]), {}
         events: Counter[str] = Counter()
         for (kind, _, _), count in total.as_dict().items():
             if kind != "completed":
                 events[kind] += count
-        taken = Measured(self._copied, tuple(self._latencies), dict(events - self._recovered))
+        taken = Measured(self._copied, tuple(self._latencies), dict(events - self._recovered), throttles)
         self._copied, self._latencies, self._recovered = {}, [0] * (len(LATENCY_BOUNDS_MS) + 1), events
         return taken
+
+    def _throttled(self, kind: str, response: ProduceResult | FetchResult | None) -> None:
+        if response is not None:  # with acks=0
+            self._throttles[kind] = self._throttles.get(kind, Span()).seen(response.throttle_time_ms)
 
     def _acknowledged(self, sent: Sequence[_Sent], transactional_id: str | None, response: Any) -> None:
         appended = {part.partition for part in response or () if not part.error_code}
@@ -174,6 +192,14 @@ class MeasuredCluster(Cluster):
             done = Copied(records, size, age, latency)
             known = self._copied.get(partition)
             self._copied[partition] = done if known is None else known.plus(done)
+
+
+def spans_together(found: Iterable[Mapping[str, Span]]) -> dict[str, Span]:
+    """The sums of spans by name."""
+    total: dict[str, Span] = {}
+    for spans in found:
+        total.update({name: total.get(name, Span()).plus(span) for name, span in spans.items()})
+    return total
 
 
 def _sent(partition: TopicPartition, batch: memoryview, now_ms: int) -> _Sent:

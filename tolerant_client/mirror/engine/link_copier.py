@@ -87,6 +87,7 @@ class LinkCopier:
         self._bytes_per_s = bytes_per_s
         self._shares = shares
         self._locks = PartitionLocks()
+        self._stands: dict[TopicPartition, tuple[int, float]] = {}  # how far each was copied, and since when
         self._repeated: set[Callable[[], Awaitable[None]]] = set()
 
     @property
@@ -166,10 +167,24 @@ class LinkCopier:
         raise tasks.failure
 
     def waiting(self) -> dict[TopicPartition, Waiting]:
-        """Partitions that have not moved for WAITS_AFTER_S though there is something to copy, and why."""
+        """Partitions that have not moved for WAITS_AFTER_S though there is something to copy, and why.
+
+        A quota of either cluster is named in each reason, and is the reason where nothing else was found.
+        """
         now, now_ms = self.link.clock(), int(time.time() * 1000)
-        found = {p: copy.waits(WAITS_AFTER_S, now) for p, copy in self.strategy.partitions.items()}
-        quota = f"{self.link.source.quota_words()}{self.link.target.quota_words()}" if any(found.values()) else ""
+        copies = self.strategy.partitions
+        self._stands = {
+            p: known if (known := self._stands.get(p)) is not None and known[0] == copy.acked else (copy.acked, now)
+            for p, copy in copies.items()
+        }
+        found = {p: copy.waits(WAITS_AFTER_S, now) for p, copy in copies.items()}
+        quota = f"{self.link.source.quota_words()}{self.link.target.quota_words()}"
+        for partition, copy in copies.items() if quota else ():
+            acked, since = self._stands[partition]
+            is_behind = not copy.has_reached or copy.is_behind or copy.has_work
+            is_over = copy.is_stopped or copy.paused_by is not None
+            if found[partition] is None and is_behind and not is_over and now - since >= WAITS_AFTER_S:
+                found[partition] = since, f"it stands at offset {acked:,}"
         waits = {p: Waiting(w[1] + quota, now_ms - int(1000 * (now - w[0]))) for p, w in found.items() if w is not None}
         if self.claims.problem:  # then nothing else that was found matters to what is not claimed
             unclaimed = [p for p in waits if not self.claims.holds(self.strategy.claim_of(p))]

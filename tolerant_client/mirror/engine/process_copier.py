@@ -18,7 +18,6 @@ from typing import Any
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import NetworkSelector
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.copy_metrics import Measured, MeasuredCluster
@@ -69,7 +68,9 @@ class _Worker:
         self.process_id = os.getpid()
         self._net = NetworkSelector(client_id="tolerant-mirror")
         file_options = link.file_options
-        self._source = Cluster(link.source, self._net, name="source", names=link.names, file_options=file_options)
+        self._source = MeasuredCluster(
+            link.source, self._net, name="source", names=link.names, file_options=file_options
+        )
         self._target = MeasuredCluster(
             link.target,
             self._net,

@@ -4,6 +4,8 @@ An MBean `kafka.connect.mirror:type=MirrorSourceConnector,source=A,target=B,topi
 `record-count` becomes, in jmx_exporter's default format in lower case (and in Strimzi's metrics reporter, for which its
 dashboards are made), `kafka_connect_mirror_mirrorsourceconnector_record_count{source=,target=,topic=,partition=}`.
 Attributes: MirrorSourceMetrics.java and MirrorCheckpointMetrics.java.  All are gauges there, and here.
+
+The throttle times of a producer and a consumer (SenderMetricsRegistry.java, FetchMetricsRegistry.java) have Kafka's names, too.
 """
 
 from __future__ import annotations
@@ -51,6 +53,26 @@ CHECKPOINT_METRICS = tuple(
     MBeanMetric(name, f"Time that a group's offset takes to the target, {word}", CHECKPOINT_LABELS)
     for name, word in ((f"{_CHECKPOINT}checkpoint_latency_ms{end}", word) for end, word in _SPANS.items())
 )
+
+
+THROTTLE_METRICS = tuple(
+    MBeanMetric(
+        f"{name}_{end}", f"Throttle time of a response to {what} in the last micro-batch, in ms, {word}", ("link",)
+    )
+    for name, what in (
+        ("kafka_producer_producer_metrics_produce_throttle_time", "Produce of the target"),
+        ("kafka_consumer_consumer_fetch_manager_metrics_fetch_throttle_time", "Fetch of either cluster"),
+    )
+    for end, word in (("avg", "mean"), ("max", "greatest"))
+)
+
+
+def throttle_values(throttles: Mapping[str, Span]) -> Iterator[tuple[str, float]]:
+    """Names and values of THROTTLE_METRICS; what had no response is left out."""
+    spans = [throttles.get(kind, Span()) for kind in ("produce", "fetch") for _ in range(2)]
+    for number, (metric, span) in enumerate(zip(THROTTLE_METRICS, spans)):
+        if span.number:
+            yield metric.name, span.greatest if number % 2 else span.mean
 
 
 def source_values(copied: Copied, offsets_per_s: float, bytes_per_s: float | None) -> Iterator[tuple[str, float]]:

@@ -28,8 +28,10 @@ from tolerant_client.ops.monitoring.health import health_of
 from tolerant_client.ops.monitoring.mbean_names import (
     CHECKPOINT_METRICS,
     SOURCE_METRICS,
+    THROTTLE_METRICS,
     checkpoint_values,
     source_values,
+    throttle_values,
 )
 from tolerant_client.ops.service.link_state import LinkState, Phase
 
@@ -138,7 +140,7 @@ def _families() -> dict[str, Metric]:
         families[name] = GaugeMetricFamily(_PREFIX + name, text, labels=labels)
     for name, (text, labels) in _COUNTERS.items():
         families[name] = CounterMetricFamily(_PREFIX + name, text, labels=labels)
-    for name, text, labels in (*SOURCE_METRICS, *CHECKPOINT_METRICS):
+    for name, text, labels in (*SOURCE_METRICS, *CHECKPOINT_METRICS, *THROTTLE_METRICS):
         families[name] = GaugeMetricFamily(name, text, labels=labels)
     return families
 
@@ -191,6 +193,8 @@ def _add_link(families: dict[str, Metric], state: LinkState, now_ms: int) -> Non
     _add(families, "restarts", [link], state.restarts)
     _add(families, "filled_offsets", [link], report.filled)
     _add(families, "troubles", [link], report.troubles)
+    for name, ms in throttle_values(report.throttles):
+        _add(families, name, [link], ms)
     for kind, events in report.recoveries.items():
         _add(families, "recovery_events", [link, kind], events)
     seconds = sum(done.latency.total for done in report.copied.values()) / 1000

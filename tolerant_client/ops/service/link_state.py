@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.batches.losses import LedgerRow
-from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, Measured, Span
+from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, Measured, Span, spans_together
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.health import (
@@ -49,7 +49,8 @@ class TaskReport:
     LATENCY_BOUNDS_MS.  `paused` is what an operator has paused, `blocked` what needs a person and why, `waiting` what does
     not move although tasks keep trying; these three and `acked` are as of `time_ms`.  `made_again` says when
     target topics were created again that had been copied to and then deleted.  `latest` is what the last micro-batch
-    copied, `repeats` how many micro-batches in a row ended with an error that a retry may cure.  All other fields are
+    copied, `throttles` its responses' throttle times in ms (Measured), `repeats` how many micro-batches in a row ended with an
+    error that a retry may cure.  All other fields are
     sums since the start of the query.
     """
 
@@ -70,6 +71,7 @@ class TaskReport:
     made_again: Mapping[str, int] = field(default_factory=dict)
     remedies: Mapping[TopicPartition, str] = field(default_factory=dict)
     repeats: int = 0
+    throttles: Mapping[str, Span] = field(default_factory=dict)
 
     @property
     def is_repeating(self) -> bool:
@@ -99,6 +101,7 @@ class TaskReport:
             copied=found.copied,
             latencies=found.latencies,
             recoveries=found.recoveries,
+            throttles=found.throttles,
         )
 
     def plus(self, later: Iterable[TaskReport], time_ms: int) -> TaskReport:
@@ -128,6 +131,7 @@ class TaskReport:
             {**self.made_again, **{topic: at for task in tasks for topic, at in task.made_again.items()}},
             {p: remedy for task in tasks for p, remedy in task.remedies.items()},
             self.repeats + 1 if any(task.repeats for task in tasks) else 0,
+            spans_together(task.throttles for task in tasks),
         )
 
 

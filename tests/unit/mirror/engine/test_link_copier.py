@@ -244,6 +244,18 @@ def test_what_is_not_claimed_waits_for_the_right_that_the_claims_lack(copier: Li
     assert told.endswith("; grant the mirror Create, Describe, Read and Write on it")
 
 
+@pytest.mark.parametrize("cluster", ["source", "target"])
+def test_what_stands_behind_a_quota_says_so(copier: LinkCopier, now: list[float], cluster: str) -> None:
+    placed(copier, FIRST, 300, until=400)
+    words = f"; node 1 of the {cluster} throttles us: a quota"
+    getattr(copier.link, cluster).quota_words = lambda: words
+    assert copier.waiting() == {}
+    now.append(now[-1] + 11.0)
+    assert copier.waiting()[FIRST].reason == f"it stands at offset 300{words}"
+    getattr(copier.link, cluster).quota_words = lambda: ""
+    assert copier.waiting() == {}
+
+
 def test_patience_begins_where_a_partition_that_had_reached_its_end_is_to_go_on(copier: LinkCopier) -> None:
     copy = placed(copier, FIRST, 300, until=300)
     copy.trouble("the end of the target's log could not be read", 0.0)
