@@ -77,6 +77,7 @@ def state(
             copied=copied,
             latencies=(0, 5, 40, 200, 300, 120, 30, 4, 1, 0, 0, 0, 0, 0, 0),
             recoveries={"lost": 12, "requeued": 11, "orphan:late": 4, "retired": 2, "reordered": 3},
+            throttles={"produce": Span().seen(500).seen(1_500), "fetch": Span().seen(0)},
         ),
         recent=copied,
         asked=frozenset(("source", "target")),

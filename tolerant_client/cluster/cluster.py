@@ -227,7 +227,8 @@ class Cluster(Leaders):
 
     def produces_by_id(self, node_id: int) -> bool:
         """Whether a node takes batches for topics by id (KIP-516, Kafka 4.1); true only once connected."""
-        known = self.manager._conns.get(node_id) or self.manager  # a node that is not upgraded yet says so itself
+        # A node that is not upgraded yet says so itself.
+        known = self.manager._conns.get(lane_of(PRODUCE, node_id)) or self.manager
         _, highest = known.broker_version_data.api_versions.get(RawProduce.API_KEY, (0, -1))
         return bool(highest >= PRODUCE_BY_ID_VERSION)
 

@@ -16,7 +16,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.connections import LeftThrottledError
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.fetch import FetchedPartition, FetchResult
-from tolerant_client.cluster.produce import ProduceResult
+from tolerant_client.cluster.produce import ProduceResult, RawProduce
 from tolerant_client.cluster.tasks import resolve
 from tolerant_client.errors import ClusterUnreachableError, OutcomeUnknownError
 
@@ -170,6 +170,19 @@ def test_what_may_not_wait_for_a_quota_leaves_its_lane_and_is_sent_again_if_it_w
     monkeypatch.setattr(cluster, "leave_throttled", leave)
     assert [result.throttle_time_ms for result in cluster.run(run)] == [60_000] * 3
     assert sent == [(number, "soon") for number in (0, 1, 2, 1, 2, 2)]
+
+
+def test_a_node_that_is_not_upgraded_yet_says_on_the_lane_of_batches_that_it_knows_no_ids_of_topics(
+    cluster: Throttled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have no other connection: the cluster's versions are those of another node."""
+    versions = [SimpleNamespace(api_versions={RawProduce.API_KEY: (0, highest)}) for highest in (13, 12)]
+    monkeypatch.setattr(cluster.manager, "broker_version_data", versions[0])
+    assert cluster.produces_by_id(1)
+    lane = SimpleNamespace(broker_version_data=versions[1])
+    monkeypatch.setitem(cluster.manager._conns, "produce-1", lane)
+    assert not cluster.produces_by_id(1)
+    cluster.manager._conns.clear()
 
 
 def test_a_quota_is_named_with_its_node(cluster: Throttled, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.fetch import FetchResult
 from tolerant_client.cluster.produce import ProducedPartition, ProduceResult
 from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, MeasuredCluster, Span
 from tolerant_client.records.record_batch import Record, encode_batch
@@ -46,9 +47,9 @@ class Broker:
     def end(self, transactional_id: str, *, is_committed: bool = True) -> None:
         self.cluster.run(self.cluster.send, EndTxnRequest(transactional_id, 1, 1, is_committed, max_version=3))
 
-    def answer(self, error_code: int = 0) -> None:
+    def answer(self, error_code: int = 0, throttle_time_ms: int = 0) -> None:
         future, partitions = self.sent.pop(0)
-        future.success(ProduceResult([ProducedPartition(p, error_code, 0) for p in partitions], 0))
+        future.success(ProduceResult([ProducedPartition(p, error_code, 0) for p in partitions], throttle_time_ms))
 
 
 @pytest.fixture
@@ -158,4 +159,28 @@ def test_recovery_events_of_both_clusters_are_told_as_they_grow(broker: Broker) 
     assert broker.cluster.take(source).recoveries == {"lost": 3}
     source.manager.recovery_counters._counts["retired", "Fetch", 1] += 1
     assert broker.cluster.take(source).recoveries == {"retired": 1}
+    source.close()
+
+
+def test_throttle_times_of_both_clusters_are_those_since_the_last_call(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = MeasuredCluster({"bootstrap_servers": "127.0.0.1:1"}, broker.cluster.net, name="source")
+    for throttle_time_ms in (0, 300):
+        broker.produce(T0)
+        broker.answer(throttle_time_ms=throttle_time_ms)
+    broker.produce(T0, acks=0)
+    broker.sent.pop(0)[0].success(None)
+
+    async def fetched(*_: Any) -> FetchResult:
+        return FetchResult(0, 0, 700, [])
+
+    monkeypatch.setattr(Cluster, "send", fetched)
+    source.run(source.send, object())
+    taken = broker.cluster.take(source).throttles
+    assert {kind: (span.number, span.mean, span.greatest) for kind, span in taken.items()} == {
+        "produce": (2, 150, 300),
+        "fetch": (1, 700, 700),
+    }
+    assert broker.cluster.take(source).throttles == {}
     source.close()

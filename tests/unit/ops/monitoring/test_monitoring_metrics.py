@@ -23,7 +23,7 @@ from tolerant_client.ops.service.link_state import DutyState, LinkState, Phase, 
 
 PACKAGE = files("tolerant_client.ops.monitoring")
 DASHBOARD: dict[str, Any] = json.loads(PACKAGE.joinpath("grafana.json").read_text())
-NAME = re.compile(r"\b(?:tolerant_mirror|kafka_connect_mirror)_\w+")
+NAME = re.compile(r"\b(?:tolerant_mirror|kafka_connect_mirror|kafka_producer|kafka_consumer)_\w+")
 
 
 def registry(*states: Any) -> CollectorRegistry:
@@ -168,6 +168,9 @@ def test_values_are_those_of_the_sample() -> None:
     assert value(found, name + "byte_rate", **mm2) == 375 * 250
     assert value(found, name + "replication_latency_ms_avg", **mm2) == 40
     assert value(found, name + "replication_latency_ms_max", **mm2) == 182
+    produce, fetch = "kafka_producer_producer_metrics_produce", "kafka_consumer_consumer_fetch_manager_metrics_fetch"
+    throttles = [value(found, f"{of}_throttle_time_{end}", **link) for of in (produce, fetch) for end in ("avg", "max")]
+    assert throttles == [1_000, 1_500, 0, 0]
     group = {"source": "A", "target": "B", "group": "billing", "topic": "orders", "partition": "1"}
     assert value(found, "kafka_connect_mirror_mirrorcheckpointconnector_checkpoint_latency_ms", **group) == 210
 
@@ -184,6 +187,7 @@ def test_what_is_not_known_has_no_sample() -> None:
     found = registry(replace(state(), report=TaskReport(), recent={}))
     assert value(found, "tolerant_mirror_report_time_seconds", link="A-B") is None
     assert value(found, "tolerant_mirror_throttle_bytes_per_second", link="A-B") is None
+    assert value(found, "kafka_producer_producer_metrics_produce_throttle_time_max", link="A-B") is None
     mm2 = {"source": "A", "target": "B", "topic": "clicks", "partition": "0"}
     assert value(found, "kafka_connect_mirror_mirrorsourceconnector_record_age_ms", **mm2) is None
 

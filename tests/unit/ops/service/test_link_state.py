@@ -38,6 +38,7 @@ reports = st.builds(
     st.dictionaries(partitions, copies, max_size=3),
     st.lists(st.integers(0, 99), min_size=len(LATENCY_BOUNDS_MS) + 1, max_size=len(LATENCY_BOUNDS_MS) + 1).map(tuple),
     st.dictionaries(st.sampled_from(["lost", "retired"]), st.integers(0, 99)),
+    throttles=st.dictionaries(st.sampled_from(["produce", "fetch"]), st.integers(0, 99).map(Span().seen)),
 )
 
 

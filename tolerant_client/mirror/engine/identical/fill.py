@@ -169,6 +169,7 @@ class TransactionFiller:
         else:
             # A few offsets are left to empty transactions: there is room for a repeated marker among them.
             count = max(min(remaining - _LEFT_BEHIND, _OFFSETS_PER_TRANSACTION), 2)
+            await producer.sendable()
             await producer.add()
             await producer.produce(Gap(gap.from_offset, gap.from_offset + count - 1), max_batch_bytes)
             await producer.abort()

@@ -3,6 +3,7 @@
 Laws:
 - A request whose response says "later" is sent again.  One without a response never is, and its producer is discarded:
   the late request then carries an old epoch (KAFKA-17754).
+- A transaction with records begins once the node takes them: it would time out behind a quota (produce_window.py, law D).
 - Versions before transactions v2 (KIP-890) are used: one epoch lasts for any number of transactions.
 """
 
@@ -19,6 +20,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.connections import PRODUCE, lane_of
 from tolerant_client.cluster.producer.stamped import StampedAppends
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import PartitionRefusedError
@@ -95,6 +97,10 @@ class GapProducer(ProducerTransaction):
             may_send=self._may_send,
             clock=self._clock,
         )
+
+    async def sendable(self) -> None:
+        """Waits until the partition's leader takes batches."""
+        await self._cluster.sendable(lane_of(PRODUCE, await self._cluster.leader(self._partition)))
 
     async def add(self) -> None:
         """Opens a transaction; the one before is over, marker included, when this returns."""

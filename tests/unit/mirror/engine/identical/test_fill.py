@@ -150,6 +150,22 @@ def test_a_producer_that_was_not_fenced_goes_on_without_taking_over_again() -> N
     assert names(target) == ["FindCoordinator", "InitProducerId", *one, *one, *one]
 
 
+def test_a_transaction_with_records_is_not_opened_while_a_quota_would_hold_them_up() -> None:
+    target = FakeTarget()
+    quota = Future()
+
+    async def sendable(lane: str) -> None:
+        assert lane == "produce-1"
+        await quota
+
+    target.sendable = sendable  # type: ignore[attr-defined]
+    filling = transacting(target).fill(P, Gap(0, 10_000))
+    assert filling.send(None) is not None, "it waits"
+    assert names(target) == ["FindCoordinator", "InitProducerId"]
+    filling.close()
+    assert run(transacting(target).fill(P, Gap(0, 1))) == 1, "an empty one has no records"
+
+
 def test_a_log_that_is_not_what_it_was_taken_for_is_left_alone() -> None:
     target = FakeTarget(log_end=12)
     fill = transacting(target).fill
