@@ -616,6 +616,42 @@ def test_what_a_link_has_copied_whose_control_was_deleted_is_not_copied_again_by
         assert len(committed_logs(target, topic)[0]) == 80
 
 
+@pytest.mark.parametrize("is_anew", [False, True], ids=["empty", "made anew"])
+def test_a_log_that_a_link_had_begun_without_a_record_gets_none_that_another_has_copied_since(
+    source: str, target: str, is_anew: bool
+) -> None:
+    """A row of our map without a record of the source's present log says nothing of what others have appended since."""
+    topic = f"translated-begun-{is_anew}"
+    ours, theirs, partition = f"{topic}-ours", f"{topic}-theirs", TopicPartition(topic, 0)
+    create_topic(source, topic)
+    if is_anew:
+        append_records(source, topic, 10)
+    copy(source, target, topic, ours)
+    if is_anew:
+        make_anew(source, topic)
+    append_records(source, topic, 30)
+    copy(source, target, topic, theirs)
+    there_before = len(committed_logs(target, topic)[0])
+    assert there_before == (40 if is_anew else 30)
+    told = f"{map_topic(theirs)} of the target says"
+    policy = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
+    with both(source, target) as (origin, there):
+        planned = origin.run(partial(plan_everything, is_translated=True, policy=policy), origin, there, ours, topic)
+        assert any(told in text for text in planned.refusals), planned
+
+        async def go_on(link: str) -> Progress:
+            await prepare_translated_link(origin, there, topic, link)
+            copier = LinkCopier(origin, there, translated_offsets(FAST), link=link, policy=policy)
+            return (await copier.copy_each({partition: 30}))[partition]
+
+        for _ in range(2):
+            assert told in str(origin.run(go_on, ours).stopped_by)
+    assert len(committed_logs(target, topic)[0]) == there_before
+    append_records(source, topic, 10, first=30)
+    copy(source, target, topic, theirs)  # the remedy
+    assert len(committed_logs(target, topic)[0]) == there_before + 10
+
+
 def test_what_another_source_has_under_the_same_name_is_copied_beside_it(source: str, target: str) -> None:
     """Also if no control says any more whose copy is there."""
     topic = "translated-of-two"

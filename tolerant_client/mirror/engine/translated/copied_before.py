@@ -1,8 +1,9 @@
 """Whether a target log already has what a link with translated offsets is about to append: then it would be there twice.
 
 Laws:
-- A link checks this before it begins a log that has records, whatever the controls say: they may have been deleted.  Where its map
-  has a row it has begun, and checks no more.
+- A link checks this whenever it begins a log that has records, whatever the controls say: they may have been deleted.  It begins until
+  the target has a record that it has copied of the source's present log; a row of its map without one, or of a former log, does not
+  say what others have appended since (begins_at, place.py).
 - Another link's offset map names the topics by their ids (KIP-516).  One that has copied the topic that the source has now into the
   topic that the target has now, further than where ours is to begin, has copied the same records.  A topic with another id has
   others, as has another cluster.  Ids that a broker does not give (before 2.8) prove no difference, and the error says so.
@@ -23,6 +24,7 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
+from tolerant_client.mirror.engine.translated.target_checks import not_before, taken_over
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -127,23 +129,39 @@ async def require_no_identical_copy(
         at, piece = min(original.until, copied.until), min(4 * piece, _LARGEST_PIECE)
 
 
+def begins_at(row: MapRow | None, source_id: str, start: int, least: int) -> int | None:
+    """Where a link whose newest row is `row` begins the source's log, which starts at `start`; None if it goes on with it.  Pure.
+
+    `least` is where an operator has it begin.
+    """
+    if row is None or is_another(row.ids[0], source_id):
+        return max(start, least)
+    position = not_before(row, source_id, least).position
+    return max(start, position) if not row.has_copied or position < start else None
+
+
 async def find_copied(
     source: Cluster, target: Cluster, link: str, control: LinkControl, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, Errors.KafkaError]:
     """Which of these partitions a mirror of the link would not begin, and why.  Raises KafkaError."""
     rows = await last_rows(target, link, partitions)
-    ends = (await list_led_offsets(target, dict.fromkeys(set(partitions) - rows.keys(), LATEST))).offsets
-    new = [p for p, end in ends.items() if end and not control.adopted_of(p, end)]
-    starts = (await list_led_offsets(source, dict.fromkeys(new, EARLIEST))).offsets if new else {}
+    ends = (await list_led_offsets(target, dict.fromkeys(partitions, LATEST))).offsets
+    filled = [p for p, end in ends.items() if end]
+    starts = (await list_led_offsets(source, dict.fromkeys(filled, EARLIEST))).offsets if filled else {}
     ids = await read_ids(source, target, {p.topic for p in starts})
-    others = await other_copies(target, link, starts) if starts else {}
-    found: dict[TopicPartition, Errors.KafkaError] = {}
+    begins: dict[TopicPartition, int] = {}
     for p, start in starts.items():
         if p.topic in ids:
-            begin = max(start, control.start_of(p, ids[p.topic].source) or 0)
-            try:
-                require_no_copy(link, p, ids[p.topic], begin, others.get(p, ()))
-                await require_no_identical_copy(source, target, link, p, begin)
-            except Errors.KafkaError as error:
-                found[p] = error
+            row = taken_over(rows.get(p), p, ids[p.topic], ends[p], control.adopted_of(p, ends[p]))
+            begin = begins_at(row, ids[p.topic].source, start, control.start_of(p, ids[p.topic].source) or 0)
+            if begin is not None:
+                begins[p] = begin
+    others = await other_copies(target, link, begins) if begins else {}
+    found: dict[TopicPartition, Errors.KafkaError] = {}
+    for p, begin in begins.items():
+        try:
+            require_no_copy(link, p, ids[p.topic], begin, others.get(p, ()))
+            await require_no_identical_copy(source, target, link, p, begin)
+        except Errors.KafkaError as error:
+            found[p] = error
     return found

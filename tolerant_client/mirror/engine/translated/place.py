@@ -13,6 +13,8 @@ Laws:
 - The end of a log proves nothing, and a leader epoch may recur (a restored source): the last copied record is compared each
   time.  From there to the position the source had no record that the link copies, only markers, aborted records and holes, so a
   record there shows another log, too; nothing was copied there, and the link resumes after the last copied record.
+- Until the target has a record of ours of the source's present log, and wherever a log begins again, what others have copied of it
+  is asked each time (copied_before.py): that we have read a log before says nothing of what they have appended since.
 - Each replica cleans its log by itself: if the source's topic is compacted, a record there may only be one that another leader's
   cleaner had removed.  Then the link resumes there, too, but without a loss, unless copied records differ as well.
 """
@@ -87,11 +89,15 @@ class Place:
         longer has what was copied or was to be copied, unless policy has accepted that; and KafkaError.
         """
         self.row = await self._reads.last_row(self.partition)
-        adopted = await self._read_target(producer_id)
-        return await self._read_source(adopted)
+        adopted, end = await self._read_target(producer_id)
+        position = await self._read_source(adopted)
+        has_copied = self.is_begun and self.row is not None and self.row.has_copied
+        if end and not has_copied:
+            await self._require_not_copied(position)
+        return position
 
-    async def _read_target(self, producer_id: int) -> int:
-        """The source offset before which another mirror had copied everything."""
+    async def _read_target(self, producer_id: int) -> tuple[int, int]:
+        """The source offset before which another mirror had copied everything, and where the target's log ends."""
         self.ids, self.target = await self._reads.topics(self.partition.topic)
         if self.target.rewrites_times:
             raise times_would_change(str(self))
@@ -105,7 +111,7 @@ class Place:
         adopted = await self._adopted.until(self.partition, end)
         known, self.row = self.row, taken_over(self.row, self.partition, self.ids, end, adopted)
         self.is_begun = self.row == known
-        return adopted
+        return adopted, end
 
     async def _has_other(self, row: MapRow, producer_id: int) -> bool:
         """Whether the source has a different record than the last one that was copied.
@@ -176,7 +182,6 @@ class Place:
         self._adopted_until = self._dirty_from = None
         if row is None:
             self.is_begun = False
-            await self._require_not_copied(max(start, least))
             return max(start, least)
         is_anew = is_another(row.ids[0], self.ids[0])
         row = not_before(row, self.ids[0], least)
@@ -213,11 +218,9 @@ class Place:
 
     async def _require_not_copied(self, begin: int) -> None:
         """Raises TargetDivergedError if the target's log already has what is to be copied from `begin` on (copied_before.py)."""
-        source, target, partition = self._link.source, self._link.target, self.partition
-        if (await target.list_offsets({partition: LATEST}))[partition]:
-            others = await self._reads.other_copies(partition) or ()
-            require_no_copy(self._link.name, partition, self.ids, begin, others)
-            await require_no_identical_copy(source, target, self._link.name, partition, begin)
+        link, partition = self._link, self.partition
+        require_no_copy(link.name, partition, self.ids, begin, await self._reads.other_copies(partition) or ())
+        await require_no_identical_copy(link.source, link.target, link.name, partition, begin)
 
     async def _cut_at(self, row: MapRow, adopted: int, start: int, end: int) -> int | None:
         """The offset from which on the source's log, [start, end), differs from what was copied, by its leader or its records."""

@@ -19,6 +19,7 @@ from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.engine.translated import copied_before as module
 from tolerant_client.mirror.engine.translated.copied_before import (
     OtherCopy,
+    begins_at,
     other_copies,
     require_no_copy,
     require_no_identical_copy,
@@ -55,6 +56,32 @@ def test_what_the_map_of_another_link_has_of_the_same_topics_is_not_appended_aga
     with pytest.raises(TargetDivergedError, match=told) as caught:
         require_no_copy("dr", P, ids, begin, others)
     assert "delete tolerant-mirror-offsets-eu on the target" in caught.value.remedy
+
+
+READ = MapRow(RowKey(P, 0), "orders", ("s", "t"), 20, 0, (Run(20, 0, 0),))  # up to 20; nothing was copied
+AGAIN = READ._replace(key=RowKey(P, 1), position=50, runs=(Run(50, 107, 0),))  # after a loss
+
+
+@pytest.mark.parametrize(
+    ("row", "source_id", "start", "least", "at"),
+    [
+        (None, "s", 5, 0, 5),
+        (None, "s", 5, 9, 9),
+        (READ, "s", 0, 0, 20),
+        (READ, "s", 0, 30, 30),
+        (READ, "s", 25, 0, 25),
+        (AGAIN, "s", 0, 0, 50),
+        (ROW, "s", 0, 0, None),
+        (ROW, "", 100, 0, None),
+        (ROW, "s", 101, 0, 101),  # retention overtook the link
+        (ROW, "anew", 0, 0, 0),
+        (ROW, "anew", 0, 9, 9),
+    ],
+)
+def test_a_link_begins_a_log_until_it_has_copied_a_record_of_it(
+    row: MapRow | None, source_id: str, start: int, least: int, at: int | None
+) -> None:
+    assert begins_at(row, source_id, start, least) == at
 
 
 def test_of_a_map_that_cannot_be_read_nothing_is_decided() -> None:

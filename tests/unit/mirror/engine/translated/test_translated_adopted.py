@@ -21,6 +21,7 @@ from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.translated import adopted as module
 from tolerant_client.mirror.engine.translated import place as place_module
 from tolerant_client.mirror.engine.translated.adopted import Adopted
+from tolerant_client.mirror.engine.translated.copied_before import OtherCopy
 from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_losses, taken_over
 from tolerant_client.mirror.life import comparison
@@ -51,6 +52,7 @@ class World:
         self.row: MapRow | None = None
         self.losses: dict[TopicPartition, list[LedgerRow]] = {}
         self.told: list[LedgerRow] = []
+        self.others: tuple[OtherCopy, ...] = ()
         self.value = self.written
         self.link = "dr"
 
@@ -102,10 +104,10 @@ class World:
             ledger=self,
         )
 
-        async def no_others(_: TopicPartition) -> None:
-            return None
+        async def other_copies(_: TopicPartition) -> tuple[OtherCopy, ...]:
+            return self.others
 
-        reads: Any = SimpleNamespace(topics=topics, last_row=last_row, other_copies=no_others)
+        reads: Any = SimpleNamespace(topics=topics, last_row=last_row, other_copies=other_copies)
         return Place(link, reads, self.adopted(), P)
 
     def goes_on_at(self, place: Place | None = None) -> int:
@@ -183,6 +185,39 @@ def test_a_source_that_was_made_anew_before_anything_was_copied_is_told_and_copi
     assert world.goes_on_at(place) == at and not place.is_begun, "its row names the new topic"
     (row,) = world.told
     assert row.detail.startswith("The source topic of orders-0 was deleted") and "on-loss" not in row.detail
+
+
+def test_until_a_link_has_copied_a_record_others_may_have_copied_it_whenever_it_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def uncut(*_: Any) -> dict[TopicPartition, int]:
+        return {}
+
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.source_truncations", uncut)
+    (theirs,) = extend(None, P, "orders", IDS, [Run(0, 0, 300)], 300, -1)
+    (begun,) = extend(None, P, "orders", IDS, (), 0, -1)
+    world.written = world.value = LinkControl()
+    world.target_ends[P], world.others = 300, (OtherCopy("eu", theirs, False),)
+    for world.row in (None, begun):
+        place = world.place()
+        for _ in range(2):
+            with pytest.raises(TargetDivergedError, match="link eu has copied"):
+                world.goes_on_at(place)
+    (world.row,) = extend(begun, P, "orders", IDS, [Run(0, 0, 200)], 200, -1)
+    assert world.goes_on_at() == 200
+    world.source_start = 250
+    place = world.place()
+    with pytest.raises(DataLossError, match="retention overtook") as caught:
+        world.goes_on_at(place)
+    loss = place.loss
+    assert loss is not None
+
+    async def accept() -> None:
+        await place.accept(loss, caught.value)
+
+    world.net.run(accept)
+    with pytest.raises(TargetDivergedError, match="link eu has copied"):
+        world.goes_on_at(place)
 
 
 def test_what_was_taken_over_and_is_there_stays_adopted(world: World) -> None:
