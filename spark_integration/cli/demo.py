@@ -16,7 +16,7 @@ def demo(
     records: Annotated[int, typer.Option("--records", metavar="N", min=1000, help="Records to mirror.")] = 200_000,
     as_json: Json = False,
 ) -> None:
-    """Mirror between two clusters that it starts, through proxies that spoil 1 response in 4."""
+    """Mirror between two clusters that it starts, through proxies that inject faults into 1 response in 4."""
     require_spark()
     from spark_integration.mirror.demo import run_demo
 

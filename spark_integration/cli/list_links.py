@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from kafka.errors import TopicAuthorizationFailedError
+
 from spark_integration.cli.options import Json, WhichLink, client_properties, servers_option
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.life.listing import list_links as links_of
 from tolerant_client.mirror.life.listing import why_none
 from tolerant_client.ops.printing import echo, echo_json, working
@@ -18,10 +21,13 @@ def list_links(
     as_json: Json = False,
 ) -> None:
     """List the links that copy, or have copied, to a cluster: their sources and topics, and whether a mirror of each runs."""
-    with Cluster(kafka_python_config(client_properties(target, which.target_properties)), name="target") as cluster:
-        with working("checking for running mirrors"):
-            links = cluster.run(links_of, cluster)
-            none = "" if links else cluster.run(why_none, cluster)
+    try:
+        with Cluster(kafka_python_config(client_properties(target, which.target_properties)), name="target") as cluster:
+            with working("checking for running mirrors"):
+                links = cluster.run(links_of, cluster)
+                none = "" if links else cluster.run(why_none, cluster)
+    except TopicAuthorizationFailedError as error:  # a right that is missing has the exit code that it has in `status`
+        raise OptionError(text_of(error)) from error
     if as_json:
         echo_json({"links": [link.to_json() for link in links]})
         return

@@ -16,6 +16,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.state.control_topic import read_control, read_controls, update_control
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.state.link_control import NO_LIMIT, WHOLE_LINK, LinkControl, paused, resumed
 from tolerant_client.mirror.state.link_topics import some
 from tolerant_client.ops.printing import echo, echo_json
@@ -135,7 +136,7 @@ def _require_there(given: GivenLink, topics: list[str], partitions: list[int]) -
     for number in partitions:
         if number not in there[topics[0]]:
             raise OptionError(
-                f"Topic {topics[0]} has {len(there[topics[0]])} partitions on the target, none is {number}"
+                f"Topic {topics[0]} has {counted(len(there[topics[0]]), 'partition')} on the target; there is no partition {number}"
             )
 
 

@@ -114,28 +114,31 @@ async def _names(target: Cluster, given: GivenLink) -> TopicNames | None:
 
 
 def _print_translations(
-    found: Any, committed: Any, as_json: bool, names: TopicNames | None, back: bool, done: str
+    translated: Any, committed: Any, as_json: bool, names: TopicNames | None, back: bool, done: str
 ) -> None:
+    """Prints a row for each partition; what is the source's and what the target's has the same name in both directions."""
+
     def told(topic: str, is_source: bool) -> str:
         return names.to_source(topic) if names is not None and is_source else topic
 
     by_target = {one.target: one for one in committed}
     rows = []
-    for one in sorted(found.values(), key=lambda one: one.partition):
-        topic = told(one.partition.topic, not back)
-        row = {"topic": topic, "partition": one.partition.partition, "offset": one.offset, "place": "not-mirrored"}
+    for one in sorted(translated.values(), key=lambda one: one.partition):
+        given, found = ("target", "source") if back else ("source", "target")
+        row: dict[str, Any] = {"partition": one.partition.partition, "place": "not-mirrored"}
+        row |= {f"{given}_topic": told(one.partition.topic, not back), f"{given}_offset": one.offset}
         if one.found is not None:
-            row |= {"target_topic": told(one.target.topic, back), "place": one.found.place.value}
+            row |= {f"{found}_topic": told(one.target.topic, back), "place": one.found.place.value}
             row["position"] = one.found.position
             if one.is_known:
-                row["target_offset"] = one.found.translated
+                row[f"{found}_offset"] = one.found.translated
         if one.target in by_target:
             row |= {done.replace(" ", "_"): by_target[one.target].is_written, "before": by_target[one.target].before}
         rows.append(row)
     if as_json:
         echo_json(rows)
         return
-    columns = ["topic", "partition", "offset", "target_topic", "target_offset", "place", "position"]
+    columns = ["source_topic", "partition", "source_offset", "target_topic", "target_offset", "place", "position"]
     columns += [done.replace(" ", "_"), "before"] if committed else []
     table = Table(*(name.replace("_", " ") for name in columns))
     for row in rows:

@@ -99,7 +99,9 @@ def run_demo(records: int, *, is_quiet: bool = False) -> DemoResult:
         with FaultProxy(source, _faults()) as before, FaultProxy(target, _faults()) as behind:
             links = (before.bootstrap_servers, behind.bootstrap_servers)
             with Cluster({"bootstrap_servers": target.bootstrap_servers}, name="target") as watched:
-                say(f"Mirroring through proxies that spoil 1 response in {_SPOILED_EVERY}; kill -9 on the way ...")
+                say(
+                    f"Mirroring through proxies that inject faults into 1 response in {_SPOILED_EVERY}; kill -9 on the way ..."
+                )
                 seconds, killed_at = _mirror_with_a_kill(links, watched, written)
             injected = before.injected + behind.injected
         say("Comparing every record of both clusters ...")

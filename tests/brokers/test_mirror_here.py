@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import kafka
 import pytest
@@ -81,6 +82,26 @@ def test_an_error_that_no_repeat_cures_ends_the_command_with_one_sentence(source
     finally:
         mirror.kill()
     assert mirror.returncode == 1 and "has a foreign record batch at offset 100" in errors and "Traceback" not in errors
+
+
+def test_a_topic_that_others_have_written_to_is_copied_after_their_records_as_the_error_says(
+    source: str, target: str
+) -> None:
+    topic = f"here-{secrets.token_hex(3)}"
+    for servers in (source, target):
+        create_topic(servers, topic)
+    append_records(source, topic, 100)
+    with kafka.KafkaProducer(bootstrap_servers=target, enable_idempotence=False) as stranger:
+        stranger.send(topic, b"foreign").get(30)
+    once = partial(subprocess.run, env=WITHOUT_JAVA, capture_output=True, text=True, timeout=60)
+    refused = once(command(source, target, topic, "--once"))
+    assert "has a foreign record batch at offset 0" in refused.stderr
+    assert "a link of its own with --offsets translated and another --link;" in refused.stderr
+    planned = once([sys.executable, "-m", "spark_integration.cli.app", "plan", *command(source, target, topic)[4:-2]])
+    assert "has a foreign record batch at offset 0 that" in planned.stdout, "equal producer ids tell nothing apart"
+    done = once(command(source, target, topic, "--once", "--offsets", "translated", "--link", f"{topic}-translated"))
+    assert done.returncode == 0, done.stderr
+    assert ends(target, topic)[0] > 100
 
 
 def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:

@@ -499,18 +499,21 @@ def test_a_group_that_moves_to_the_target_reads_every_record_once(source: str, t
     done = CliRunner().invoke(app, [*command, "--commit"])
     assert done.exit_code == 0, done.output
     (row,) = json.loads(done.output)
-    assert (row["topic"], row["committed"], row["before"]) == (topic, True, -1)
+    assert (row["source_topic"], row["committed"], row["before"]) == (topic, True, -1)
     second = [record for record in consume(target, topic, group, 10_000) if record[1] != b"foreign"]
     assert first + second == everything
     again = CliRunner().invoke(app, [*command, "--commit"])
     assert again.exit_code == 0 and not json.loads(again.stdout)[0]["committed"], "never backwards"
     forced = CliRunner().invoke(app, [*command, "--commit", "--force"])
     assert forced.exit_code == 0 and json.loads(forced.output)[0]["committed"]
-    offset, there_offset = json.loads(forced.output)[0]["offset"], json.loads(forced.output)[0]["target_offset"]
+    (row,) = json.loads(forced.output)
+    offset, there_offset = row["source_offset"], row["target_offset"]
+    assert offset != there_offset
     one = ["translate", "--target", target, "--link", "failover", "--topic", topic, "--json", "--offset"]
     assert json.loads(CliRunner().invoke(app, [*one, str(offset)]).output)[0]["target_offset"] == there_offset
     back = CliRunner().invoke(app, [*one, str(there_offset), "--back"])
-    assert json.loads(back.output)[0]["target_offset"] == offset
+    (row,) = json.loads(back.output)
+    assert (row["source_offset"], row["target_offset"]) == (offset, there_offset), "the same names in both directions"
     beyond = CliRunner().invoke(app, [*one, "1000000"])
     assert beyond.exit_code == 3 and json.loads(beyond.output)[0]["place"] == "not-copied"
 

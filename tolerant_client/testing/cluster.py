@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tolerant_client.testing.artifacts import ClusterStartError, jars, java_executable
-from tolerant_client.testing.node import HOST, Node, free_ports, is_free, log_tail
+from tolerant_client.testing.node import HOST, Node, free_ports, is_free, javaproperties, log_tail
 
 _OLDEST = (3, 3)
 _STOP_TIMEOUT_S = 30.0
@@ -165,6 +165,7 @@ class KafkaCluster:
             if self._nodes:
                 raise ClusterStartError("This KafkaCluster is already running: create another one")
             self._check_version()
+            javaproperties()  # before the jars are resolved, which may take a minute
             for port in self._given_ports:
                 if not is_free(port):
                     raise ClusterStartError(

@@ -116,7 +116,7 @@ class Node:
         self.data_dir.mkdir(exist_ok=True)
         for name, content in files.items():
             (self.data_dir / name).write_bytes(content)
-        meta = _javaproperties().loads(files[_META])
+        meta = javaproperties().loads(files[_META])
         mine = {**ids, "node.id": str(self.node_id)}
         (self.data_dir / _META).write_bytes(_dumped({key: mine.get(key, value) for key, value in meta.items()}))
 
@@ -176,7 +176,7 @@ class Node:
             return frozenset()
 
 
-def _javaproperties() -> ModuleType:
+def javaproperties() -> ModuleType:
     """The package javaproperties, imported late: this module can then be imported without the extra `testing`."""
     try:
         import javaproperties
@@ -188,7 +188,7 @@ def _javaproperties() -> ModuleType:
 
 
 def _dumped(properties: Mapping[str, str]) -> bytes:
-    text: str = _javaproperties().dumps(dict(properties), timestamp=False)
+    text: str = javaproperties().dumps(dict(properties), timestamp=False)
     return text.encode("latin-1")
 
 

@@ -85,7 +85,7 @@ class RecoveryPolicy:
             return cls()
         if policy not in POLICIES:
             raise OptionError(
-                f"recovery_policy is {policy!r}: it is a RecoveryPolicy, or one of 'strict', 'balanced' and 'patient'"
+                f"recovery_policy is {policy!r}: it must be a RecoveryPolicy, or one of 'strict', 'balanced' and 'patient'"
             )
         named: RecoveryPolicy = getattr(cls, policy)()
         return named

@@ -102,7 +102,9 @@ def test_no_resolver_is_said_with_both_remedies(tools: Path) -> None:
 
 def test_unreachable_registry_names_all_that_was_tried(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tools / "java", f'[ "$1" = -version ] && {{ {JAVA_17}; exit 0; }}; echo "UNRESOLVED: not found"; exit 1')
-    script(tools / "mvn", "echo '[ERROR] Could not transfer artifact: Connection refused'; exit 1")
+    script(
+        tools / "mvn", "printf '\\033[0m\\033[1m[ERROR]\\033[m Could not transfer artifact: Connection refused'; exit 1"
+    )
     monkeypatch.setattr(artifacts, "_ivy_jar", lambda: Path("ivy.jar"))
     with pytest.raises(ClusterStartError) as caught:
         jars("4.2.0")

@@ -39,6 +39,18 @@ def test_under_ci_they_fail(tmp_path: Path) -> None:
     assert "skipped" not in done.stdout
 
 
+def test_a_version_that_does_not_exist_fails(tmp_path: Path) -> None:
+    java = tmp_path / "java"
+    java.write_text(
+        '#!/bin/sh\n[ "$1" != -version ] || { echo \'version "17.0.1"\'; exit 0; }; echo "UNRESOLVED: not found"; exit 1\n'
+    )
+    java.chmod(0o755)
+    done = run(tmp_path, "--kafka-version", "4.2")
+    assert done.returncode == 1, done.stdout
+    assert "1 failed, 1 passed" in done.stdout and "1 error" in done.stdout and "skipped" not in done.stdout
+    assert "The jars of Kafka 4.2 could not be resolved" in done.stdout and "check the version" in done.stdout
+
+
 @pytest.mark.parametrize(("expression", "count"), [("broker", 2), ("not broker", 1)])
 def test_fixtures_mark_their_tests(tmp_path: Path, expression: str, count: int) -> None:
     done = run(tmp_path, "-m", expression, "--collect-only")

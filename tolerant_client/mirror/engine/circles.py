@@ -14,7 +14,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.preflight import MAY_NOT, how_to_forget, look_for_others
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import read_control, read_controls
-from tolerant_client.mirror.state.link_control import LinkControl, plain_options, unfinished
+from tolerant_client.mirror.state.link_control import LinkControl, listed, plain_options, unfinished
 from tolerant_client.mirror.state.link_topics import hindrance
 from tolerant_client.mirror.state.map_topic import was_never_started
 
@@ -23,7 +23,7 @@ async def refuse_one_cluster(source: Cluster, target: Cluster) -> None:
     """Raises OptionError where source and target are the same cluster."""
     if await source.cluster_id() == await target.cluster_id() is not None:
         raise OptionError(
-            f"Source {source.bootstrap_servers} and target {target.bootstrap_servers} are the same cluster"
+            f"Source {listed(source.bootstrap_servers)} and target {listed(target.bootstrap_servers)} are the same cluster"
             f" ({await source.cluster_id()}); give two clusters"
         )
 

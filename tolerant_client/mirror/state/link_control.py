@@ -6,7 +6,7 @@ It is stored on the target as records of a topic (control_record.py, control_top
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -302,17 +302,23 @@ def plain_options(link: str, target: Cluster, source: Cluster | None = None) -> 
     words = []
     for option, cluster in (("source", source), ("target", target)):
         if cluster is not None:
-            servers = cluster.bootstrap_servers
-            words.append(f"--{option} {servers if isinstance(servers, str) else ','.join(servers)}")
+            words.append(f"--{option} {listed(cluster.bootstrap_servers)}")
             if cluster.manager.config["security_protocol"] != "PLAINTEXT":
                 words.append(f"--{option}-properties FILE")
     return " ".join([*words, f"--link {shlex.quote(link)}"])
+
+
+def listed(servers: str | Sequence[str]) -> str:
+    """Bootstrap servers as an option has them: "b:9092,c:9092"."""
+    return servers if isinstance(servers, str) else ",".join(servers)
 
 
 def others_remedy(topic: str, link: str, target: Cluster) -> str:
     """What an operator does about records of others in a topic that the link has on its target."""
     return (
         "Stop that producer. If nobody needs what others wrote there, delete the target topic: the next start fills it again;"
+        " to copy after what others wrote, if nothing was copied there yet: a link of its own with --offsets translated and"
+        " another --link;"
         f" to have the other topics copied until then: tolerant-kafka pause {link_options(link, target)} --topic {topic}"
     )
 

@@ -104,7 +104,7 @@ def select_topics(topics: LinkTopics | str, available: Mapping[str, object]) -> 
     selected = sorted(name for name, original in offered.items() if topics.takes(original))
     if not selected and not topics.waits_for_topics:
         others = [original for original in offered.values() if not original.startswith(OWN_TOPICS)]
-        near = difflib.get_close_matches(", ".join(topics.filter.include), others, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(", ".join(topics.filter.include), others, n=3, cutoff=0.6)
         hint = f"; did you mean {' or '.join(near)}?" if near else f"; the source has {counted(len(others), 'topic')}"
         raise OptionError(f"No topic of the source matches '{topics.filter}'{hint}")
     return selected

@@ -195,7 +195,7 @@ def version_findings(name: str, probes: Sequence[Probe], *, is_target: bool) -> 
         )
     else:
         versions = some(sorted({probe.version for probe in spoken.values()}))
-        evidence = f"all that responded speak the same requests, those of Kafka {versions} (or newer)"
+        evidence = f"all brokers that responded support the same API versions (Kafka {versions} or newer)"
         yield Told(Severity.INFO, counted(len(spoken), "broker"), evidence, "None needed")
     produce = min(probe.api_versions.get(_PRODUCE, (0, 0))[1] for probe in spoken.values())
     if is_target and produce < _RECORD_BATCHES:

@@ -45,7 +45,7 @@ def print_report(checkup: Checkup, seconds: float, console: Console, *, is_brief
     A line is not folded, so that the command of a remedy can be copied from it.
     """
     for cluster in sorted(checkup.clusters, key=lambda cluster: str(cluster["name"])):
-        said = "could not be examined"  # it does not respond, or refuses us: the table says which
+        said = "could not be examined"  # it does not respond, or refuses us: a finding says which
         if cluster["is_examined"]:
             said = (
                 f"cluster {cluster['cluster_id']}, {counted(cluster['brokers'], 'broker')},"

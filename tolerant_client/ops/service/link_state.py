@@ -281,8 +281,13 @@ class LinkState:
         A task that took a partition over knows only its own time: the wait counts from the sample that first saw it stand.
         """
         limit = self.control.limit_words(self.own_rate)
+        why = (
+            f"no task has said why{limit}"
+            if self.report.time_ms
+            else "no task has begun yet: Spark is still starting them"
+        )
         still = {
-            p: Waiting(f"it is at offset {self.partitions[p].position:,}, and no task has said why{limit}", since_ms)
+            p: Waiting(f"it is at offset {self.partitions[p].position:,}, and {why}", since_ms)
             for p, since_ms in self.still.items()
             if p in self.partitions
         }

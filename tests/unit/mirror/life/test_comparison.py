@@ -235,7 +235,8 @@ def test_what_others_wrote_while_a_transaction_is_open_on_the_source_is_no_copy_
         assert found is not None and "foreign record batch at offset 10" in found.differing[P]
         assert found.differing[P].endswith(
             "Stop that producer. If nobody needs what others wrote there, delete the target topic: the next start fills it"
-            " again; to have the other topics copied until then: tolerant-kafka pause --config mm2.properties --topic orders"
+            " again; to copy after what others wrote, if nothing was copied there yet: a link of its own with --offsets"
+            " translated and another --link; to have the other topics copied until then: tolerant-kafka pause --config mm2.properties --topic orders"
         ), "a link without a file cannot mirror into a topic of another name"
     assert compared(source, Log(of_link(0), end=10)) == Comparison({}, ())
 

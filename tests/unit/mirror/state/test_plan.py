@@ -45,6 +45,8 @@ def test_no_match_suggests_what_is_near() -> None:
         select_topics("ordres", AVAILABLE)
     with pytest.raises(OptionError, match="the source has 3 topics"):
         select_topics("zzz", AVAILABLE)
+    with pytest.raises(OptionError, match="the source has 1 topic"):
+        select_topics("shared", {"heartbeats": 1})
     with pytest.raises(OptionError, match="the source has 0 topics"):
         select_topics(".*", {})
 

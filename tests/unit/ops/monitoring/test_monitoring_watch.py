@@ -703,7 +703,11 @@ def test_what_spark_has_not_begun_is_told_after_two_minutes(
         monkeypatch.setattr(module, "_now_ms", lambda: now_ms + seconds * 1000)
         assert (FIRST in watch.after(1).still) == (seconds > 25)
         if seconds == 130:
-            assert capsys.readouterr().err.count("waiting: orders-0 since") == 1
+            said = capsys.readouterr().err
+            assert (
+                said.count("waiting: orders-0 since") == 1
+                and "no task has begun yet: Spark is still starting them" in said
+            )
 
 
 def test_why_it_stands_is_what_the_task_says_and_told_once(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka.errors import TopicAuthorizationFailedError
 
 pytest.importorskip("pyspark")
 
@@ -378,6 +379,17 @@ def test_a_command_that_is_refused_prints_its_one_document_too(
     told = {"error": "No mirror of link nope has written down what it copies", "exit_code": 2}
     assert json.loads(done.stdout) == told
     assert not CliRunner().invoke(app, command).stdout
+
+
+def test_a_right_that_list_lacks_has_the_exit_code_that_it_has_in_other_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TopicAuthorizationFailedError("topic tolerant-mirror-control: reading is not allowed to us")
+
+    monkeypatch.setattr(Cluster, "__init__", refuse)
+    done = CliRunner().invoke(app, ["list", *BOTH[2:], "--json"])
+    assert json.loads(done.stdout)["exit_code"] == 2 and "tolerant-mirror-control" in json.loads(done.stdout)["error"]
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, *words: str) -> str:

@@ -55,7 +55,7 @@ def test_a_partition_that_is_called_as_another_topic_is_paused_alone() -> None:
 
 
 def test_a_partition_that_is_not_there_is_not_paused() -> None:
-    with pytest.raises(OptionError, match="orders has 4 partitions on the target, none is 4"):
+    with pytest.raises(OptionError, match="orders has 4 partitions on the target; there is no partition 4"):
         check(Guarded(orders=4), ["orders"], [4])
 
 

@@ -270,9 +270,16 @@ async def _first_rewritten(target: Cluster, case: Case) -> int:
 
 def _diverged(case: Case, foreign: BatchHeader, offset: int, remedy: str) -> TargetDivergedError:
     return TargetDivergedError(
-        f"The target log of {case} has a foreign record batch at offset {max(offset, foreign.base_offset)} (producer id"
-        f" {foreign.producer_id}, the mirror's is {case.producer_id}) that the source does not have"
+        f"The target log of {case} has a foreign record batch at offset {max(offset, foreign.base_offset)}"
+        f"{_whose(case, foreign)} that the source does not have"
     ).advising(remedy)
+
+
+def _whose(case: Case, foreign: BatchHeader) -> str:
+    """Both producer ids, if they tell the writers apart."""
+    if foreign.producer_id == case.producer_id:
+        return ""
+    return f" (producer id {foreign.producer_id}, the mirror's is {case.producer_id})"
 
 
 def _fenced(case: Case, fence: BatchHeader) -> TargetDivergedError:
@@ -285,7 +292,7 @@ def _fenced(case: Case, fence: BatchHeader) -> TargetDivergedError:
 
 def _only_gaps(case: Case, first: int, marker: BatchHeader | None, remedy: str, *, is_own: bool) -> TargetDivergedError:
     what = "filler" if marker is None else "the marker of a transaction"
-    whose = "" if marker is None else f" (producer id {marker.producer_id}, the mirror's is {case.producer_id})"
+    whose = "" if marker is None else _whose(case, marker)
     at = first if marker is None else max(first, marker.base_offset)
     if is_own:
         return TargetDivergedError(
