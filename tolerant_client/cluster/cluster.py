@@ -15,7 +15,7 @@ import kafka.errors as Errors
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.connections import FETCH, PRODUCE, SOON, LeftThrottledError, lane_of
+from tolerant_client.cluster.connections import FETCH, PRODUCE, ROWS, STATE, LeftThrottledError, lane_of
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.fetch import (
     FIRST_BATCH_FETCH_VERSION,
@@ -34,6 +34,7 @@ from tolerant_client.cluster.produce import (
     ProduceResult,
     RawProduce,
 )
+from tolerant_client.cluster.soon import SoonTurns
 from tolerant_client.errors import UnsupportedSourceError
 from tolerant_client.tracker.rules.apis import FETCH_BY_ID_VERSION
 
@@ -265,23 +266,29 @@ class Cluster(Leaders):
     async def produce_soon(
         self, node_id: int, batches: Mapping[TopicPartition, memoryview], *, transactional_id: str | None = None
     ) -> ProduceResult:
-        """As `produce`, for a few bytes that may wait for no quota.
+        """As `produce`, for a few bytes that may wait for no quota (soon.py).
 
-        They may arrive more than once: a broker drops repeats of a producer's batch, and others must not mind.
+        Only those of a transaction are ever sent twice: their sequence tells the repeat.
         """
-        lane = lane_of(SOON, node_id)
+        has_sequences = transactional_id is not None
+        purpose = ROWS if has_sequences else STATE
+        lane = lane_of(purpose, node_id)
+        turns = self._soon.setdefault(lane, SoonTurns(has_sequences=has_sequences))
         while True:
-            await self.sendable(lane)
-            try:
-                result: ProduceResult = await self.produce(
-                    node_id, batches, transactional_id=transactional_id, lane=SOON
-                )
-            except Errors.KafkaError as error:
-                if not isinstance(error.__cause__ or error, LeftThrottledError):
-                    raise
-                continue  # ours was behind the request that was throttled
-            self.leave_throttled(lane=lane)
-            return result
+            async with turns.turn():
+                await self.sendable(lane)
+                try:
+                    result: ProduceResult = await self.produce(
+                        node_id, batches, transactional_id=transactional_id, lane=purpose
+                    )
+                except Errors.KafkaError as error:
+                    if not has_sequences or not isinstance(error.__cause__ or error, LeftThrottledError):
+                        raise
+                    continue  # it was behind the request that was throttled first
+                if result.throttle_time_ms:
+                    turns.throttled()
+                self.leave_throttled(lane=lane)
+                return result
 
     async def append(self, partition: TopicPartition, batch: memoryview) -> int:
         """Appends a small batch, tried once; returns its base offset when all in-sync replicas have it.

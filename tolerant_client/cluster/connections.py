@@ -6,9 +6,9 @@ Laws:
 - What may be held up has a connection of its own to each node, a lane, so that nothing else ever waits for it: long-polling
   fetches, and batches of records.  A node that throttles us (KIP-219) reads nothing of the connection that got that response,
   for as long as the quota takes for all the bytes, however long that is; it reads the others.
-- Small batches that may not wait (rows of a transaction's map, the topics that keep state) go on a third lane, which is left
-  once it is throttled for longer than _SOON_S: a node reads a new connection up to its first response.  Their bytes count for
-  the quota all the same.
+- Small batches that may not wait (rows of a transaction's map; the topics that keep state, above all claims, which wait for no
+  rows) have lanes that are left once they are throttled for longer than _SOON_S (soon.py): a node reads a new connection up to
+  its first response.  Their bytes count for the quota all the same.
 - An error code is believed when a broker repeats it; a single one is retried.
 - A node that throttles us (KIP-219) is not away: requests wait until it reads again, and no patience ends meanwhile.
 """
@@ -24,6 +24,7 @@ import kafka.errors as Errors
 
 from tolerant_client.cluster.event_loop import NetworkSelector
 from tolerant_client.cluster.patience import Patience
+from tolerant_client.cluster.soon import SoonTurns
 from tolerant_client.errors import (
     ClusterUnreachableError,
     LoginRefusedError,
@@ -63,7 +64,7 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-FETCH, PRODUCE, SOON = "fetch", "produce", "soon"  # lanes
+LANES = FETCH, PRODUCE, ROWS, STATE = "fetch", "produce", "rows", "state"
 
 
 class LeftThrottledError(Errors.KafkaConnectionError):  # type: ignore[misc]  # kafka-python is untyped
@@ -94,6 +95,7 @@ class Connections:
     ) -> None:
         self._config = config
         self._apart: list[Connections] = []
+        self._soon: dict[str, SoonTurns] = {}  # by lane
         if not config.get("bootstrap_servers"):
             raise OptionError(f"No bootstrap servers were given for the {name}; give HOST:PORT[,HOST:PORT...]")
         # What cannot be pickled (a TLS context, a ticket) is made in the process that connects.
@@ -149,10 +151,10 @@ class Connections:
     def leave_throttled(self, longer_s: float = _SOON_S, lane: str | None = None) -> None:
         """Closes the connections, or that of a lane, that a node does not read for longer than that because of a quota.
 
-        For what is small and may not wait.
+        For what is small and may not wait.  That of batches is never closed: a new one would take a batch beyond the quota.
         """
         for name, connection in list(self.manager._conns.items()):
-            if lane in (None, name) and self.throttle_s(name) > longer_s:
+            if lane in (None, name) and not str(name).startswith(PRODUCE) and self.throttle_s(name) > longer_s:
                 connection.close(LeftThrottledError("a quota throttles it"))
 
     def run(
@@ -303,7 +305,7 @@ class Connections:
     def quota_words(self) -> str:
         """The end of a sentence about what is not copied yet: the nodes that throttle us now, which may be the reason; "" without."""
         nodes = sorted(broker.node_id for broker in self.manager.cluster.brokers())
-        lanes = {n: (n, *(lane_of(purpose, n) for purpose in (FETCH, PRODUCE, SOON))) for n in nodes}
+        lanes = {n: (n, *(lane_of(purpose, n) for purpose in LANES)) for n in nodes}
         found = [node_id for node_id in nodes if any(map(self.throttle_s, lanes[node_id]))]
         if not found:
             return ""

@@ -47,7 +47,7 @@ class ProduceWindow:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.room_bytes = _FIRST_BYTES
-        self.throttled_until = float("-inf")  # by the clock and the last throttle
+        self._throttled_until = float("-inf")
         self._cluster = cluster
         self._lane = lane_of(PRODUCE, node_id)
         self._most = most
@@ -59,6 +59,14 @@ class ProduceWindow:
         self._measured_bytes = 0.0  # since then
         self._is_paused = False  # until the end of a throttle
         self._is_flushing = False
+
+    @property
+    def throttled_until(self) -> float:
+        """When the last throttle ended, or will by the clock: at once if the connection lifts one that is not true (connection.py)."""
+        now = self._clock()
+        if self._throttled_until > now:
+            self._throttled_until = now + self._cluster.throttle_s(self._lane)
+        return self._throttled_until
 
     def flush(self) -> None:
         """Calls `on_room`, unless that is at work and sends on: a request to a node that is away fails while it is being sent."""
@@ -108,7 +116,7 @@ class ProduceWindow:
                 self.room_bytes += size // 2
             self._measured_since, self._measured_bytes = now, 0.0
         if response.throttle_time_ms:
-            self.throttled_until = now + response.throttle_time_ms / 1000
+            self._throttled_until = now + response.throttle_time_ms / 1000
         if now - self.throttled_until <= _QUOTA_S:
             self._measure(size, now)
         self.leave(size)

@@ -22,6 +22,7 @@ class Node:
 
     def __init__(self, net: NetworkSelector) -> None:
         self.paused = False
+        self.throttled_until = 0.0
         self.sent: list[str] = []
         self.futures: list[Future] = []
         self.free = Future()
@@ -33,6 +34,9 @@ class Node:
 
     def paused_s(self, node_id: int) -> float:
         return 1.0 if self.paused else 0.0
+
+    def throttle_s(self, node_id: str) -> float:
+        return max(0.0, self.throttled_until - self.now)
 
     async def sendable(self, node_id: int) -> None:
         await self.free
@@ -49,6 +53,7 @@ class Node:
 
     def answer(self, throttle_time_ms: int = 0) -> None:
         self.paused = throttle_time_ms > 0
+        self.throttled_until = max(self.throttled_until, self.now + throttle_time_ms / 1000)
         self.futures.pop(0).success(ProduceResult([], throttle_time_ms))
 
 
@@ -98,6 +103,23 @@ def test_what_is_in_flight_when_a_quota_begins_is_settled_and_then_one_request_a
         await turn(net)
         assert node.sent == list("abcd"), "a response without a throttle proves nothing"
         assert node.window.throttled_until == 5.0
+
+    on_a_loop(run)
+
+
+def test_a_throttle_that_the_connection_has_lifted_is_over() -> None:
+    """One flipped bit may claim 24 days: no partition would be given up in that time, and none had room for more."""
+
+    async def run(net: NetworkSelector, node: Node) -> None:
+        net.call_soon_with_future(node.send, "a")
+        await turn(net)
+        node.answer(throttle_time_ms=1 << 31)
+        node.now = 20.0
+        assert node.window.throttled_until == (1 << 31) / 1000
+        node.now = node.throttled_until = 30.0  # a probe had a response
+        assert node.window.throttled_until == 30.0
+        node.now = 50.0
+        assert node.window.throttled_until == 30.0
 
     on_a_loop(run)
 

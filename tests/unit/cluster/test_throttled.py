@@ -134,42 +134,84 @@ def test_a_fetch_whose_response_only_throttles_is_sent_again_for_the_patience(
     assert cluster.run(fetch) == []
 
 
-def test_what_may_not_wait_for_a_quota_leaves_its_lane_and_is_sent_again_if_it_was_behind_the_request_that_was_throttled(
-    cluster: Throttled, monkeypatch: pytest.MonkeyPatch
+class Node:
+    """A node that responds to what is sent when the test says so, and whose lane is left once it throttles."""
+
+    def __init__(self, cluster: Throttled, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[tuple[int, str]] = []
+        self.waiting: list[Future] = []
+        monkeypatch.setattr(cluster, "produce", self.produce)
+        monkeypatch.setattr(cluster, "leave_throttled", self.leave)
+
+    def produce(self, node_id: int, batches: Any, *, transactional_id: str | None, lane: str) -> Future:
+        self.sent.append((next(iter(batches)).partition, lane))
+        self.waiting.append(Future())
+        return self.waiting[-1]
+
+    def respond(self, throttle_time_ms: int = 0) -> None:
+        self.throttle_time_ms = throttle_time_ms
+        self.waiting.pop(0).success(ProduceResult([], throttle_time_ms))
+
+    def leave(self, longer_s: float = 1.0, lane: str | None = None) -> None:
+        if self.throttle_time_ms > 1_000:
+            behind, self.waiting[:] = self.waiting[:], []
+            left = LeftThrottledError("a quota throttles it")
+            unknown = OutcomeUnknownError("the connection was lost")  # of what was written
+            unknown.__cause__ = left
+            for number, future in enumerate(behind):
+                future.failure(left if number % 2 else unknown)
+
+
+@pytest.mark.parametrize("transactional_id", ["x", None], ids=["rows", "state"])
+def test_under_a_quota_what_may_not_wait_is_sent_alone_and_only_rows_that_were_left_behind_are_sent_again(
+    cluster: Throttled, monkeypatch: pytest.MonkeyPatch, transactional_id: str | None
 ) -> None:
-    """Three rows are in flight at once: the node reads one of each connection, and throttles that for a minute."""
-    sent: list[tuple[int, str]] = []
-    waiting: list[Future] = []
-    rows = {number: {TopicPartition("map", number): memoryview(b"")} for number in range(3)}
+    """The node reads one request of each connection, and throttles that for a minute.
 
-    def produce(node_id: int, batches: Any, *, transactional_id: str | None, lane: str) -> Future:
-        sent.append((next(iter(batches)).partition, lane))
-        waiting.append(Future())
-        return waiting[-1]
-
-    def leave(longer_s: float = 1.0, lane: str | None = None) -> None:
-        assert lane == "soon-1"
-        behind, waiting[:] = waiting[:], []
-        left = LeftThrottledError("a quota throttles it")
-        unknown = OutcomeUnknownError("the connection was lost")  # of what was written
-        unknown.__cause__ = left
-        for future, error in zip(behind, (unknown, left), strict=False):
-            future.failure(error)
+    What was left behind is read when the throttle ends: a record without a sequence is then in the log twice, the second time
+    as the last one of its key.
+    """
+    node = Node(cluster, monkeypatch)
+    batches = {number: {TopicPartition("map", number): memoryview(b"")} for number in range(4)}
 
     async def run() -> list[Any]:
-        appended = [cluster.net.call_soon_with_future(cluster.produce_soon, 1, rows[number]) for number in rows]
-        results = []
-        while len(results) < len(rows):
+        produce = functools.partial(cluster.produce_soon, 1, transactional_id=transactional_id)
+        appended = [cluster.net.call_soon_with_future(produce, batch) for batch in batches.values()]
+        await cluster.net.sleep(0.01)
+        while node.waiting:
+            node.respond(60_000)
             await cluster.net.sleep(0.01)
-            waiting.pop(0).success(ProduceResult([], 60_000))
-            await cluster.net.sleep(0.01)
-            results = [await future for future in appended if future.is_done]
-        return results
+        return [await future for future in appended]
 
-    monkeypatch.setattr(cluster, "produce", produce)
-    monkeypatch.setattr(cluster, "leave_throttled", leave)
-    assert [result.throttle_time_ms for result in cluster.run(run)] == [60_000] * 3
-    assert sent == [(number, "soon") for number in (0, 1, 2, 1, 2, 2)]
+    assert [result.throttle_time_ms for result in cluster.run(run)] == [60_000] * 4
+    if transactional_id is None:
+        assert node.sent == [(number, "state") for number in range(4)]
+    else:
+        assert node.sent == [(number, "rows") for number in (0, 1, 2, 3, 1, 2, 3)], "the first burst, then one by one"
+
+
+def test_without_a_quota_rows_are_in_flight_together_and_state_waits_for_none_of_them(
+    cluster: Throttled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(cluster, monkeypatch)
+
+    async def run() -> None:
+        def send(number: int, transactional_id: str | None) -> Any:
+            batch = {TopicPartition("map", number): memoryview(b"")}
+            produce = functools.partial(cluster.produce_soon, transactional_id=transactional_id)
+            return cluster.net.call_soon_with_future(produce, 1, batch)
+
+        futures = [send(number, transactional_id) for number, transactional_id in enumerate(("a", "b", None, None))]
+        await cluster.net.sleep(0.01)
+        assert node.sent == [(0, "rows"), (1, "rows"), (2, "state")]
+        for _ in range(4):
+            node.respond()
+            await cluster.net.sleep(0.01)
+        for future in futures:
+            await future
+
+    cluster.run(run)
+    assert node.sent[3:] == [(3, "state")]
 
 
 def test_a_node_that_is_not_upgraded_yet_says_on_the_lane_of_batches_that_it_knows_no_ids_of_topics(
@@ -206,12 +248,13 @@ def test_what_may_not_wait_leaves_the_connections_that_a_quota_throttles(
         (2, {"throttle"}, now + 1),
         (3, {"max_in_flight"}, now + 9),
         (4, set[str](), 0.0),
+        ("produce-1", {"throttle"}, now + 9),  # a new one would take a batch beyond the quota
     ):
         there = SimpleNamespace(
             paused=paused, _throttle_time=until, close=lambda error, node=node: closed.append((node, str(error)))
         )
         monkeypatch.setitem(cluster.manager._conns, node, there)
-    cluster.leave_throttled(2.5, "soon-1")
+    cluster.leave_throttled(2.5, "rows-1")
     assert not closed
     cluster.leave_throttled(2.5)
     assert [node for node, _ in closed] == [1] and "quota" in closed[0][1]

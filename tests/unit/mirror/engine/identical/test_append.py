@@ -44,6 +44,9 @@ class Target:
     def paused_s(self, node_id: int) -> float:
         return self.throttled
 
+    def throttle_s(self, lane: str) -> float:
+        return self.throttled
+
     async def sendable(self, node_id: int) -> None:
         self.throttled = 0.0
         await asyncio.sleep(0)

@@ -128,6 +128,8 @@ class World:
     def paused_s(self, node_id: int) -> float:
         return max(0.0, self.paused_until - self.now)
 
+    throttle_s = paused_s
+
     async def sendable(self, node_id: int) -> None:
         await self.net.sleep(0)
         self.now = max(self.now, self.paused_until)
@@ -231,7 +233,7 @@ class OnOneNode(World):
     def __init__(self, net: NetworkSelector, time: SimpleNamespace) -> None:
         self.time = time
         super().__init__(net)
-        timed: Any = SimpleNamespace(net=self, paused_s=self.paused_s, sendable=self.sendable)
+        timed: Any = SimpleNamespace(net=self, paused_s=self.paused_s, throttle_s=self.paused_s, sendable=self.sendable)
         self.turns = time.__dict__.setdefault("turns", ProduceTurns(timed, 1, 1, lambda: time.now))
         self.call_soon = net.call_soon
         self.ages: list[float] = []  # of the transactions, when they were committed
