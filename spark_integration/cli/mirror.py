@@ -222,8 +222,9 @@ def _report(
     """The report of a copy; `late` are partitions that did not reach the offsets that open transactions held back."""
     standing = watch.standing
     stands = standing.paused.keys() | standing.blocked.keys()
-    is_counted = settings.once and settings.is_identical
-    behind = [p for p in watch.behind if p not in stands] if is_counted else []
+    # A translated copy tells of no partition that it had nothing to copy of.
+    is_told = {*watch.behind} if settings.is_identical else standing.waiting.keys()
+    behind = [p for p in watch.behind if p in is_told and p not in stands] if settings.once else []
     return MirrorReport(
         topics=sorted({p.topic for p in prepared.ends}),
         records=standing.records,
@@ -234,6 +235,7 @@ def _report(
         losses=watch.losses,
         paused=standing.paused,
         blocked=standing.blocked,
+        waiting={p: why for p, why in prepared.waiting.items() if settings.once and p not in stands},
         behind=behind,
         held=held,
         ended=sorted(set(late) - {one.partition for one in held} - set(behind) - stands),

@@ -19,8 +19,9 @@ class MirrorReport:
     """What a mirror has copied, and what needs an operator's attention.
 
     `offsets` include those of markers and fillers, and of other writers.  With `is_least` more `records` may have been copied.
-    Of a copy up to the ends at its start, `behind` are partitions that did not reach them, `held` what open transactions hold
-    back, and `ended` partitions whose open transactions have ended since.
+    Of a copy up to the ends at its start, `waiting` are partitions whose ends were unknown then, with the reason, `behind`
+    partitions that did not reach them, `held` what open transactions hold back, and `ended` partitions whose open transactions
+    have ended since.
     """
 
     topics: Sequence[str]
@@ -31,13 +32,14 @@ class MirrorReport:
     losses: Sequence[LedgerRow] = ()
     paused: Mapping[TopicPartition, str] = field(default_factory=dict)
     blocked: Mapping[TopicPartition, str] = field(default_factory=dict)
+    waiting: Mapping[TopicPartition, str] = field(default_factory=dict)
     behind: Sequence[TopicPartition] = ()
     held: Sequence[Held] = ()
     ended: Sequence[TopicPartition] = ()
 
     @property
     def exit_code(self) -> int:
-        stands = self.losses or self.paused or self.blocked
+        stands = self.losses or self.paused or self.blocked or self.waiting
         return LOOK if stands or self.behind or self.held or self.ended else 0
 
     @property
@@ -45,6 +47,7 @@ class MirrorReport:
         """A sentence about each partition that did not reach its end."""
         again = "start the mirror again"
         return [
+            *(f"not copied: {_name(p)}: {why}; {again}" for p, why in sorted(self.waiting.items())),
             *(
                 f"behind: {_name(p)} did not reach the end that its source had at the start; {again}"
                 for p in self.behind
@@ -70,6 +73,7 @@ class MirrorReport:
             "losses": [row._asdict() for row in self.losses],
             "paused": _with_reasons(self.paused),
             "blocked": _with_reasons(self.blocked),
+            "waiting": _with_reasons(self.waiting),
             "exit_code": self.exit_code,
             "open_transactions": [one.to_json() for one in self.held],
         }

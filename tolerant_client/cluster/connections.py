@@ -258,7 +258,13 @@ class Connections:
         if (why := _SAID_BY_BROKERS.get(type(error))) is not None:
             return ClusterUnreachableError(f"{where} was reached, but {what} {lasted}: {why}", self.name)
         remedy = "check that its brokers run and that this address is right"
-        if self.manager.is_misunderstood:
+        if self.manager.is_tls_refused:
+            remedy = (
+                "the TLS handshake was refused: check the broker's certificate (its date, and that it names the host of this"
+                " address), ssl.truststore.* (that it has the certificate's authority), and ssl.keystore.* if the broker wants a"
+                " certificate of ours; do not go without TLS instead"
+            )
+        elif self.manager.is_misunderstood:
             protocol, mechanism = (self.manager.config[name] for name in ("security_protocol", "sasl_mechanism"))
             said = f"security.protocol={protocol}" + (
                 f" and sasl.mechanism={mechanism}" if protocol.startswith("SASL") else ""

@@ -6,6 +6,7 @@ Law: no bootstrap address holds up another one, or anybody who knows a broker.
 from __future__ import annotations
 
 import random
+import re
 import time
 from typing import Any
 
@@ -18,6 +19,8 @@ BESIDE_S = 1.0  # after which the next bootstrap address is tried in parallel
 _LAST_WORDS_S = 0.25  # in which attempts that end at the deadline may report why
 # No retry cures these; IncompatibleBrokerVersion may come from a controller, for example.
 _NOT_CURED = (Errors.IncompatibleBrokerVersion, Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)
+# OpenSSL's names of what ends a handshake: SSLV3_ALERT_BAD_CERTIFICATE, CERTIFICATE_VERIFY_FAILED, UNSUPPORTED_PROTOCOL.
+_TLS_REFUSAL = re.compile(r"\[SSL: \w*(ALERT|CERTIFICATE|PROTOCOL|CIPHER)\w*\]")
 _SILENT = (Errors.KafkaTimeoutError, Errors.RequestTimedOutError)
 
 
@@ -25,11 +28,22 @@ def _last(failures: dict[Any, BaseException]) -> str:
     return f": {text_of([*failures.values()][-1])}" if failures else ""
 
 
+def _is_tls_refusal(failure: BaseException) -> bool:
+    """Whether one side refused the other's certificate, version or cipher; a listener without TLS has WRONG_VERSION_NUMBER."""
+    return _TLS_REFUSAL.search(text_of(failure)) is not None
+
+
+def _is_refusal(failure: BaseException | None) -> bool:
+    """Whether one side has refused the other, in the TLS handshake or at the login."""
+    return failure is not None and (isinstance(failure, Errors.BrokerResponseError) or _is_tls_refusal(failure))
+
+
 class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python is untyped
     """The part of the connection manager that asks the bootstrap addresses."""
 
     cluster: Any
     is_misunderstood = False  # a bootstrap address accepted a connection, then broke it off: another protocol
+    is_tls_refused = False  # one side refused the other in the TLS handshake: a certificate, a version, a cipher
     _accepted: set[Any]  # nodes that accepted a TCP connection
     _bootstrapping: Any = None  # done when the addresses have been asked
 
@@ -79,7 +93,8 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
                 ended = {n: trying.pop(n).exception for n in [n for n, attempt in trying.items() if attempt.is_done]}
                 if None in ended.values():
                     return True
-                failures.update(ended)
+                # A refusal says more than the silence of a later attempt, which our deadline or a loaded machine ends.
+                failures |= {n: e for n, e in ended.items() if _is_refusal(e) or not _is_refusal(failures.get(n))}
                 if len(failures) == len(addresses) and not trying:
                     for failure in ended.values():
                         if isinstance(failure, _NOT_CURED):
@@ -110,6 +125,7 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
         told = [f"{len(broken_off)} of {len(addresses)} addresses failed{_last(broken_off)}"] if broken_off else []
         told += [f"{waited_for} of {len(addresses)} addresses did not respond{_last(silent)}"] if waited_for else []
         if not is_once:
+            self.is_tls_refused = any(map(_is_tls_refusal, broken_off.values()))
             self.is_misunderstood = any(n in self._accepted for n in broken_off)
         servers = self.cluster.config["bootstrap_servers"]
         raise Errors.KafkaTimeoutError(f"Unable to bootstrap from {servers}: {'; '.join(told) or 'there was no time'}")

@@ -402,6 +402,41 @@ def test_a_cluster_that_has_moved_is_found_at_a_bootstrap_address_and_connected_
     manager.close()
 
 
+def test_a_certificate_that_is_refused_is_told_as_that(certificate: Path) -> None:
+    """Not as a wrong protocol: who goes without TLS instead sends the password to whoever listens there."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate)
+    with (
+        serve(FakeBroker(), tls) as address,
+        Cluster({"bootstrap_servers": address, "security_protocol": "SSL"}) as client,
+    ):
+        with pytest.raises(
+            ClusterUnreachableError, match=r"CERTIFICATE_VERIFY_FAILED.*check the broker's certificate"
+        ) as told:
+            client.run(client.connect, 1_500)
+        assert "security.protocol" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("later", "told"),
+    [("unable to connect: timed out", "CERTIFICATE_VERIFY_FAILED"), ("[SSL: TLSV1_ALERT_X] y", "ALERT_X")],
+)
+def test_a_refusal_says_more_than_the_silence_of_a_later_attempt(
+    net: NetworkSelector, monkeypatch: pytest.MonkeyPatch, later: str, told: str
+) -> None:
+    said = iter(["[SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired"])
+
+    async def fail(*_: object) -> None:
+        raise Errors.KafkaConnectionError(next(said, later))
+
+    monkeypatch.setattr(TolerantConnectionManager, "_try_address", fail)
+    manager = TolerantConnectionManager(net, bootstrap_servers=["127.0.0.1:1"], reconnect_backoff_ms=20)
+    with pytest.raises(Errors.KafkaTimeoutError, match=told):
+        manager.bootstrap(timeout_ms=500)
+    assert manager.is_tls_refused
+    manager.close()
+
+
 class Closing(socketserver.BaseRequestHandler):
     """Closes any connection that sends something."""
 

@@ -23,6 +23,10 @@ ROW = LedgerRow(1, "A-B", "orders", 0, 4, 8, "retention", "gone")
         ({"losses": [ROW]}, []),
         ({"paused": {FIRST: "an operator"}}, []),
         ({"blocked": {FIRST: "no right"}}, []),
+        (
+            {"waiting": {FIRST: "it has no leader on the source"}},
+            ["not copied: orders-0: it has no leader on the source"],
+        ),
         ({"behind": [FIRST]}, ["behind: orders-0 did not reach the end that its source had at the start"]),
         ({"held": [HELD]}, [f"waiting: copied up to the last stable offset; {HELD}"]),
         ({"ended": [FIRST]}, ["behind: orders-0 had an open transaction at the start, which has ended since"]),
@@ -45,6 +49,7 @@ def test_a_whole_copy_is_one_sentence_or_one_document() -> None:
         "losses": [],
         "paused": [],
         "blocked": [],
+        "waiting": [],
         "exit_code": 0,
         "open_transactions": [],
     }
