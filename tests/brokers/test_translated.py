@@ -595,6 +595,7 @@ def test_what_a_link_has_copied_whose_control_was_deleted_is_not_copied_again_by
         mirror(source, target, topic, former)
         with both(target, target) as (there, _):
             assert there.run(failover, there, former).is_done
+        append_records(target, topic, 5, first=500)  # its producers' own
     else:
         copy(source, target, topic, former)
     delete_topic(target, CONTROL_TOPIC)
@@ -608,7 +609,7 @@ def test_what_a_link_has_copied_whose_control_was_deleted_is_not_copied_again_by
     assert any(told in text for text in planned.refusals) and planned.exit_code == 3
     with pytest.raises(TargetDivergedError, match=told):
         copy(source, target, topic, f"{topic}-again")
-    assert len(committed_logs(target, topic)[0]) == 30
+    assert len(committed_logs(target, topic)[0]) == (35 if is_identical else 30)
     if not is_identical:  # the remedies: it goes on under its former name, or is copied again without its map
         copy(source, target, topic, former)
         assert len(committed_logs(target, topic)[0]) == 40
@@ -653,6 +654,34 @@ def test_a_log_that_a_link_had_begun_without_a_record_gets_none_that_another_has
     append_records(source, topic, 10, first=30)
     copy(source, target, topic, theirs)  # the remedy
     assert len(committed_logs(target, topic)[0]) == there_before + 10
+
+
+@pytest.mark.parametrize("is_identical", [False, True])
+def test_an_original_gets_none_of_its_copies_and_is_not_called_a_copy(
+    source: str, target: str, is_identical: bool
+) -> None:
+    """A mirror back after a failover, without failback: only the old source has what was not copied."""
+    topic = f"translated-original-{is_identical}"
+    forward = f"{topic}-forward"
+    create_topic(source, topic)
+    for first in (0, 30):  # with translated offsets, a marker lies between the two
+        append_records(source, topic, 30, first=first)
+        mirror(source, target, topic, forward, is_translated=not is_identical)
+    append_records(source, topic, 2, first=60)  # not copied
+    with both(target, target) as (there, _):
+        assert there.run(failover, there, forward).is_done
+    delete_until(target, topic, 0 if is_identical else 35)  # of the rest no record has its own offset
+    append_records(target, topic, 10, first=500)
+    told = f"is the original: link {forward} has copied it from this target to this source"
+    with both(target, source) as (origin, there):
+        planned = origin.run(partial(plan_everything, is_translated=True), origin, there, f"{topic}-back", topic)
+    assert any(told in text and ("tolerant-kafka failback" in text) is is_identical for text in planned.refusals), (
+        planned.refusals
+    )
+    assert not any("delete" in text for text in planned.refusals)
+    with pytest.raises(TargetDivergedError, match=told):
+        copy(target, source, topic, f"{topic}-back")
+    assert len(committed_logs(source, topic)[0]) == 62
 
 
 def test_what_another_source_has_under_the_same_name_is_copied_beside_it(source: str, target: str) -> None:

@@ -80,15 +80,20 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
 
 async def link_back(source: Cluster, target: Cluster, topics: Collection[str]) -> str:
     """Which live link copies some of these topics (the source's names) from our target to our source; "" if none is seen."""
+    for other, control in await links_back(source, target):
+        if not control.is_over and (both := _in_both(control, topics)):
+            return f"link {other} copies topic {both} from this target to this source"
+    return ""
+
+
+async def links_back(source: Cluster, target: Cluster) -> list[tuple[str, LinkControl]]:
+    """The links that copy from our target to our source, or have done so, as far as is known; none if we may not read that."""
     there = await target.cluster_id()
     try:
         controls = await read_controls(source)
     except MAY_NOT:
-        return ""
-    for other, control in _from_cluster(controls, there) if there is not None else ():
-        if not control.is_over and (both := _in_both(control, topics)):
-            return f"link {other} copies topic {both} from this target to this source"
-    return ""
+        return []
+    return [] if there is None else _from_cluster(controls, there)
 
 
 def _from_cluster(controls: Controls, cluster_id: str) -> list[tuple[str, LinkControl]]:

@@ -7,14 +7,18 @@ Laws:
 - Another link's offset map names the topics by their ids (KIP-516).  One that has copied the topic that the source has now into the
   topic that the target has now, further than where ours is to begin, has copied the same records.  A topic with another id has
   others, as has another cluster.  Ids that a broker does not give (before 2.8) prove no difference, and the error says so.
-- A copy with identical offsets has no map.  It has the source's records at their own offsets, in batches without transactions: what a
+- A copy with identical offsets has no map.  It has the source's records at their own offsets, up to where one of the two logs went on by
+  itself, in batches without transactions: what a
   link with translated offsets has copied, whose map was deleted to copy it again, is in transactions.
+- Where a link has copied from our target to our source, the target's log is the original.  The source's controls name that link, and its
+  map which offsets of the source are its copies.  An original is not called a copy, and nobody is told to delete it.
 - What cannot be read is unknown, and nothing is appended before it is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import takewhile
 from typing import NamedTuple
 
 import kafka.errors as Errors
@@ -24,15 +28,26 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
+from tolerant_client.mirror.engine.circles import links_back
 from tolerant_client.mirror.engine.translated.target_checks import not_before, taken_over
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import last_rows, map_partition, map_topic, mapped_links, read_each_map
+from tolerant_client.mirror.state.map_topic import (
+    NO_MAP,
+    last_rows,
+    map_partition,
+    map_topic,
+    mapped_links,
+    read_each_map,
+)
 from tolerant_client.mirror.state.offset_map import MapRow, is_another
 from tolerant_client.mirror.state.topics import read_ids
 
 _MAP_S = 60.0  # how long all maps are read; they are read again as long as the copier is patient
+_NO_CHANCE = (
+    2  # so many equal records in a row, timestamps and all, are a copy, also where both logs went on differently
+)
 _LARGEST_PIECE = 64_000  # offsets, after pieces without a record on both sides
 
 
@@ -43,6 +58,31 @@ class OtherCopy(NamedTuple):
     row: MapRow | None
     is_over: bool
     unread: str = ""
+
+
+class Origin(NamedTuple):
+    """A link that has a partition from our target on our source, or may have; its map's newest row, or why that is `unread`."""
+
+    link: str
+    is_identical: bool
+    row: MapRow | None = None
+    unread: str = ""
+
+
+async def origins(
+    source: Cluster, target: Cluster, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, tuple[Origin, ...]]:
+    """The links that have copied these partitions from our target to our source, as far as is known.  Raises KafkaError."""
+    found: dict[TopicPartition, tuple[Origin, ...]] = {}
+    for link, control in await links_back(source, target):
+        theirs = [p for p in partitions if control.writes(source.wire_topic(p.topic))]
+        mapped = NO_MAP
+        if theirs and source.names is None:  # of renamed topics the map back would be of other ones
+            mapped = (await read_each_map(source, {link: (control, theirs)}, within_s=_MAP_S))[link]
+        for p in theirs:
+            unread = mapped.unread.get(map_partition(link, p), "")
+            found[p] = (*found.get(p, ()), Origin(link, control.is_identical, mapped.copies.get(p), unread))
+    return found
 
 
 async def other_copies(
@@ -96,11 +136,70 @@ def require_no_copy(
         )
 
 
-async def require_no_identical_copy(
-    source: Cluster, target: Cluster, link: str, partition: TopicPartition, begin: int
+def require_no_original(
+    link: str, partition: TopicPartition, ids: tuple[str, str], begin: int, start: int, known: Collection[Origin]
 ) -> None:
-    """Raises TargetDivergedError if the target's log has the source's records from `begin` on at their own offsets; and KafkaError."""
+    """Raises TargetDivergedError if the target's log, which starts at `start`, has originals of what the source has from `begin` on, by
+    the maps of links that have copied them there; and a retriable error if it may have them.  Pure.
+    """
+    for origin in known:
+        row = origin.row
+        if origin.unread:
+            part = map_partition(origin.link, partition)
+            raise Errors.OffsetNotAvailableError(
+                f"Whether link {origin.link} has copied {partition.topic}-{partition.partition} from this target to this source is unknown:"
+                f" {part.topic}-{part.partition} of the source cannot be read ({origin.unread})"
+            )
+        if row is None or row.target_until <= begin or row.position <= start:
+            continue
+        if not any(is_another(*pair) for pair in zip(row.ids, reversed(ids))):
+            raise _original(link, partition, origin)
+
+
+def _original(link: str, partition: TopicPartition, origin: Origin) -> TargetDivergedError:
+    """The error for a target log of which the source's is a copy."""
+    remedy = (
+        "To copy back what the target lacks, run tolerant-kafka failback with this source and this target, and with a --link that has"
+        " copied nothing there: it compares both logs, and names what only the target has"
+        if origin.is_identical
+        else f"Leave the topic out: link {origin.link} had translated offsets, and failback compares logs with the same offsets. What"
+        " producers have written to the source since can be copied into a topic of another name (in a file: a replication policy)"
+    )
+    return TargetDivergedError(
+        f"The target log {partition.topic}-{partition.partition} is the original: link {origin.link} has copied it from this target to"
+        f" this source, and link {link} would append all of it once more"
+    ).advising(remedy)
+
+
+async def require_not_there(
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    partition: TopicPartition,
+    ids: tuple[str, str],
+    begin: int,
+    others: Collection[OtherCopy],
+    known: Collection[Origin],
+) -> None:
+    """Raises TargetDivergedError if the target's log already has what the source has from `begin` on; and KafkaError."""
+    require_no_copy(link, partition, ids, begin, others)
     start = (await target.list_offsets({partition: EARLIEST}))[partition]
+    require_no_original(link, partition, ids, begin, start, known)
+    await require_no_identical_copy(source, target, link, partition, begin, start, known)
+
+
+async def require_no_identical_copy(
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    partition: TopicPartition,
+    begin: int,
+    start: int,
+    known: Collection[Origin] = (),
+) -> None:
+    """Raises TargetDivergedError if the target's log, which starts at `start`, has the source's records from `begin` on at their own
+    offsets; and KafkaError.
+    """
     stable = (await source.list_offsets({partition: LATEST}, isolation_level=READ_COMMITTED))[partition]
     until = min(stable, (await target.list_offsets({partition: LATEST}))[partition])
     at, piece = max(begin, start), COMPARED_OFFSETS
@@ -109,18 +208,22 @@ async def require_no_identical_copy(
         original = (await read_slices(source, span, is_committed=True))[partition]
         copied = (await read_slices(target, span, is_committed=False))[partition]
         if both := sorted(original.records.keys() & copied.records.keys()):
-            if any(original.records[offset] != copied.records[offset] for offset in both):
+            equal = list(takewhile(lambda offset: original.records[offset] == copied.records[offset], both))
+            if len(equal) < (1 if known else min(len(both), _NO_CHANCE)):
                 return
             header = (await read_headers(target, {partition: both[0]})).get(partition)
             if header is not None and header.is_transactional:
                 return
+            for origin in known:
+                raise _original(link, partition, origin)
             raise TargetDivergedError(
                 f"The target log {partition.topic}-{partition.partition} has the source's records from offset {both[0]} on at their own"
-                f" offsets: it is a copy with identical offsets, and link {link} would append all of it once more"
+                f" offsets: one of the two is a copy with identical offsets, and link {link} would append all of it once more"
             ).advising(
-                "Go on with the link that made it and --offsets identical (in a file tolerant.offsets = identical), or, if another mirror"
-                " made it, with tolerant-kafka take-over. Leave the topic out if that link was promoted. If what others wrote there is not"
-                " needed, delete the topic on the target: it is then copied anew"
+                "If the target's is the copy, go on with the link that made it and --offsets identical (in a file tolerant.offsets ="
+                " identical), or, if another mirror made it, with tolerant-kafka take-over. Leave the topic out if that link was promoted."
+                " If the source's is the copy, run tolerant-kafka failback. If nobody needs the target's, also not what only it has,"
+                " delete the topic there: it is then copied anew"
             )
         if min(original.until, copied.until) <= at:
             raise Errors.OffsetNotAvailableError(
@@ -157,11 +260,11 @@ async def find_copied(
             if begin is not None:
                 begins[p] = begin
     others = await other_copies(target, link, begins) if begins else {}
+    known = await origins(source, target, begins) if begins else {}
     found: dict[TopicPartition, Errors.KafkaError] = {}
     for p, begin in begins.items():
         try:
-            require_no_copy(link, p, ids[p.topic], begin, others.get(p, ()))
-            await require_no_identical_copy(source, target, link, p, begin)
+            await require_not_there(source, target, link, p, ids[p.topic], begin, others.get(p, ()), known.get(p, ()))
         except Errors.KafkaError as error:
             found[p] = error
     return found

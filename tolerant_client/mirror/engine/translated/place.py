@@ -34,7 +34,7 @@ from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.translated.adopted import Adopted
-from tolerant_client.mirror.engine.translated.copied_before import require_no_copy, require_no_identical_copy
+from tolerant_client.mirror.engine.translated.copied_before import require_not_there
 from tolerant_client.mirror.engine.translated.first_other import first_other
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.engine.translated.target_checks import (
@@ -218,9 +218,9 @@ class Place:
 
     async def _require_not_copied(self, begin: int) -> None:
         """Raises TargetDivergedError if the target's log already has what is to be copied from `begin` on (copied_before.py)."""
-        link, partition = self._link, self.partition
-        require_no_copy(link.name, partition, self.ids, begin, await self._reads.other_copies(partition) or ())
-        await require_no_identical_copy(link.source, link.target, link.name, partition, begin)
+        link, partition, ids = self._link, self.partition, self.ids
+        others, origins = await self._reads.other_copies(partition) or (), await self._reads.origins(partition) or ()
+        await require_not_there(link.source, link.target, link.name, partition, ids, begin, others, origins)
 
     async def _cut_at(self, row: MapRow, adopted: int, start: int, end: int) -> int | None:
         """The offset from which on the source's log, [start, end), differs from what was copied, by its leader or its records."""

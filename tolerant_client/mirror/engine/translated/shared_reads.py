@@ -22,7 +22,7 @@ from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.preflight import copied_by_others
 from tolerant_client.mirror.engine.reader import Reader
 from tolerant_client.mirror.engine.translated.adopted import Adopted
-from tolerant_client.mirror.engine.translated.copied_before import other_copies
+from tolerant_client.mirror.engine.translated.copied_before import Origin, origins, other_copies
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair
 from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.map_topic import map_partition, read_last_rows
@@ -36,7 +36,7 @@ _Found = TypeVar("_Found")
 
 
 class _Asked(Generic[_Found]):
-    """One kind of read of the target, made once for all partitions that wait for it."""
+    """One kind of read of a cluster, made once for all partitions that wait for it."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SharedReads:
     """Reads of a link's map and of its topics; on the event loop that both clusters share.
 
     `copied_by_others` gives the error for a target log that the link may not write beside another link, `other_copies` what other links
-    have copied there, as their maps say.
+    have copied there, as their maps say, `origins` the links that have copied it from there to the source.
     """
 
     def __init__(self, source: Cluster, target: Cluster, control: ControlWatch, clock: Callable[[], float]) -> None:
@@ -89,6 +89,11 @@ class SharedReads:
         ) -> dict[TopicPartition, MapRow]:
             return await read_last_rows(target, link, partitions, control.value)
 
+        async def copied_back(
+            source: Cluster, _: str, partitions: Collection[TopicPartition]
+        ) -> dict[TopicPartition, tuple[Origin, ...]]:
+            return await origins(source, target, partitions)
+
         self._source = source
         self._target = target
         self._clock = clock
@@ -98,6 +103,7 @@ class SharedReads:
         self._link = link
         self.copied_by_others = _Asked(target, link, copied_by_others)
         self.other_copies = _Asked(target, link, other_copies)
+        self.origins = _Asked(source, link, copied_back)
 
     async def last_row(self, partition: TopicPartition) -> MapRow | None:
         """The newest committed row of a source partition; raises what read_last_rows does."""

@@ -18,11 +18,13 @@ from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.engine.translated import copied_before as module
 from tolerant_client.mirror.engine.translated.copied_before import (
+    Origin,
     OtherCopy,
     begins_at,
     other_copies,
     require_no_copy,
     require_no_identical_copy,
+    require_no_original,
 )
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -125,6 +127,40 @@ def records(*offsets: int, value: bytes = b"v") -> dict[int, Record]:
     return {n: Record(n, 1_000 + n, b"k", value) for n in offsets}
 
 
+BACK = MapRow(
+    RowKey(P, 0), "orders", ("t", "s"), 100, 0, (Run(0, 7, 100),)
+)  # offsets 7 to 107 of the source are from the target
+
+
+@pytest.mark.parametrize(
+    ("origin", "ids", "begin", "start", "told"),
+    [
+        (Origin("dr", False, BACK), ("s", "t"), 0, 0, "is the original: link dr has .*Leave the topic out: .*a replication policy"),
+        (Origin("dr", False, BACK), ("s", ""), 106, 99, "is the original"),
+        (Origin("dr", False, BACK), ("s", "t"), 107, 0, ""),  # what follows is the source's own
+        (Origin("dr", False, BACK), ("s", "t"), 0, 100, ""),  # none of the originals is left
+        (Origin("dr", False, BACK), ("s", "anew"), 0, 0, ""),
+        (Origin("dr", False, BACK), ("anew", "t"), 0, 0, ""),
+        (Origin("dr", True), ("s", "t"), 0, 0, ""),  # its log shows it
+        (Origin("dr", False), ("s", "t"), 0, 0, ""),
+    ],
+)  # fmt: skip
+def test_what_a_map_of_the_source_says_to_be_from_the_target_is_not_copied_back(
+    origin: Origin, ids: tuple[str, str], begin: int, start: int, told: str
+) -> None:
+    if not told:
+        return require_no_original("back", P, ids, begin, start, [origin])
+    with pytest.raises(TargetDivergedError, match=told):
+        require_no_original("back", P, ids, begin, start, [origin])
+
+
+def test_of_a_map_of_the_source_that_cannot_be_read_nothing_is_decided() -> None:
+    with pytest.raises(
+        Errors.OffsetNotAvailableError, match="Whether link dr has copied orders-0 from this target .* is unknown"
+    ):
+        require_no_original("back", P, ("s", "t"), 0, 0, [Origin("dr", False, None, "no leader")])
+
+
 @pytest.mark.parametrize(
     ("original", "copied", "begin", "is_transactional", "told"),
     [
@@ -133,11 +169,12 @@ def records(*offsets: int, value: bytes = b"v") -> dict[int, Record]:
         (records(450), records(450), 0, False, "from offset 450 on"),  # neither has one before
         (records(*range(9)), records(*range(9)), 0, True, ""),  # what a former link has copied with translated offsets
         (records(*range(9)), records(*range(9), value=b"other"), 0, False, ""),
-        (records(1, 2), {**records(1), **records(2, value=b"other")}, 0, False, ""),
+        (records(1, 2), {**records(1), **records(2, value=b"other")}, 0, False, ""),  # by chance
+        (records(*range(9)), {**records(*range(5)), **records(*range(5, 9), value=b"its own since")}, 0, False, "from offset 0 on"),
         (records(*range(9)), records(*range(9)), 500, False, ""),  # nothing that is there is to be copied
         (records(1), records(2), 0, False, ""),
     ],
-)
+)  # fmt: skip
 def test_records_at_their_own_offsets_are_an_identical_copy(
     monkeypatch: pytest.MonkeyPatch,
     original: dict[int, Record],
@@ -160,11 +197,15 @@ def test_records_at_their_own_offsets_are_an_identical_copy(
     header = SimpleNamespace(is_transactional=is_transactional)
     monkeypatch.setattr(module, "read_slices", slices)
     monkeypatch.setattr(module, "read_headers", AsyncMock(return_value={P: header}))
-    checking = require_no_identical_copy(source, target, "dr", P, begin)
+    checking = require_no_identical_copy(source, target, "dr", P, begin, 0)
     if not told:
         return asyncio.run(checking)
     with pytest.raises(TargetDivergedError, match=f"{re.escape('orders-0')} has the source's records {told}"):
         asyncio.run(checking)
+    back = [Origin("dr", True)]
+    with pytest.raises(TargetDivergedError, match="is the original: link dr .*tolerant-kafka failback") as caught:
+        asyncio.run(require_no_identical_copy(source, target, "back", P, begin, 0, back))
+    assert "delete" not in str(caught.value)
 
 
 def test_logs_that_cannot_be_read_are_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,4 +215,4 @@ def test_logs_that_cannot_be_read_are_not_told_apart(monkeypatch: pytest.MonkeyP
     cluster: Any = SimpleNamespace(list_offsets=offsets)
     monkeypatch.setattr(module, "read_slices", AsyncMock(return_value={P: LogSlice(0)}))
     with pytest.raises(Errors.OffsetNotAvailableError, match="cannot be compared from 0 on"):
-        asyncio.run(require_no_identical_copy(cluster, cluster, "dr", P, 0))
+        asyncio.run(require_no_identical_copy(cluster, cluster, "dr", P, 0, 0))

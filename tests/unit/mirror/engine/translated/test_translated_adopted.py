@@ -107,7 +107,7 @@ class World:
         async def other_copies(_: TopicPartition) -> tuple[OtherCopy, ...]:
             return self.others
 
-        reads: Any = SimpleNamespace(topics=topics, last_row=last_row, other_copies=other_copies)
+        reads: Any = SimpleNamespace(topics=topics, last_row=last_row, other_copies=other_copies, origins=none)
         return Place(link, reads, self.adopted(), P)
 
     def goes_on_at(self, place: Place | None = None) -> int:
@@ -128,7 +128,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         return {}  # of the last batch nothing is left that could show who wrote it
 
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.read_headers", cleaned)
-    monkeypatch.setattr(f"{PLACE}.require_no_identical_copy", none)
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.copied_before.require_no_identical_copy", none)
     yield found
     found.net.close()
 
