@@ -19,6 +19,7 @@ from kafka.structs import TopicPartition
 
 from support.nasty_topics import Append, Marker, NastyPartition, NastyTopic, Step
 from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.cluster.connections import PRODUCE
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topics import create_topics
 from tolerant_client.records.record_batch import encode_batch
@@ -114,7 +115,7 @@ def _requests(
             yield _produce(raw, node_id, batches, who), _check_produced(members)
     markers = {partition: step for partition, step in steps.items() if isinstance(step, Marker)}
     if markers:
-        yield raw.manager.send(_marker_request(markers), node_id), _check_markers
+        yield raw.manager.send(_marker_request(markers), raw.lane(PRODUCE, node_id)), _check_markers
 
 
 def _encode(step: Append) -> bytes:

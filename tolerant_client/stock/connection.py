@@ -93,6 +93,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         self._written_bytes = 0  # given to the transport
         self._flushed_bytes: int | None = None  # once closed: how many of them left the process, if that is known
         self._doubts_throttle = False
+        self._sends_buffered = False
         self.is_retired = False
         self.has_served = False  # whether a caller's request got a response
         self._timer: Any = None
@@ -133,11 +134,26 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
     # -- sending --------------------------------------------------------------
 
     def send_request(self, request: Any, request_timeout_ms: float | None = None) -> Any:
-        """Sends now, or once the connection is ready; either way the future ends by its deadline."""
+        """Sends now, or once the connection is ready; either way the future ends by its deadline.
+
+        What has waited for that is sent first: a request without a response ends at once, and its caller may send the next.
+        """
+        if self._sends_buffered:
+            future = Future()
+            self._request_buffer.append((request, future, self._timeout_at(timeout_ms=request_timeout_ms)))
+            return future
         future = super().send_request(request, request_timeout_ms)
         if self._request_buffer:
             self._arm(time.monotonic())
         return future
+
+    def send_buffered(self) -> None:
+        """Sends what has waited for the connection, in its order."""
+        self._sends_buffered = True
+        try:
+            super().send_buffered()
+        finally:
+            self._sends_buffered = False
 
     def _send_request(self, request: Any, future: Any = None, timeout_at: float | None = None) -> Any:
         future = Future() if future is None else future

@@ -153,6 +153,7 @@ USES: Final = (
     # -- the connection and its transport
     Use(KafkaConnection,
         ("_init_complete", "_maybe_throttle", "_send_request", "connection_lost", "connection_made", "data_received",
+         "send_buffered",
          "fail_in_flight_requests", "in_flight_requests", "initializing", "send_request", "transport", "unpause"),
         _CONNECTION, "overridden: the tracker decides whose response it is, and when a request is lost"),
     Use(KafkaConnection,

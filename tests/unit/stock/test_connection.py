@@ -480,6 +480,24 @@ def test_error_code_that_no_kafka_has_is_asked_about_again(bench: Bench) -> None
     assert "no Kafka has" in next(e.request.history[0] for e in bench.events if e.kind == "requeued")
 
 
+def test_what_waits_for_the_connection_is_sent_before_what_its_callers_send_next(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request with acks=0 ends as it is sent, and its caller sends the next: it would overtake those that wait."""
+    bench = Bench(clock)
+    first, second, third = (produce(batch(-1, -1), acks=0) for _ in range(3))
+    sent: list[Any] = []
+    real = TolerantConnection._send_request
+    monkeypatch.setattr(
+        TolerantConnection, "_send_request", lambda self, r, **how: (sent.append(r), real(self, r, **how))[1]
+    )
+    bench.connection.send_request(first).add_callback(lambda _: bench.connection.send_request(third))
+    bench.connection.send_request(second)
+    bench.initialize()
+    wanted = [id(request) for request in (first, second, third)]  # their contents are equal
+    assert [id(request) for request in sent if id(request) in wanted] == wanted
+
+
 def test_acks_0_is_not_tracked_and_a_response_to_it_is_dropped(bench: Bench) -> None:
     future = bench.connection.send_request(produce(batch(-1, -1), acks=0))
     assert future.succeeded()

@@ -26,6 +26,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.transactions import init_producer_id_request
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.connections import PRODUCE
 from tolerant_client.cluster.leaders import metadata_request
 from tolerant_client.cluster.producer.partition import ProducerBatch, ProducerPartition, is_too_large
 from tolerant_client.cluster.producer.sender import ProducerSettings, Sender
@@ -205,7 +206,7 @@ class BatchProducer:
             # Nothing is acknowledged, but a response on the same connection proves that what came before was taken.
             for node_id in self._sender.requests:
                 with contextlib.suppress(Errors.KafkaError):  # a node that has left says nothing
-                    await self.cluster.send(metadata_request([]), node_id)
+                    await self.cluster.send(metadata_request([]), self.cluster.lane(PRODUCE, node_id))
         self._used_at = time.monotonic()
 
     def _split(self, state: ProducerPartition, batch: ProducerBatch, code: int) -> None:
