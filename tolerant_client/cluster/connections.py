@@ -318,9 +318,13 @@ class Connections:
         which = f"node{'s' * (len(found) > 1)} {', '.join(map(str, found))} of the {self.name}"
         return f"; {which} throttle{'s' * (len(found) == 1)} us: a quota (tolerant-kafka doctor names it)"
 
+    async def _rest(self, throttle_s: float) -> None:
+        """Waits for a throttle, or until the next look whether it is one."""
+        await self.net.sleep(min(throttle_s, _LOOK_S))
+
     async def _any_node(self) -> Any:
         while (wait_s := self.throttled_s()) > 0:
-            await self.net.sleep(min(wait_s, _LOOK_S))
+            await self._rest(wait_s)
         return self.manager.least_loaded_node()
 
     async def heard(self, future: Any, within_ms: float, node_id: int | None = None) -> Any:
@@ -341,7 +345,7 @@ class Connections:
     async def sendable(self, node_id: int | str) -> None:
         """Waits until a node takes requests: a quota is no trouble."""
         while (wait_s := self.paused_s(node_id)) > 0:
-            await self.net.sleep(min(wait_s, _LOOK_S))
+            await self._rest(wait_s)
 
     async def insist(self, what: str, attempt: Callable[[], Awaitable[_T]], patience_ms: int | None = None) -> _T:
         """Repeats `attempt` while its error may heal, for at most `patience_ms` (or the cluster's own).
@@ -361,7 +365,7 @@ class Connections:
                     self._refuse_login(error)
                 if isinstance(error, Errors.NodeNotReadyError) and (wait_s := self.throttled_s()) > 0:
                     began = time.monotonic()
-                    await self.net.sleep(min(wait_s, _LOOK_S))
+                    await self._rest(wait_s)
                     patience.extend(time.monotonic() - began)
                 if patience.hear(str(error)) and not getattr(error, "retriable", False):
                     if isinstance(error, Errors.AuthorizationError) and not isinstance(error.__cause__, type(error)):

@@ -11,6 +11,7 @@ import time
 from typing import NamedTuple
 
 BELIEVED_AFTER = 3
+QUOTA_S = 30.0  # so long after its last throttle a quota limits us no more
 
 
 class Backoff(NamedTuple):

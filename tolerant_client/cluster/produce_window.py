@@ -25,11 +25,11 @@ from typing import Any
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.connections import PRODUCE, lane_of
 from tolerant_client.cluster.event_loop import Future
+from tolerant_client.cluster.patience import QUOTA_S
 from tolerant_client.cluster.tasks import resolve
 
 _FLIGHT_S = 1.0
 _MEASURED_S = 10.0  # at least, and twice as long at most
-_QUOTA_S = 30.0  # so long after the last throttle there still is a quota
 _FIRST_BYTES = 1 << 20
 _LEAST_BYTES = 1 << 16
 _PREPARE_S = 1.0  # so long others wait for what another node, the coordinator, has to do first
@@ -111,13 +111,13 @@ class ProduceWindow:
 
     def _responded(self, size: int, response: Any) -> None:
         now = self._clock()
-        if now - self.throttled_until > _QUOTA_S:
+        if now - self.throttled_until > QUOTA_S:
             if 2 * self._bytes >= self.room_bytes:
                 self.room_bytes += size // 2
             self._measured_since, self._measured_bytes = now, 0.0
         if response.throttle_time_ms:
             self._throttled_until = now + response.throttle_time_ms / 1000
-        if now - self.throttled_until <= _QUOTA_S:
+        if now - self.throttled_until <= QUOTA_S:
             self._measure(size, now)
         self.leave(size)
 

@@ -15,8 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from tolerant_client.cluster.event_loop import Future
-
-_QUOTA_S = 30.0  # a quota without a throttle for so long limits us no more
+from tolerant_client.cluster.patience import QUOTA_S
 
 
 class SoonTurns:
@@ -47,7 +46,7 @@ class SoonTurns:
         self._throttled_at = self._clock()
 
     def _give(self) -> None:
-        is_free = self._has_sequences and self._clock() - self._throttled_at > _QUOTA_S
+        is_free = self._has_sequences and self._clock() - self._throttled_at > QUOTA_S
         while self._waiting and (is_free or not self._in_flight):
             self._in_flight += 1
             self._waiting.popleft().success(None)

@@ -75,6 +75,13 @@ _REFUSED = (
 _SILENT = (RequestTimedOutError, RecoveryExhaustedError)  # which the next connection may not cure
 
 
+def _is_refused(error: BaseException, partition_response: Any) -> bool:
+    """Whether an attempt has written nothing: it was not sent, or its broker has not appended the batch."""
+    if partition_response is None:
+        return isinstance(error, NodeNotReadyError)
+    return isinstance(error, _REFUSED) and partition_response.base_offset < 0
+
+
 class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
     """The sender of one producer; on the producer's thread."""
 
@@ -175,17 +182,15 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         if batch.final_state is not None:
             return
         doubtful = self._accumulator.may_be_written
-        if partition_response is None and not isinstance(exception, NodeNotReadyError):
-            doubtful.add(batch)
-        elif partition_response is not None:
+        if partition_response is not None:
             repeats = self._repeats()
             if repeats != self._repeats_before.get(batch, repeats):
                 doubtful.add(batch)
             if batch in doubtful and not self._can_retry(batch, type(exception)):
                 said = [str(exception.args[0])] if any(exception.args) else []
                 exception = type(exception)("; ".join([*said, "the records were sent before, and may be written"]))
-            if not isinstance(exception, _REFUSED) or partition_response.base_offset >= 0:
-                doubtful.add(batch)
+        if not _is_refused(exception, partition_response):
+            doubtful.add(batch)
         try:
             super()._dispatch_error(batch, exception, partition_response)
         except Exception as error:

@@ -323,9 +323,8 @@ def _run(command: Sequence[str], folder: Path) -> str | None:
         return str(error)
     if done.returncode == 0:
         return None
-    said = re.sub(
-        "\x1b\\[[0-9;]*m", "", done.stdout
-    )  # Maven's colours, which -Dstyle.color=never leaves at line starts
+    # Without Maven's colours, which -Dstyle.color=never leaves at line starts.
+    said = re.sub("\x1b\\[[0-9;]*m", "", done.stdout)
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"ERROR|not found|[Ee]xception", line)] or lines
     return telling[0][:300] if telling else f"exit code {done.returncode}"

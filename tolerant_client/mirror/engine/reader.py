@@ -27,6 +27,7 @@ from tolerant_client.cluster.cluster import READ_COMMITTED
 from tolerant_client.cluster.event_loop import WakeupNotifier
 from tolerant_client.cluster.fetch import FetchedPartition, FetchResult, RawFetch
 from tolerant_client.cluster.fetch_session import FetchSession
+from tolerant_client.cluster.patience import QUOTA_S
 from tolerant_client.errors import RecoveryExhaustedError
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.batches.divergence import first_size
@@ -36,7 +37,6 @@ from tolerant_client.mirror.engine.witnesses import Witnesses
 
 _LARGEST_SET = 1 << 28  # bytes; a greater length is taken for damage
 _DRY_S = 2.0
-_QUOTA_S = 30.0  # so long after the last throttle there still is a quota
 _IDLE_S = 1.0  # wait of a loop whose partitions are all full
 
 _AWAY = (Errors.KafkaConnectionError, Errors.NodeNotReadyError, Errors.RequestTimedOutError, Errors.KafkaTimeoutError)
@@ -332,7 +332,7 @@ class Reader(Generic[C]):
         if now < fetcher.next_dry_watch:
             return
         fetcher.next_dry_watch = now + _DRY_S / 2
-        turns = len(fetcher.session.positions) if now - fetcher.throttled_at < _QUOTA_S else 0
+        turns = len(fetcher.session.positions) if now - fetcher.throttled_at < QUOTA_S else 0
         for partition in fetcher.session.positions:
             copy = self._partitions.get(partition)
             if copy is None or not copy.is_read or not copy.is_behind or copy.has_work:

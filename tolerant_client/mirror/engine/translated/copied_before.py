@@ -7,9 +7,9 @@ Laws:
 - Another link's offset map names the topics by their ids (KIP-516).  One that has copied the topic that the source has now into the
   topic that the target has now, further than where ours is to begin, has copied the same records.  A topic with another id has
   others, as has another cluster.  Ids that a broker does not give (before 2.8) prove no difference, and the error says so.
-- A copy with identical offsets has no map.  It has the source's records at their own offsets, up to where one of the two logs went on by
-  itself, in batches without transactions: what a
-  link with translated offsets has copied, whose map was deleted to copy it again, is in transactions.
+- A copy with identical offsets has no map.  It has the source's records at their own offsets, up to where one of the two logs
+  went on by itself, in batches without transactions: what a link with translated offsets has copied, whose map was deleted to
+  copy it again, is in transactions.
 - Where a link has copied from our target to our source, the target's log is the original.  The source's controls name that link, and its
   map which offsets of the source are its copies.  An original is not called a copy, and nobody is told to delete it.
 - What cannot be read is unknown, and nothing is appended before it is known.
@@ -45,9 +45,8 @@ from tolerant_client.mirror.state.offset_map import MapRow, is_another
 from tolerant_client.mirror.state.topics import read_ids
 
 _MAP_S = 60.0  # how long all maps are read; they are read again as long as the copier is patient
-_NO_CHANCE = (
-    2  # so many equal records in a row, timestamps and all, are a copy, also where both logs went on differently
-)
+# So many equal records in a row, timestamps and all, are a copy, also where both logs went on differently.
+_NO_CHANCE = 2
 _LARGEST_PIECE = 64_000  # offsets, after pieces without a record on both sides
 
 
@@ -214,8 +213,8 @@ async def require_no_identical_copy(
             header = (await read_headers(target, {partition: both[0]})).get(partition)
             if header is not None and header.is_transactional:
                 return
-            for origin in known:
-                raise _original(link, partition, origin)
+            if known:
+                raise _original(link, partition, next(iter(known)))
             raise TargetDivergedError(
                 f"The target log {partition.topic}-{partition.partition} has the source's records from offset {both[0]} on at their own"
                 f" offsets: one of the two is a copy with identical offsets, and link {link} would append all of it once more"

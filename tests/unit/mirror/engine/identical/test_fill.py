@@ -150,7 +150,9 @@ def test_a_producer_that_was_not_fenced_goes_on_without_taking_over_again() -> N
     assert names(target) == ["FindCoordinator", "InitProducerId", *one, *one, *one]
 
 
-def test_a_transaction_with_records_is_not_opened_while_a_quota_would_hold_them_up() -> None:
+def test_a_transaction_with_records_is_not_opened_while_a_quota_would_hold_them_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     target = FakeTarget()
     quota = Future()
 
@@ -158,7 +160,7 @@ def test_a_transaction_with_records_is_not_opened_while_a_quota_would_hold_them_
         assert lane == "produce-1"
         await quota
 
-    target.sendable = sendable  # type: ignore[attr-defined]
+    monkeypatch.setattr(target, "sendable", sendable, raising=False)
     filling = transacting(target).fill(P, Gap(0, 10_000))
     assert filling.send(None) is not None, "it waits"
     assert names(target) == ["FindCoordinator", "InitProducerId"]

@@ -118,7 +118,7 @@ def test_maps_are_asked_whose_links_may_have_the_same_source(monkeypatch: pytest
     monkeypatch.setattr(module, "read_controls", AsyncMock(return_value=Controls(links, ())))
     monkeypatch.setattr(module, "mapped_links", AsyncMock(return_value=["dr", "left", "other", "same", "unknown"]))
     monkeypatch.setattr(module, "read_each_map", each)
-    found = asyncio.run(other_copies(None, "dr", [P]))  # type: ignore[arg-type]
+    found = asyncio.run(other_copies(AsyncMock(), "dr", [P]))
     assert asked == ["left", "same", "unknown"]
     assert found == {P: (OtherCopy("left", ROW, True), OtherCopy("unknown", None, False, "away"))}
 
