@@ -15,6 +15,7 @@ from typing import Any
 import kafka
 import pytest
 from kafka import KafkaConsumer, TopicPartition
+from kafka import errors as Errors
 
 from support.mirror_link import copiers
 from support.nasty_writer import delete_records
@@ -59,10 +60,8 @@ def fill(servers: str, topic: str, first: int = 0, count: int = RECORDS, config:
             async def once(partition: TopicPartition = partition, batch: bytes = batch) -> None:
                 node = await cluster.leader(partition)
                 produced = await cluster.produce(node, {partition: memoryview(bytearray(batch))})
-                assert produced[0].error_code == 0 or produced[0].error_code == 6
-                if produced[0].error_code:
-                    await cluster.refresh()
-                    raise ValueError("not the leader yet")
+                if produced[0].error_code:  # a topic that has just been created may have no leader yet: is retriable
+                    raise Errors.for_code(produced[0].error_code)(partition)
 
             await cluster.insist("filling", once)
 
