@@ -15,7 +15,8 @@ from tolerant_client.mirror.engine.prepare import plan_link
 from tolerant_client.mirror.follow.acls import sync_acls
 from tolerant_client.mirror.follow.checkpoints import KnownCheckpoints, emit_checkpoints
 from tolerant_client.mirror.follow.configs import sync_configs
-from tolerant_client.mirror.follow.groups import SharedPositions, sync_groups
+from tolerant_client.mirror.follow.group_positions import SharedPositions
+from tolerant_client.mirror.follow.groups import sync_groups
 from tolerant_client.mirror.follow.heartbeats import emit_heartbeat
 from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.ops.mm2.flows import Flow, Flows

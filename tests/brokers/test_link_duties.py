@@ -28,7 +28,8 @@ from tolerant_client.mirror.follow import groups as duty
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.checkpoints import CheckpointsReport, KnownCheckpoints, emit_checkpoints
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
-from tolerant_client.mirror.follow.groups import GroupsReport, read_positions
+from tolerant_client.mirror.follow.group_positions import read_positions
+from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.heartbeats import emit_heartbeat
 from tolerant_client.mirror.follow.mm2_records import Heartbeat, encode_heartbeat
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames

@@ -21,7 +21,8 @@ from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
-from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
+from tolerant_client.mirror.follow.group_positions import read_positions
+from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC, COPIER, decode_claims
 from tolerant_client.mirror.state.ledger import read_ledger

@@ -19,7 +19,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.follow.groups import GroupPosition, GroupPositions
+from tolerant_client.mirror.follow.group_positions import GroupPosition, GroupPositions
 from tolerant_client.mirror.follow.internal_topics import write_records
 from tolerant_client.mirror.follow.mm2_records import Checkpoint, decode_checkpoint, encode_checkpoint
 from tolerant_client.mirror.follow.skipped import Left

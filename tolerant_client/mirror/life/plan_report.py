@@ -21,7 +21,8 @@ from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link, withou
 from tolerant_client.mirror.engine.translated.copied_before import find_copied
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
-from tolerant_client.mirror.follow.groups import GroupsReport, read_positions, sync_groups
+from tolerant_client.mirror.follow.group_positions import read_positions
+from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.life.comparison import contradicted, held_though_empty, read_both, without_paused
 from tolerant_client.mirror.life.lens import MAP_LOST
 from tolerant_client.mirror.life.mirrors import look_for_forgotten

@@ -18,14 +18,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, text_of
-from tolerant_client.mirror.follow.groups import (
-    GroupMove,
-    GroupPosition,
-    GroupsReport,
-    place_name,
-    read_positions,
-    sync_groups,
-)
+from tolerant_client.mirror.follow.group_positions import GroupPosition, place_name, read_positions
+from tolerant_client.mirror.follow.groups import GroupMove, GroupsReport, sync_groups
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.state.link_control import Positions
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter

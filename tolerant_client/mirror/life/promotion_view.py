@@ -13,7 +13,7 @@ from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.identical.difference import is_all_filler
-from tolerant_client.mirror.follow.groups import OWN_GROUPS
+from tolerant_client.mirror.follow.group_positions import OWN_GROUPS
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.lens import PartitionLag, positions_of

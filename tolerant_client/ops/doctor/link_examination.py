@@ -15,7 +15,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
-from tolerant_client.mirror.follow.groups import OWN_GROUPS
+from tolerant_client.mirror.follow.group_positions import OWN_GROUPS
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.mirrors import RENEWED_S, look_at_claims, look_for_forgotten, seen_mirrors
 from tolerant_client.mirror.state.claims import ClaimsLog

@@ -6,7 +6,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.follow.checkpoints import KnownCheckpoints, due_checkpoints
-from tolerant_client.mirror.follow.groups import GroupPosition
+from tolerant_client.mirror.follow.group_positions import GroupPosition
 from tolerant_client.mirror.follow.mm2_records import (
     Checkpoint,
     Heartbeat,

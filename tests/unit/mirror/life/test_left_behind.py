@@ -13,7 +13,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.groups import CommittedOffset
 from tolerant_client.errors import ClusterUnreachableError, TargetDivergedError
-from tolerant_client.mirror.follow.groups import GroupPosition, GroupPositions, GroupsReport, decide_moves
+from tolerant_client.mirror.follow.group_positions import GroupPosition, GroupPositions
+from tolerant_client.mirror.follow.groups import GroupsReport, decide_moves
 from tolerant_client.mirror.life import left_behind, promotion_groups
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion_report import PromotionReport

@@ -18,7 +18,8 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, LoginRefusedError, TolerantClientError
 from tolerant_client.mirror.engine.copy_metrics import Span
 from tolerant_client.mirror.engine.prepare import PreparedLink
-from tolerant_client.mirror.follow.groups import GroupMove, GroupPosition, GroupsReport
+from tolerant_client.mirror.follow.group_positions import GroupPosition
+from tolerant_client.mirror.follow.groups import GroupMove, GroupsReport
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.state.health import Health
 from tolerant_client.ops.mm2.flows import Flow, read_flows
