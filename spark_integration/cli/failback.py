@@ -12,7 +12,8 @@ from spark_integration.cli.exits import told_if_interrupted
 from spark_integration.cli.link import confirm, end_with, given_link
 from spark_integration.cli.options import BothClusters, DryRun, GivenTopics, Json, Yes
 from tolerant_client.mirror.life import failback as way_back
-from tolerant_client.mirror.life.failback import FailbackReport, lost_records
+from tolerant_client.mirror.life.failback import FailbackReport
+from tolerant_client.mirror.life.failback_decision import lost_records
 from tolerant_client.ops.printing import Table, echo, echo_each, print_table
 
 

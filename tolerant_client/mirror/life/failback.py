@@ -26,8 +26,8 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kafka.structs import TopicPartition
@@ -35,9 +35,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.batches.losses import GOES_ON
 from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.engine.preflight import look_for_others
+from tolerant_client.mirror.life.failback_decision import Compared, begun, decide, is_live
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.owners import Evidence, find_evidence, find_owners
 from tolerant_client.mirror.life.shared_log import (
@@ -50,9 +50,8 @@ from tolerant_client.mirror.life.shared_log import (
 )
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, read_control, read_controls, update_control
-from tolerant_client.mirror.state.health import counted, few
-from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds, require_finished
-from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds, require_finished
+from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics
 from tolerant_client.mirror.state.map_topic import map_topic, require_kind
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -90,144 +89,6 @@ class FailbackReport:
         return {**asdict(self), "partitions": rows, "exit_code": self.exit_code}
 
 
-def blockers(
-    partitions: Collection[SharedLog], *, discards: bool, undeletable: Collection[str] = ()
-) -> tuple[str, ...]:
-    """Why the link back cannot begin, except for what `strangers` says of the `undeletable` topics; pure."""
-    found = []
-    if opened := [p for p in partitions if p.is_open]:
-        found.append(
-            f"transactions are open on the target, {opened[0].topic}-{opened[0].partition} ({len(opened)} partitions): wait"
-            " until its coordinator has ended them, then run this again"
-        )
-    if discards:
-        return tuple(found)
-    partitions = [p for p in partitions if p.topic not in undeletable]
-    if bare := [p for p in partitions if p.is_diverged and p.is_proved and p.is_counted and not p.lost_records]:
-        first = bare[0]
-        found.append(
-            f"in {counted(len(bare), 'partition')} the target's log ends with offsets without a record, such as the marker of a"
-            f" fence, and the source may have records at these offsets: {first.topic}-{first.partition} from offset"
-            f" {first.shared_until} to {first.target_end}. With --discard-diverged these topics are deleted on the target and"
-            " copied again; no record is lost that was never copied"
-        )
-    if diverged := [p for p in partitions if p.is_diverged and p not in bare]:
-        first = diverged[0]
-        unseen = sum(not p.is_proved for p in diverged)
-        doubt = (
-            f" (for {unseen} of them the source has deleted everything that could show whether it was)"
-            if unseen
-            else ""
-        )
-        found.append(
-            f"{len(diverged)} partitions of the target have records that were never copied{doubt}, {lost_records(diverged)} committed"
-            f" records in all: {first.topic}-{first.partition} from offset {first.shared_until} to {first.target_end}. Read"
-            " what you need from there, then give it up with --discard-diverged: these topics are deleted on the target and"
-            " copied again"
-        )
-    if unproved := [p for p in partitions if not p.is_proved and not p.is_diverged]:
-        first = unproved[0]
-        found.append(
-            f"{len(unproved)} partitions of the target have no records left at their ends, or none that the source still"
-            f" has, so nothing shows whether their logs were copied to their ends: {first.topic}-{first.partition} ends at"
-            f" offset {first.target_end}, and the source has records before that. With --discard-diverged these topics are"
-            " deleted on the target and copied again; records that the source does not have are lost by that"
-        )
-    return tuple(found)
-
-
-def lost_records(partitions: Iterable[SharedLog]) -> str:
-    """How many records only the target has, as text."""
-    every = list(partitions)
-    return f"{'' if all(p.is_counted for p in every) else 'at least '}{sum(p.lost_records for p in every):,}"
-
-
-def strangers(undeletable: Collection[str], own: Collection[str]) -> tuple[str, ...]:
-    """Why topics whose logs cannot be adopted are not deleted either; `own` are copies of this link before its promotion.  Pure."""
-    found = []
-    if foreign := sorted(set(undeletable).difference(own)):
-        found.append(
-            f"the target's log of {some(foreign)} is not a copy of the source's, and no control on the source says that a link"
-            " copied it from there: it may be another topic of the same name, so --discard-diverged does not delete it. Leave"
-            " it out of --topics, or delete it yourself"
-        )
-    if former := sorted(set(undeletable).intersection(own)):
-        found.append(
-            f"{some(former)} on the target is this link's own copy of before its promotion, and others may have written to it"
-            " since, so --discard-diverged does not delete it. If the source has nothing newer, copy their records to it by failback"
-            " in the other direction; or read what you need of them, then delete the topic on the target yourself: it is then"
-            " copied again"
-        )
-    return tuple(found)
-
-
-def left_alone(others: Mapping[str, str]) -> tuple[str, ...]:
-    """Why topics of the target, by name, are no originals of the source's: a sentence for each reason.  Pure."""
-    return tuple(
-        f"the target has records of {some(names)}, and the source's log was not copied from there: {why}. It may be another topic"
-        " of the same name, so nothing of it is compared, deleted or copied: leave it out of --topics (topics.exclude of a file), here and for the mirror; if"
-        " nobody needs its records on the target, delete it there yourself"
-        for why, names in _by_reason(others).items()
-    )
-
-
-def untold(unknown: Mapping[str, str]) -> tuple[str, ...]:
-    """What cannot be said of topics of the target, by name, this time: a sentence for each reason.  Pure."""
-    return tuple(
-        f"whether a link has copied {some(names)} from the target is unknown: {why}. Run this again when the source's brokers"
-        " respond, or leave it out of --topics"
-        for why, names in _by_reason(unknown).items()
-    )
-
-
-def overtaken(adopted: Iterable[SharedLog]) -> tuple[str, ...]:
-    """A warning of adopted logs after whose ends the source has deleted records already.  Pure."""
-    found = [p for p in adopted if p.is_overtaken]
-    return tuple(
-        f"the source no longer has offsets {first.shared_until} to {first.source_start} of {first.topic}-{first.partition}"
-        f" ({counted(len(found), 'partition')}): retention has deleted what the target lacks, and the mirror stops there. Resume"
-        f" after it with {GOES_ON}, or delete the topic on the target to have it copied again as far as it is left"
-        for first in found[:1]
-    )
-
-
-def _by_reason(told: Mapping[str, str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, why in sorted(told.items()):
-        found.setdefault(why, []).append(name)
-    return found
-
-
-def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, adopted: Positions) -> LinkControl:
-    """The control of a link that begins after what its target has; a new generation if the link ran before.  Pure."""
-    had_one = bool(now.producer_ids) or now.is_over
-    return replace(
-        now,
-        is_promotion_begun=False,
-        is_fenced=False,
-        unfenced=frozenset(),
-        is_handed_back=False,
-        generation=now.generation + had_one,
-        producer_ids=(),
-        adopted=adopted,
-        starts={},
-        starts_of={},
-        begun={},
-        copied={},
-        log_starts={},
-        copied_until={},
-        promotion=None,
-        map_id=None,
-        source_cluster_id=source_cluster_id,
-        topics=topics.to_json(),
-    )
-
-
-def is_live(control: LinkControl) -> bool:
-    """Whether a link copies now, so that it must not begin again.  Pure."""
-    return not control.is_over and (control.is_identical or control.map_id is not None)
-
-
 async def failback(
     source: Cluster,
     target: Cluster,
@@ -259,6 +120,22 @@ async def failback(
         raise OptionError(unseen)  # the forward link must be promoted, and we must know it
     forward = await _forward_links(source, target)
     await _refuse_translated(source, names, forward)
+    former = await _former(source, target, link)
+    cluster_id = await source.cluster_id()
+    compared = await _compare(source, target, link, names, chosen, forward, former, cluster_id)
+    found = decide(compared, discards=discards)
+    if found.blockers or is_dry_run:
+        deleted = () if found.blockers else found.deleted
+        return FailbackReport(link, is_dry_run, False, compared.logs, deleted, found.blockers, found.warnings)
+    with half_done("failing back"):
+        if found.deleted:
+            await delete_topics(target, found.deleted)
+        await update_control(target, link, lambda now: begun(now, cluster_id, chosen, found.adopted))
+    return FailbackReport(link, False, True, compared.logs, found.deleted, warnings=found.warnings)
+
+
+async def _former(source: Cluster, target: Cluster, link: str) -> LinkControl:
+    """The control of the link back before it begins; OptionError if it may not begin."""
     former = await read_control(target, link)
     await require_not_forgotten(target, link, former)
     require_finished(former, link, target, source)
@@ -270,46 +147,43 @@ async def failback(
     await require_kind(target, link, former, is_translated=False)
     if former.is_hidden:  # before anything is deleted
         raise OptionError(f"Whether another link copies the same topics is unknown: {HIDDEN}")
-    cluster_id = await source.cluster_id()
+    return former
+
+
+async def _compare(
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    names: Sequence[str],
+    topics: LinkTopics,
+    forward: Mapping[str, LinkControl],
+    former: LinkControl,
+    cluster_id: str | None,
+) -> Compared:
+    """Reads both clusters' logs of the topics."""
     shared = await shared_partitions(source, target, names)
-    own_after = begun(former, cluster_id, chosen, dict.fromkeys(shared, 0))  # as the mirror finds it
+    own_after = begun(former, cluster_id, topics, dict.fromkeys(shared, 0))  # as the mirror finds it
     refused = (await look_for_others(target, link, names, is_identical=True, own=own_after)).refused
     shared = [p for p in shared if p.topic not in refused]
     copied_by = {
         number for control in forward.values() if not control.is_of_unknown_source for number in control.producer_ids
     }
     own = await _own_copies(target, former, shared)
-    logs = []
-    data = [name for name in names if name not in refused and not is_heartbeats(chosen, name)]
-    for partition in shared:
-        if not is_heartbeats(chosen, partition.topic):
-            logs.append(await compare_logs(source, target, partition, copied_by))
+    data = [name for name in names if name not in refused and not is_heartbeats(topics, name)]
+    logs = [await compare_logs(source, target, p, copied_by) for p in shared if not is_heartbeats(topics, p.topic)]
     taken, others, unknown = await taken_topics(source, target, logs, forward)
     others = {name: why for name, why in others.items() if name not in own}
     unknown = {name: why for name, why in unknown.items() if name not in own}
     logs += await unshared_logs(source, target, data)
-    logs = [await with_losses(target, log) for log in logs if log.topic not in others and log.topic not in unknown]
-    given_up = {p.topic for p in logs if p.is_diverged or not p.is_proved}
-    keeps = {p.topic for p in logs if p.lost_records or not (p.is_counted and p.is_proved)}
-    undeletable = {name for name in given_up - taken if name in keeps or name not in own}
-    theirs = dict.fromkeys(why for name, why in refused.items() if not is_heartbeats(chosen, name))
-    found = (*few(theirs), *left_alone(others), *untold(unknown))
-    found += (*blockers(logs, discards=discards, undeletable=undeletable), *strangers(undeletable, own))
-    doomed = {name for name in own if is_heartbeats(chosen, name)}
-    if discards:
-        doomed |= given_up
-    warnings = overtaken(p for p in logs if p.topic not in given_up)
-    if found or is_dry_run:
-        deleted = () if found else tuple(sorted(doomed))
-        return FailbackReport(link, is_dry_run, False, tuple(logs), deleted, found, warnings)
-    adopted = {
-        TopicPartition(p.topic, p.partition): p.shared_until for p in logs if p.topic not in doomed and p.shared_until
-    }
-    with half_done("failing back"):
-        if doomed:
-            await delete_topics(target, sorted(doomed))
-        await update_control(target, link, lambda now: begun(now, cluster_id, chosen, adopted))
-    return FailbackReport(link, False, True, tuple(logs), tuple(sorted(doomed)), warnings=warnings)
+    return Compared(
+        tuple([await with_losses(target, p) for p in logs if p.topic not in others and p.topic not in unknown]),
+        frozenset(own),
+        frozenset(name for name in own if is_heartbeats(topics, name)),
+        frozenset(taken),
+        {name: why for name, why in refused.items() if not is_heartbeats(topics, name)},
+        others,
+        unknown,
+    )
 
 
 async def _own_copies(target: Cluster, former: LinkControl, partitions: Iterable[TopicPartition]) -> set[str]:

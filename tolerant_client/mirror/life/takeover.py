@@ -22,7 +22,7 @@ from tolerant_client.cluster.admin.offsets import LogOffsets, log_offsets
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster
-from tolerant_client.mirror.life.failback import begun, is_live
+from tolerant_client.mirror.life.failback_decision import begun, is_live
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.mm2_positions import read_positions_of_mm2, whether_mm2_runs
 from tolerant_client.mirror.life.shared_log import shared_partitions

@@ -16,7 +16,7 @@ from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.life import failback, shared_log
 from tolerant_client.mirror.life.carriers import Carried
-from tolerant_client.mirror.life.failback import blockers, left_alone, overtaken, strangers, untold
+from tolerant_client.mirror.life.failback_decision import begun, blockers, left_alone, overtaken, strangers, untold
 from tolerant_client.mirror.life.owners import Evidence
 from tolerant_client.mirror.life.shared_log import SharedLog, compare_logs, unshared_logs, with_losses
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
@@ -178,7 +178,7 @@ def test_a_link_that_begins_again_has_nothing_of_its_former_logs() -> None:
     former = LinkControl(
         producer_ids=(OURS,), is_promotion_begun=True, begun=BEGUN, log_starts={TopicPartition("own", 0): 40}
     )
-    now = failback.begun(former, "A", LinkTopics.of("orders"), {TopicPartition("orders", 0): 500})
+    now = begun(former, "A", LinkTopics.of("orders"), {TopicPartition("orders", 0): 500})
     assert (now.log_starts, now.begun, now.generation) == ({}, {}, 1)
 
 

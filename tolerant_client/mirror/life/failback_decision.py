@@ -1,0 +1,199 @@
+"""What a link back adopts, deletes and refuses, decided from the two clusters' logs (failback.py, whose laws these are); pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.batches.losses import GOES_ON
+from tolerant_client.mirror.life.shared_log import SharedLog
+from tolerant_client.mirror.state.health import counted, few
+from tolerant_client.mirror.state.link_control import LinkControl, Positions
+from tolerant_client.mirror.state.link_topics import some
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+
+
+class Compared(NamedTuple):
+    """What failback has read: `logs` of the topics that the link may copy back, and what is known of the others, by topic.
+
+    `refused` are those that another link copies, `others` no originals of the source's, `unknown` those that could not be told,
+    and why.  `own` are copies of this link before its promotion, `heartbeats` those of `own` that hold no data; `taken` were
+    copied by a forward link.
+    """
+
+    logs: tuple[SharedLog, ...]
+    own: frozenset[str]
+    heartbeats: frozenset[str]
+    taken: frozenset[str]
+    refused: Mapping[str, str]
+    others: Mapping[str, str]
+    unknown: Mapping[str, str]
+
+
+class Decision(NamedTuple):
+    """What failback does unless there are `blockers`: `deleted` are topics of the target that will be copied again."""
+
+    blockers: tuple[str, ...]
+    deleted: tuple[str, ...]
+    adopted: Positions
+    warnings: tuple[str, ...]
+
+
+def decide(compared: Compared, *, discards: bool) -> Decision:
+    """What becomes of each log; with `discards` diverged topics of the target are deleted."""
+    logs, own = compared.logs, compared.own
+    given_up = {p.topic for p in logs if p.is_diverged or not p.is_proved}
+    keeps = {p.topic for p in logs if p.lost_records or not (p.is_counted and p.is_proved)}
+    undeletable = {name for name in given_up - compared.taken if name in keeps or name not in own}
+    blocked = (
+        *few(dict.fromkeys(compared.refused.values())),
+        *left_alone(compared.others),
+        *untold(compared.unknown),
+        *blockers(logs, discards=discards, undeletable=undeletable),
+        *strangers(undeletable, own),
+    )
+    deleted = compared.heartbeats | given_up if discards else compared.heartbeats
+    kept = [p for p in logs if p.topic not in deleted and p.shared_until]
+    adopted = {TopicPartition(p.topic, p.partition): p.shared_until for p in kept}
+    return Decision(blocked, tuple(sorted(deleted)), adopted, overtaken(p for p in logs if p.topic not in given_up))
+
+
+def blockers(
+    partitions: Collection[SharedLog], *, discards: bool, undeletable: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Why the link back cannot begin, except for what `strangers` says of the `undeletable` topics."""
+    found = []
+    if opened := [p for p in partitions if p.is_open]:
+        found.append(
+            f"transactions are open on the target, {opened[0].topic}-{opened[0].partition} ({len(opened)} partitions): wait"
+            " until its coordinator has ended them, then run this again"
+        )
+    if discards:
+        return tuple(found)
+    partitions = [p for p in partitions if p.topic not in undeletable]
+    if bare := [p for p in partitions if p.is_diverged and p.is_proved and p.is_counted and not p.lost_records]:
+        first = bare[0]
+        found.append(
+            f"in {counted(len(bare), 'partition')} the target's log ends with offsets without a record, such as the marker of a"
+            f" fence, and the source may have records at these offsets: {first.topic}-{first.partition} from offset"
+            f" {first.shared_until} to {first.target_end}. With --discard-diverged these topics are deleted on the target and"
+            " copied again; no record is lost that was never copied"
+        )
+    if diverged := [p for p in partitions if p.is_diverged and p not in bare]:
+        first = diverged[0]
+        unseen = sum(not p.is_proved for p in diverged)
+        doubt = (
+            f" (for {unseen} of them the source has deleted everything that could show whether it was)"
+            if unseen
+            else ""
+        )
+        found.append(
+            f"{len(diverged)} partitions of the target have records that were never copied{doubt}, {lost_records(diverged)} committed"
+            f" records in all: {first.topic}-{first.partition} from offset {first.shared_until} to {first.target_end}. Read"
+            " what you need from there, then give it up with --discard-diverged: these topics are deleted on the target and"
+            " copied again"
+        )
+    if unproved := [p for p in partitions if not p.is_proved and not p.is_diverged]:
+        first = unproved[0]
+        found.append(
+            f"{len(unproved)} partitions of the target have no records left at their ends, or none that the source still"
+            f" has, so nothing shows whether their logs were copied to their ends: {first.topic}-{first.partition} ends at"
+            f" offset {first.target_end}, and the source has records before that. With --discard-diverged these topics are"
+            " deleted on the target and copied again; records that the source does not have are lost by that"
+        )
+    return tuple(found)
+
+
+def lost_records(partitions: Iterable[SharedLog]) -> str:
+    """How many records only the target has, as text."""
+    every = list(partitions)
+    return f"{'' if all(p.is_counted for p in every) else 'at least '}{sum(p.lost_records for p in every):,}"
+
+
+def strangers(undeletable: Collection[str], own: Collection[str]) -> tuple[str, ...]:
+    """Why topics whose logs cannot be adopted are not deleted either; `own` are copies of this link before its promotion."""
+    found = []
+    if foreign := sorted(set(undeletable).difference(own)):
+        found.append(
+            f"the target's log of {some(foreign)} is not a copy of the source's, and no control on the source says that a link"
+            " copied it from there: it may be another topic of the same name, so --discard-diverged does not delete it. Leave"
+            " it out of --topics, or delete it yourself"
+        )
+    if former := sorted(set(undeletable).intersection(own)):
+        found.append(
+            f"{some(former)} on the target is this link's own copy of before its promotion, and others may have written to it"
+            " since, so --discard-diverged does not delete it. If the source has nothing newer, copy their records to it by failback"
+            " in the other direction; or read what you need of them, then delete the topic on the target yourself: it is then"
+            " copied again"
+        )
+    return tuple(found)
+
+
+def left_alone(others: Mapping[str, str]) -> tuple[str, ...]:
+    """Why topics of the target, by name, are no originals of the source's: a sentence for each reason."""
+    return tuple(
+        f"the target has records of {some(names)}, and the source's log was not copied from there: {why}. It may be another topic"
+        " of the same name, so nothing of it is compared, deleted or copied: leave it out of --topics (topics.exclude of a file), here and for the mirror; if"
+        " nobody needs its records on the target, delete it there yourself"
+        for why, names in _by_reason(others).items()
+    )
+
+
+def untold(unknown: Mapping[str, str]) -> tuple[str, ...]:
+    """What cannot be said of topics of the target, by name, this time: a sentence for each reason."""
+    return tuple(
+        f"whether a link has copied {some(names)} from the target is unknown: {why}. Run this again when the source's brokers"
+        " respond, or leave it out of --topics"
+        for why, names in _by_reason(unknown).items()
+    )
+
+
+def overtaken(adopted: Iterable[SharedLog]) -> tuple[str, ...]:
+    """A warning of adopted logs after whose ends the source has deleted records already."""
+    found = [p for p in adopted if p.is_overtaken]
+    return tuple(
+        f"the source no longer has offsets {first.shared_until} to {first.source_start} of {first.topic}-{first.partition}"
+        f" ({counted(len(found), 'partition')}): retention has deleted what the target lacks, and the mirror stops there. Resume"
+        f" after it with {GOES_ON}, or delete the topic on the target to have it copied again as far as it is left"
+        for first in found[:1]
+    )
+
+
+def _by_reason(told: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, why in sorted(told.items()):
+        found.setdefault(why, []).append(name)
+    return found
+
+
+def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, adopted: Positions) -> LinkControl:
+    """The control of a link that begins after what its target has; a new generation if the link ran before."""
+    had_one = bool(now.producer_ids) or now.is_over
+    return replace(
+        now,
+        is_promotion_begun=False,
+        is_fenced=False,
+        unfenced=frozenset(),
+        is_handed_back=False,
+        generation=now.generation + had_one,
+        producer_ids=(),
+        adopted=adopted,
+        starts={},
+        starts_of={},
+        begun={},
+        copied={},
+        log_starts={},
+        copied_until={},
+        promotion=None,
+        map_id=None,
+        source_cluster_id=source_cluster_id,
+        topics=topics.to_json(),
+    )
+
+
+def is_live(control: LinkControl) -> bool:
+    """Whether a link copies now, so that it must not begin again."""
+    return not control.is_over and (control.is_identical or control.map_id is not None)
