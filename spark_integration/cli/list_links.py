@@ -6,12 +6,13 @@ from typing import Annotated
 
 from kafka.errors import TopicAuthorizationFailedError
 
+from spark_integration.cli.link import end_with
 from spark_integration.cli.options import Json, WhichLink, client_properties, servers_option
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, text_of
+from tolerant_client.mirror.life.listing import Listing
 from tolerant_client.mirror.life.listing import list_links as links_of
-from tolerant_client.mirror.life.listing import why_none
-from tolerant_client.ops.printing import echo, echo_json, working
+from tolerant_client.ops.printing import echo, working
 from tolerant_client.security.kafka_config import kafka_python_config
 
 
@@ -20,21 +21,25 @@ def list_links(
     which: Annotated[WhichLink, ("target_properties",)],
     as_json: Json = False,
 ) -> None:
-    """List the links that copy, or have copied, to a cluster: their sources and topics, and whether a mirror of each runs."""
+    """List the links that copy, or have copied, to a cluster: their sources and topics, and whether a mirror of each runs.
+
+    Exit code 3: which links there are, or what one of them is, is unknown.
+    """
     try:
         with Cluster(kafka_python_config(client_properties(target, which.target_properties)), name="target") as cluster:
             with working("checking for running mirrors"):
-                links = cluster.run(links_of, cluster)
-                none = "" if links else cluster.run(why_none, cluster)
+                found = cluster.run(links_of, cluster)
     except TopicAuthorizationFailedError as error:  # a right that is missing has the exit code that it has in `status`
         raise OptionError(text_of(error)) from error
-    if as_json:
-        echo_json({"links": [link.to_json() for link in links]})
-        return
-    if not links:
-        echo(none)
-        return
-    for link in links:
+    end_with(found, as_json, _show)
+
+
+def _show(found: Listing) -> None:
+    for link in found.links:
         source = "unknown" if link.control is None else link.control.source_cluster_id or "unknown"
         echo(f"link {link.link}: {link.state}")
         echo(f"  offsets: {link.offsets_words}; from cluster: {source}; topics: {link.topics}")
+    if found.unknown is not None:
+        echo(found.unknown)
+    elif not found.links:
+        echo("This cluster has no links")

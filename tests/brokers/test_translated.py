@@ -53,7 +53,7 @@ from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransa
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate, translate_group
 from tolerant_client.mirror.life.failover import failover
-from tolerant_client.mirror.life.listing import why_none
+from tolerant_client.mirror.life.listing import list_links
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import read_status
@@ -600,8 +600,9 @@ def test_what_a_link_has_copied_whose_control_was_deleted_is_not_copied_again_by
         copy(source, target, topic, former)
     delete_topic(target, CONTROL_TOPIC)
     with both(target, target) as (there, _):
-        none = there.run(why_none, there)
-    assert "so its links are unknown" in none and (former in none) is not is_identical
+        found = there.run(list_links, there)
+    assert "so which links it has is unknown" in str(found.unknown) and found.exit_code == 3
+    assert (former in [link.link for link in found.links]) is not is_identical
     append_records(source, topic, 10, first=30)
     told = "at their own offsets" if is_identical else f"{map_topic(former)} of the target says"
     with both(source, target) as (origin, there):
@@ -618,6 +619,29 @@ def test_what_a_link_has_copied_whose_control_was_deleted_is_not_copied_again_by
         delete_topic(target, map_topic(former))
         copy(source, target, topic, f"{topic}-again")
         assert len(committed_logs(target, topic)[0]) == 80
+
+
+def test_a_link_of_which_only_the_map_is_left_is_listed_also_once_another_was_started_again(
+    source: str, target: str
+) -> None:
+    """The first start after the control topic was deleted writes it anew, with that link alone."""
+    started, left = links = ("listed-started", "listed-left")
+    for link in links:
+        create_topic(source, link)
+        append_records(source, link, 10)
+        copy(source, target, link, link)
+    delete_topic(target, CONTROL_TOPIC)
+    for found_started in ("gone", "known"):
+        with both(target, target) as (there, _):
+            found = there.run(list_links, there)
+        of = {link.link: link for link in found.links}
+        assert (of[started].found, of[left].found, found.exit_code) == (found_started, "gone", 3)
+        assert found.unknown and (of[left].offsets, of[left].topics) == ("translated", "unknown")
+        copy(source, target, started, started)
+    copy(source, target, left, left)
+    with both(target, target) as (there, _):
+        of = {link.link: link for link in there.run(list_links, there).links}
+    assert (of[started].found, of[left].found) == ("known", "known")
 
 
 @pytest.mark.parametrize("is_anew", [False, True], ids=["empty", "made anew"])

@@ -1,10 +1,18 @@
-"""Lists the links that have a control on a target, and whether a mirror of each was seen at work."""
+"""Lists the links of a target, and whether a mirror of each was seen at work.
+
+Laws:
+- Controls, running mirrors and offset maps together say which links there are: what one of them names is listed.
+- Where the controls do not name all of these, they were lost, and a link with identical offsets may have left nothing else that names
+  it: then which links there are is unknown, and that is said together with those that are known.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import asdict
 
@@ -25,15 +33,19 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import control_topic, read_controls
 from tolerant_client.mirror.state.health import utc
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import has_map, mapped_links
+from tolerant_client.mirror.state.link_topics import some
+from tolerant_client.mirror.state.map_topic import mapped_links
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+
+Found = Literal["known", "unreadable", "gone", "starting"]
 
 
 class ListedLink(NamedTuple):
-    """A link of a target; `control` is None if its record cannot be read, `is_seen` False if the claims cannot be read.
+    """A link of a target; `control` is None if its record cannot be read or is gone, `is_seen` False if the claims cannot be read.
 
-    `has_map`: the target has an offset map of it.  `is_forgotten`: a mirror of it copies, but the control does not say what.
-    `waits` are mirrors beside `mirror` that are alive and hold no partition.
+    `found` says of the control whether it is known, unreadable, or gone: it says nothing of what the link copies, though a mirror of it
+    has copied, or the target has its offset map; while its mirror is starting, it may not be written yet.  `has_map`: the target has a
+    map of this name.  `waits` are mirrors beside `mirror` that are alive and hold no partition.
     """
 
     link: str
@@ -41,15 +53,16 @@ class ListedLink(NamedTuple):
     mirror: Run | None
     is_seen: bool
     has_map: bool
-    is_forgotten: bool = False
+    found: Found = "known"
     waits: tuple[Run, ...] = ()
 
     @property
     def offsets(self) -> str | None:
         """Which offsets its copies have, identical or translated; None if nothing shows it: it has not copied yet."""
-        if self.control is not None and self.control.is_identical:
+        if self.control is not None and self.control.is_identical:  # a map beside it is of a former link of this name
             return "identical"
-        return "translated" if self.has_map else None
+        is_said = self.control is not None and self.control.map_id is not None
+        return "translated" if is_said or self.has_map else None
 
     @property
     def offsets_words(self) -> str:
@@ -75,8 +88,13 @@ class ListedLink(NamedTuple):
     def state(self) -> str:
         """What its operator has ordered, and whether a mirror of it runs, as text."""
         control = self.control
-        if self.is_forgotten:
-            return f"its control is gone, stop its mirror and start it again; {self._mirror_words}"
+        if self.found == "gone":
+            remedy = "start its mirror, or, if its source is gone, run tolerant-kafka failover with --topics"
+            if self.mirror is not None and self.mirror.is_alive:
+                remedy = "stop its mirror and start it again"
+            return f"its control is gone, {remedy}; {self._mirror_words}"
+        if self.found == "starting":
+            return f"its control is not written yet; {self._mirror_words}"
         if control is None:
             return "unreadable: run tolerant-kafka repair"
         said = [
@@ -110,6 +128,7 @@ class ListedLink(NamedTuple):
         filters = None if given is None else [asdict(one) for one in (given.filter, *given.also)]
         return {
             "link": self.link,
+            "control": self.found,
             "is_readable": control is not None,
             "offsets": self.offsets,
             "source_cluster_id": None if control is None else control.source_cluster_id,
@@ -124,10 +143,29 @@ class ListedLink(NamedTuple):
         }
 
 
-def listed(controls: Controls, runs: Iterable[Run] | None, mapped: Collection[str]) -> list[ListedLink]:
-    """The links ordered by name; `runs` are in the order of the log, None if they are unknown.  Pure.
+@dataclass(frozen=True)
+class Listing:
+    """The links of a target that are known, ordered by name; `unknown` says why it may have more, None if these are all."""
 
-    `mapped` are the links that have an offset map on the target.
+    links: tuple[ListedLink, ...]
+    unknown: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """3 if it is unknown which links there are, or what one of them is."""
+        return 3 if self.unknown is not None or any(link.found in ("unreadable", "gone") for link in self.links) else 0
+
+    def to_json(self) -> dict[str, Any]:
+        links = [link.to_json() for link in self.links]
+        return {"links": links, "unknown": self.unknown, "exit_code": self.exit_code}
+
+
+def listed(
+    controls: Controls, runs: Iterable[Run] | None, maps: AbstractSet[str] = frozenset(), *, has_controls: bool = True
+) -> Listing:
+    """The links of a target; `runs` are in the order of the log, None if they are unknown.  Pure.
+
+    `maps` are the links that have an offset map on the target, which `has_controls` if there is a topic of controls.
     """
     by_link: dict[str, list[Run]] = {}
     for run in runs or ():
@@ -138,19 +176,44 @@ def listed(controls: Controls, runs: Iterable[Run] | None, mapped: Collection[st
         for link, known in by_link.items()
     }
     unreadable = {record.key for record in controls.unreadable}
-    forgotten = {link for link, run in newest.items() if is_forgotten(controls.links.get(link), run)} - unreadable
-    return [
+    at_work_now = {link for link, run in newest.items() if run.is_alive}
+    unnamed = {link for link in maps if (control := controls.links.get(link)) is None or control.is_unwritten}
+    found: dict[str, Found] = {
+        **dict.fromkeys(controls.links, "known"),
+        **{link: "starting" if link in at_work_now else "gone" for link in unnamed},
+        **{link: "gone" for link, run in newest.items() if is_forgotten(controls.links.get(link), run)},
+        **dict.fromkeys(unreadable, "unreadable"),
+    }
+    links = [
         ListedLink(
             link,
             None if link in unreadable else controls.links.get(link),
             newest.get(link),
             is_seen=runs is not None,
-            has_map=link in mapped,
-            is_forgotten=link in forgotten,
+            has_map=link in maps,
+            found=of_control,
             waits=tuple(run for run in at_work(by_link.get(link, ())) if not run.holds and run is not newest[link]),
         )
-        for link in sorted({*controls.links, *unreadable, *forgotten})
+        for link, of_control in sorted(found.items())
     ]
+    gone = [link.link for link in links if link.found == "gone"]
+    return Listing(tuple(links), _why_unknown(gone, has_controls=has_controls))
+
+
+def _why_unknown(gone: Sequence[str], *, has_controls: bool) -> str | None:
+    """Why a target may have more links than are known, of which the control is `gone`; None if it has no more.  Pure."""
+    if not has_controls:
+        never = "" if gone else "nothing was ever mirrored to it, "
+        return (
+            f"This cluster has no topic {CONTROL_TOPIC}, so which links it has is unknown: {never}the topic was deleted, or we may not"
+            " describe it"
+        )
+    if not gone:
+        return None
+    return (
+        f"{CONTROL_TOPIC} says nothing of link {some(gone)}, so it was deleted, or records of it were: this cluster may have more"
+        " links, since one with identical offsets that has not started again has left nothing that names it"
+    )
 
 
 def in_doubt(runs: Iterable[Run]) -> bool:
@@ -160,7 +223,7 @@ def in_doubt(runs: Iterable[Run]) -> bool:
     return not all(map(is_told, of_link.values()))
 
 
-async def list_links(target: Cluster) -> list[ListedLink]:
+async def list_links(target: Cluster) -> Listing:
     """The links of a target; waits some seconds until each running mirror has renewed its record.  Raises KafkaError."""
     before, began = await look_at_claims(target), time.monotonic()
     runs: list[Run] | None = None
@@ -171,18 +234,6 @@ async def list_links(target: Cluster) -> list[ListedLink]:
             break
         runs = None
         await target.net.sleep(LOOK_AGAIN_S)
-    controls = await read_controls(target)  # after the mirrors were seen, which is_forgotten needs
-    mapped = [link for link, control in controls.links.items() if await has_map(target, link, control)]
-    return listed(controls, runs, mapped)
-
-
-async def why_none(target: Cluster) -> str:
-    """Why a target lists no link: it has none, or no topic of controls, which alone names all.  Raises KafkaError."""
-    if await control_topic(target).exists():
-        return "This cluster has no links"
     maps = await mapped_links(target)
-    left = f" It has offset maps of {', '.join(f'link {link}' for link in maps)}." if maps else ""
-    return (
-        f"This cluster has no topic {CONTROL_TOPIC}, so its links are unknown: nothing was ever mirrored to it, the topic was deleted, or"
-        f" we may not describe it.{left}"
-    )
+    controls = await read_controls(target)  # after the mirrors were seen, which is_forgotten needs, and their maps
+    return listed(controls, runs, maps, has_controls=await control_topic(target).exists())

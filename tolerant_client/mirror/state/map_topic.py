@@ -197,10 +197,10 @@ async def _newest_of(
         size *= 8
 
 
-async def mapped_links(target: Cluster) -> list[str]:
+async def mapped_links(target: Cluster) -> frozenset[str]:
     """The links that have an offset map on the target, as far as we may describe it."""
     start = map_topic("")
-    return sorted(name.removeprefix(start) for name in await target.partitions() if name.startswith(start))
+    return frozenset(name.removeprefix(start) for name in await target.partitions() if name.startswith(start))
 
 
 async def has_map(target: Cluster, link: str, control: LinkControl) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,9 +16,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life import listing, mirrors
-from tolerant_client.mirror.life.listing import listed
+from tolerant_client.mirror.life.listing import ListedLink, Listing
 from tolerant_client.mirror.state.claims import Run
-from tolerant_client.mirror.state.control_record import Controls, Unreadable
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls, Unreadable
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import map_topic
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -28,8 +27,21 @@ MAPS = {map_topic("dr"), map_topic("tr")}
 DR = LinkControl(source_cluster_id="A-id", topics=LinkTopics.of("orders").to_json(), producer_ids=(7,))
 
 
+def there(*topics: str) -> Any:
+    """A cluster with these topics."""
+
+    async def partitions(wanted: Iterable[str] | None = None) -> dict[str, list[int]]:
+        return {name: [0] for name in topics if wanted is None or name in wanted}
+
+    return Mock(spec=Cluster, partitions=partitions, topic_of=str)
+
+
 def run(link: str, *, is_alive: bool = False, is_ended: bool = False, pid: int = 5) -> Run:
     return Run(link, f"run-{pid}", "m1", pid, 0, 60_000, is_alive, is_ended, has_copied=is_alive)
+
+
+def listed(controls: Controls, runs: list[Run] | None, maps: Iterable[str] = ()) -> tuple[ListedLink, ...]:
+    return listing.listed(controls, runs, frozenset(maps)).links
 
 
 def states(runs: list[Run] | None, **controls: LinkControl) -> dict[str, str]:
@@ -64,14 +76,14 @@ def test_topics_are_data_in_json() -> None:
 
 
 def test_which_offsets_a_link_has_is_what_its_target_has() -> None:
-    """As status asks it: beside producer ids a map is what a former link of the name left."""
+    """As status does: beside producer ids a map is what a former link of the name left."""
     controls = Controls({"dr": DR, "tr": replace(DR, producer_ids=()), "back": replace(DR, producer_ids=())})
-    target = Mock(spec=Cluster, partitions=AsyncMock(side_effect=lambda topics: {t: [0] for t in topics if t in MAPS}))
     with patch.multiple(
         listing, look_at_claims=AsyncMock(return_value=None), read_controls=AsyncMock(return_value=controls)
     ):
-        found = asyncio.run(listing.list_links(target))
-    assert {link.link: link.offsets_words for link in found} == {
+        found = asyncio.run(listing.list_links(there(CONTROL_TOPIC, *MAPS)))
+    assert (found.exit_code, found.unknown) == (0, None)
+    assert {link.link: link.offsets_words for link in found.links} == {
         "back": "not copied yet",
         "dr": "identical",
         "tr": "translated",
@@ -95,7 +107,8 @@ def test_a_list_waits_only_for_mirrors_that_may_run(looks: list[list[Run]], slee
     async def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    target = Mock(spec=Cluster, net=Mock(sleep=AsyncMock(side_effect=sleep)))
+    target = there()
+    target.net = Mock(sleep=AsyncMock(side_effect=sleep))
     claims = [Mock(runs=Mock(return_value=runs)) for runs in looks]
     with patch.multiple(
         listing,
@@ -193,20 +206,58 @@ def test_a_command_that_finds_no_control_of_a_link_that_runs_says_that_it_runs(
         asyncio.run(mirrors.require_not_forgotten(target, "dr", control))
 
 
-@pytest.mark.parametrize(
-    ("topics", "said"),
-    [
-        (("tolerant-mirror-control", "tolerant-mirror-offsets-tr"), "This cluster has no links"),
-        (("tolerant-mirror-offsets-tr",), "has no topic tolerant-mirror-control, .* It has offset maps of link tr."),
-        (
-            (),
-            "its links are unknown: nothing was ever mirrored to it, the topic was deleted, or we may not describe it.",
-        ),
-    ],
-)
-def test_a_cluster_without_controls_does_not_say_that_it_has_no_links(topics: tuple[str, ...], said: str) -> None:
-    async def partitions(wanted: Iterable[str] | None = None) -> dict[str, list[int]]:
-        return {name: [0] for name in topics if wanted is None or name in wanted}
+def found_on(topics: Iterable[str], **controls: LinkControl) -> Listing:
+    with patch.multiple(
+        listing, look_at_claims=AsyncMock(return_value=None), read_controls=AsyncMock(return_value=Controls(controls))
+    ):
+        return asyncio.run(listing.list_links(there(*topics)))
 
-    found = asyncio.run(listing.why_none(Mock(spec=Cluster, partitions=partitions, topic_of=str)))
-    assert re.search(f"{said}$", found)
+
+def test_a_cluster_without_controls_does_not_say_that_it_has_no_links() -> None:
+    """Nor does its JSON."""
+    none = found_on([CONTROL_TOPIC])
+    assert (none.links, none.exit_code) == ((), 0)
+    assert none.to_json() == {"links": [], "unknown": None, "exit_code": 0}
+    unknown = found_on([]).to_json()
+    assert (unknown["links"], unknown["exit_code"]) == ([], 3)
+    assert unknown["unknown"].endswith(
+        "which links it has is unknown: nothing was ever mirrored to it, the topic was deleted, or we may not describe it"
+    )
+    found = found_on([map_topic("tr")])
+    assert [link["link"] for link in found.to_json()["links"]] == ["tr"] and found.exit_code == 3
+    assert str(found.unknown).endswith("is unknown: the topic was deleted, or we may not describe it")
+
+
+def test_a_link_of_which_only_the_map_is_left_is_listed_beside_those_with_a_control() -> None:
+    """The topic was deleted, and one mirror was started again: it wrote the topic anew."""
+    found = found_on([CONTROL_TOPIC, *MAPS], dr=DR)
+    dr, tr = found.to_json()["links"]
+    assert (dr["link"], dr["control"], tr["link"], tr["control"]) == ("dr", "known", "tr", "gone")
+    assert (tr["offsets"], tr["topics"], tr["source_cluster_id"], tr["is_readable"]) == (
+        "translated",
+        None,
+        None,
+        False,
+    )
+    assert found.links[1].state.startswith("its control is gone, start its mirror, or, if its source is gone,")
+    assert found.exit_code == 3 and str(found.unknown).startswith(f"{CONTROL_TOPIC} says nothing of link tr, so it was")
+    ordered = found_on([CONTROL_TOPIC, *MAPS], dr=DR, tr=LinkControl(bytes_per_s=5))
+    assert ordered.unknown == found.unknown, "what was ordered since does not say what it copies"
+    told = found_on([CONTROL_TOPIC, *MAPS], dr=DR, tr=replace(DR, producer_ids=(), map_id="m"))
+    assert (told.exit_code, told.unknown) == (0, None)
+
+
+def test_a_map_whose_mirror_is_just_starting_has_no_control_yet() -> None:
+    """It makes the map first."""
+    first = replace(run("tr", is_alive=True), has_copied=False)
+    found = listing.listed(Controls({"dr": DR}), [first], frozenset({"tr"}))
+    assert [link.found for link in found.links] == ["known", "starting"] and found.exit_code == 0
+    assert found.links[1].state.startswith("its control is not written yet; runs on m1")
+    found = listing.listed(Controls({"dr": DR}), [replace(first, has_copied=True)], frozenset({"tr"}))
+    assert [link.found for link in found.links] == ["known", "gone"] and found.exit_code == 3
+
+
+def test_a_record_that_cannot_be_read_needs_attention() -> None:
+    found = listing.listed(Controls({}, (Unreadable("tr", "no JSON", None),)), [], frozenset({"tr"}))
+    assert [link.found for link in found.links] == ["unreadable"]
+    assert (found.exit_code, found.unknown) == (3, None), "which links there are is known"

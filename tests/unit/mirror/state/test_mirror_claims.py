@@ -460,7 +460,7 @@ def test_of_two_mirrors_of_a_link_the_one_that_holds_the_partitions_is_at_work_a
     silent = [replace(works, is_alive=False), waits]
     assert is_told([works, waits]) and is_told([waits]) and is_told([]) and is_told([replace(works, is_ended=True)])
     assert not is_told(silent) and not is_told([replace(works, is_alive=False)])
-    (link,) = listed(Controls({"dr": LinkControl()}), [works, waits], ())
+    (link,) = listed(Controls({"dr": LinkControl()}), [works, waits]).links
     assert link.mirror == works and link.waits == (waits,)
     assert link.state.startswith("runs on m1, process 812, ") and link.state.endswith(
         f"; another process on m1, process 812, {WAITS}"

@@ -32,7 +32,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.follow import translate as follow
 from tolerant_client.mirror.follow.translate import GroupCommit, TranslatedOffset
-from tolerant_client.mirror.life.listing import ListedLink
+from tolerant_client.mirror.life.listing import ListedLink, Listing
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.offset_map import Place, Translation
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -510,15 +510,30 @@ def test_the_help_names_whole_variables_of_the_environment_at_80_columns() -> No
 def test_links_are_listed_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     topics = LinkTopics.of("orders.*, a-topic-with-a-long-name-of-its-own, another-topic-with-a-long-name")
     control = LinkControl(source_cluster_id="4L6g3nShT-eMCtK--X86sw", topics=topics.to_json(), producer_ids=(1,))
-    links = [ListedLink("mirror-4L6g3nSh", control, None, True, False), ListedLink("broken", None, None, True, False)]
-    monkeypatch.setattr(Cluster, "run", lambda *_: links)
-    shown = CliRunner().invoke(app, ["list", *BOTH[2:]], env={"COLUMNS": "80"}).output
-    assert shown.splitlines() == [
+    links = (
+        ListedLink("mirror-4L6g3nSh", control, None, True, False),
+        ListedLink("broken", None, None, True, False, "unreadable"),
+    )
+    monkeypatch.setattr(Cluster, "run", lambda *_: Listing(links))
+    shown = CliRunner().invoke(app, ["list", *BOTH[2:]], env={"COLUMNS": "80"})
+    assert shown.exit_code == 3 and shown.output.splitlines() == [
         "link mirror-4L6g3nSh: no mirror was seen in the last hour",
         f"  offsets: identical; from cluster: 4L6g3nShT-eMCtK--X86sw; topics: {topics}",
         "link broken: unreadable: run tolerant-kafka repair",
         "  offsets: unknown; from cluster: unknown; topics: unknown",
     ]
+
+
+def test_what_is_unknown_of_the_links_is_said_in_both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cluster, "run", lambda *_: Listing((), "the topic was deleted"))
+    shown = CliRunner().invoke(app, ["list", *BOTH[2:]])
+    assert (shown.output, shown.exit_code) == ("the topic was deleted\n", 3)
+    shown = CliRunner().invoke(app, ["list", *BOTH[2:], "--json"])
+    document = {"links": [], "unknown": "the topic was deleted", "exit_code": 3}
+    assert (json.loads(shown.output), shown.exit_code) == (document, 3)
+    monkeypatch.setattr(Cluster, "run", lambda *_: Listing(()))
+    shown = CliRunner().invoke(app, ["list", *BOTH[2:]])
+    assert (shown.output, shown.exit_code) == ("This cluster has no links\n", 0)
 
 
 def test_the_help_shows_values_in_words_and_none_of_a_flag() -> None:
