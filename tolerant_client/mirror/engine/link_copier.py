@@ -22,6 +22,7 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.patience import QUOTA_S
 from tolerant_client.cluster.tasks import Tasks
 from tolerant_client.errors import LinkPromotedError, OrdersHiddenError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
@@ -87,7 +88,9 @@ class LinkCopier:
         self._bytes_per_s = bytes_per_s
         self._shares = shares
         self._locks = PartitionLocks()
-        self._stands: dict[TopicPartition, tuple[int, float]] = {}  # how far each was copied, and since when
+        self._quota_at = float("-inf")  # when a quota was last seen
+        # Under a quota: how far each partition that has more to copy was copied, and since when.
+        self._stands: dict[TopicPartition, tuple[int, float]] = {}
         self._repeated: set[Callable[[], Awaitable[None]]] = set()
 
     @property
@@ -173,23 +176,30 @@ class LinkCopier:
         """
         now, now_ms = self.link.clock(), int(time.time() * 1000)
         copies = self.strategy.partitions
-        self._stands = {
-            p: known if (known := self._stands.get(p)) is not None and known[0] == copy.acked else (copy.acked, now)
-            for p, copy in copies.items()
-        }
-        found = {p: copy.waits(WAITS_AFTER_S, now) for p, copy in copies.items()}
-        quota = f"{self.link.source.quota_words()}{self.link.target.quota_words()}"
-        for partition, copy in copies.items() if quota else ():
-            acked, since = self._stands[partition]
-            is_behind = not copy.has_reached or copy.is_behind or copy.has_work
-            is_over = copy.is_stopped or copy.paused_by is not None
-            if found[partition] is None and is_behind and not is_over and now - since >= WAITS_AFTER_S:
-                found[partition] = since, f"it stands at offset {acked:,}"
-        waits = {p: Waiting(w[1] + quota, now_ms - int(1000 * (now - w[0]))) for p, w in found.items() if w is not None}
+        found = {p: w for p, copy in copies.items() if (w := copy.waits(WAITS_AFTER_S, now)) is not None}
+        if quota := f"{self.link.source.quota_words()}{self.link.target.quota_words()}":
+            found |= self._stand_still(now, found)
+        waits = {p: Waiting(w[1] + quota, now_ms - int(1000 * (now - w[0]))) for p, w in found.items()}
         if self.claims.problem:  # then nothing else that was found matters to what is not claimed
             unclaimed = [p for p in waits if not self.claims.holds(self.strategy.claim_of(p))]
             waits |= {p: waits[p]._replace(reason=f"{NO_CLAIM}: {self.claims.problem}") for p in unclaimed}
         return waits
+
+    def _stand_still(self, now: float, but: Collection[TopicPartition]) -> dict[TopicPartition, tuple[float, str]]:
+        """Partitions that have not moved for WAITS_AFTER_S under a quota, since when and where; called while it throttles us."""
+        before = self._stands if now - self._quota_at <= QUOTA_S else {}
+        self._quota_at, self._stands, found = now, {}, {}
+        for partition, copy in self.strategy.partitions.items():
+            is_behind = not copy.has_reached or copy.is_behind or copy.has_work
+            if partition in but or not is_behind or copy.is_stopped or copy.paused_by is not None:
+                continue
+            stands = before.get(partition)
+            if stands is None or stands[0] != copy.acked:
+                stands = copy.acked, now
+            self._stands[partition] = acked, since = stands
+            if now - since >= WAITS_AFTER_S:
+                found[partition] = since, f"it stands at offset {acked:,}"
+        return found
 
     # -- in the background ----------------------------------------------------
 

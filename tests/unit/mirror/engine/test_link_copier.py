@@ -256,6 +256,22 @@ def test_what_stands_behind_a_quota_says_so(copier: LinkCopier, now: list[float]
     assert copier.waiting() == {}
 
 
+def test_what_stood_still_without_a_quota_or_had_nothing_to_copy_does_not_count(
+    copier: LinkCopier, now: list[float]
+) -> None:
+    copy, target = placed(copier, FIRST, 300, until=300), cast(Any, copier.link.target)
+    assert copier.waiting() == {} and copier._stands == {}, "ten thousand partitions would be kept each second"
+    target.quota_words = lambda: "; a quota"
+    assert copier.waiting() == {}
+    now.append(now[-1] + 11.0)
+    copy.until = 400
+    assert copier.waiting() == {}, "it had all"
+    now.append(now[-1] + 11.0)
+    assert copier.waiting()[FIRST].reason == "it stands at offset 300; a quota"
+    now.append(now[-1] + 31.0)
+    assert copier.waiting() == {}, "the quota was gone for so long"
+
+
 def test_patience_begins_where_a_partition_that_had_reached_its_end_is_to_go_on(copier: LinkCopier) -> None:
     copy = placed(copier, FIRST, 300, until=300)
     copy.trouble("the end of the target's log could not be read", 0.0)
