@@ -139,7 +139,7 @@ def test_a_running_mirror_goes_on_once_a_source_that_was_made_anew_has_grown_bey
 BY_NAME = """
 from spark_integration.cli.app import main
 from tolerant_client.cluster.cluster import Cluster
-Cluster.produces_by_id = lambda cluster, node_id: False
+Cluster.produces_by_id = lambda cluster, node_id, lane: False
 main()
 """
 

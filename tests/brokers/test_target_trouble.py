@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -64,6 +66,7 @@ from tolerant_client.testing import KafkaCluster
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
+PROCESS = Path(__file__).parent.parent / "support" / "mirror_process.py"
 CONTINUE = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
 
 
@@ -305,7 +308,7 @@ def test_what_others_write_in_the_middle_of_a_copy_stops_it(
 @pytest.fixture
 def without_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches go by the names of their topics, as to brokers before 4.1."""
-    monkeypatch.setattr(Cluster, "produces_by_id", lambda cluster, node_id: False)
+    monkeypatch.setattr(Cluster, "produces_by_id", lambda cluster, node_id, lane: False)
 
 
 def test_topic_that_is_made_anew_between_two_appends_is_named_under_every_policy(
@@ -867,6 +870,36 @@ def test_many_partitions_share_a_quota_without_an_aborted_transaction_and_end_at
     print(f"{records} records, stopped in {stopped_s:.1f} s, {troubles} troubles")
     assert records > 8_000 and troubles == 0 and stopped_s < 20
     assert sum(ends(target, topic, 48)) < records + 500, "besides the records only markers"
+
+
+@pytest.mark.long
+def test_what_a_throttle_held_of_a_killed_mirror_is_not_appended_to_its_finished_copy(
+    source: str, forgetful: str
+) -> None:
+    """A broker reads the connection of a client that is dead when the throttle ends, and knows no producer of old records."""
+    topic = link = "target-quota-killed"
+    create_topic(source, topic, 8)
+    append_records(source, topic, 200, partitions=8, size=1_000, per_batch=100)
+    command = [sys.executable, str(PROCESS), source, forgetful, topic, link, json.dumps({"produce_max_bytes": 1})]
+    with quota(forgetful, producer_byte_rate=2_500.0):  # a batch of 100 kB throttles for 40 s
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 30
+        while sum(ends(forgetful, topic, 8)) <= 0:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(1)
+        process.kill()
+        process.wait()
+        killed = time.monotonic()
+        at_kill = ends(forgetful, topic, 8)
+    mirror(source, forgetful, topic, link=link)
+    took = time.monotonic() - killed
+    print(f"{at_kill} at the kill, copied {took:.0f} s after it")
+    assert sum(at_kill) < 1_600 and took < 35, "the throttle was over before"
+    while time.monotonic() - killed < 60:
+        assert ends(forgetful, topic, 8) == [200] * 8
+        time.sleep(0.5)
+    assert_identical(source, forgetful, topic, 8)
 
 
 # -- epochs, elections, replicas and disks -----------------------------

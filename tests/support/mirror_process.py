@@ -5,10 +5,10 @@
 Prints "copying" once the link is prepared and "done" at the end; an error goes
 to stderr and gives exit code 1.
 
-`options` are JSON: gap_fill (as MirrorPolicy.parse takes it), append_lease_ms, patience_ms, and rounds of hold_ms and
-lease_ms with pauses between them, as Spark's micro-batches are: up to the ends that the source has then, until
-the process is killed.  Each round prints its numbers as JSON.  Processes with the same `run` are one mirror's; with
-`tasks` each copies a part only, another one every few rounds, as Spark's workers do.
+`options` are JSON: gap_fill (as MirrorPolicy.parse takes it), append_lease_ms, patience_ms, produce_max_bytes, and
+rounds of hold_ms and lease_ms with pauses between them, as Spark's micro-batches are: up to the ends that the source has
+then, until the process is killed.  Each round prints its numbers as JSON.  Processes with the same `run` are one mirror's;
+with `tasks` each copies a part only, another one every few rounds, as Spark's workers do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SAME_PART_S = 4.0
 
 def limits(options: dict[str, Any]) -> CopyLimits:
     """Small fetches: a writer that is killed has always done a part only."""
-    own = {name: options[name] for name in ("append_lease_ms", "patience_ms") if name in options}
+    own = {name: options[name] for name in ("append_lease_ms", "patience_ms", "produce_max_bytes") if name in options}
     return CopyLimits(max_bytes_in_flight=4 << 20, fetch_max_bytes=1 << 20, partition_max_bytes=256 << 10, **own)
 
 

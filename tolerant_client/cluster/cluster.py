@@ -226,10 +226,10 @@ class Cluster(Leaders):
     def _fetch_version(self) -> int:
         return self.version(RawFetch, MIN_FETCH_VERSION, MAX_FETCH_VERSION)
 
-    def produces_by_id(self, node_id: int) -> bool:
+    def produces_by_id(self, node_id: int, lane: str = PRODUCE) -> bool:
         """Whether a node takes batches for topics by id (KIP-516, Kafka 4.1); true only once connected."""
         # A node that is not upgraded yet says so itself.
-        known = self.manager._conns.get(lane_of(PRODUCE, node_id)) or self.manager
+        known = self.manager._conns.get(lane_of(lane, node_id)) or self.manager
         _, highest = known.broker_version_data.api_versions.get(RawProduce.API_KEY, (0, -1))
         return bool(highest >= PRODUCE_BY_ID_VERSION)
 
@@ -257,7 +257,9 @@ class Cluster(Leaders):
                 timeout_ms,
                 acks=acks,
                 transactional_id=transactional_id,
-                topic_ids=topic_ids if topic_ids.keys() >= batches.keys() and self.produces_by_id(node_id) else None,
+                topic_ids=topic_ids
+                if topic_ids.keys() >= batches.keys() and self.produces_by_id(node_id, lane)
+                else None,
             )
             return self.manager.send(request, self.lane(lane, node_id))
         except Errors.KafkaError as error:  # the node is unknown, has refused our credentials, or is too old

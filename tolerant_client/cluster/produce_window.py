@@ -36,7 +36,7 @@ _PREPARE_S = 1.0  # so long others wait for what another node, the coordinator, 
 
 
 class ProduceWindow:
-    """The Produce requests to one node: at most `most`, and about `room_bytes`, are in flight."""
+    """The Produce requests on one lane of a node: at most `most`, and about `room_bytes`, are in flight."""
 
     def __init__(
         self,
@@ -45,11 +45,12 @@ class ProduceWindow:
         most: int,
         on_room: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        purpose: str = PRODUCE,
     ) -> None:
         self.room_bytes = _FIRST_BYTES
         self._throttled_until = float("-inf")
         self._cluster = cluster
-        self._lane = lane_of(PRODUCE, node_id)
+        self._lane = lane_of(purpose, node_id)
         self._most = most
         self._on_room = on_room
         self._clock = clock

@@ -6,13 +6,20 @@ their partition is in flight, while other partitions continue: filling a gap, a
 batch of a partition that may have only one in flight (law G of
 identical/partition.py), and reading the end of an idle partition's log (law H).
 Bytes count from queueing to the response (memory.py).
+
+Laws:
+A. What a broker has not read of a connection when a quota throttles it, it reads when the throttle ends: minutes later, also if
+   this process is dead by then, and another one has appended the same.  It refuses that by its sequence, unless it has forgotten
+   the producer, as it does after old records (law G of identical/partition.py).  So old records have a connection of their
+   own to each node, with one request in flight: that is read at once, and its response, which may throttle the connection,
+   leaves nothing in it.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kafka.errors import KafkaError
@@ -20,6 +27,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends_at
 from tolerant_client.cluster.admin.topics import require_topic
+from tolerant_client.cluster.connections import PRODUCE, PRODUCE_OLD
 from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.cluster.produce_window import ProduceWindow
 from tolerant_client.errors import OptionError, text_of
@@ -34,10 +42,12 @@ _LONG_FILL_S = 0.1  # long enough for a topic to be deleted and created again
 
 
 class _Sender:
-    """The pipeline to one target node; `ready` holds the partitions with queued batches, in turn."""
+    """The pipeline to one target node, for `old` records or for others; `ready` holds the partitions with queued batches, in turn."""
 
-    def __init__(self, node_id: int, window: Callable[[_Sender], ProduceWindow]) -> None:
+    def __init__(self, node_id: int, is_old: bool, window: Callable[[_Sender], ProduceWindow]) -> None:
         self.node_id = node_id
+        self.is_old = is_old
+        self.lane = PRODUCE_OLD if is_old else PRODUCE
         self.window = window(self)
         self.ready: dict[TopicPartition, PartitionCopy] = {}
 
@@ -68,7 +78,7 @@ class Appender:
         self._spawn = link.tasks.spawn
         self._on_response = on_response
         self._on_no_leader = on_no_leader
-        self._senders: dict[int, _Sender] = {}
+        self._senders: dict[tuple[int, bool], _Sender] = {}  # by node, and whether for old records
 
     @property
     def throttled_until(self) -> float:
@@ -77,7 +87,7 @@ class Appender:
 
     def enqueue(self, accepted: list[tuple[PartitionCopy, Appendable]]) -> None:
         """Stamps and sends what was taken; drops what a partition in trouble took."""
-        senders: set[_Sender] = set()
+        ready: dict[int, list[PartitionCopy]] = {}
         for copy, item in accepted:
             if copy.phase is not Phase.COPYING:
                 continue
@@ -86,11 +96,8 @@ class Appender:
                 self._on_no_leader(copy)
                 continue
             self._memory.take(copy.enqueue(item))
-            sender = self._senders.get(node_id)
-            if sender is None:
-                sender = self._senders[node_id] = _Sender(node_id, self._window)
-            sender.ready[copy.partition] = copy
-            senders.add(sender)
+            ready.setdefault(node_id, []).append(copy)
+        senders = {sender for node_id, copies in ready.items() for sender in self._make_ready(node_id, copies)}
         for sender in senders:
             sender.window.flush()
 
@@ -101,20 +108,42 @@ class Appender:
         self._memory.settle(copy.drop_queue())
 
     def _window(self, sender: _Sender) -> ProduceWindow:
-        most = self._limits.produce_max_requests
-        return ProduceWindow(self._target, sender.node_id, most, lambda: self._flush(sender), self._clock)
+        most = 1 if sender.is_old else self._limits.produce_max_requests  # Law A
+        return ProduceWindow(self._target, sender.node_id, most, lambda: self._flush(sender), self._clock, sender.lane)
+
+    def _make_ready(self, node_id: int, copies: Iterable[PartitionCopy]) -> set[_Sender]:
+        """Adds partitions with queued batches to the senders of their next ones, and returns these."""
+        now_ms, senders = time.time() * 1000, set()
+        for copy in copies:
+            if not copy.queue:
+                continue
+            key = node_id, copy.is_next_old(now_ms)
+            if (sender := self._senders.get(key)) is None:
+                sender = self._senders[key] = _Sender(*key, self._window)
+            sender.ready[copy.partition] = copy  # at the end: every partition has its turn
+            senders.add(sender)
+        return senders
+
+    def _flush_others(self, sender: _Sender, copies: Iterable[PartitionCopy]) -> None:
+        """Makes partitions ready; the caller flushes `sender`."""
+        for other in self._make_ready(sender.node_id, copies) - {sender}:
+            other.window.flush()
 
     def _flush(self, sender: _Sender) -> None:
-        now_ms = time.time() * 1000
         while sender.ready and sender.window.has_room():
+            now_ms = time.time() * 1000
             most_bytes = sender.window.request_bytes(self._limits.produce_max_bytes)
             idle: list[PartitionCopy] = []
             batches: dict[TopicPartition, memoryview] = {}
             topic_ids: dict[TopicPartition, uuid.UUID] = {}
             sent: list[tuple[PartitionCopy, BatchHeader]] = []
+            left: list[PartitionCopy] = []
             size = 0
             for partition, copy in list(sender.ready.items()):
                 del sender.ready[partition]
+                if copy.is_next_old(now_ms) != sender.is_old:
+                    left.append(copy)
+                    continue
                 if (batch := self._next_batch(sender, copy, idle, now_ms)) is None:
                     continue
                 header, batches[partition] = batch
@@ -123,15 +152,15 @@ class Appender:
                 sent.append((copy, header))
                 copy.sent(header)
                 size += header.size
-                if copy.queue:
-                    sender.ready[partition] = copy  # at the end: every partition has its turn
+                left.append(copy)
                 if size >= most_bytes:
                     break
             if idle:
                 self._spawn(self._look, sender, idle)
+            self._flush_others(sender, left)
             if not batches:
                 continue
-            future = self._target.produce(sender.node_id, batches, topic_ids=topic_ids)
+            future = self._target.produce(sender.node_id, batches, topic_ids=topic_ids, lane=sender.lane)
             future.add_callback(self._produced, sender, sent, size, self._clock())
             future.add_errback(self._failed, sender, sent, size)
             sender.window.sent(size, future)  # last: it flushes, and all must know what became of this
@@ -235,5 +264,5 @@ class Appender:
         """Takes what the partitions have become; the window has the next request sent after that."""
         self.settled_at = self._clock()
         self._on_response(copies)
-        sender.ready.update((copy.partition, copy) for copy in copies if copy.queue)
         self._memory.settle(size)
+        self._flush_others(sender, copies)

@@ -229,12 +229,20 @@ class PartitionCopy(CopiedPartition):
 
     def may_send(self, now_ms: float) -> bool:
         """Whether the next batch may go out now (Law G); `now_ms` is the time of day."""
-        return not self.in_flight or now_ms < self._remembered_until_ms
+        return not self.in_flight or now_ms < self._remembered_until_ms and not self.is_next_old(now_ms)
+
+    def is_next_old(self, now_ms: float) -> bool:
+        """Whether the broker may forget the producer once it has appended the next batch (Law G)."""
+        first = self.queue[0] if self.queue else None
+        return first is not None and not isinstance(first, Gap) and now_ms >= self._remembers_until_ms(first[0])
+
+    def _remembers_until_ms(self, header: BatchHeader) -> int:
+        return header.max_timestamp + self.rules.remembered_ms
 
     def sent(self, header: BatchHeader) -> None:
         """Notes that a batch is in flight."""
         self.in_flight += 1
-        self._remembered_until_ms = min(self._remembered_until_ms, header.max_timestamp + self.rules.remembered_ms)
+        self._remembered_until_ms = min(self._remembered_until_ms, self._remembers_until_ms(header))
 
     def is_lease_over(self, now: float, append_lease_s: float) -> bool:
         """M4: a broker forgets an idle producer, so an old state of the log must not be appended to."""
@@ -260,7 +268,7 @@ class PartitionCopy(CopiedPartition):
                 self.acked = max(self.acked, header.next_offset)
                 self._checked_at = max(self._checked_at, sent_at)
                 if not self.in_flight:
-                    self._remembered_until_ms = header.max_timestamp + self.rules.remembered_ms
+                    self._remembered_until_ms = self._remembers_until_ms(header)
             self.bytes += header.size
             self._troubles.progressed()
         elif self.acked >= header.next_offset:

@@ -40,6 +40,7 @@ class Target:
         self.throttled = 0.0
         self.net = SimpleNamespace(call_soon=spawn)
         self.topic_ids: list[dict[TopicPartition, uuid.UUID]] = []
+        self.lanes: list[str] = []
 
     def paused_s(self, node_id: int) -> float:
         return self.throttled
@@ -57,7 +58,9 @@ class Target:
         batches: Mapping[TopicPartition, memoryview],
         *,
         topic_ids: Mapping[TopicPartition, uuid.UUID],
+        lane: str,
     ) -> Future:
+        self.lanes.append(lane)
         self.topic_ids.append(dict(topic_ids))
         future = Future()
         self.sent.append((dict(batches), future))
@@ -207,19 +210,42 @@ def test_nothing_goes_out_behind_a_gap_that_was_not_filled(outcome: int | Errors
 
 
 @pytest.mark.parametrize("timestamp", [NOW_MS - 3_600_001, 1, -1], ids=["just too old", "1970", "none"])
-def test_old_records_are_in_flight_one_batch_a_partition_and_all_partitions_together(timestamp: int) -> None:
+def test_old_records_are_in_flight_one_request_a_node_with_one_batch_a_partition(timestamp: int) -> None:
     async def run() -> None:
         rig = Rig()
         for partition in (FIRST, SECOND):
             rig.enqueue(partition, *(batch(5 * n, timestamp=timestamp) for n in range(3)))
         sent = []
         while rig.target.sent:
-            assert len([p for batches, _ in rig.target.sent for p in batches]) <= 2
+            assert len(rig.target.sent) == 1 and set(rig.target.lanes) == {"produce-old"}
             batches = dict(rig.target.sent[0][0])
             sent += list(batches)
             rig.target.answer({p: rig.copies[p].acked for p in batches})
         assert sorted(sent) == 3 * [FIRST] + 3 * [SECOND]
         assert [copy.acked for copy in rig.copies.values()] == [15, 15]
+
+    asyncio.run(run())
+
+
+def test_old_records_hold_up_no_others_and_a_partition_of_both_stays_in_order() -> None:
+    """Law A: each kind has a connection, and between two of them nothing has an order."""
+
+    async def run() -> None:
+        rig = Rig()
+        rig.enqueue(SECOND, batch(0))
+        rig.enqueue(FIRST, batch(0, timestamp=1), batch(5, timestamp=1), batch(10), batch(15), batch(20, timestamp=1))
+        rig.target.answer({SECOND: 0})
+        rig.enqueue(SECOND, batch(5), batch(10), batch(15, timestamp=1))
+        seen = []
+        while in_flight := [list(batches) for batches, _ in rig.target.sent]:
+            seen.append((in_flight, rig.target.lanes[-len(in_flight) :]))
+            rig.target.answer({p: copy.acked for p, copy in rig.copies.items()})
+        assert seen[0] == ([[FIRST], [SECOND], [SECOND]], ["produce-old", "produce", "produce"])
+        assert all(lanes.count("produce-old") <= 1 for _, lanes in seen)
+        lanes_of_first = [{lanes[n] for n, p in enumerate(sent) if FIRST in p} for sent, lanes in seen]
+        assert max(map(len, lanes_of_first)) == 1 and {"produce"} in lanes_of_first
+        assert [copy.acked for copy in rig.copies.values()] == [25, 20]
+        assert not any(copy.troubles for copy in rig.copies.values())
 
     asyncio.run(run())
 
@@ -284,7 +310,7 @@ def test_many_requests_that_fail_at_once_as_those_to_a_node_that_is_away_are_all
         rig.target.throttled = 5.0  # so all wait
         for partition in many:
             rig.enqueue(partition, batch(0, size=60_000))
-        window = rig.appender._senders[1].window
+        window = rig.appender._senders[1, False].window
         window.room_bytes = 1 << 16  # a small quota: one batch a request
         rig.target.throttled = 0.0
         away = Future().failure(Errors.NodeNotReadyError("node 1"))
