@@ -3,6 +3,7 @@
     TolerantClientError(KafkaError)
       ConnectionLostError(+KafkaConnectionError)        the connection of a request ended; `__cause__` says why
         ConnectionTimedOutError(+RequestTimedOutError)  ... because a request on it got no response in time
+      SslAuthenticationError(+KafkaConnectionError)     one side refused the other in the TLS handshake: a certificate, a version
       CorrelationIdMismatchError(+CorrelationIdError)   a response that no request waits for
       FrameError(+InvalidReceiveError)                  bytes that are no Kafka frame
       RecoveryExhaustedError(+KafkaConnectionError)     gave up after `history`
@@ -86,6 +87,10 @@ class ConnectionTimedOutError(ConnectionLostError, RequestTimedOutError):  # typ
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else type(self).__name__
+
+
+class SslAuthenticationError(TolerantClientError, KafkaConnectionError):  # type: ignore[misc]
+    """One side refused the other in the TLS handshake: its certificate, version or cipher; waiting does not cure that."""
 
 
 class CorrelationIdMismatchError(TolerantClientError, CorrelationIdError):  # type: ignore[misc]

@@ -22,6 +22,8 @@ from kafka.admin import NewTopic, ScramMechanism, UserScramCredentialUpsertion
 from kafka.structs import TopicPartition
 
 from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import ClusterUnreachableError, LoginRefusedError, SslAuthenticationError
 from tolerant_client.testing import (
     Drop,
     Duplicate,
@@ -45,10 +47,10 @@ PATIENCE = 40.0  # for a CI machine; nothing here takes a tenth of it when it wo
 class Certificate:
     """A self-signed certificate for 127.0.0.1, made by keytool: a key store for the broker, PEM for clients."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, *more: str, address: str = "ip:127.0.0.1") -> None:
         self.store, self.pem = folder / f"{name}.p12", folder / f"{name}.pem"
         self._keytool = str(Path(java_executable()).resolve().with_name("keytool"))
-        subject = ["-dname", "CN=127.0.0.1", "-ext", "san=ip:127.0.0.1", "-ext", "bc:c", "-validity", "2"]
+        subject = ["-dname", "CN=127.0.0.1", "-ext", f"san={address}", "-ext", "bc:c", "-validity", "2", *more]
         self._run("-genkeypair", "-keyalg", "EC", "-storetype", "PKCS12", *subject)
         self._run("-exportcert", "-rfc", "-file", str(self.pem))
 
@@ -63,8 +65,18 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 
 @pytest.fixture(scope="module")
-def cluster(start_cluster: Callable[..., KafkaCluster], certificate: Certificate) -> KafkaCluster:
-    """PROXIED and SASL speak SASL in the clear; a PLAIN session of PROXIED lives for REAUTH_MS."""
+def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Certificate]:
+    """Certificates by the listener that shows them."""
+    folder = tmp_path_factory.mktemp("refused")
+    expired = Certificate(folder, "expired", "-startdate", "-5d")
+    return {"EXPIRED": expired, "OTHER_NAME": Certificate(folder, "other", address="dns:kafka.example.com")}
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    start_cluster: Callable[..., KafkaCluster], certificate: Certificate, refused: dict[str, Certificate]
+) -> KafkaCluster:
+    """PROXIED and SASL speak SASL in the clear; a PLAIN session of PROXIED lives for REAUTH_MS; MUTUAL wants certificates."""
     login = "org.apache.kafka.common.security"
     config = {"listener.name.proxied.plain.connections.max.reauth.ms": str(REAUTH_MS)}
     for name in ("proxied", "sasl", "sasl_tls"):
@@ -72,11 +84,14 @@ def cluster(start_cluster: Callable[..., KafkaCluster], certificate: Certificate
         plain = f'{login}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
         config[f"listener.name.{name}.plain.sasl.jaas.config"] = plain
         config[f"listener.name.{name}.scram-sha-256.sasl.jaas.config"] = f"{login}.scram.ScramLoginModule required;"
-    for name in ("tls", "sasl_tls"):
-        config[f"listener.name.{name}.ssl.keystore.location"] = str(certificate.store)
+    shown = {name: certificate for name in ("TLS", "SASL_TLS", "MUTUAL")} | refused
+    for name, one in ((listener.lower(), one) for listener, one in shown.items()):
+        config[f"listener.name.{name}.ssl.keystore.location"] = str(one.store)
         config[f"listener.name.{name}.ssl.keystore.type"] = "PKCS12"
         config[f"listener.name.{name}.ssl.keystore.password"] = STORE_PASSWORD
+    config["listener.name.mutual.ssl.client.auth"] = "required"
     listeners = {"PROXIED": "SASL_PLAINTEXT", "SASL": "SASL_PLAINTEXT", "TLS": "SSL", "SASL_TLS": "SASL_SSL"}
+    listeners |= dict.fromkeys(("EXPIRED", "OTHER_NAME", "MUTUAL"), "SSL")
     cluster = start_cluster(broker_config=config, listeners=listeners, heap="256m")
     admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
     user = UserScramCredentialUpsertion(USER, ScramMechanism.SCRAM_SHA_256, PASSWORD, 4096)
@@ -205,14 +220,46 @@ def test_wrong_password_is_said_at_once_and_nowhere_repeated(
 
 @pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-def test_certificate_of_somebody_else_is_refused(
-    cluster: KafkaCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("listener", "says"),
+    [
+        ("TLS", "self.signed certificate"),  # not in the truststore
+        ("EXPIRED", "certificate has expired"),
+        ("OTHER_NAME", "IP address mismatch"),
+        ("MUTUAL", "ALERT_(BAD_CERTIFICATE|CERTIFICATE_REQUIRED)"),  # the broker refuses us
+    ],
+)
+def test_tls_that_is_refused_is_told_at_once(
+    cluster: KafkaCluster, certificate: Certificate, refused: dict[str, Certificate], listener: str, says: str
 ) -> None:
-    other = Certificate(tmp_path, "other")
-    options = {"security_protocol": "SSL", "ssl_cafile": str(other.pem), "bootstrap_timeout_ms": 1000}
-    with pytest.raises(Errors.KafkaError):
-        KafkaProducer(bootstrap_servers=cluster.servers_of("TLS"), **options)
-    assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
+    trusted = {**refused, "MUTUAL": certificate, "TLS": refused["OTHER_NAME"]}[listener]
+    options = {"security_protocol": "SSL", "ssl_cafile": str(trusted.pem), "bootstrap_timeout_ms": 1000 * PATIENCE}
+    servers = cluster.servers_of(listener)
+    began = time.monotonic()
+    with pytest.raises(SslAuthenticationError, match=says):
+        KafkaProducer(bootstrap_servers=servers, **options)
+    with Cluster({"bootstrap_servers": servers, **options}, name="source") as source:
+        with pytest.raises(
+            ClusterUnreachableError, match=f"source at {servers} .*{says}.*the TLS handshake was refused"
+        ):
+            source.run(source.cluster_id)
+    assert time.monotonic() - began < PATIENCE / 4
+
+
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_mechanism_that_is_not_offered_is_told_at_once_with_those_that_are(cluster: KafkaCluster) -> None:
+    options = {"security_protocol": "SASL_PLAINTEXT", **login("SCRAM-SHA-512")}
+    servers = cluster.servers_of("SASL")
+    began = time.monotonic()
+    with pytest.raises(
+        Errors.UnsupportedSaslMechanismError, match="offers (PLAIN or SCRAM-SHA-256|SCRAM-SHA-256 or PLAIN)"
+    ):
+        KafkaProducer(bootstrap_servers=servers, **options)
+    with Cluster({"bootstrap_servers": servers, **options}, name="source") as source:
+        with pytest.raises(LoginRefusedError, match="sasl.mechanism is SCRAM-SHA-512, .*PLAIN.*correct sasl.mechanism"):
+            source.run(source.cluster_id)
+    assert time.monotonic() - began < PATIENCE / 4
 
 
 @pytest.mark.usefixtures("collected")

@@ -3,6 +3,7 @@
 - `FakeBroker.receive(data)` takes bytes as a socket would and returns the answers' frames.
 - Produce with a producer id is de-duplicated over the last five batches, as brokers do
   (ProducerStateEntry.java), and refused out of order with error 45.
+- No SASL mechanism is one that it knows; it offers others.
 - A test spoils answers with `broker.spoil = function(name, frame) -> list of frames`.
 """
 
@@ -17,13 +18,22 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kafka.errors import UnsupportedSaslMechanismError
 from kafka.protocol.consumer import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
+from kafka.protocol.sasl import SaslHandshakeRequest, SaslHandshakeResponse
 from kafka.protocol.schemas.fields.codecs import EncodeBufferPool
 
-API_VERSIONS = {0: (0, 9), 1: (0, 11), 2: (0, 6), 3: (0, 9), 18: (0, 3)}
-_REQUESTS = {0: ProduceRequest, 1: FetchRequest, 2: ListOffsetsRequest, 3: MetadataRequest, 18: ApiVersionsRequest}
+API_VERSIONS = {0: (0, 9), 1: (0, 11), 2: (0, 6), 3: (0, 9), 17: (0, 1), 18: (0, 3)}
+_REQUESTS = {
+    0: ProduceRequest,
+    1: FetchRequest,
+    2: ListOffsetsRequest,
+    3: MetadataRequest,
+    17: SaslHandshakeRequest,
+    18: ApiVersionsRequest,
+}
 
 Spoil = Callable[[str, bytes], list[bytes]]
 
@@ -101,6 +111,12 @@ class FakeBroker:
         key_class = ApiVersionsResponse.ApiVersion
         keys = [key_class(api_key=k, min_version=low, max_version=high) for k, (low, high) in API_VERSIONS.items()]
         return ApiVersionsResponse(version=version, error_code=0, api_keys=keys, throttle_time_ms=0)
+
+    def _answer_SaslHandshake(self, request: Any, version: int) -> Any:
+        offered = ["SCRAM-SHA-256", "SCRAM-SHA-512"]
+        return SaslHandshakeResponse(
+            version=version, error_code=UnsupportedSaslMechanismError.errno, mechanisms=offered
+        )
 
     def _answer_Metadata(self, request: Any, version: int) -> Any:
         broker = MetadataResponse.MetadataResponseBroker(node_id=1, host=self.host, port=self.port, rack=None)

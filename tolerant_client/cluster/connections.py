@@ -31,10 +31,12 @@ from tolerant_client.errors import (
     ClusterUnreachableError,
     LoginRefusedError,
     OptionError,
+    SslAuthenticationError,
     StoppedError,
     UnsupportedSourceError,
     text_of,
 )
+from tolerant_client.stock.bootstrap import REFUSED_LOGINS
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.tracker.rules.apis import Request
 
@@ -188,14 +190,16 @@ class Connections:
     # -- brokers ---------------------------------------------------------------
 
     async def connect(self, timeout_ms: int = 10_000) -> None:
-        """Finds the brokers; raises ClusterUnreachableError naming the addresses tried."""
+        """Finds the brokers; raises ClusterUnreachableError naming the addresses tried, at once where waiting does not help."""
         if self.manager.bootstrapped:
             return
         try:
             await self.manager.bootstrap_async(timeout_ms=timeout_ms)
         except Errors.KafkaTimeoutError as error:
             raise self.unreachable(timeout_ms, error) from error
-        except Errors.SaslAuthenticationFailedError as error:
+        except SslAuthenticationError as error:
+            raise self.unreachable(0, error) from error
+        except REFUSED_LOGINS as error:
             self._refuse_login(error)
 
     async def cluster_id(self) -> str | None:
@@ -238,29 +242,36 @@ class Connections:
         servers = self.bootstrap_servers
         return servers if isinstance(servers, str) else ",".join(servers)
 
-    def _refuse_login(self, error: Errors.SaslAuthenticationFailedError) -> NoReturn:
+    def _refuse_login(self, error: Errors.BrokerResponseError) -> NoReturn:
         """Raises a broker's refusal of our login with user and address; a LoginRefusedError is raised as it is."""
         if isinstance(error, LoginRefusedError):
             raise error
         user = self.manager.config["sasl_plain_username"]
         who = f"the login of user {user}" if user else f"our login ({self.manager.config['sasl_mechanism']})"
         said = str(error.args[0] if error.args else error).removeprefix(f"{type(error).__name__}: ")
+        wrong, or_else = "sasl.jaas.config", ", or the user on its brokers"
+        if isinstance(error, Errors.UnsupportedSaslMechanismError):
+            said, wrong, or_else = (
+                said.replace("sasl_mechanism", "sasl.mechanism"),
+                "sasl.mechanism and sasl.jaas.config",
+                "",
+            )
         raise LoginRefusedError(
-            f"The {self.name} at {self._address} refuses {who}: {said}; correct sasl.jaas.config in the client properties"
-            f" of the {self.name}, or the user on its brokers",
+            f"The {self.name} at {self._address} refuses {who}: {said}; correct {wrong} in the client properties"
+            f" of the {self.name}{or_else}",
             self.name,
         ) from error
 
     def unreachable(self, waited_ms: int, error: BaseException, what: str = "connecting") -> ClusterUnreachableError:
-        """The error to raise where no broker has responded for `waited_ms`; `error` is the last failure."""
+        """The error to raise where no broker has responded for `waited_ms`, 0 if it was not waited; `error` is the last failure."""
         where = f"The {self.name} at {self._address}"
         if isinstance(error, Errors.NodeNotReadyError) and " " not in str(*error.args[:1]):
             error = self.manager.not_ready()  # kafka-python's own error names a node, or what was wanted, but no reason
-        lasted = f"failed for {waited_ms / 1000:.0f} s ({text_of(error)})"
+        lasted = f"failed{f' for {waited_ms / 1000:.0f} s' if waited_ms else ''} ({text_of(error)})"
         if (why := _SAID_BY_BROKERS.get(type(error))) is not None:
             return ClusterUnreachableError(f"{where} was reached, but {what} {lasted}: {why}", self.name)
         remedy = "check that its brokers run and that this address is right"
-        if self.manager.is_tls_refused:
+        if isinstance(error, SslAuthenticationError) or isinstance(error.__cause__, SslAuthenticationError):
             remedy = (
                 "the TLS handshake was refused: check the broker's certificate (its date, and that it names the host of this"
                 " address), ssl.truststore.* (that it has the certificate's authority), and ssl.keystore.* if the broker wants a"
@@ -287,7 +298,7 @@ class Connections:
             connection = await self.manager.get_connection(node_id)
             await self.sendable(node_id)
             return await connection.send_request(request)
-        except Errors.SaslAuthenticationFailedError as error:
+        except REFUSED_LOGINS as error:
             self._refuse_login(error)
 
     def throttle_s(self, node_id: int | str) -> float:
@@ -363,7 +374,7 @@ class Connections:
             except (Errors.KafkaError, ValueError) as error:
                 if isinstance(error, ClusterUnreachableError):
                     raise
-                if isinstance(error, Errors.SaslAuthenticationFailedError):
+                if isinstance(error, REFUSED_LOGINS):
                     self._refuse_login(error)
                 if isinstance(error, Errors.NodeNotReadyError) and (wait_s := self.throttled_s()) > 0:
                     began = time.monotonic()

@@ -1,26 +1,30 @@
 """How a connection manager finds the brokers: at the start, and again when none of those that it knows can be connected to.
 
-Law: no bootstrap address holds up another one, or anybody who knows a broker.
+Laws:
+- No bootstrap address holds up another one, or anybody who knows a broker.
+- What waiting does not cure ends the first connection at once: a refused login, a mechanism that is not offered, and TLS that is
+  refused at every address, each time that it is tried (an address may stand for several brokers).  A client that has known
+  brokers goes on, and so does one whose handshake is cut.
 """
 
 from __future__ import annotations
 
 import random
-import re
 import time
+from collections import Counter
 from typing import Any
 
 import kafka.errors as Errors
 
-from tolerant_client.errors import text_of
+from tolerant_client.errors import SslAuthenticationError, text_of
 from tolerant_client.stock.stock_names import Future, KafkaConnectionManager
 
 BESIDE_S = 1.0  # after which the next bootstrap address is tried in parallel
 _LAST_WORDS_S = 0.25  # in which attempts that end at the deadline may report why
+_TLS_TRIES = 3  # so often TLS is refused at each address before that is believed
+REFUSED_LOGINS = (Errors.SaslAuthenticationFailedError, Errors.UnsupportedSaslMechanismError)
 # No retry cures these; IncompatibleBrokerVersion may come from a controller, for example.
-_NOT_CURED = (Errors.IncompatibleBrokerVersion, Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)
-# OpenSSL's names of what ends a handshake: SSLV3_ALERT_BAD_CERTIFICATE, CERTIFICATE_VERIFY_FAILED, UNSUPPORTED_PROTOCOL.
-_TLS_REFUSAL = re.compile(r"\[SSL: \w*(ALERT|CERTIFICATE|PROTOCOL|CIPHER)\w*\]")
+_NOT_CURED = (*REFUSED_LOGINS, Errors.IncompatibleBrokerVersion, Errors.AuthorizationError)
 _SILENT = (Errors.KafkaTimeoutError, Errors.RequestTimedOutError)
 
 
@@ -28,14 +32,9 @@ def _last(failures: dict[Any, BaseException]) -> str:
     return f": {text_of([*failures.values()][-1])}" if failures else ""
 
 
-def _is_tls_refusal(failure: BaseException) -> bool:
-    """Whether one side refused the other's certificate, version or cipher; a listener without TLS has WRONG_VERSION_NUMBER."""
-    return _TLS_REFUSAL.search(text_of(failure)) is not None
-
-
 def _is_refusal(failure: BaseException | None) -> bool:
     """Whether one side has refused the other, in the TLS handshake or at the login."""
-    return failure is not None and (isinstance(failure, Errors.BrokerResponseError) or _is_tls_refusal(failure))
+    return isinstance(failure, (Errors.BrokerResponseError, SslAuthenticationError))
 
 
 class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python is untyped
@@ -43,7 +42,6 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
 
     cluster: Any
     is_misunderstood = False  # a bootstrap address accepted a connection, then broke it off: another protocol
-    is_tls_refused = False  # one side refused the other in the TLS handshake: a certificate, a version, a cipher
     _accepted: set[Any]  # nodes that accepted a TCP connection
     _bootstrapping: Any = None  # done when the addresses have been asked
 
@@ -84,6 +82,7 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
     async def _ask_addresses(self, deadline: float | None, *, is_once: bool) -> Any:
         trying: dict[Any, Any] = {}
         failures: dict[Any, BaseException] = {}
+        tls_refusals: Counter[Any] = Counter()
         next_at = 0.0
         addresses = [broker.node_id for broker in self.cluster.bootstrap_brokers()]
         try:
@@ -95,9 +94,11 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
                     return True
                 # A refusal says more than the silence of a later attempt, which our deadline or a loaded machine ends.
                 failures |= {n: e for n, e in ended.items() if _is_refusal(e) or not _is_refusal(failures.get(n))}
+                tls_refusals.update(n for n, e in ended.items() if isinstance(e, SslAuthenticationError))
                 if len(failures) == len(addresses) and not trying:
+                    is_tls = min(tls_refusals[n] for n in addresses) >= _TLS_TRIES
                     for failure in ended.values():
-                        if isinstance(failure, _NOT_CURED):
+                        if isinstance(failure, _NOT_CURED) or (is_tls and isinstance(failure, SslAuthenticationError)):
                             raise failure
                     if is_once:
                         break
@@ -125,10 +126,12 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
         told = [f"{len(broken_off)} of {len(addresses)} addresses failed{_last(broken_off)}"] if broken_off else []
         told += [f"{waited_for} of {len(addresses)} addresses did not respond{_last(silent)}"] if waited_for else []
         if not is_once:
-            self.is_tls_refused = any(map(_is_tls_refusal, broken_off.values()))
             self.is_misunderstood = any(n in self._accepted for n in broken_off)
         servers = self.cluster.config["bootstrap_servers"]
-        raise Errors.KafkaTimeoutError(f"Unable to bootstrap from {servers}: {'; '.join(told) or 'there was no time'}")
+        refusal = next((e for e in broken_off.values() if isinstance(e, SslAuthenticationError)), None)
+        raise Errors.KafkaTimeoutError(
+            f"Unable to bootstrap from {servers}: {'; '.join(told) or 'there was no time'}"
+        ) from refusal
 
     async def _try_address(self, node_id: Any, deadline: float | None) -> None:
         """Asks one bootstrap address for the brokers; raises what went wrong."""

@@ -24,7 +24,8 @@ from tolerant_client.errors import CorrelationIdMismatchError
 from tolerant_client.stock.probe_question import harmless_question
 from tolerant_client.stock.request_errors import error_of, lost
 from tolerant_client.stock.retirements import RETIREMENTS
-from tolerant_client.stock.stock_names import Future, KafkaConnection
+from tolerant_client.stock.sasl_offer import SaslOffer
+from tolerant_client.stock.stock_names import Future
 from tolerant_client.tracker.events import (
     Completed,
     Event,
@@ -58,7 +59,7 @@ class _Context:
     begins: int = 0
 
 
-class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python is untyped
+class TolerantConnection(SaslOffer):
     """One connection to one broker.
 
     `recovery_listener` is called with each event, on the event loop.  `disproved` are
@@ -171,6 +172,7 @@ class TolerantConnection(KafkaConnection):  # type: ignore[misc]  # kafka-python
         adapted = adapt(request)
         if adapted.API_KEY in SETUP:
             deadline = min(deadline, max(now, self._throttle_time) + self._setup_timeout)
+            future.add_callback(self._note_offer)
         if not adapted.expect_response():
             correlation_id = self.in_flight_requests.ids.draw_unanswered()
             self._write_bare(adapted.frame_buffers(correlation_id, self.config["client_id"]))

@@ -20,7 +20,7 @@ import kafka.errors as Errors
 from tolerant_client.errors import text_of
 from tolerant_client.stock import forking, masking
 from tolerant_client.stock.any_broker import AnyBroker, is_for_any_broker
-from tolerant_client.stock.bootstrap import BESIDE_S, Bootstrap
+from tolerant_client.stock.bootstrap import BESIDE_S, REFUSED_LOGINS, Bootstrap
 from tolerant_client.stock.client_metrics import register
 from tolerant_client.stock.connection import TolerantConnection
 from tolerant_client.stock.leader_watch import LeaderWatch
@@ -31,7 +31,7 @@ from tolerant_client.stock.stock_names import (
     KafkaNetSocket,
     NetworkSelector,
 )
-from tolerant_client.stock.transport import QuietSocket, TolerantSSLTransport, TolerantTCPTransport
+from tolerant_client.stock.transport import QuietSocket, TolerantSSLTransport, TolerantTCPTransport, connection_error
 from tolerant_client.tracker.events import Event, Listener, RecoveryCounters
 from tolerant_client.tracker.policy import RecoveryPolicy
 
@@ -125,7 +125,9 @@ class TolerantConnectionManager(Bootstrap):
             if node_id is None
             else f"node {node_id} backs off for a moment"
         )
-        return Errors.NodeNotReadyError(who if failure is None else text_of(failure))
+        error = Errors.NodeNotReadyError(who if failure is None else text_of(failure))
+        error.__cause__ = failure
+        return error
 
     @property
     def is_connected(self) -> bool:
@@ -214,7 +216,7 @@ class TolerantConnectionManager(Bootstrap):
         if backoff is not None:
             self._backoff[node.node_id] = backoff
         self.update_backoff(node.node_id)
-        if isinstance(failure, (Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)):
+        if isinstance(failure, (*REFUSED_LOGINS, Errors.AuthorizationError)):
             self._auth_failures[node.node_id] = failure
 
             def forget() -> None:
@@ -246,7 +248,7 @@ class TolerantConnectionManager(Bootstrap):
             await transport.handshake(timeout_at)
         except Exception as error:
             transport.abort(error)
-            raise Errors.KafkaConnectionError(f"TLS handshake with {node.host}:{node.port} failed: {error}") from error
+            raise connection_error(error, f"TLS handshake with {node.host}:{node.port}") from error
         return transport
 
     async def _connected_socket(self, node: Any, timeout_at: float | None) -> Any:

@@ -161,6 +161,8 @@ USES: Final = (
          "closed", "config", "net", "node_id", "pause", "paused"),
         _CONNECTION, "connecting, authentication, pauses and configuration stay kafka-python's"),
     Use(KafkaConnection, ("close_future", "connected", "init_future"), _MANAGER, "how connecting ended"),
+    Use(KafkaConnection, ("_sasl_authenticate", "config"), ("tolerant_client.stock.sasl_offer",),
+        "overridden: what the broker offers where it does not offer our mechanism"),
     Use(KafkaConnection, ("_throttle_time",), _CONNECTIONS, "how long a node throttles us"),
     Use(KafkaConnection, ("_sensors",), _TRANSPORT, "bytes sent and received are counted"),
     Use(SaslReauthenticator, ("on_response_processed",), _CONNECTION, "resumes when the responses before it have arrived"),

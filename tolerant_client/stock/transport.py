@@ -24,6 +24,7 @@ from typing import Any
 
 import kafka.errors as Errors
 
+from tolerant_client.errors import SslAuthenticationError
 from tolerant_client.stock.stock_names import KafkaSSLTransport, KafkaTCPTransport
 from tolerant_client.tracker.framing import FrameAssembler
 
@@ -33,6 +34,11 @@ _TURN_BYTES = 4 << 20
 _WAKE_BYTES = 1 << 20
 _LOW_WATER_SINCE = (4, 18)  # Linux: older kernels never reach a mark above what the receive buffer holds
 _MAX_BUFFERS = 512  # of one sendmsg; Linux and macOS allow 1024 (IOV_MAX)
+# OpenSSL's reasons where one side refuses the other's certificate, name, version or cipher, as in CERTIFICATE_VERIFY_FAILED and
+# TLSV1_ALERT_UNKNOWN_CA.  Others are of a handshake that was cut or spoiled, or of a listener without TLS.
+_TLS_REFUSAL = re.compile(
+    "CERTIFICATE|UNKNOWN_CA|ACCESS_DENIED|UNRECOGNIZED_NAME|HANDSHAKE_FAILURE|INSUFFICIENT_SECURITY|PROTOCOL|CIPHER"
+)
 _AGAIN = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -43,6 +49,17 @@ def heeds_low_water(platform: str, release: str) -> bool:
 
 
 _HAS_LOW_WATER = heeds_low_water(sys.platform, os.uname().release if hasattr(os, "uname") else "")
+
+
+def connection_error(error: Exception, doing: str) -> Errors.KafkaConnectionError:
+    """What to raise where a socket's error ends a connection: SslAuthenticationError if that is a refusal of TLS.
+
+    With TLS 1.3 a broker refuses our certificate only after the handshake, in its first response.
+    """
+    is_refusal = isinstance(error, ssl.SSLError) and _TLS_REFUSAL.search(error.reason or "")
+    told = (SslAuthenticationError if is_refusal else Errors.KafkaConnectionError)(f"{doing} failed: {error}")
+    told.__cause__ = error
+    return told
 
 
 class QuietSocket(socket.socket):
@@ -101,7 +118,7 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
                 return False
             except Exception as error:
                 log.debug("%s: receiving failed: %s", self, error)  # whoever waits for a response gets this error
-                self.abort(Errors.KafkaConnectionError(f"receiving failed: {error}"))
+                self.abort(connection_error(error, "receiving"))
                 return False
             if size == 0:
                 if taken:
@@ -183,7 +200,7 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
                 break
             except Exception as error:
                 log.warning("%s: sending failed: %s", self, type(error).__name__)
-                return total, Errors.KafkaConnectionError(f"sending failed: {error}")
+                return total, connection_error(error, "sending")
             total += sent
             self.sent_bytes += sent
             while sent:
@@ -219,5 +236,12 @@ class TolerantSSLTransport(TolerantTCPTransport, KafkaSSLTransport):  # type: ig
                 await self._net.wait_write(self._sock, timeout_at)
 
     def _send_some(self, waiting: Any) -> int:
-        sent: int = self._sock.send(waiting[0])
+        try:
+            sent: int = self._sock.send(waiting[0])
+        except _AGAIN:
+            raise
+        except OSError:
+            with contextlib.suppress(*_AGAIN):
+                self._sock.recv(1)  # raises what the broker said before it closed: why it refuses our certificate
+            raise
         return sent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import socketserver
 import ssl
@@ -29,7 +30,8 @@ from tolerant_client import KafkaConsumer, KafkaProducer, RecoveryPolicy
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import RawFetch
 from tolerant_client.cluster.produce import RawProduce
-from tolerant_client.errors import ClusterUnreachableError, LoginRefusedError
+from tolerant_client.errors import ClusterUnreachableError, LoginRefusedError, SslAuthenticationError
+from tolerant_client.stock import bootstrap as bootstrap_module
 from tolerant_client.stock import manager as manager_module
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.tracker.events import Event
@@ -402,38 +404,136 @@ def test_a_cluster_that_has_moved_is_found_at_a_bootstrap_address_and_connected_
     manager.close()
 
 
-def test_a_certificate_that_is_refused_is_told_as_that(certificate: Path) -> None:
-    """Not as a wrong protocol: who goes without TLS instead sends the password to whoever listens there."""
+_LONG_MS = 30_000  # as long as a client would wait that does not see that waiting is in vain
+_SOON_S = 10.0
+
+
+def tls_server(certificate: Path, *, wants: Path | None = None) -> ssl.SSLContext:
+    """The TLS of a broker, which may want a certificate of its clients."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate)
-    with (
-        serve(FakeBroker(), tls) as address,
-        Cluster({"bootstrap_servers": address, "security_protocol": "SSL"}) as client,
-    ):
-        with pytest.raises(
-            ClusterUnreachableError, match=r"CERTIFICATE_VERIFY_FAILED.*check the broker's certificate"
-        ) as told:
-            client.run(client.connect, 1_500)
+    if wants is not None:
+        tls.verify_mode = ssl.CERT_REQUIRED
+        tls.load_verify_locations(wants)
+    return tls
+
+
+@pytest.mark.parametrize("kind", ["stranger", "name", "without ours"])
+def test_tls_that_is_refused_is_told_as_that_at_once(certificate: Path, kind: str) -> None:
+    """Not as a wrong protocol: who goes without TLS instead sends the password to whoever listens there."""
+    trusted = {} if kind == "stranger" else {"ssl_cafile": str(certificate)}
+    with serve(FakeBroker(), tls_server(certificate, wants=certificate if kind == "without ours" else None)) as address:
+        address = address.replace("127.0.0.1", "localhost") if kind == "name" else address
+        config = {"bootstrap_servers": address, "security_protocol": "SSL", **trusted}
+        began = time.monotonic()
+        with Cluster(config, name="source") as client:
+            with pytest.raises(ClusterUnreachableError, match=r"CERTIFICATE.*check the broker's certificate") as told:
+                client.run(client.connect, _LONG_MS)
         assert "security.protocol" not in str(told.value)
+        with pytest.raises(SslAuthenticationError, match="CERTIFICATE"):
+            KafkaProducer(bootstrap_timeout_ms=_LONG_MS, **config)
+        assert time.monotonic() - began < _SOON_S
+
+
+@pytest.mark.parametrize("makes", [None, KafkaProducer])
+def test_a_mechanism_that_is_not_offered_is_told_at_once_with_those_that_are(makes: Any) -> None:
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_plain_username": "mirror"}
+    began = time.monotonic()
+    with serve(FakeBroker()) as address:
+        config = {"bootstrap_servers": address, "sasl_plain_password": "secret", **login}
+        if makes is None:
+            told = (
+                f"The source at {address} refuses the login of user mirror: sasl.mechanism is PLAIN, and the broker offers"
+                " SCRAM-SHA-256 or SCRAM-SHA-512; correct sasl.mechanism and sasl.jaas.config in the client properties of the"
+                " source"
+            )
+            with Cluster(config, name="source") as client, pytest.raises(LoginRefusedError) as raised:
+                client.run(client.connect, _LONG_MS)
+            assert str(raised.value) == told
+        else:
+            with pytest.raises(
+                Errors.UnsupportedSaslMechanismError, match="sasl_mechanism is PLAIN, .* offers SCRAM-SHA-256 or SCRAM"
+            ):
+                makes(bootstrap_timeout_ms=_LONG_MS, **config)
+    assert time.monotonic() - began < _SOON_S
+
+
+def test_a_handshake_that_is_cut_is_tried_again(certificate: Path) -> None:
+    with serve(FakeBroker(), tls_server(certificate)) as address:
+        broker = int(address.rpartition(":")[2])
+
+        class CuttingFirst(socketserver.BaseRequestHandler):
+            """Resets or ends connections in the handshake, some more often than a refusal is believed; then hands them on."""
+
+            left = ["reset", "end"] * 3
+
+            def handle(self) -> None:
+                if self.left:
+                    self.request.recv(100)
+                    if self.left.pop() == "reset":
+                        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    return
+                with socket.create_connection(("127.0.0.1", broker)) as behind:
+                    there = threading.Thread(target=pass_on, args=(self.request, behind))
+                    there.start()
+                    pass_on(behind, self.request)
+                    there.join()
+
+        with socketserver.ThreadingTCPServer(("127.0.0.1", 0), CuttingFirst) as listener:
+            threading.Thread(target=listener.serve_forever, daemon=True).start()
+            front = f"127.0.0.1:{listener.server_address[1]}"
+            config = {"bootstrap_servers": front, "security_protocol": "SSL", "ssl_cafile": str(certificate)}
+            with Cluster(config) as client:
+                client.run(client.connect, _LONG_MS)
+            assert not CuttingFirst.left
+            listener.shutdown()
+
+
+def pass_on(one: socket.socket, other: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := one.recv(65536):
+            other.sendall(data)
+        other.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_known_node_whose_certificate_is_refused_is_told_as_that(certificate: Path) -> None:
+    """It is tried for as long as one that is away: its certificate may be renewed meanwhile."""
+    with serve(FakeBroker(), tls_server(certificate)) as address:
+        broker = FakeBroker()
+        with serve(broker, tls_server(certificate)) as front:
+            broker.host, broker.port = "localhost", int(address.rpartition(":")[2])  # not the name in its certificate
+            config = {"bootstrap_servers": front, "security_protocol": "SSL", "ssl_cafile": str(certificate)}
+            with Cluster(config, patience_ms=500) as client:
+                client.run(client.connect)
+
+                async def ask() -> None:
+                    await client.insist("asking", partial(client.send, ListOffsetsRequest(replica_id=-1, topics=[]), 1))
+
+                with pytest.raises(ClusterUnreachableError, match=r"CERTIFICATE.*check the broker's certificate"):
+                    client.run(ask)
 
 
 @pytest.mark.parametrize(
     ("later", "told"),
-    [("unable to connect: timed out", "CERTIFICATE_VERIFY_FAILED"), ("[SSL: TLSV1_ALERT_X] y", "ALERT_X")],
+    [
+        (Errors.KafkaConnectionError("unable to connect: timed out"), "certificate has expired"),
+        (SslAuthenticationError("unknown CA"), "unknown CA"),
+    ],
 )
 def test_a_refusal_says_more_than_the_silence_of_a_later_attempt(
-    net: NetworkSelector, monkeypatch: pytest.MonkeyPatch, later: str, told: str
+    net: NetworkSelector, monkeypatch: pytest.MonkeyPatch, later: Exception, told: str
 ) -> None:
-    said = iter(["[SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired"])
+    monkeypatch.setattr(bootstrap_module, "_TLS_TRIES", 10**9)
+    said = iter([SslAuthenticationError("certificate has expired")])
 
     async def fail(*_: object) -> None:
-        raise Errors.KafkaConnectionError(next(said, later))
+        raise next(said, later)
 
     monkeypatch.setattr(TolerantConnectionManager, "_try_address", fail)
     manager = TolerantConnectionManager(net, bootstrap_servers=["127.0.0.1:1"], reconnect_backoff_ms=20)
-    with pytest.raises(Errors.KafkaTimeoutError, match=told):
+    with pytest.raises(Errors.KafkaTimeoutError, match=told) as raised:
         manager.bootstrap(timeout_ms=500)
-    assert manager.is_tls_refused
+    assert isinstance(raised.value.__cause__, SslAuthenticationError)
     manager.close()
 
 
@@ -445,9 +545,7 @@ class Closing(socketserver.BaseRequestHandler):
 
 
 def test_a_listener_that_breaks_off_is_told_as_one_that_speaks_another_protocol(certificate: Path) -> None:
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(certificate)
-    with serve(FakeBroker(), tls) as address, Cluster({"bootstrap_servers": address}) as plain:
+    with serve(FakeBroker(), tls_server(certificate)) as address, Cluster({"bootstrap_servers": address}) as plain:
         with pytest.raises(
             ClusterUnreachableError, match="closes them: check that security.protocol=PLAINTEXT is what"
         ):
