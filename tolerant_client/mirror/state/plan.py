@@ -94,10 +94,10 @@ class TopicsPlan:
         return (*self.create, *self.existing, *self.grow)
 
 
-def select_topics(topics: LinkTopics | str, available: Mapping[str, object]) -> list[str]:
+def select_topics(topics: LinkTopics | str, available: Mapping[str, object], cluster: str = "source") -> list[str]:
     """The topics that the link takes (or a regular expression matches), sorted, by their names on the target.
 
-    Raises OptionError for a bad expression, and if a link that does not wait for topics takes none.
+    `cluster` is what has these topics.  Raises OptionError for a bad expression, and if a link that does not wait for topics takes none.
     """
     topics = LinkTopics.of(topics)
     offered = {name: topics.to_source(name) for name in available}
@@ -105,8 +105,10 @@ def select_topics(topics: LinkTopics | str, available: Mapping[str, object]) -> 
     if not selected and not topics.waits_for_topics:
         others = [original for original in offered.values() if not original.startswith(OWN_TOPICS)]
         near = difflib.get_close_matches(", ".join(topics.filter.include), others, n=3, cutoff=0.6)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; the source has {counted(len(others), 'topic')}"
-        raise OptionError(f"No topic of the source matches '{topics.filter}'{hint}")
+        hint = (
+            f"; did you mean {' or '.join(near)}?" if near else f"; the {cluster} has {counted(len(others), 'topic')}"
+        )
+        raise OptionError(f"No topic of the {cluster} matches '{topics.filter}'{hint}")
     return selected
 
 

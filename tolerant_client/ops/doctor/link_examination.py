@@ -172,7 +172,7 @@ class _Examination:
         is_target = first.raw.name == "target"
         names = filter(topics.has_source, shown) if is_target else map(topics.to_target, shown)
         try:
-            chosen = select_topics(topics, dict.fromkeys(names))
+            chosen = select_topics(topics, dict.fromkeys(names), first.raw.name)
         except OptionError as error:
             if is_target and "source" in self._configs:
                 return {}  # nobody tells which topics the source has

@@ -682,6 +682,21 @@ def test_a_source_that_is_away_is_no_error_of_the_target(names: list[str]) -> No
     assert checkup.findings == []
 
 
+@pytest.mark.parametrize("name", ["source", "target", "cluster"])
+def test_a_cluster_without_the_topics_is_named_as_what_it_was_given_as(name: str) -> None:
+    """The target's or the only cluster's topics are no topics of a source that was not given."""
+    clusters = {name: {"bootstrap.servers": "127.0.0.1:1"}}
+    checkup = Checkup()
+    subject = link_examination.Subject(clusters, LinkTopics.of("orders"))
+    examination = link_examination._Examination(subject, {name: {}}, checkup)
+    shown = {"payments": Topic("payments")}
+    found: Any = SimpleNamespace(facts=replace(facts(), topics=shown), raw=SimpleNamespace(name=name))
+    examination._found[name] = found
+    assert examination._choose_topics() == {}
+    (finding,) = checkup.findings
+    assert finding.evidence.endswith(f"No topic of the {name} matches 'orders'; the {name} has 1 topic")
+
+
 def test_wrong_properties_are_refused_before_anything_is_looked_at() -> None:
     with pytest.raises(OptionError, match="security.protocol"):
         link_examination.examine(
