@@ -138,6 +138,33 @@ def test_one_record_that_is_too_large_fails_alone(kafka_cluster: KafkaCluster) -
     assert values(kafka_cluster, topic) == RECORDS
 
 
+def test_a_record_that_is_written_and_given_up_without_a_response_is_not_called_unsent(
+    kafka_cluster: KafkaCluster,
+) -> None:
+    topic = new_topic(kafka_cluster, "given-up")
+    lost: list[bytes] = []
+
+    def answer(link: Link, api_key: int, frame: bytes) -> list[bytes] | str:
+        if api_key != PRODUCE:
+            return [frame]
+        lost.append(frame)
+        return RESET
+
+    with HookedProxy(kafka_cluster.proxied) as proxy:
+        proxy.answer = answer
+        producer = tolerant_client.KafkaProducer(
+            bootstrap_servers=proxy.bootstrap_servers,
+            enable_idempotence=False,
+            acks=1,
+            retries=1,
+        )
+        future = producer.send(topic, b"written", partition=0)
+        with pytest.raises(Errors.KafkaError, match="may be written"):
+            future.get(30)
+        producer.close(timeout=1)
+    assert values(kafka_cluster, topic) == [b"written"] * len(lost)
+
+
 def test_late_records_of_a_batch_that_is_written_are_not_called_unsent(kafka_cluster: KafkaCluster) -> None:
     """Without a producer id; they are written once more, as with kafka-python."""
     topic = new_topic(kafka_cluster, "split-late")

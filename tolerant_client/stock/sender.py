@@ -10,8 +10,8 @@ Laws:
   kafka-python fails its records then, however young they are.
 - No batch is sent while another one of its partition is in flight, also if the records of that one are late: both could
   be refused and sent again in the other order, or the older one be appended as the later one of two epochs.
-- A batch that a broker refuses may be written if an earlier attempt got no response, or one that says that it was appended, or if
-  a connection sent it again because it had lost the response; its error says so.  How often a connection did that is known for
+- A batch that fails may be written if an attempt got no response, or one that does not prove a refusal, or if a connection sent it
+  again because it had lost the response; its error says so, whatever became of its last attempt.  How often a connection did that is known for
   all Produce requests together: in doubt, it was this one.  An attempt that was refused, for example because the leader has
   moved, has written nothing.
 - A batch whose records have ended does nothing more when its request ends, of which a later transaction may know nothing.
@@ -30,6 +30,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -52,7 +53,7 @@ from kafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from tolerant_client.errors import RecoveryExhaustedError
+from tolerant_client.errors import OutcomeUnknownError, RecoveryExhaustedError
 from tolerant_client.stock.stock_names import Sender
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,17 @@ def _is_refused(error: BaseException, partition_response: Any) -> bool:
     if partition_response is None:
         return isinstance(error, NodeNotReadyError)
     return isinstance(error, _REFUSED) and partition_response.base_offset < 0
+
+
+def _doubted(error: BaseException) -> BaseException:
+    """The error of a batch that may be written, which says so; `error` may be that of other batches, too."""
+    if isinstance(error, OutcomeUnknownError):
+        return error  # it says so
+    told = copy(error)
+    said = [str(error.args[0])] if any(error.args) else []
+    told.args = ("; ".join([*said, "the records were sent, and may be written"]), *error.args[1:])
+    told.__cause__ = error.__cause__ or error
+    return told
 
 
 class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
@@ -186,10 +198,12 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
             repeats = self._repeats()
             if repeats != self._repeats_before.get(batch, repeats):
                 doubtful.add(batch)
-            if batch in doubtful and not self._can_retry(batch, type(exception)):
-                said = [str(exception.args[0])] if any(exception.args) else []
-                exception = type(exception)("; ".join([*said, "the records were sent before, and may be written"]))
-        if not _is_refused(exception, partition_response):
+        is_refused = _is_refused(exception, partition_response)
+        # What a broker says that no repeat cures is a refusal of this attempt.
+        is_silent = not is_refused and (partition_response is None or isinstance(exception, RetriableError))
+        if (is_silent or batch in doubtful) and not self._can_retry(batch, type(exception)):
+            exception = _doubted(exception)
+        if not is_refused:
             doubtful.add(batch)
         try:
             super()._dispatch_error(batch, exception, partition_response)

@@ -513,6 +513,46 @@ def test_late_parts_of_a_batch_that_may_be_written_say_so(make: Any) -> None:
     assert not another.is_done
 
 
+NOT_CONNECTED = Errors.KafkaTimeoutError("the connection was not ready before the deadline")
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "is_said"),
+    [
+        (ConnectionLostError("reset"), NOT_CONNECTED, True),
+        (ConnectionLostError("reset"), Errors.NodeNotReadyError("1"), True),
+        (Errors.NodeNotReadyError("1"), ConnectionTimedOutError("frozen"), True),
+        (Errors.NodeNotReadyError("1"), RecoveryExhaustedError("sent twice", ["no response"]), True),
+        (Errors.NodeNotReadyError("1"), Errors.NodeNotReadyError("1"), False),
+    ],
+)
+def test_a_record_that_is_given_up_without_a_response_says_whether_it_may_be_written(
+    first: Exception, last: Exception, is_said: bool
+) -> None:
+    """Also where its last attempt was not even sent; by its age, or by the number of attempts."""
+    for seconds, retries in ((121, 10), (0, 1)):
+        producer = Producer(retries=retries)
+        batch = producer.sends()
+        producer.fail(batch, first)
+        producer.let_pass(1, batch)
+        producer.sends()
+        producer.let_pass(seconds, batch)
+        producer.fail(batch, last)
+        error = ended(batch._record_futures[0])
+        assert type(error) is type(last) and str(last) in str(error).replace(
+            "; the records were sent, and may be written", ""
+        )
+        assert ("may be written" in str(error)) == is_said
+        assert "may be written" not in str(last)  # other batches of the request have the same error
+
+
+def test_a_response_that_does_not_prove_a_refusal_says_so() -> None:
+    producer = Producer(retries=0)
+    batch = producer.sends()
+    producer.refuse(batch, Errors.NotEnoughReplicasAfterAppendError)
+    assert "may be written" in str(ended(batch._record_futures[0]))
+
+
 def test_no_record_is_added_to_a_part_before_it_has_its_sequence() -> None:
     producer = idempotent()
     producer.append()
