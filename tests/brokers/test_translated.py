@@ -49,6 +49,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress, TransactionLimits
 from tolerant_client.mirror.engine.translated import partition as translated_partition
+from tolerant_client.mirror.engine.translated import shared_reads
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate, translate_group
@@ -62,10 +63,11 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import PARTITION_DELETED_ON_SOURCE, Health
 from tolerant_client.mirror.state.ledger import read_ledger
-from tolerant_client.mirror.state.map_topic import clear_deleted, map_topic, read_maps
-from tolerant_client.mirror.state.offset_map import OffsetMap, Place
+from tolerant_client.mirror.state.map_topic import clear_deleted, map_partition, map_topic, read_maps
+from tolerant_client.mirror.state.offset_map import MapRow, OffsetMap, Place, RowKey, Run
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
+from tolerant_client.mirror.state.state_topic import StateTopic
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.state.topics import create_topics
 from tolerant_client.records import codecs
@@ -706,6 +708,54 @@ def test_an_original_gets_none_of_its_copies_and_is_not_called_a_copy(
     with pytest.raises(TargetDivergedError, match=told):
         copy(target, source, topic, f"{topic}-back")
     assert len(committed_logs(source, topic)[0]) == 62
+
+
+def test_a_map_of_another_link_that_takes_long_to_read_is_read_once_and_then_the_copy_begins(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes several times as long as it is waited for at a time; the control of its link is gone."""
+    topic = "translated-slow-map"
+    create_topic(source, topic)
+    create_topic(source, f"{topic}.other")
+    append_records(source, f"{topic}.other", 30)
+    copy(source, target, rf"{topic}\.other", "slow-former")
+    append_records(source, topic, 30)
+    create_topic(target, topic)
+    append_records(target, topic, 5, first=500)  # its producers' own
+    partition = TopicPartition(topic, 0)
+    there = map_partition("slow-former", partition)
+    rows = [
+        MapRow(RowKey(TopicPartition("elsewhere", 0), n), "elsewhere", ("a", "b"), n, 0, (Run(0, 0, n),))
+        for n in range(1, 200)
+    ]
+    batches = [encode_batch([Record(0, 0, row.key.encode(), row.encode())]) for row in rows]
+    append_batches(target, [(there, batch) for batch in batches])
+    delete_topic(target, CONTROL_TOPIC)
+    read: list[int] = []
+    original = StateTopic.batches
+
+    async def slow(self: StateTopic, position: int, end: int, number: int = 0) -> Any:
+        async for header, batch in original(self, position, end, number):
+            if TopicPartition(self.name, number) == there:
+                await self.cluster.net.sleep(0.01)
+                read.append(header.base_offset)
+            yield header, batch
+
+    monkeypatch.setattr(StateTopic, "batches", slow)
+    monkeypatch.setattr(shared_reads, "_MAP_S", 0.3)
+    with both(source, target) as (origin, cluster):
+
+        async def run() -> None:
+            prepared = await prepare_translated_link(origin, cluster, topic, "slow-ours")
+            read.clear()  # what planning has read
+            copier = LinkCopier(
+                origin, cluster, translated_offsets(FAST), CopyLimits(patience_ms=1_000), link="slow-ours"
+            )
+            await copier.copy(prepared.ends)
+
+        origin.run(run)
+    assert sorted(read) == sorted(set(read)) and len(read) >= 199, "each row once"
+    assert len(committed_logs(target, topic)[0]) == 35
 
 
 def test_what_another_source_has_under_the_same_name_is_copied_beside_it(source: str, target: str) -> None:

@@ -11,7 +11,7 @@ import shlex
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -28,6 +28,7 @@ from tolerant_client.mirror.state.control_topic import (
     read_controls,
     update_control,
 )
+from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.link_topics import require_no_unreadable
 from tolerant_client.mirror.state.map_topic import leaderless_parts, map_topic, was_never_started
@@ -250,7 +251,7 @@ async def refusal_facts(target: Cluster, refused: Collection[str]) -> RefusalFac
 
 
 async def _why_promoted(
-    target: Cluster, link: str, controls: Controls, own: LinkControl, names: Collection[str], **how: bool
+    target: Cluster, link: str, controls: Controls, own: LinkControl, names: Collection[str], **how: Any
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Why a link may not copy into topics that are the promoted copy of another link, or that nobody knows not to be one now."""
     copies = await promoted_copies(target, link, own, controls.links, names, **how)
@@ -281,7 +282,7 @@ async def _why_promoted(
 
 
 async def copied_by_others(
-    target: Cluster, link: str, partitions: Collection[TopicPartition]
+    target: Cluster, link: str, partitions: Collection[TopicPartition], known: KnownMaps
 ) -> dict[TopicPartition, Errors.KafkaError]:
     """Which of these target logs our link with translated offsets may not write, since another one has begun them with identical
     offsets or was promoted with them: TargetClaimedError, or a retriable error where that is unknown now.
@@ -294,7 +295,7 @@ async def copied_by_others(
     except Errors.TopicAuthorizationFailedError as error:
         raise orders_hidden() from error
     own = controls.links.get(link, LinkControl())
-    promoted, unknown = await _why_promoted(target, link, controls, own, names, is_identical=False)
+    promoted, unknown = await _why_promoted(target, link, controls, own, names, is_identical=False, known=known)
     live = {
         p: TargetClaimedError(
             f"{p.topic}-{p.partition} of the target was copied by link {other} with identical offsets, and only that link may"

@@ -15,7 +15,7 @@ from tolerant_client.errors import TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import EmptiedLogError, OpenTransaction
 from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states
-from tolerant_client.mirror.engine.translated.target_checks import check_target, find_losses, not_before, taken_over
+from tolerant_client.mirror.engine.translated.target_checks import check_target, resumption, taken_over
 from tolerant_client.mirror.life.mirrors import copied_now
 from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.ledger import Ledger
@@ -147,8 +147,9 @@ async def contradicted(
             row = taken_over(row, p, ids[p.topic], target_end, adopted)
             if row is None:
                 continue
-            row = not_before(row, source_id, control.start_of(p, source_id, end) or 0)
-            for _, error in find_losses(row, source_id, starts.get(p, 0), row.position if end is None else end):
+            least = control.start_of(p, source_id, end) or 0
+            end = max(row.position, least) if end is None else end
+            for _, error in resumption(rows.get(p), row, ids[p.topic], starts.get(p, 0), end, least).losses:
                 raise error
         except TolerantClientError as error:
             found[p] = error

@@ -33,6 +33,7 @@ from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import LinkPromotedError, OptionError, TargetDivergedError, text_of
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import orders_hidden, read_control
+from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds, link_options
 from tolerant_client.mirror.state.offset_map import LAST, CommittedRows, MapRow, OffsetMap, RowKey, last_of
 from tolerant_client.mirror.state.plan import CLEANUP_POLICY
@@ -313,11 +314,12 @@ async def mapped_topics(
     of: Iterable[TopicPartition] | None = None,
     patience_ms: int = 0,
     within_s: float | None = None,
+    known: KnownMaps | None = None,
 ) -> MappedTopics:
     """The partitions in the map of a link, if it has one; no partition of the map waits for the leader of another one.
 
-    `of`: those among these, for which less is read.  Waits `patience_ms` for missing leaders; partitions that are not read
-    `within_s` seconds, if given, stay unread.
+    `of`: those among these, for which less is read, or what is not `known` yet.  Waits `patience_ms` for missing leaders; partitions
+    that are not read `within_s` seconds, if given, stay unread.
     """
     if not await has_map(target, link, control) or await lost_map(target, link, control) is not None:
         return NO_MAP
@@ -328,13 +330,25 @@ async def mapped_topics(
     starts, more = await list_led_offsets(target, dict.fromkeys(ends, EARLIEST))
     unread = {**unread, **more}
     until = None if within_s is None else time.monotonic() + within_s
-    read = partial(target.net.call_soon_with_future, _newest_of, _map_of(target, link))
-    reads = {p: read(p.partition, start, ends[p], parts[p]) for p, start in starts.items()}
-    found: dict[TopicPartition, MapRow] = {}
+    topic, found = _map_of(target, link), dict[TopicPartition, MapRow]()
+    read_before = {} if known is None else {p: known.part(topic, p.partition, s, ends[p]) for p, s in starts.items()}
+
+    async def read(partition: TopicPartition) -> dict[TopicPartition, MapRow]:
+        end, wanted = ends[partition], parts[partition]
+        if wanted is not None and partition in read_before:
+            return await read_before[partition].newest(end, {*wanted, LAST})
+        return await _newest_of(topic, partition.partition, starts[partition], end, wanted)
+
+    reads = {p: target.net.call_soon_with_future(read, p) for p in starts}
     for partition, reading in reads.items():
         try:
             left_ms = None if until is None else max(0.0, 1000 * (until - time.monotonic()))
             found = _joined(found, await target.manager.wait_for(reading, left_ms))
+        except Errors.KafkaTimeoutError as error:
+            so_far = read_before[partition].position if partition in read_before else None
+            unread[partition] = (
+                text_of(error) if so_far is None else f"read up to {so_far:,} of {ends[partition]:,} so far"
+            )
         except Errors.KafkaError as error:
             unread[partition] = text_of(error)
     last = found.pop(LAST, None)
@@ -343,12 +357,16 @@ async def mapped_topics(
 
 
 async def read_each_map(
-    target: Cluster, of: Mapping[str, tuple[LinkControl, Collection[TopicPartition]]], *, within_s: float
+    target: Cluster,
+    of: Mapping[str, tuple[LinkControl, Collection[TopicPartition]]],
+    *,
+    within_s: float | None,
+    known: KnownMaps | None = None,
 ) -> dict[str, MappedTopics]:
     """What the maps of several links, with their controls, say of some partitions; all are read at the same time."""
 
     async def read(link: str, control: LinkControl, wanted: Collection[TopicPartition]) -> MappedTopics:
-        return await mapped_topics(target, link, control, of=wanted, within_s=within_s)
+        return await mapped_topics(target, link, control, of=wanted, within_s=within_s, known=known)
 
     reads = {link: target.net.call_soon_with_future(read, link, *asked) for link, asked in of.items()}
     return {link: await reading for link, reading in reads.items()}

@@ -18,6 +18,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import (
     MappedTopics,
@@ -46,9 +47,11 @@ async def promoted_copies(
     *,
     is_identical: bool,
     asks_unnamed: bool = False,
+    known: KnownMaps | None = None,
 ) -> PromotedCopies:
     """Which of these topics are still another link's promoted copy, as their ids show, and neither begun nor adopted (failback) by
     the link; `links` are the target's, `own` is the control of the link itself.  `asks_unnamed`: also of links without a control.
+    Of others' maps what is `known` is not read again.
 
     A link with translated offsets would append the same records once more.  It may copy another source there, and resumes what its
     map names.  One with identical offsets compares its log with a translated copy.  Raises KafkaError.
@@ -73,7 +76,7 @@ async def promoted_copies(
         if not (control.is_identical or is_identical)
         and (theirs := _copied(control, rest, there, is_named=name in links))
     }
-    maps = await read_each_map(target, of_maps, within_s=_MAP_S)
+    maps = await read_each_map(target, of_maps, within_s=_MAP_S, known=known)
     for other, control in others.items():
         begun = {p: of.target for p, of in control.begun.items() if control.producer_ids and p.topic in rest}
         if (mapped := maps.get(other)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from tolerant_client.mirror.engine.prepare import PlannedLink
 from tolerant_client.mirror.life.naming import chosen_name, default_name
 from tolerant_client.mirror.state import link_topics, promoted_copies
 from tolerant_client.mirror.state.control_record import Controls, controls_of, encode_control
+from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.link_topics import (
     PARTITION_NOT_ON_SOURCE,
@@ -693,13 +695,13 @@ def test_a_log_that_another_link_has_begun_identically_gets_the_same_records_fro
 
     def told() -> tuple[dict[str, str], dict[TopicPartition, Exception]]:
         at_start = outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders"], is_identical=False)).refused
-        return at_start, outcome(copied_by_others(cast(Cluster, keeper), "dr", wanted))
+        return at_start, outcome(copied_by_others(cast(Cluster, keeper), "dr", wanted, KnownMaps(time.monotonic)))
 
     at_start, running = told()
     assert at_start.keys() == ({"orders"} if refused else set())
     assert bool(running) == bool(refused) and all(refused in str(why) for why in running.values())
     assert set(wanted[:2]) <= running.keys() <= set(wanted) if refused else not running
-    assert outcome(copied_by_others(cast(Cluster, keeper), "eu", wanted)) == {}
+    assert outcome(copied_by_others(cast(Cluster, keeper), "eu", wanted, KnownMaps(time.monotonic))) == {}
     if eu.is_promotion_begun:
         mapped.append(MappedTopics(frozenset(wanted[:1])))
         assert told() == ({}, {}), "it had begun the topic before"
@@ -762,7 +764,9 @@ def test_beside_a_promoted_translated_copy_a_translated_link_begins_no_second_on
     for other, own in ((replace(eu, is_promotion_begun=False), dr), (eu, written("orders|clicks", "C-id"))):
         assert told(other, own) == preflight.Others(), "it is live, or of another source"
     keeper = Keeper((b"eu", encode_control(eu, 1)), (b"dr", encode_control(dr, 1)))
-    running = outcome(copied_by_others(cast(Cluster, keeper), "dr", [*ORDERS, TopicPartition("clicks", 0)]))
+    running = outcome(
+        copied_by_others(cast(Cluster, keeper), "dr", [*ORDERS, TopicPartition("clicks", 0)], KnownMaps(time.monotonic))
+    )
     assert running.keys() == (ORDERS if refused else set())
     for error in running.values():
         assert isinstance(error, TargetClaimedError) is is_known

@@ -218,7 +218,7 @@ def test_the_maps_of_several_links_are_read_at_the_same_time_within_one_deadline
 ) -> None:
     reading: list[str] = []
 
-    async def mapped(_: object, link: str, *__: object, of: object, within_s: float) -> MappedTopics:
+    async def mapped(_: object, link: str, *__: object, within_s: float, **___: object) -> MappedTopics:
         reading.append(link)
         while len(reading) < 3:
             await net.sleep(0.001)

@@ -3,20 +3,24 @@
 Laws:
 - A link checks this whenever it begins a log that has records, whatever the controls say: they may have been deleted.  It begins until
   the target has a record that it has copied of the source's present log; a row of its map without one, or of a former log, does not
-  say what others have appended since (begins_at, place.py).
+  say what others have appended since (resumption, target_checks.py).
 - Another link's offset map names the topics by their ids (KIP-516).  One that has copied the topic that the source has now into the
-  topic that the target has now, further than where ours is to begin, has copied the same records.  A topic with another id has
-  others, as has another cluster.  Ids that a broker does not give (before 2.8) prove no difference, and the error says so.
+  topic that the target has now, further than where ours is to begin, has copied the same records, as long as any of its copies is
+  left.  A topic with another id has others, as has another cluster.  Ids that a broker does not give (before 2.8) prove no
+  difference, and the error says so.
 - A copy with identical offsets has no map.  It has the source's records at their own offsets, up to where one of the two logs
   went on by itself, in batches without transactions: what a link with translated offsets has copied, whose map was deleted to
   copy it again, is in transactions.
 - Where a link has copied from our target to our source, the target's log is the original.  The source's controls name that link, and its
   map which offsets of the source are its copies.  An original is not called a copy, and nobody is told to delete it.
-- What cannot be read is unknown, and nothing is appended before it is known.
+- What cannot be read is unknown, and nothing is appended before it is known.  A map that takes longer to read than a partition waits
+  is read on meanwhile, once for all of them (known_maps.py).
+- A plan does not say otherwise than the mirror does: where a copy begins, both have from one function (resumption).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from itertools import takewhile
 from typing import NamedTuple
@@ -29,9 +33,10 @@ from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cl
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
 from tolerant_client.mirror.engine.circles import links_back
-from tolerant_client.mirror.engine.translated.target_checks import not_before, taken_over
-from tolerant_client.mirror.logs.reading import read_headers, read_slices
+from tolerant_client.mirror.engine.translated.target_checks import resumption, taken_over
+from tolerant_client.mirror.logs.reading import read_headers, read_slices, source_truncations
 from tolerant_client.mirror.state.control_topic import read_controls
+from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import (
     NO_MAP,
@@ -44,7 +49,6 @@ from tolerant_client.mirror.state.map_topic import (
 from tolerant_client.mirror.state.offset_map import MapRow, is_another
 from tolerant_client.mirror.state.topics import read_ids
 
-_MAP_S = 60.0  # how long all maps are read; they are read again as long as the copier is patient
 # So many equal records in a row, timestamps and all, are a copy, also where both logs went on differently.
 _NO_CHANCE = 2
 _LARGEST_PIECE = 64_000  # offsets, after pieces without a record on both sides
@@ -69,7 +73,11 @@ class Origin(NamedTuple):
 
 
 async def origins(
-    source: Cluster, target: Cluster, partitions: Collection[TopicPartition]
+    source: Cluster,
+    target: Cluster,
+    partitions: Collection[TopicPartition],
+    known: KnownMaps,
+    within_s: float | None,
 ) -> dict[TopicPartition, tuple[Origin, ...]]:
     """The links that have copied these partitions from our target to our source, as far as is known.  Raises KafkaError."""
     found: dict[TopicPartition, tuple[Origin, ...]] = {}
@@ -77,7 +85,7 @@ async def origins(
         theirs = [p for p in partitions if control.writes(source.wire_topic(p.topic))]
         mapped = NO_MAP
         if theirs and source.names is None:  # of renamed topics the map back would be of other ones
-            mapped = (await read_each_map(source, {link: (control, theirs)}, within_s=_MAP_S))[link]
+            mapped = (await read_each_map(source, {link: (control, theirs)}, within_s=within_s, known=known))[link]
         for p in theirs:
             unread = mapped.unread.get(map_partition(link, p), "")
             found[p] = (*found.get(p, ()), Origin(link, control.is_identical, mapped.copies.get(p), unread))
@@ -85,38 +93,44 @@ async def origins(
 
 
 async def other_copies(
-    target: Cluster, link: str, partitions: Collection[TopicPartition]
+    target: Cluster,
+    link: str,
+    partitions: Collection[TopicPartition],
+    known: KnownMaps,
+    within_s: float | None,
 ) -> dict[TopicPartition, tuple[OtherCopy, ...]]:
     """What the maps of other links that may have the same source say of these partitions.  Raises KafkaError."""
     links = (await read_controls(target, {p.topic for p in partitions})).links
     ours = links.get(link, LinkControl()).source_cluster_id
     theirs = {name: links[name].source_cluster_id if name in links else None for name in await mapped_links(target)}
     names = [name for name, source in theirs.items() if name != link and (None in (source, ours) or source == ours)]
-    maps = await read_each_map(target, {name: (LinkControl(), partitions) for name in names}, within_s=_MAP_S)
+    asked = {name: (LinkControl(), partitions) for name in names}
+    maps = await read_each_map(target, asked, within_s=within_s, known=known)
     found: dict[TopicPartition, tuple[OtherCopy, ...]] = {}
     for partition in partitions:
         for other, mapped in maps.items():
             row, unread = mapped.copies.get(partition), mapped.unread.get(map_partition(other, partition), "")
             if row is not None or unread:
-                found[partition] = (*found.get(partition, ()), OtherCopy(other, row, mapped.last >= 0, unread))
+                is_over = mapped.last >= links.get(other, LinkControl()).generation
+                found[partition] = (*found.get(partition, ()), OtherCopy(other, row, is_over, unread))
     return found
 
 
 def require_no_copy(
-    link: str, partition: TopicPartition, ids: tuple[str, str], begin: int, others: Collection[OtherCopy]
+    link: str, partition: TopicPartition, ids: tuple[str, str], begin: int, start: int, others: Collection[OtherCopy]
 ) -> None:
-    """Raises TargetDivergedError if the map of another link has what is to be copied from `begin` on, and a retriable error if it may
-    have it.  `ids` are those that the topics have now.  Pure.
+    """Raises TargetDivergedError if the map of another link has what is to be copied from `begin` on, and it may be in the target's
+    log, which starts at `start`; and a retriable error if it may have it.  `ids` are those that the topics have now.  Pure.
     """
     where = f"{partition.topic}-{partition.partition}"
-    for other, row, is_over, unread in others:
+    for other, row, is_over, unread in sorted(others, key=lambda copy: copy.row is None):  # what is known first
         if row is None:
             part = map_partition(other, partition)
             raise Errors.OffsetNotAvailableError(
-                f"Whether link {other} has copied {where} before is unknown: {part.topic}-{part.partition}, a part of its offset map,"
-                f" cannot be read ({unread})"
+                f"Whether link {other} has copied {where} before is unknown yet: {part.topic}-{part.partition}, a part of its offset map,"
+                f" is not read ({unread})"
             )
-        if row.position <= begin or any(is_another(*pair) for pair in zip(row.ids, ids)):
+        if row.position <= begin or row.target_until <= start or any(is_another(*pair) for pair in zip(row.ids, ids)):
             continue
         is_known = all((*row.ids, *ids))
         topic = f"this very topic of the source (id {ids[0]})" if is_known else "a topic of this name"
@@ -146,8 +160,8 @@ def require_no_original(
         if origin.unread:
             part = map_partition(origin.link, partition)
             raise Errors.OffsetNotAvailableError(
-                f"Whether link {origin.link} has copied {partition.topic}-{partition.partition} from this target to this source is unknown:"
-                f" {part.topic}-{part.partition} of the source cannot be read ({origin.unread})"
+                f"Whether link {origin.link} has copied {partition.topic}-{partition.partition} from this target to this source is unknown"
+                f" yet: {part.topic}-{part.partition} of the source is not read ({origin.unread})"
             )
         if row is None or row.target_until <= begin or row.position <= start:
             continue
@@ -181,8 +195,8 @@ async def require_not_there(
     known: Collection[Origin],
 ) -> None:
     """Raises TargetDivergedError if the target's log already has what the source has from `begin` on; and KafkaError."""
-    require_no_copy(link, partition, ids, begin, others)
     start = (await target.list_offsets({partition: EARLIEST}))[partition]
+    require_no_copy(link, partition, ids, begin, start, others)
     require_no_original(link, partition, ids, begin, start, known)
     await require_no_identical_copy(source, target, link, partition, begin, start, known)
 
@@ -231,39 +245,43 @@ async def require_no_identical_copy(
         at, piece = min(original.until, copied.until), min(4 * piece, _LARGEST_PIECE)
 
 
-def begins_at(row: MapRow | None, source_id: str, start: int, least: int) -> int | None:
-    """Where a link whose newest row is `row` begins the source's log, which starts at `start`; None if it goes on with it.  Pure.
-
-    `least` is where an operator has it begin.
-    """
-    if row is None or is_another(row.ids[0], source_id):
-        return max(start, least)
-    position = not_before(row, source_id, least).position
-    return max(start, position) if not row.has_copied or position < start else None
-
-
 async def find_copied(
     source: Cluster, target: Cluster, link: str, control: LinkControl, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, Errors.KafkaError]:
-    """Which of these partitions a mirror of the link would not begin, and why.  Raises KafkaError."""
+    """Which of these partitions a mirror of the link would not begin, and why.  Raises KafkaError.
+
+    They begin where the mirror has them begin (resumption), except that no record is compared to find where a log was cut.
+    """
     rows = await last_rows(target, link, partitions)
     ends = (await list_led_offsets(target, dict.fromkeys(partitions, LATEST))).offsets
     filled = [p for p, end in ends.items() if end]
     starts = (await list_led_offsets(source, dict.fromkeys(filled, EARLIEST))).offsets if filled else {}
-    ids = await read_ids(source, target, {p.topic for p in starts})
+    source_ends = (await list_led_offsets(source, dict.fromkeys(starts, LATEST))).offsets if starts else {}
+    ids = await read_ids(source, target, {p.topic for p in source_ends})
+    taken = {
+        p: taken_over(rows.get(p), p, ids[p.topic], ends[p], control.adopted_of(p, ends[p]))
+        for p in source_ends
+        if p.topic in ids
+    }
+    positions = {
+        p: (row.epoch, row.position)
+        for p, row in taken.items()
+        if row is not None and not is_another(row.ids[0], ids[p.topic].source)
+    }
+    cuts = await source_truncations(source, positions) if positions else {}
     begins: dict[TopicPartition, int] = {}
-    for p, start in starts.items():
-        if p.topic in ids:
-            row = taken_over(rows.get(p), p, ids[p.topic], ends[p], control.adopted_of(p, ends[p]))
-            begin = begins_at(row, ids[p.topic].source, start, control.start_of(p, ids[p.topic].source) or 0)
-            if begin is not None:
-                begins[p] = begin
-    others = await other_copies(target, link, begins) if begins else {}
-    known = await origins(source, target, begins) if begins else {}
-    found: dict[TopicPartition, Errors.KafkaError] = {}
+    for p, row in taken.items():
+        least = control.start_of(p, ids[p.topic].source, source_ends[p]) or 0
+        found = resumption(rows.get(p), row, ids[p.topic], starts[p], source_ends[p], least, cuts.get(p))
+        if not found.has_copied:
+            begins[p] = found.position
+    maps = KnownMaps(time.monotonic)
+    others = await other_copies(target, link, begins, maps, None) if begins else {}
+    known = await origins(source, target, begins, maps, None) if begins else {}
+    refused: dict[TopicPartition, Errors.KafkaError] = {}
     for p, begin in begins.items():
         try:
             await require_not_there(source, target, link, p, ids[p.topic], begin, others.get(p, ()), known.get(p, ()))
         except Errors.KafkaError as error:
-            found[p] = error
-    return found
+            refused[p] = error
+    return refused

@@ -229,8 +229,7 @@ class TranslatedPartition(CopiedPartition):
         control = await self._link.control.refresh()
         self._link.require_not_promoted()
         self.set_paused(control.pauses(self.partition))
-        known = self.place.row
-        position = await self.place.read(self._producer.producer_id)
+        known, position = self.place.row, await self.place.read(self._producer.producer_id)
         if is_another(self._source_id, self.place.ids[0]) or self.place.row != known or position < self.place.position:
             # In another topic, or a log that was cut, copying begins where it resumes.
             self.acked = min(self.acked, position)
@@ -319,6 +318,7 @@ class TranslatedPartition(CopiedPartition):
     @property
     def _is_patient(self) -> bool:
         since = max(self._progressed_at, self.adopted_at, self._producer.throttled_until, self._link.bucket.free_at)
+        since = since if self._is_taken_over else max(since, self._parts.reads.maps.read_at)
         return self.has_reached or self._link.clock() - since <= self._link.limits.patience_ms / 1000
 
     def _time_to_commit(self, copied: int) -> float:

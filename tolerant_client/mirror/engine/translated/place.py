@@ -39,16 +39,17 @@ from tolerant_client.mirror.engine.translated.first_other import first_other
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.engine.translated.target_checks import (
     LostOffsets,
+    Resumption,
     check_target,
-    find_losses,
     is_same_record,
     not_before,
     overwritten,
+    resumption,
     taken_over,
 )
 from tolerant_client.mirror.engine.troubles import times_would_change
 from tolerant_client.mirror.logs.reading import read_headers, read_slices, source_truncations
-from tolerant_client.mirror.state.offset_map import MapRow, begun_again, is_another
+from tolerant_client.mirror.state.offset_map import MapRow, is_another
 from tolerant_client.mirror.state.topics import TopicFacts, describe_each_topic
 
 _RECORD_BYTES = 16 << 10  # a larger batch is sent whole
@@ -66,18 +67,22 @@ class Place:
         self.ids = ("", "")  # of the topics of source and target
         self.target = TopicFacts(False, 0, None)
         self.position = -1
-        self.is_begun = False  # the map has the resume position in the source's present log
         self.leader_epoch = -1  # the newest that was seen in the source's log
         self.loss: LostOffsets | None = None  # the loss behind the last error
         self._link = link
         self._reads = reads
         self._adopted = adopted
         self._accepted: set[LostOffsets] = set()
+        self._known: MapRow | None = None  # the newest row of the map
+        self._found = Resumption(-1, None)
         self._is_other = False  # the source has a different record at the offset of the last copied one
         # From there on it may have records that another leader's cleaner had removed.
         self._dirty_from: int | None = None
-        # The limit of what counts as adopted, once the map has the resume position.
-        self._adopted_until: int | None = None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the map has the resume position in the source's present log."""
+        return self._found.is_begun
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
@@ -91,8 +96,7 @@ class Place:
         self.row = await self._reads.last_row(self.partition)
         adopted, end = await self._read_target(producer_id)
         position = await self._read_source(adopted)
-        has_copied = self.is_begun and self.row is not None and self.row.has_copied
-        if end and not has_copied:
+        if end and not self._found.has_copied:
             await self._require_not_copied(position)
         return position
 
@@ -109,8 +113,7 @@ class Place:
             if self.row.has_copied and not is_another(self.row.ids[0], self.ids[0]):
                 self._is_other = await self._has_other(self.row, producer_id)
         adopted = await self._adopted.until(self.partition, end)
-        known, self.row = self.row, taken_over(self.row, self.partition, self.ids, end, adopted)
-        self.is_begun = self.row == known
+        self._known, self.row = self.row, taken_over(self.row, self.partition, self.ids, end, adopted)
         return adopted, end
 
     async def _has_other(self, row: MapRow, producer_id: int) -> bool:
@@ -179,42 +182,35 @@ class Place:
         start = (await source.list_offsets({self.partition: EARLIEST}))[self.partition]
         end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
         least = self._link.control.value.start_of(self.partition, self.ids[0], end) or 0
-        self._adopted_until = self._dirty_from = None
-        if row is None:
-            self.is_begun = False
-            return max(start, least)
-        is_anew = is_another(row.ids[0], self.ids[0])
-        row = not_before(row, self.ids[0], least)
-        self.position = row.position
-        cuts = [
-            accepted.from_offset
-            for accepted in self._accepted
-            if accepted.reason is LossReason.TRUNCATION
-            and accepted.from_offset < self.position <= accepted.until_offset
-        ]
-        cut_at = min(cuts, default=None)
-        if is_anew:
-            self.leader_epoch = -1  # it counts its leader epochs from 0
-        else:
-            self.leader_epoch = max(self.leader_epoch, row.epoch)
-            cut_at = await self._cut_at(row, adopted, start, end) if cut_at is None else cut_at
-        losses = find_losses(row, self.ids[0], start, end, cut_at)
-        for loss, error in losses:
+        self._dirty_from = cut_at = None
+        is_anew = row is not None and is_another(row.ids[0], self.ids[0])
+        if row is not None:
+            moved = not_before(row, self.ids[0], least)
+            self.position = moved.position
+            cut_at = min(
+                (
+                    accepted.from_offset
+                    for accepted in self._accepted
+                    if accepted.reason is LossReason.TRUNCATION
+                    and accepted.from_offset < self.position <= accepted.until_offset
+                ),
+                default=None,
+            )
+            if is_anew:
+                self.leader_epoch = -1  # it counts its leader epochs from 0
+            else:
+                self.leader_epoch = max(self.leader_epoch, row.epoch)
+                cut_at = await self._cut_at(moved, adopted, start, end) if cut_at is None else cut_at
+        found = resumption(self._known, row, self.ids, start, end, least, cut_at, self._dirty_from)
+        for loss, error in found.losses:
             if not any(loss.is_part_of(accepted) for accepted in self._accepted):
                 self.loss = loss
                 raise error
-        if not losses:
-            return max(start, self.position if self._dirty_from is None else self._dirty_from)
-        (reason, cut, _), _ = losses[0]
-        self.is_begun = False
-        if reason is LossReason.RETENTION:
-            return max(start, self.position)
-        position = max(start, least if is_anew else cut)
-        last = await read_headers(source, {self.partition: position - 1} if position > start else {})
-        self.leader_epoch = last[self.partition].partition_leader_epoch if last else -1
-        self.row = begun_again(row, self.ids, position)
-        self._adopted_until = 0 if is_anew else position
-        return position
+        if found.adopted_until is not None:  # the log begins again
+            last = await read_headers(source, {self.partition: found.position - 1} if found.position > start else {})
+            self.leader_epoch = last[self.partition].partition_leader_epoch if last else -1
+        self._found, self.row = found, found.row
+        return found.position
 
     async def _require_not_copied(self, begin: int) -> None:
         """Raises TargetDivergedError if the target's log already has what is to be copied from `begin` on (copied_before.py)."""
@@ -251,8 +247,8 @@ class Place:
 
         Raises OptionError and KafkaError.
         """
-        if self._adopted_until is not None:
-            await self._adopted.limit(self.partition, self._adopted_until)
+        if self._found.adopted_until is not None:
+            await self._adopted.limit(self.partition, self._found.adopted_until)
 
     def saw_epoch(self, epoch: int) -> None:
         """Notes the newest leader epoch of a response; raises OffsetNotAvailableError for a newer one than before."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import kafka.errors as Errors
@@ -25,11 +26,13 @@ from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.copied_before import Origin, origins, other_copies
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair
 from tolerant_client.mirror.state.control_topic import ControlWatch
+from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.map_topic import map_partition, read_last_rows
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import topic_facts
 
 _FACTS_LAST_S = 5.0
+_MAP_S = 10.0  # how long maps are waited for at a time; their reading goes on (known_maps.py)
 
 
 _Found = TypeVar("_Found")
@@ -92,8 +95,9 @@ class SharedReads:
         async def copied_back(
             source: Cluster, _: str, partitions: Collection[TopicPartition]
         ) -> dict[TopicPartition, tuple[Origin, ...]]:
-            return await origins(source, target, partitions)
+            return await origins(source, target, partitions, self.maps, _MAP_S)
 
+        self.maps = KnownMaps(clock)
         self._source = source
         self._target = target
         self._clock = clock
@@ -101,8 +105,8 @@ class SharedReads:
         # By partition of the map: a leader that does not respond delays no rows of the others.
         self._last_rows = defaultdict[TopicPartition, _Asked[MapRow]](lambda: _Asked(target, link, last_rows))
         self._link = link
-        self.copied_by_others = _Asked(target, link, copied_by_others)
-        self.other_copies = _Asked(target, link, other_copies)
+        self.copied_by_others = _Asked(target, link, partial(copied_by_others, known=self.maps))
+        self.other_copies = _Asked(target, link, partial(other_copies, known=self.maps, within_s=_MAP_S))
         self.origins = _Asked(source, link, copied_back)
 
     async def last_row(self, partition: TopicPartition) -> MapRow | None:

@@ -14,7 +14,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import DataLossError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.losses import GOES_ON, LossReason
-from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run, is_another
+from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run, begun_again, is_another
 from tolerant_client.mirror.state.topics import TopicFacts
 from tolerant_client.records.record_batch import Record
 
@@ -88,6 +88,54 @@ def not_before(row: MapRow, source_id: str, start: int) -> MapRow:
     if row.has_copied or row.is_adopted or is_another(row.ids[0], source_id):
         return row
     return row._replace(position=max(row.position, start))
+
+
+class Resumption(NamedTuple):
+    """Where a link resumes once policy has accepted its `losses`, which come one after the other.
+
+    `row` is the newest one, or the one to write where its log begins again; `is_begun`: the map has this position in the source's
+    present log.  `adopted_until` limits what still counts as adopted.
+    """
+
+    position: int
+    row: MapRow | None
+    is_begun: bool = False
+    adopted_until: int | None = None
+    losses: tuple[tuple[LostOffsets, TolerantClientError], ...] = ()
+
+    @property
+    def has_copied(self) -> bool:
+        """Whether the target has a record of ours of the source's present log: only then nobody is asked who else has copied it."""
+        return self.is_begun and self.row is not None and self.row.has_copied
+
+
+def resumption(
+    known: MapRow | None,
+    row: MapRow | None,
+    ids: tuple[str, str],
+    start: int,
+    end: int,
+    least: int,
+    cut_at: int | None = None,
+    dirty_from: int | None = None,
+) -> Resumption:
+    """Where a link resumes in the source's log [start, end): the mirror, and who foresees it, decide it here alone.
+
+    `known` is the newest row of the map, `row` what it is with what was taken over (taken_over), `least` where an operator has the copy
+    begin.  From `cut_at` on the source's log is another one; from `dirty_from` on it may have records that another leader had removed.
+    """
+    if row is None:
+        return Resumption(max(start, least), None)
+    moved = not_before(row, ids[0], least)
+    losses = tuple(find_losses(moved, ids[0], start, end, cut_at))
+    if not losses:
+        return Resumption(max(start, moved.position if dirty_from is None else dirty_from), row, row == known)
+    (reason, cut, _), _ = losses[0]
+    if reason is LossReason.RETENTION:
+        return Resumption(max(start, moved.position), row, losses=losses)
+    is_anew = is_another(row.ids[0], ids[0])
+    position = max(start, least if is_anew else cut)
+    return Resumption(position, begun_again(moved, ids, position), False, 0 if is_anew else position, losses)
 
 
 def find_losses(

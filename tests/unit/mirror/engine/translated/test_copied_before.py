@@ -20,13 +20,13 @@ from tolerant_client.mirror.engine.translated import copied_before as module
 from tolerant_client.mirror.engine.translated.copied_before import (
     Origin,
     OtherCopy,
-    begins_at,
     other_copies,
     require_no_copy,
     require_no_identical_copy,
     require_no_original,
 )
 from tolerant_client.mirror.state.control_record import Controls
+from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import MappedTopics, map_partition
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
@@ -37,61 +37,38 @@ ROW = MapRow(RowKey(P, 0), "orders", ("s", "t"), 100, 0, (Run(0, 7, 100),))
 
 
 @pytest.mark.parametrize(
-    ("ids", "begin", "is_over", "told"),
+    ("ids", "begin", "is_over", "told", "start"),
     [
-        (("s", "t"), 0, False, r"this very topic of the source \(id s\), up to its offset 100.*Mirror it with --link eu .*goes on"),
-        (("s", "t"), 99, True, "tolerant-mirror-offsets-eu of the target says.*That link was promoted with it: leave the topic out"),
-        (("s", "t"), 100, False, ""),  # nothing of it is to be copied
-        (("other", "t"), 0, False, ""),  # of another source, or made anew
-        (("s", "other"), 0, False, ""),
-        (("", "t"), 0, False, "whether of this source is unknown, since brokers before 2.8"),
-        (("s", ""), 0, False, "is unknown"),
-        (("", "other"), 0, False, ""),
+        (("s", "t"), 0, False, r"this very topic of the source \(id s\), up to its offset 100.*Mirror it with --link eu .*goes on", 106),
+        (("s", "t"), 99, True, "tolerant-mirror-offsets-eu of the target says.*That link was promoted with it: leave the topic out", 0),
+        (("s", "t"), 100, False, "", 0),  # nothing of it is to be copied
+        (("s", "t"), 0, False, "", 107),  # nothing of it is left
+        (("other", "t"), 0, False, "", 0),  # of another source, or made anew
+        (("s", "other"), 0, False, "", 0),
+        (("", "t"), 0, False, "whether of this source is unknown, since brokers before 2.8", 0),
+        (("s", ""), 0, False, "is unknown", 0),
+        (("", "other"), 0, False, "", 0),
     ],
 )  # fmt: skip
 def test_what_the_map_of_another_link_has_of_the_same_topics_is_not_appended_again(
-    ids: tuple[str, str], begin: int, is_over: bool, told: str
+    ids: tuple[str, str], begin: int, is_over: bool, told: str, start: int
 ) -> None:
     others = [OtherCopy("eu", ROW, is_over)]
     if not told:
-        return require_no_copy("dr", P, ids, begin, others)
+        return require_no_copy("dr", P, ids, begin, start, others)
     with pytest.raises(TargetDivergedError, match=told) as caught:
-        require_no_copy("dr", P, ids, begin, others)
+        require_no_copy("dr", P, ids, begin, start, others)
     assert "delete tolerant-mirror-offsets-eu on the target" in caught.value.remedy
-
-
-READ = MapRow(RowKey(P, 0), "orders", ("s", "t"), 20, 0, (Run(20, 0, 0),))  # up to 20; nothing was copied
-AGAIN = READ._replace(key=RowKey(P, 1), position=50, runs=(Run(50, 107, 0),))  # after a loss
-
-
-@pytest.mark.parametrize(
-    ("row", "source_id", "start", "least", "at"),
-    [
-        (None, "s", 5, 0, 5),
-        (None, "s", 5, 9, 9),
-        (READ, "s", 0, 0, 20),
-        (READ, "s", 0, 30, 30),
-        (READ, "s", 25, 0, 25),
-        (AGAIN, "s", 0, 0, 50),
-        (ROW, "s", 0, 0, None),
-        (ROW, "", 100, 0, None),
-        (ROW, "s", 101, 0, 101),  # retention overtook the link
-        (ROW, "anew", 0, 0, 0),
-        (ROW, "anew", 0, 9, 9),
-    ],
-)
-def test_a_link_begins_a_log_until_it_has_copied_a_record_of_it(
-    row: MapRow | None, source_id: str, start: int, least: int, at: int | None
-) -> None:
-    assert begins_at(row, source_id, start, least) == at
 
 
 def test_of_a_map_that_cannot_be_read_nothing_is_decided() -> None:
     with pytest.raises(
         Errors.OffsetNotAvailableError, match="Whether link eu has copied orders-0 before is unknown"
     ) as caught:
-        require_no_copy("dr", P, ("s", "t"), 0, [OtherCopy("eu", None, False, "no leader")])
+        require_no_copy("dr", P, ("s", "t"), 0, 0, [OtherCopy("eu", None, False, "no leader")])
     assert caught.value.retriable and "promoted" not in str(caught.value)
+    with pytest.raises(TargetDivergedError, match="link us has copied"):  # which the other one does not change
+        require_no_copy("dr", P, ("s", "t"), 0, 0, [OtherCopy("eu", None, False, "slow"), OtherCopy("us", ROW, False)])
 
 
 def test_maps_are_asked_whose_links_may_have_the_same_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +77,7 @@ def test_maps_are_asked_whose_links_may_have_the_same_source(monkeypatch: pytest
     links = {
         "dr": LinkControl(source_cluster_id="A"),
         "same": LinkControl(source_cluster_id="A"),
+        "again": LinkControl(source_cluster_id="A", generation=1),
         "other": LinkControl(source_cluster_id="B"),
         "unknown": LinkControl(),
     }
@@ -108,6 +86,7 @@ def test_maps_are_asked_whose_links_may_have_the_same_source(monkeypatch: pytest
         asked.extend(of)
         away = {map_partition("unknown", P): "away", map_partition("same", TopicPartition("x", 0)): "another part"}
         found = {
+            "again": MappedTopics(copies={P: ROW}, last=0),
             "left": MappedTopics(copies={P: ROW}, last=0),
             "same": MappedTopics(unread=away),
             "unknown": MappedTopics(unread=away),
@@ -116,11 +95,14 @@ def test_maps_are_asked_whose_links_may_have_the_same_source(monkeypatch: pytest
         return {name: found[name] for name in of}
 
     monkeypatch.setattr(module, "read_controls", AsyncMock(return_value=Controls(links, ())))
-    monkeypatch.setattr(module, "mapped_links", AsyncMock(return_value=["dr", "left", "other", "same", "unknown"]))
+    monkeypatch.setattr(
+        module, "mapped_links", AsyncMock(return_value=["again", "dr", "left", "other", "same", "unknown"])
+    )
     monkeypatch.setattr(module, "read_each_map", each)
-    found = asyncio.run(other_copies(AsyncMock(), "dr", [P]))
-    assert asked == ["left", "same", "unknown"]
-    assert found == {P: (OtherCopy("left", ROW, True), OtherCopy("unknown", None, False, "away"))}
+    found = asyncio.run(other_copies(AsyncMock(), "dr", [P], KnownMaps(lambda: 0.0), 5.0))
+    assert asked == ["again", "left", "same", "unknown"]
+    copies = OtherCopy("again", ROW, False), OtherCopy("left", ROW, True), OtherCopy("unknown", None, False, "away")
+    assert found == {P: copies}, "a link that began again after its promotion copies now"
 
 
 def records(*offsets: int, value: bytes = b"v") -> dict[int, Record]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import kafka.errors as Errors
 import pytest
+from kafka.errors import OffsetNotAvailableError
 from kafka.future import Future
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
@@ -23,7 +24,8 @@ from tolerant_client.mirror.engine.limits import CopyLimits, TransactionLimits
 from tolerant_client.mirror.engine.memory import Memory
 from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
 from tolerant_client.mirror.engine.translated.refusals import Refusals
-from tolerant_client.mirror.engine.translated.target_checks import TopicPair
+from tolerant_client.mirror.engine.translated.target_checks import Resumption, TopicPair
+from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import TopicFacts
 from tolerant_client.records.codecs import NONE, ZSTD
@@ -60,6 +62,7 @@ class World:
         self.epoch = 0
         self.end = 0
         self.row: MapRow | None = None
+        self.maps = KnownMaps(lambda: self.now)
         self.manager = SimpleNamespace(cluster=SimpleNamespace(request_update=lambda: None))
         self.turns = ProduceTurns(self, 1, 16, lambda: self.now)  # type: ignore[arg-type]
         self.wire_topic = str
@@ -87,7 +90,7 @@ class World:
         async def nobody(_: TopicPartition) -> None:
             return None
 
-        reads = SimpleNamespace(topics=topics, forget=lambda _: None, copied_by_others=nobody)
+        reads = SimpleNamespace(topics=topics, forget=lambda _: None, copied_by_others=nobody, maps=self.maps)
         reader = SimpleNamespace(leave=lambda _: None, rejoin=lambda _: None, try_join=self.read)
         parts: Any = SimpleNamespace(
             transactions=self.limits, reads=reads, adopted=None, reader=reader, turns=lambda _: self.turns
@@ -95,7 +98,7 @@ class World:
         copy = TranslatedPartition(link, parts, P)
         copy.want(None, 1e9, 1e9, 0.0)
         copy.place.row = self.row
-        copy.place.is_begun = True
+        copy.place._found = Resumption(0, None, True)
 
         async def read(_: int) -> int:
             if self.facts.rewrites_times:
@@ -546,3 +549,34 @@ def test_a_partition_that_is_refused_is_tried_again_after_growing_pauses() -> No
     assert refusals.standing(P, now + 1.0) is None, "something was copied since: from the beginning"
     refusals.ended(P, None, 7, now)
     assert refusals.standing(P, now) is None
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_copy_waits_as_long_as_maps_of_other_links_are_read_and_says_so(world: World, is_read: bool) -> None:
+    world.now, reads, at = 1.0, 0, world.copy.place.read
+
+    async def read(producer_id: int) -> int:
+        nonlocal reads
+        if reads:
+            waiting.append(copy.waits(30.0, world.now)[1])
+        reads += 1
+        world.now += 50.0
+        if is_read or reads == 1:
+            world.maps.read_at = world.now - 10
+        if reads < 6:
+            raise OffsetNotAvailableError(f"the map of link eu is not read (read up to {reads} of 6 so far)")
+        return await at(producer_id)
+
+    copy: Any = world.copy
+    copy.place.read, copy.until = read, 3
+    world.log = [batch(n) for n in range(3)]
+    waiting: list[str] = []
+    world.run(lambda: copy.acked == 3 or copy.error is not None)
+    assert (
+        all(f"read up to {n} of 6 so far" in reason for n, reason in enumerate(waiting, 1))
+        and len(waiting) == reads - 1
+    )
+    if is_read:
+        assert world.copied == keys(3) and copy.error is None
+    else:
+        assert reads == 4 and "no progress" in str(copy.error), "the reading stands still"

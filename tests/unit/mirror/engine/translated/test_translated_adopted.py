@@ -88,7 +88,7 @@ class World:
             return {p: self.source_start if at == EARLIEST else end for p, at in wanted.items()}
 
         async def target_offsets(wanted: Any) -> Any:
-            return {p: self.target_ends.get(p, 0) for p in wanted}
+            return {p: 0 if at == EARLIEST else self.target_ends.get(p, 0) for p, at in wanted.items()}
 
         async def topics(_: str) -> TopicPair:
             return TopicPair(IDS, TopicFacts(False, 1 << 20, None))
