@@ -213,6 +213,8 @@ class FaultPlan:
     """The faults of a proxy with their schedules; used by one thread."""
 
     def __init__(self, faults: Iterable[Fault], seed: int) -> None:
+        if isinstance(faults, Fault):
+            raise ValueError(f"faults is one fault; give a list: faults=[{faults.name}(...)]")
         self.faults = tuple(faults)
         self._turns = []
         for place, fault in enumerate(self.faults):

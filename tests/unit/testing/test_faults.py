@@ -65,6 +65,11 @@ def test_impossible_values_are_refused(make: Callable[[], Fault], sentence: str)
         make()
 
 
+def test_one_fault_without_a_list_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match=r"give a list: faults=\[Drop"):
+        FaultPlan(Drop(), 0)  # type: ignore[arg-type]
+
+
 def test_what_is_no_fault_is_refused() -> None:
     with pytest.raises(ValueError, match="is not a fault"):
         FaultPlan(["Drop"], 0)  # type: ignore[list-item]
