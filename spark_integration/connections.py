@@ -30,9 +30,12 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-def borrowed_cluster(config: Mapping[str, Any], *, patience_ms: int = 60_000) -> AbstractContextManager[Cluster]:
-    """A cluster of this process's pool, for the time of the block; `patience_ms` is Cluster's."""
-    return borrowed(("cluster", patience_ms, sorted(config.items())), lambda: Cluster(config, patience_ms=patience_ms))
+def borrowed_cluster(
+    config: Mapping[str, Any], *, name: str = "cluster", patience_ms: int = 60_000
+) -> AbstractContextManager[Cluster]:
+    """A cluster of this process's pool, for the time of the block; `name` and `patience_ms` are Cluster's."""
+    what = ("cluster", name, patience_ms, sorted(config.items()))
+    return borrowed(what, lambda: Cluster(config, name=name, patience_ms=patience_ms))
 
 
 @contextlib.contextmanager

@@ -122,6 +122,8 @@ class RangeFetch:
             return
         if isinstance(error, RecordBatchError):
             raise damaged(self._partition, error) from error
+        if isinstance(error, kafka_errors.AuthorizationError) and error.__cause__ is None:
+            raise self._cluster.not_allowed(error, f"reading topic {self._partition.topic}") from error
         raise error
 
     @property

@@ -83,7 +83,7 @@ def commit_tasks(options: WriteOptions, messages: Sequence[WriterCommitMessage |
     """
     tasks = [task for task in messages if isinstance(task, WrittenTask) and task.place is not None]
     if tasks and tasks[0].place is not None:
-        with borrowed_cluster(options.kafka) as cluster:
+        with borrowed_cluster(options.kafka, name="sink") as cluster:
             cluster.run(_Settlement(cluster, options, tasks[0].place, tasks).commit)
 
 
@@ -99,7 +99,7 @@ def abort_tasks(
     if place is not None:
         with (
             contextlib.suppress(Errors.KafkaError),
-            borrowed_cluster(options.kafka, patience_ms=_ABORT_PATIENCE_MS) as cluster,
+            borrowed_cluster(options.kafka, name="sink", patience_ms=_ABORT_PATIENCE_MS) as cluster,
         ):
             cluster.run(_Settlement(cluster, options, place, tasks).abort)
 

@@ -105,7 +105,9 @@ def test_a_topic_that_is_deleted_after_its_tasks_have_written_is_named(
     admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
     admin.delete_topics([gone])
     admin.close()
-    monkeypatch.setattr(settlement, "borrowed_cluster", lambda config: borrowed_cluster(config, patience_ms=3_000))
+    monkeypatch.setattr(
+        settlement, "borrowed_cluster", lambda config, name: borrowed_cluster(config, name=name, patience_ms=3_000)
+    )
     with pytest.raises(RecordRefusedError, match=f"is not committed: a topic was deleted after .* {gone} "):
         commit_tasks(options, tasks)
     monkeypatch.undo()

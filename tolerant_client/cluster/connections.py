@@ -26,6 +26,7 @@ import kafka.errors as Errors
 
 from tolerant_client.cluster.event_loop import NetworkSelector
 from tolerant_client.cluster.patience import Patience
+from tolerant_client.cluster.refused_rights import remedy_of
 from tolerant_client.cluster.soon import SoonTurns
 from tolerant_client.errors import (
     ClusterUnreachableError,
@@ -287,6 +288,12 @@ class Connections:
             )
         return ClusterUnreachableError(f"{where} could not be reached: {what} {lasted}; {remedy}", self.name)
 
+    def not_allowed(self, error: Errors.AuthorizationError, what: str) -> Errors.AuthorizationError:
+        """The error to raise where the brokers refuse us a right: with what it was for, and what to do."""
+        said = f"{error.args[0] if error.args else what}: {what} of the {self.name} is not allowed to us"
+        user = self.manager.config["sasl_plain_username"]
+        return type(error)(f"{said}; {remedy_of(error, said, self.name, self._address, user)}")
+
     # -- requests --------------------------------------------------------------
 
     async def send(self, request: Any, node_id: int | str | None = None) -> Any:
@@ -382,10 +389,7 @@ class Connections:
                     patience.extend(time.monotonic() - began)
                 if patience.hear(str(error)) and not getattr(error, "retriable", False):
                     if isinstance(error, Errors.AuthorizationError) and not isinstance(error.__cause__, type(error)):
-                        raise type(error)(
-                            f"{error.args[0] if error.args else what}: {what} of the {self.name} is not allowed to us;"
-                            " tolerant-kafka doctor names the right that is missing"
-                        ) from error
+                        raise self.not_allowed(error, what) from error
                     raise
                 if patience.is_over:
                     raise self.unreachable(patience_ms, error, what) from error

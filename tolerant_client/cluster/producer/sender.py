@@ -308,7 +308,10 @@ class Sender:
             )
         elif verdict is Verdict.FAILED:
             remedy = _LEADER_HAS_LOST if code == Errors.OutOfOrderSequenceNumberError.errno else ""
-            self.fail(Errors.for_code(code)(f"{name} refuses what is written each time{remedy}"))
+            error = Errors.for_code(code)(f"{name} refuses what is written each time{remedy}")
+            if isinstance(error, Errors.AuthorizationError):
+                error = self._cluster.not_allowed(error, f"writing to topic {state.partition.topic}")
+            self.fail(error)
         elif batch.sends > self._settings.retries:
             self.fail(
                 DeliveryTimeoutError(f"{name}: a batch was sent {batch.sends} times, as `retries` allows ({reason})")

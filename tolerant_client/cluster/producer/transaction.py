@@ -38,9 +38,9 @@ from tolerant_client.cluster.admin.coordinators import GROUP, TRANSACTION, Coord
 from tolerant_client.cluster.admin.groups import CommittedOffset, read_offsets, stable_offsets_request
 from tolerant_client.cluster.admin.transactions import init_producer_id_request
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.refused_rights import DECISION_GROUPS as DECISION_GROUPS
 from tolerant_client.errors import OptionError, ProducerFencedError
 
-DECISION_GROUPS = "tolerant-sink-"  # groups of the Spark sink with exactlyOnce: their offsets number micro-batches
 _EPOCH_COMPARED = 3  # the first InitProducerId that compares the epoch (KIP-360, Kafka 2.5)
 _FENCED = (Errors.InvalidProducerEpochError.errno, Errors.ProducerFencedError.errno)
 
@@ -147,7 +147,7 @@ class ProducerTransaction:
             told.sort(key=lambda each: each[0] == Errors.OperationNotAttemptedError.errno)
             first = next((code for code, _ in told if code), 0)
             named = dict.fromkeys(name for code, name in told if code == first)
-            raise_for_code(first, f"adding {', '.join(named)} to {self.transactional_id!r}")
+            raise_for_code(first, f"adding topic {', '.join(named)} to {self.transactional_id!r}")
 
         await self._ask(
             "adding partitions to a transaction",
@@ -184,7 +184,9 @@ class ProducerTransaction:
         def read(response: Any) -> None:
             for answered in response.topics:
                 for part in answered.partitions:
-                    raise_for_code(part.error_code, f"committing an offset of {answered.name} for group {group!r}")
+                    raise_for_code(
+                        part.error_code, f"committing an offset of topic {answered.name} for group {group!r}"
+                    )
 
         await self._coordinators.ask(
             GROUP,
@@ -265,7 +267,7 @@ class ProducerTransaction:
             found, codes = read_offsets(response)
             for partition, code in codes.items():
                 if code != Errors.UnknownTopicOrPartitionError.errno:  # nothing can be committed for it
-                    raise_for_code(code, f"reading the offset of {partition.topic} for group {group!r}")
+                    raise_for_code(code, f"reading the offset of topic {partition.topic} for group {group!r}")
             return found
 
         async def ask(named: Sequence[TopicPartition] | None) -> dict[TopicPartition, CommittedOffset]:

@@ -49,5 +49,5 @@ def test_of_partitions_that_a_transaction_may_not_have_those_are_named_for_which
     coordinators: Any = Refusing()
     cluster: Any = SimpleNamespace(wire_topic=str)
     transaction = ProducerTransaction(cluster, ID, 1000, coordinators)
-    with pytest.raises(Errors.TopicAuthorizationFailedError, match="adding orders to"):
+    with pytest.raises(Errors.TopicAuthorizationFailedError, match="adding topic orders to"):
         asyncio.run(transaction.add_partitions([TopicPartition("orders", 0), TopicPartition("map", 0)]))

@@ -1,0 +1,145 @@
+"""What a Spark query is refused names the right that is missing and the command that grants it, on a broker with an authorizer."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import kafka
+import kafka.errors as Errors
+import pytest
+from kafka.admin import (
+    ACL,
+    ACLFilter,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    NewTopic,
+    ResourcePattern,
+    ResourcePatternFilter,
+    ResourceType,
+)
+from kafka.structs import TopicPartition
+
+from spark_integration.reading.offsets import OffsetRange
+from spark_integration.reading.options import parse_read_options
+from spark_integration.reading.range_fetch import RangeFetch
+from tolerant_client.cluster.admin.groups import CommittedOffset
+from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.cluster.producer.topic_lookup import TopicLookup
+from tolerant_client.cluster.producer.transaction import DECISION_GROUPS, ProducerTransaction
+from tolerant_client.testing import KafkaCluster
+
+pytestmark = pytest.mark.broker
+
+PASSWORD = "not-secret"
+KINDS = {
+    "--topic": ResourceType.TOPIC,
+    "--group": ResourceType.GROUP,
+    "--transactional-id": ResourceType.TRANSACTIONAL_ID,
+}
+Steps = Callable[[Cluster, str], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def cluster(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
+    """User low may do what an ACL allows; the brokers and this test (ANONYMOUS) may do everything."""
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    return start_cluster(
+        heap="256m",
+        broker_config={
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+            "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl.plain.sasl.jaas.config": f'{module} required user_low="{PASSWORD}";',
+        },
+        listeners={"SASL": "SASL_PLAINTEXT"},
+    )
+
+
+async def read(cluster: Cluster, topic: str) -> None:
+    """As a query's source: the ends of the topic, then a range."""
+    await cluster.partitions([topic])
+    partition = TopicPartition(topic, 0)
+    ends = await cluster.list_offsets({partition: LATEST})
+    options = parse_read_options({"kafka.bootstrap.servers": "not:1", "subscribe": topic}, is_stream=False)
+    assert await RangeFetch(cluster, OffsetRange(topic, 0, 0, ends[partition]), options).next_batches()
+
+
+async def write_once(cluster: Cluster, topic: str) -> None:
+    """As a query's sink with exactlyOnce: its transaction, and its decision beside the topic."""
+    transaction = ProducerTransaction(cluster, f"{DECISION_GROUPS}a", 60_000)
+    await transaction.begin()
+    await TopicLookup(cluster, 5_000).partition_counts([topic])
+    partition = TopicPartition(topic, 0)
+    await transaction.add_partitions([partition])
+    await transaction.commit_offset(f"{DECISION_GROUPS}a", [partition], CommittedOffset(1, ""))
+    await transaction.commit()
+    await transaction.committed(f"{DECISION_GROUPS}a", [partition])
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "rights"),
+    [
+        ("cluster", read, {("READ", "TOPIC")}),
+        (
+            "sink",
+            write_once,
+            {("WRITE", "TOPIC"), ("READ", "TOPIC"), ("WRITE", "TRANSACTIONAL_ID"), ("READ", "GROUP")},
+        ),
+    ],
+)
+@pytest.mark.parametrize("may_describe", [False, True])
+def test_the_commands_of_what_is_refused_grant_all_that_a_query_needs(
+    cluster: KafkaCluster, name: str, steps: Steps, rights: set[tuple[str, str]], may_describe: bool
+) -> None:
+    topic = f"rights.{name}-{may_describe}".lower()
+    admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    admin.create_topics([NewTopic(topic, 1, 1)])
+    if may_describe:
+        grant(admin, ACLOperation.DESCRIBE, ResourcePattern(ResourceType.TOPIC, topic))
+    producer = kafka.KafkaProducer(bootstrap_servers=cluster.bootstrap_servers)
+    producer.send(topic, b"record").get(30)
+    producer.close()
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_plain_username": "low"}
+    servers = cluster.servers_of("SASL")
+    granted: set[tuple[str, str]] = set()
+    config = {"bootstrap_servers": servers, "sasl_plain_password": PASSWORD, **login}
+    try:
+        for _ in range(len(rights) + 1):
+            try:
+                with Cluster(config, name=name) as asked:
+                    asked.run(steps, asked, topic)
+                break
+            except Errors.AuthorizationError as error:
+                told = re.search(r"kafka-acls.sh (.*)$", str(error))
+                assert told is not None, error
+                granted |= carry_out(admin, shlex.split(told[1]), servers)
+                time.sleep(0.5)  # until the broker has read it from the metadata log
+        else:
+            pytest.fail(f"granted {granted}, and refused nevertheless")
+    finally:
+        anything = ResourcePatternFilter(ResourceType.ANY, None, ACLResourcePatternType.ANY)
+        admin.delete_acls([ACLFilter("User:low", None, ACLOperation.ANY, ACLPermissionType.ANY, anything)])
+        admin.close()
+    assert granted == rights
+
+
+def carry_out(admin: Any, words: list[str], servers: str) -> set[tuple[str, str]]:
+    """Does what kafka-acls.sh would do; returns operations and kinds of resources."""
+    assert words[:6] == ["--bootstrap-server", servers, "--add", "--allow-principal", "User:low", "--operation"]
+    operations = [ACLOperation[after.upper()] for at, after in zip(words, words[1:]) if at == "--operation"]
+    (at,) = (number for number, word in enumerate(words) if word in KINDS)
+    is_prefix = words[at + 2 :] == ["--resource-pattern-type", "prefixed"]
+    assert is_prefix or len(words) == at + 2
+    pattern = ACLResourcePatternType.PREFIXED if is_prefix else ACLResourcePatternType.LITERAL
+    for operation in operations:
+        grant(admin, operation, ResourcePattern(KINDS[words[at]], words[at + 1], pattern))
+    return {(operation.name, KINDS[words[at]].name) for operation in operations}
+
+
+def grant(admin: Any, operation: ACLOperation, resource: ResourcePattern) -> None:
+    admin.create_acls([ACL("User:low", "*", operation, ACLPermissionType.ALLOW, resource)])
