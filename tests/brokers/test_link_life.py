@@ -53,6 +53,7 @@ from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
+from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
 from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.plan_report import plan_everything
@@ -1051,3 +1052,66 @@ def test_a_link_with_translated_offsets_is_paused_and_promoted_too(source: str, 
             origin.run(copy)
     with pytest.raises(OptionError, match="translated offsets"):
         run(target, source, failback, "life-translated-back", topic)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_translated_link_goes_on_where_a_failback_adopted_a_log_up_to_its_very_end(
+    source: str, target: str, is_killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the first start dies before its map has a row: the log that it finds then ends where it was adopted, too."""
+    topic = f"life-adopted-{is_killed}"
+    back = f"{topic}-back"
+    create_topic(source, topic)
+    append_records(source, topic, 30)
+    mirror(source, target, topic, f"{topic}-forward")
+    assert fail_over(target, f"{topic}-forward").is_done
+    append_records(target, topic, 10, first=500)  # its producers' own
+    assert run(target, source, failback, back, topic).is_done
+    assert ends(source, topic) == [30]
+    planned = run(target, source, plan_everything, back, topic, is_translated=True)
+    assert planned.refusals == ()
+    if is_killed:
+
+        async def die(_: object) -> None:
+            raise LinkPromotedError("as if it were killed")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TranslatedPartition, "_write_position", die)
+            with pytest.raises(LinkPromotedError):
+                mirror(target, source, topic, back, is_translated=True)
+        assert ends(source, topic) == [30]
+    for there in (40, 45):
+        (progress,) = mirror(target, source, topic, back, is_translated=True).values()
+        copied = consume(source, topic, 1, there + 1)[0]
+        assert len(copied) == len({record[2] for record in copied}) == there and progress.losses == 0
+        append_records(target, topic, 5, first=600)
+
+
+def test_offsets_without_records_that_the_source_deleted_before_they_were_filled_are_filled_once_policy_accepts_that(
+    source: str, target: str
+) -> None:
+    """Nothing tells any more that they were an aborted record and a marker; the loss is told once, and nothing is in the way later."""
+    topic = link = "life-marker"
+    clusters = ("--source", source, "--target", target, "--link", link)
+    once = ("mirror", *clusters, "--topics", topic, "--once")
+    create_topic(source, topic)
+    append_records(source, topic, 10)
+    mirror(source, target, topic, link)
+    producer = kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic)
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send(topic, b"aborted", partition=0).get()
+    producer.abort_transaction()
+    producer.close()
+    assert ends(source, topic) == [12]
+    with Cluster({"bootstrap_servers": source}, name="source") as cluster:  # as retention does
+        cluster.run(delete_records, cluster, TopicPartition(topic, 0), 12)
+    runner = CliRunner()
+    refused = runner.invoke(app, once)
+    assert refused.exit_code and "no longer has offsets 10 to 12" in (said := " ".join(refused.output.split()))
+    assert "--on-loss continue" in said
+    codes = [runner.invoke(app, [*once, *policy]).exit_code for policy in (["--on-loss", "continue"], [], [])]
+    assert codes == [3, 0, 0] and ends(target, topic) == [12]
+    append_records(source, topic, 5, first=10)
+    assert runner.invoke(app, once).exit_code == 0 and ends(target, topic) == [17]
+    assert runner.invoke(app, ["promote", *clusters, "--yes"]).exit_code == 0
