@@ -1,7 +1,7 @@
 """Lists the links of a target, and whether a mirror of each was seen at work.
 
 Laws:
-- Controls, running mirrors and offset maps together say which links there are: what one of them names is listed.
+- Controls, mirrors that were seen to copy, and offset maps together say which links there are: what one of them names is listed.
 - Where the controls do not name all of these, they were lost, and a link with identical offsets may have left nothing else that names
   it: then which links there are is unknown, and that is said together with those that are known.
 """
@@ -177,7 +177,8 @@ def listed(
     }
     unreadable = {record.key for record in controls.unreadable}
     at_work_now = {link for link, run in newest.items() if run.is_alive}
-    unnamed = {link for link in maps if (control := controls.links.get(link)) is None or control.is_unwritten}
+    have_copied = maps | {link for link, known in by_link.items() if any(run.has_copied for run in known)}
+    unnamed = {link for link in have_copied if (control := controls.links.get(link)) is None or control.is_unwritten}
     found: dict[str, Found] = {
         **dict.fromkeys(controls.links, "known"),
         **{link: "starting" if link in at_work_now else "gone" for link in unnamed},

@@ -257,6 +257,17 @@ def test_a_map_whose_mirror_is_just_starting_has_no_control_yet() -> None:
     assert [link.found for link in found.links] == ["known", "gone"] and found.exit_code == 3
 
 
+def test_a_mirror_that_copied_in_the_last_hour_names_its_link_also_once_it_has_ended() -> None:
+    """With identical offsets nothing else does after the control was deleted."""
+    ended = replace(run("dr", is_ended=True), has_copied=True)
+    found = listing.listed(Controls({}), [ended], frozenset())
+    assert [(link.link, link.found, link.offsets) for link in found.links] == [("dr", "gone", None)]
+    assert (found.links[0].offsets_words, found.exit_code) == ("unknown", 3) and "says nothing of link dr," in str(
+        found.unknown
+    )
+    assert listing.listed(Controls({"dr": DR}), [ended], frozenset()).exit_code == 0
+
+
 def test_a_record_that_cannot_be_read_needs_attention() -> None:
     found = listing.listed(Controls({}, (Unreadable("tr", "no JSON", None),)), [], frozenset({"tr"}))
     assert [link.found for link in found.links] == ["unreadable"]
