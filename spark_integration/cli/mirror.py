@@ -23,7 +23,7 @@ from tolerant_client.errors import OptionError, StoppedError
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.life.lens import MAP_LOST, look, positions_of
-from tolerant_client.mirror.state.health import counted
+from tolerant_client.mirror.state.health import counted, counted_are
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, names_of
@@ -330,4 +330,4 @@ def _tell_interruption(settings: MirrorSettings, ends: Mapping[TopicPartition, i
     if len(left) > _SHOWN:
         echo(f"tolerant-kafka: interrupted: and {len(left) - _SHOWN:,} more partitions", err=True)
     offsets = sum(end - copied for _, copied, end in left)
-    echo(f"tolerant-kafka: interrupted: {offsets:,} offsets are not copied; start the mirror again", err=True)
+    echo(f"tolerant-kafka: interrupted: {counted_are(offsets, 'offset')} not copied; start the mirror again", err=True)

@@ -131,7 +131,7 @@ def _show(report: PromotionReport) -> None:
             table.add_row(p.topic, str(p.partition), told[0], told[1] + (f" ({', '.join(what)})" if what else ""))
         print_table(table)
     if report.groups is not None:
-        moved, right = ("would be moved", "are") if report.is_dry_run else ("moved", "were")
+        moved, right = ("would be moved", "are") if report.is_dry_run or not report.is_done else ("moved", "were")
         echo(
             f"groups: {counted(len(report.groups.moved), 'offset')} {moved}, {report.groups.unchanged} {right} already right"
         )

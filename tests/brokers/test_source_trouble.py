@@ -43,6 +43,7 @@ from tolerant_client.mirror.engine.identical import evidence, next_sequence, res
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.prepare import plan_link, prepare_link
+from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.logs.reading import source_truncations
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger, read_ledger
 from tolerant_client.records.record_batch import Record, encode_batch, restamp
@@ -462,6 +463,37 @@ def test_a_partition_without_a_leader_holds_up_no_other_and_comes_back(
         three_nodes.restart(2)
         found = origin.run(partial(plan_link, patience_ms=30_000), origin, copy, topic)
         assert (dict(found.ends), found.waiting) == ({led: 10, lost: 10}, {})
+
+
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_a_promotion_waits_no_longer_for_a_partition_without_a_leader_than_it_is_told_to(
+    three_nodes: KafkaCluster, target: str, is_translated: bool
+) -> None:
+    topic = link = f"trouble-promoted-{is_translated}"
+    servers = three_nodes.bootstrap_servers
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    admin.create_topics([NewTopic(topic, -1, -1, replica_assignments={0: [1], 1: [2]})])
+    admin.close()
+    append_records(servers, topic, 10, partitions=2)
+    mirror(servers, target, topic, link, is_translated=is_translated)
+    for is_away in (True, False):
+        if is_away:
+            three_nodes.kill(2)
+        else:
+            three_nodes.restart(2)
+        told: list[str] = []
+        began = time.monotonic()
+        with both(servers, target) as (origin, copy):
+            promoting = partial(promote, deadline_s=3.0 if is_away else 60.0, tell=told.append)
+            report = origin.run(promoting, origin, copy, link)
+        assert (report.is_done, report.exit_code) == ((False, 3) if is_away else (True, 0))
+        assert [p.copied_until for p in report.partitions] == [10, 10]
+        assert [p.lag for p in report.partitions] == ([0, None] if is_away else [0, 0])
+        if is_away:
+            assert time.monotonic() - began < 25  # it was 75 s, and then an error
+            assert all(
+                f"how much of {topic}-1 is not copied is unknown: " in text for text in (report.blockers[0], told[-1])
+            )
 
 
 @pytest.mark.long

@@ -198,7 +198,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
         return LedOffsets({p: 0 if p in found.empty else 10 for p in wanted if p not in left_out}, left_out)
 
     async def look(
-        source: Any, __: Any, ___: str, wanted: Any, is_translated: bool, control: LinkControl
+        source: Any, __: Any, ___: str, wanted: Any, is_translated: bool, control: LinkControl, **_: Any
     ) -> list[PartitionLag]:
         found.looked_as.append(control.producer_ids)
         if source is None:

@@ -58,10 +58,10 @@ async def log_offsets(cluster: Cluster, partitions: Iterable[TopicPartition]) ->
 
 
 async def list_led_log_offsets(
-    cluster: Cluster, partitions: Iterable[TopicPartition]
+    cluster: Cluster, partitions: Iterable[TopicPartition], patience_ms: int = 0
 ) -> tuple[dict[TopicPartition, LogOffsets], dict[TopicPartition, str]]:
-    """The offsets of the logs that could be asked, and why the others could not.  Raises as list_led_offsets."""
-    high, unled = await list_led_offsets(cluster, dict.fromkeys(partitions, LATEST))
+    """The offsets of the logs that could be asked, and why the others could not.  Waits and raises as list_led_offsets."""
+    high, unled = await list_led_offsets(cluster, dict.fromkeys(partitions, LATEST), patience_ms=patience_ms)
     stable, untold = await list_led_offsets(cluster, dict.fromkeys(high, LATEST), isolation_level=READ_COMMITTED)
     start, unstarted = await list_led_offsets(cluster, dict.fromkeys(stable, EARLIEST))
     found = {p: _log_offsets(at, stable[p], high[p]) for p, at in start.items()}

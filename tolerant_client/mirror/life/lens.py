@@ -29,7 +29,6 @@ from tolerant_client.cluster.admin.offsets import (
     LogOffsets,
     list_led_log_offsets,
     list_led_offsets,
-    log_offsets,
     not_before_start,
 )
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
@@ -55,7 +54,7 @@ class PartitionLag:
     """The lag of one partition; offsets are the source's, half-open, and those before `position` are copied.
 
     The source's log begins at `source_start`, is committed up to `stable_end` (the last stable offset), and ends at
-    `source_end` (the high watermark).  `oldest_ms` is the time of the first record that is not copied, `bytes_per_offset` the
+    `source_end` (the high watermark); all that is unknown where `untold` says why.  `oldest_ms` is the time of the first record that is not copied, `bytes_per_offset` the
     average size of an offset.  The copy was to have all from `begun_at` on; None if nothing of it was begun, or if that is no data.
     """
 
@@ -67,6 +66,7 @@ class PartitionLag:
     oldest_ms: int | None = None
     bytes_per_offset: float | None = None
     begun_at: int | None = None
+    untold: str | None = None
 
     @property
     def lag_offsets(self) -> int | None:
@@ -155,15 +155,26 @@ async def look(
     partitions: Iterable[TopicPartition],
     is_translated: bool,
     control: LinkControl,
+    *,
+    patience_ms: int = 0,
 ) -> list[PartitionLag]:
-    """The lag of all these partitions, or an error; without a source only what the target shows."""
+    """How far all these partitions are copied, or an error, and their lag, or why the source does not tell it.
+
+    Waits `patience_ms` for leaders on the source; without a source only what the target shows.
+    """
     wanted = list(partitions)
     copied = await positions(target, link, wanted, is_translated, control)
     if source is None:
         return [PartitionLag(p, copied.get(p)) for p in wanted]
-    there = await log_offsets(source, wanted)
+    there, untold = await list_led_log_offsets(source, wanted, patience_ms)
+    await _ask_again(source, there, untold)
     begun = await _begun_at(target, link, copied, is_translated, control)
-    return [_lag(p, copied.get(p), there[p], begun.get(p)) for p in wanted]
+    return [
+        PartitionLag(p, copied.get(p), untold=untold[p])
+        if p in untold
+        else _lag(p, copied.get(p), there[p], begun.get(p))
+        for p in wanted
+    ]
 
 
 def _lag(partition: TopicPartition, position: int | None, log: LogOffsets, begun_at: int | None) -> PartitionLag:

@@ -6,6 +6,8 @@ Laws, besides those of promotion_steps.py:
 - Topics that the link has and the file no longer names belong to the link until it is promoted.  The promotion reports them
   before it writes, compares them, and waits for them only where a mirror is seen to copy them.  Topics that the file names and
   the link does not have block a promotion.
+- A partition of which the source does not tell how far it is (it has no leader) blocks the promotion, which waits for it as for
+  the others, no longer than it is told to: it delays the report of no other partition.
 - Topics that only the source has, and that the link did not make because they are another link's, are named and left.
 - The groups are rehearsed before anything is written.  Groups that cannot be moved are left and reported.
 - What is lost after a promotion was interrupted no longer blocks it.  The report still names it.
@@ -198,7 +200,7 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
         moved = None
         if groups is not None:
             moved = await moving(groups, without=owners.left, is_dry_run=not will_do)
-        unlike = shorter(ends)
+        unlike = {**({} if ready.blockers else _untold(of, ends)), **shorter(ends)}
         ends = without_ends(ends, unlike)
         report = PromotionReport(
             "promote",
@@ -252,7 +254,8 @@ async def _as_begun(source: Cluster, scope: _Scope, control: LinkControl) -> _Re
     of, rest = scope.of, [p for p in scope.lacking if p not in scope.unmade]
     warnings = [f"{named(rest)}: only on the source, so not promoted"] if rest else []
     there = [p for p in scope.to_fence if p not in scope.alone and p not in scope.of_links]
-    ends = await look(source, of.target, of.name, there, of.is_translated, of.knowing(control))
+    knowing = of.knowing(control)
+    ends = await look(source, of.target, of.name, there, of.is_translated, knowing, patience_ms=LEADERS_MS)
     return _Readiness(ends, [], {}, [*warnings, *scope.beside.not_begun])
 
 
@@ -308,7 +311,7 @@ async def _wait(
         data = [e for e in ends if not is_heartbeats(of.topics, e.partition.topic)]
         moving |= await still_copied(of, control, before or {}, data)
         kept = [e for e in data if of.waits_for(e.partition.topic) or e.partition in moving]
-        there, ledger = [e.partition for e in data], Ledger(of.target, of.name)
+        there, ledger = [e.partition for e in data if not e.untold], Ledger(of.target, of.name)
         compared = await compare_ends(source, of.target, there, ledger, control, of.is_translated)
         compared, differing = split(compared, {e.partition for e in kept})
         found = blockers(kept, before or {}, control, compared, await find_held(source, open_spans(kept)), *options)
@@ -332,10 +335,15 @@ async def _look_again(
 ) -> list[PartitionLag]:
     """Reads the same partitions again; on the target alone those that the source does not have."""
     known = list(ends)
-    there = [e.partition for e in known if e.stable_end is not None]
-    gone = [e.partition for e in known if e.stable_end is None]
-    found = await look(source, of.target, of.name, there, of.is_translated, control)
+    there = [e.partition for e in known if e.stable_end is not None or e.untold]
+    gone = [e.partition for e in known if not (e.stable_end is not None or e.untold)]
+    found = await look(source, of.target, of.name, there, of.is_translated, control, patience_ms=LEADERS_MS)
     return found + await look(None, of.target, of.name, gone, of.is_translated, control)
+
+
+def _untold(of: PromotedLink, ends: Iterable[PartitionLag]) -> dict[TopicPartition, str]:
+    """The partitions with data of which the source does not tell how much was not copied, and why."""
+    return {e.partition: e.untold for e in ends if e.untold and not is_heartbeats(of.topics, e.partition.topic)}
 
 
 def _to_fence(control: LinkControl, partitions: list[TopicPartition]) -> list[TopicPartition]:

@@ -9,7 +9,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.state.health import by_reason
+from tolerant_client.mirror.state.health import by_reason, counted_are
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import some
@@ -31,7 +31,7 @@ class Blocker(NamedTuple):
 
 
 def blockers(
-    ends: Iterable[PartitionLag],
+    lags: Iterable[PartitionLag],
     before: Mapping[TopicPartition, PartitionLag],
     control: LinkControl = LinkControl(),
     compared: Comparison | None = None,
@@ -44,7 +44,7 @@ def blockers(
     `before` is what an earlier look saw, `compared` the comparison of the logs or None if there was none, `held` the open
     transactions.  `of_target` and `of_both` are the options that name the link in commands (link_options).
     """
-    known = list(ends)
+    known = list(lags)
     differing, unread, refused, open_there, emptied = compared or Comparison({})
     found = [Blocker(text, lasts=True) for text in list(differing.values())[:_SENTENCES]]
     if len(differing) > _SENTENCES:
@@ -66,18 +66,24 @@ def blockers(
         what = some(f"{e} {e.copyable:,}" for e in paused)
         count = sum(e.copyable for e in paused)
         resume = control.resume_command((e.partition for e in paused), of_target)
-        text = f"{count:,} offsets are not copied, since an operator has paused them: {what}; resume them: {resume}"
+        text = f"{counted_are(count, 'offset')} not copied, since an operator has paused them: {what}; resume them: {resume}"
         found.append(Blocker(text, lasts=True))
     if waiting := [e for e in lagging if not control.pauses(e.partition)]:
         what = some(f"{e} {e.copyable:,}" for e in waiting)
-        found.append(
-            Blocker(f"{sum(e.copyable for e in waiting):,} offsets are not copied yet: {what}{control.limit_words()}")
+        count = sum(e.copyable for e in waiting)
+        found.append(Blocker(f"{counted_are(count, 'offset')} not copied yet: {what}{control.limit_words()}"))
+    for why, members in list(by_reason({e.partition: e.untold for e in known if e.untold}).items())[:_SENTENCES]:
+        text = (
+            f"how much of {names_of(members)} is not copied is unknown: {why}; run this again once the source tells it, or, if its broker"
+            f" is gone for good, tolerant-kafka failover {of_target}, which does not ask the source"
         )
+        found.append(Blocker(text))
     if opened := [e for e in known if e.open_offsets]:
         what = some(map(str, held), "; ") or some(f"{e} from offset {e.stable_end} on" for e in opened)
         text = f"transactions are open on the source, nothing after their first records is copied: {what}"
         found.append(Blocker(text))
-    if grown := [e for e in known if e.partition in before and e.source_end != before[e.partition].source_end]:
+    ends = {p: e.source_end for p, e in before.items() if e.source_end is not None}
+    if grown := [e for e in known if e.source_end is not None and e.source_end != ends.get(e.partition, e.source_end)]:
         found.append(Blocker(f"producers still write to the source: {some(map(str, grown))}; stop them"))
     return found
 

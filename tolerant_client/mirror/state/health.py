@@ -175,5 +175,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def counted_are(number: int, noun: str) -> str:
+    """A number with its noun and the verb: "1 offset is", "2 offsets are"."""
+    return f"{counted(number, noun)} {'is' if number == 1 else 'are'}"
+
+
 def utc(time_ms: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1000))

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import kafka.errors as Errors
 import pytest
@@ -233,6 +233,21 @@ def test_a_promoted_link_with_translated_offsets_had_copied_nothing_of_what_its_
     assert {e.partition: e.position for e in lags} == {FIRST: 100} and left_out == {SECOND: lens.NEVER_HAD}
 
 
+def test_what_one_broker_of_the_source_does_not_tell_is_unknown_and_delays_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def led(_: Any, wanted: Any, patience_ms: int) -> Any:
+        assert patience_ms == 7
+        return {FIRST: LogOffsets(0, 10, 10)}, {SECOND: "it has no leader on the source"}
+
+    monkeypatch.setattr(lens, "list_led_log_offsets", led)
+    clusters: Any = Logs({FIRST: 8, SECOND: 5})
+    clusters.manager = SimpleNamespace(cluster=Mock())
+    first, second = done(lens.look(clusters, clusters, "dr", [FIRST, SECOND], False, LinkControl(), patience_ms=7))
+    assert (first.lag_offsets, first.untold) == (2, None)
+    assert (second.position, second.lag_offsets, second.untold) == (5, None, "it has no leader on the source")
+
+
 def test_what_the_source_has_deleted_counts_as_left_from_where_the_copy_was_to_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -253,7 +268,8 @@ def test_what_the_source_has_deleted_counts_as_left_from_where_the_copy_was_to_b
         starts={dated: 60},
         copied_until=wanted,
     )
-    monkeypatch.setattr(lens, "log_offsets", lambda *_: respond(dict.fromkeys(wanted, LogOffsets(150, 160, 160))))
+    logs = dict.fromkeys(wanted, LogOffsets(150, 160, 160))
+    monkeypatch.setattr(lens, "list_led_log_offsets", lambda *_: respond((logs, {})))
     monkeypatch.setattr(lens, "copied_until", lambda *_: respond(wanted))
     monkeypatch.setattr(lens, "last_rows", lambda *_: respond({begun: None}))
     clusters: Any = Logs(wanted)

@@ -49,6 +49,7 @@ def test_nothing_is_in_the_way_when_all_is_copied_and_stands_still() -> None:
     ("now", "before", "text"),
     [
         (ends(8, 10, 10), ends(8, 10, 10), "2 offsets are not copied yet: orders-0 2"),
+        (ends(9, 10, 10), ends(9, 10, 10), "1 offset is not copied yet: orders-0 1"),
         (ends(10, 10, 12), ends(10, 10, 12), "transactions are open on the source"),
         (ends(10, 10, 10), ends(9, 9, 9), "producers still write to the source: orders-0"),
         (
@@ -62,6 +63,43 @@ def test_what_is_in_the_way_of_a_promotion_is_named(now: PartitionLag, before: P
     (found,) = blockers([now], {P: before})
     assert text in found.text
     assert found.lasts == ("more than" in text)
+
+
+UNTOLD = PartitionLag(P, 10, untold="it has no leader on the source")
+
+
+def test_what_the_source_does_not_tell_is_in_the_way_of_a_promotion_that_may_wait_for_it() -> None:
+    for before in (ends(10, 10, 10), UNTOLD):
+        (found,) = blockers([UNTOLD], {P: before}, of_target="--target b:1 --link dr")
+        assert not found.lasts and found.text == (
+            "how much of orders-0 is not copied is unknown: it has no leader on the source; run this again once the source tells it, or,"
+            " if its broker is gone for good, tolerant-kafka failover --target b:1 --link dr, which does not ask the source"
+        )
+    assert blockers([ends(10, 10, 10)], {P: UNTOLD}) == [], "nobody wrote to it meanwhile, as far as is known"
+
+
+def test_a_promotion_waits_for_what_the_source_does_not_tell_and_reports_the_rest(world: World) -> None:
+    world.ends = UNTOLD
+    report = world.promote()
+    assert not report.is_done and report.exit_code == 3 and "it has no leader on the source" in report.blockers[0]
+    assert [(p.copied_until, p.lag) for p in report.partitions] == [(10, None)] and report.unknown_left == ()
+    assert world.control.is_promotion_begun is False
+    world.later = [UNTOLD, UNTOLD, ends(10, 10, 10)]
+    report = world.promote(deadline_s=60.0)
+    assert report.is_done and report.exit_code == 0 and "it has no leader on the source" in world.told[0]
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_what_the_source_does_not_tell_once_a_promotion_has_begun_is_said_to_be_unknown(
+    world: World, is_begun: bool
+) -> None:
+    world.control = replace(world.control, is_promotion_begun=is_begun)
+    world.later = [UNTOLD] if is_begun else [ends(10, 10, 10), ends(10, 10, 10), UNTOLD]
+    report = world.promote()
+    assert report.is_done and report.exit_code == 3
+    assert report.unknown_left == (
+        "what orders-0 left behind on the source is unknown: it has no leader on the source",
+    )
 
 
 def test_what_is_no_copy_is_in_the_way_though_nothing_is_left_to_copy() -> None:
@@ -350,7 +388,7 @@ def test_what_the_file_has_no_more_is_waited_for_where_the_mirror_still_copies_i
     with_former_file(world)
     positions = [100, 200, 200, 1000]
 
-    async def look(source: Any, __: Any, ___: str, wanted: Any, *_: Any) -> list[PartitionLag]:
+    async def look(source: Any, __: Any, ___: str, wanted: Any, *_: Any, **____: Any) -> list[PartitionLag]:
         copied = positions.pop(0) if len(positions) > 1 else positions[0]
         return [PartitionLag(p, 10, 10, 10) if p == P else PartitionLag(p, copied, 1000, 1000) for p in wanted]
 
@@ -481,7 +519,7 @@ def test_what_no_waiting_cures_is_not_waited_for(world: World, changes: dict[str
 def test_what_is_waited_for_is_told_when_it_changes(world: World) -> None:
     world.later = [ends(8, 10, 10)] * 5 + [ends(9, 10, 10)] * 3 + [ends(10, 10, 10)]
     assert world.promote(deadline_s=60.0).is_done
-    assert [text.split(" offsets")[0] for text in world.told] == ["waiting: 2", "waiting: 1"]
+    assert [text.split(" not copied")[0] for text in world.told] == ["waiting: 2 offsets are", "waiting: 1 offset is"]
 
 
 def test_a_promotion_that_was_begun_leaves_out_what_no_mirror_can_make_any_more(world: World) -> None:

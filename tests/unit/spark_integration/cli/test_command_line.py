@@ -31,8 +31,10 @@ from spark_integration.cli.link import GivenLink, confirm, time_ms
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.follow import translate as follow
+from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.translate import GroupCommit, TranslatedOffset
 from tolerant_client.mirror.life.listing import ListedLink, Listing
+from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.offset_map import Place, Translation
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -522,6 +524,18 @@ def test_links_are_listed_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -
         "link broken: unreadable: run tolerant-kafka repair",
         "  offsets: unknown; from cluster: unknown; topics: unknown",
     ]
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_promotion_that_is_blocked_has_moved_no_group(monkeypatch: pytest.MonkeyPatch, is_done: bool) -> None:
+    blockers = () if is_done else ("1 offset is not copied yet",)
+    groups = GroupsReport((), 3, (), ())
+    report = PromotionReport("promote", "dr", False, is_done, (), blockers, groups=groups)
+    monkeypatch.setattr(GivenLink, "run", lambda *_: report)
+    monkeypatch.setattr(GivenLink, "whole", lambda given: given)
+    shown = CliRunner().invoke(app, ["promote", *LINK])
+    said = "0 offsets moved, 3 were" if is_done else "0 offsets would be moved, 3 are"
+    assert f"groups: {said} already right" in shown.output and shown.exit_code == (0 if is_done else 3)
 
 
 def test_what_is_unknown_of_the_links_is_said_in_both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
