@@ -549,9 +549,12 @@ def test_what_the_source_has_deleted_of_what_a_failover_left_there_is_said_to_be
     assert f"offsets 100 to 151 of {topic}-0 were not copied, and the source has deleted them" in " ".join(said.split())
     status = run(source, target, read_status, link)
     assert [(t.lag, t.lost) for t in status.topics] == [(33, 72)]
-    assert [note.split(" were not copied")[0] for note in status.notes] == [
+    deleted = [
         f"offsets {start} to {until} of {topic}-{n}" for n, start, until in ((0, 100, 151), (1, 100, 120), (4, 0, 1))
     ]
+    records = f"33 committed records of {topic}-1 and 2 more partitions"
+    assert [text.split(" were not copied")[0] for text in status.notes[0].split("; ")] == [records, *deleted]
+    assert status.notes == (run(source, target, promote, link).left_behind,), "one function makes the sentence"
     if not is_translated:
         report = compare(source, target, topic)
         found = [p.first_difference for p in report.partitions]
@@ -979,6 +982,12 @@ def test_the_commands_of_a_life_print_one_document_each(source: str, target: str
     code, found = invoke("status", *clusters)
     (topic,) = found["topics"]
     assert (code, found["health"], topic["copied"], topic["lag"]) == (0, "promoted", 110, 10)
+    left = "10 committed records of life-cli-1 were not copied: only the source has what is there"
+    assert found["notes"] == [left]
+    assert (
+        f"left behind: {left}"
+        in CliRunner().invoke(app, ["promote", *clusters, "--yes"], env={"COLUMNS": "500"}).output
+    )
 
 
 # -- ranges of time -----------------------------------------------------------

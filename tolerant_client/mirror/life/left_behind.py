@@ -9,7 +9,7 @@ copied, and where a link copies back into it.  Offsets are half-open, those of t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kafka.structs import TopicPartition
@@ -19,7 +19,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.lens import END_UNKNOWN, PartitionLag, look_led
 from tolerant_client.mirror.life.mirrors import within_bound
 from tolerant_client.mirror.life.promotion_groups import STAY, unmoved_groups
-from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport
+from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport, left_text
 from tolerant_client.mirror.logs.committed import count_committed
 from tolerant_client.mirror.state.copied_back import copied_back
 from tolerant_client.mirror.state.health import by_reason, few, names
@@ -63,32 +63,19 @@ async def promoted_before(
         why = await lost_map(target, link, control) or END_UNKNOWN
         warnings.append(f"how far link {link} had copied is unknown: {why}")
     lags = [PartitionLag(p, at) for p, at in sorted(ends.items())]
-    topics = LinkTopics.from_json(control.topics) if control.topics else None
+    topics = _topics_of(control)
     unmoved, alike, unknown = None, dict[TopicPartition, int](), dict[TopicPartition, str]()
     if source is not None and lags:
         seen, unseen = await look_led(source, target, link, list(ends), is_translated, control)
         seen, unlike = await as_left(source, target, control, seen)
         known = {e.partition: e for e in seen}
         lags = [known.get(e.partition, e) for e in lags]
-        unknown = {
-            p: text for p, text in {**unseen, **unlike}.items() if topics is None or not is_heartbeats(topics, p.topic)
-        }
+        unknown = _of_data({**unseen, **unlike}, topics)
         alike = {p: at for p, at in ends.items() if p in known and p not in unlike}
     if source is not None and groups is not None and topics is not None:
         unmoved = await unmoved_groups(source, target, topics, groups, alike, map_of=link if is_translated else None)
         warnings += [STAY] if any(left.reason == "over" for left in unmoved.left) else []
-    rows = [
-        PromotedPartition(
-            e.partition.topic,
-            e.partition.partition,
-            e.position,
-            e.left_offsets,
-            last_copied_ms=None,
-            is_heartbeats=topics is not None and is_heartbeats(topics, e.partition.topic),
-            left_deleted=e.deleted,
-        )
-        for e in lags
-    ]
+    rows = _rows(lags, topics)
     rows = rows if source is None else await with_left(source, rows, lags)
     return PromotionReport(
         action,
@@ -128,6 +115,39 @@ async def as_left(
             why[e.partition] = _UNFINISHED  # whose marker ends the log is in the control with the last write
     why = {**shorter(known), **why}
     return without_ends(known, why), why
+
+
+async def left_texts(
+    source: Cluster, control: LinkControl, lags: Sequence[PartitionLag], unknown: Mapping[TopicPartition, str]
+) -> list[str]:
+    """What a promoted link with these lags (as_left) left behind, as a repeated promotion says it; why of some that is `unknown`."""
+    topics = _topics_of(control)
+    found = left_text(await with_left(source, _rows(lags, topics), lags))
+    return ([found] if found else []) + unknown_left(_of_data(unknown, topics))
+
+
+def _topics_of(control: LinkControl) -> LinkTopics | None:
+    return LinkTopics.from_json(control.topics) if control.topics else None
+
+
+def _of_data(told: Mapping[TopicPartition, str], topics: LinkTopics | None) -> dict[TopicPartition, str]:
+    return {p: text for p, text in told.items() if topics is None or not is_heartbeats(topics, p.topic)}
+
+
+def _rows(lags: Iterable[PartitionLag], topics: LinkTopics | None) -> list[PromotedPartition]:
+    """The rows of a report about copies that were promoted before."""
+    return [
+        PromotedPartition(
+            e.partition.topic,
+            e.partition.partition,
+            e.position,
+            e.left_offsets,
+            last_copied_ms=None,
+            is_heartbeats=topics is not None and is_heartbeats(topics, e.partition.topic),
+            left_deleted=e.deleted,
+        )
+        for e in lags
+    ]
 
 
 async def with_left(

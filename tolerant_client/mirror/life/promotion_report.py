@@ -85,21 +85,7 @@ class PromotionReport:
     @property
     def left_behind(self) -> str:
         """What the copies lack, and who has it; "" if they lack nothing of data, or the blockers say it."""
-        data = [p for p in self.partitions if not (p.is_heartbeats or self.blockers)]
-        verb = "would be" if self.is_dry_run and not self.is_done else "were"
-        found = []
-        if records := {TopicPartition(p.topic, p.partition): p.left_records for p in data if p.left_records}:
-            found.append(
-                f"{counted(sum(records.values()), 'committed record')} of {names(sorted(records))} {verb} not copied"
-            )
-        if unread := {TopicPartition(p.topic, p.partition): p.left_unread for p in data if p.left_unread}:
-            found.append(
-                f"{counted(sum(unread.values()), 'offset')} of {names(sorted(unread))} {verb} not copied, and how many committed"
-                " records they have is unknown (they could not be read in time, or their transactions are open)"
-            )
-        deleted = {TopicPartition(p.topic, p.partition): p.left_deleted for p in data if p.left_deleted}
-        there = [f"{'; '.join(found)}: only the source has what is there"] if found else []
-        return "; ".join(there + few(deleted_texts(deleted, verb)))
+        return "" if self.blockers else left_text(self.partitions, is_left=self.is_done or not self.is_dry_run)
 
     @property
     def exit_code(self) -> int:
@@ -137,7 +123,29 @@ def groups_json(report: GroupsReport) -> dict[str, Any]:
     }
 
 
-def deleted_texts(spans: Mapping[TopicPartition, Range], verb: str = "were") -> list[str]:
+def left_text(partitions: Iterable[PromotedPartition], *, is_left: bool = True) -> str:
+    """What the copies of these partitions lack of data, or would, and who has it; "" if that is nothing, or was not counted."""
+    data = [p for p in partitions if not p.is_heartbeats]
+    found = []
+    if records := {TopicPartition(p.topic, p.partition): p.left_records for p in data if p.left_records}:
+        found.append(_not_copied(records, "committed record", is_left))
+    if unread := {TopicPartition(p.topic, p.partition): p.left_unread for p in data if p.left_unread}:
+        found.append(
+            f"{_not_copied(unread, 'offset', is_left)}, and how many committed records they have is unknown (they could not be read"
+            " in time, or their transactions are open)"
+        )
+    deleted = {TopicPartition(p.topic, p.partition): p.left_deleted for p in data if p.left_deleted}
+    there = [f"{'; '.join(found)}: only the source has what is there"] if found else []
+    return "; ".join(there + few(_deleted_texts(deleted, "were" if is_left else "would be")))
+
+
+def _not_copied(counts: Mapping[TopicPartition, int], noun: str, is_left: bool) -> str:
+    number = sum(counts.values())
+    verb = ("was" if number == 1 else "were") if is_left else "would be"
+    return f"{counted(number, noun)} of {names(sorted(counts))} {verb} not copied"
+
+
+def _deleted_texts(spans: Mapping[TopicPartition, Range], verb: str) -> list[str]:
     """A sentence for each partition whose source has deleted these offsets before they were copied."""
     return [
         f"offsets {start:,} to {until:,} of {names([p])} {verb} not copied, and the source has deleted them: nobody has what was"

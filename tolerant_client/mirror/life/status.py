@@ -23,7 +23,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LinkPromotedError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.comparison import compare_ends
-from tolerant_client.mirror.life.left_behind import as_left
+from tolerant_client.mirror.life.left_behind import as_left, left_texts
 from tolerant_client.mirror.life.lens import PartitionLag, bytes_per_offset, look_led, positions_of, written_ms
 from tolerant_client.mirror.life.mirrors import (
     BOUND_S,
@@ -59,6 +59,7 @@ from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _LOOK_S = 2.0
+_LEFT_UNKNOWN = "what it left behind on the source is unknown: the source does not respond"
 
 
 @dataclass(frozen=True)
@@ -188,10 +189,13 @@ async def _look_twice(source: Cluster | None, target: Cluster, scope: LinkScope)
     (first, _), began = await look_led(*asked), time.monotonic()
     await target.net.sleep(_LOOK_S)
     second, unseen = await look_led(*asked)
-    unlike = None
-    if scope.control.is_promotion_begun and source is not None:
-        second, unlike = await as_left(source, target, scope.control, second)
-    return Looks(began, first, time.monotonic() - began, second, unseen, unlike)
+    seconds, left = time.monotonic() - began, list[str]()
+    if scope.control.is_promotion_begun:
+        left = [_LEFT_UNKNOWN]
+        if source is not None:
+            second, unlike = await as_left(source, target, scope.control, second)
+            left = await left_texts(source, scope.control, second, {**unseen, **unlike})
+    return Looks(began, first, seconds, second, unseen, left)
 
 
 async def _read_of_copying(

@@ -10,10 +10,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.comparison import Comparison, is_comparable, without_paused
-from tolerant_client.mirror.life.left_behind import unknown_left
 from tolerant_client.mirror.life.lens import PartitionLag, open_spans, positions_of
 from tolerant_client.mirror.life.mirrors import at_work, mirror_reasons, standing, untold_reasons
-from tolerant_client.mirror.life.promotion_report import deleted_texts
 from tolerant_client.mirror.state.claims import Run, Waiting
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS
 from tolerant_client.mirror.state.health import (
@@ -88,7 +86,7 @@ class LinkScope:
 class Looks:
     """The lags at `began` (monotonic seconds), and `seconds` later; why partitions were `unseen` then.
 
-    `unlike` says of a promoted link why what it left behind cannot be told from its source; None if that was not asked.
+    `left_behind` says what a promoted link left behind on its source, or why that is unknown.
     """
 
     began: float
@@ -96,7 +94,7 @@ class Looks:
     seconds: float
     second: Sequence[PartitionLag]
     unseen: Mapping[TopicPartition, str]
-    unlike: Mapping[TopicPartition, str] | None = None
+    left_behind: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -235,15 +233,11 @@ def _mirror_reasons(facts: LinkFacts) -> Iterator[Reason]:
 
 def notes_of(facts: LinkFacts) -> list[str]:
     """What an operator may want to know of a link though nothing is wrong with it."""
-    scope, looks = facts.scope, facts.looks
-    notes: list[str] = []
-    if looks.unlike is not None:
-        notes += unknown_left({**looks.unseen, **looks.unlike})
-        notes += few(deleted_texts({lag.partition: lag.deleted for lag in looks.second if lag.deleted}))
+    scope = facts.scope
     if scope.control.is_over:
-        return notes
+        return list(facts.looks.left_behind)
     _, of_paused = without_paused(facts.differing, scope.control)
-    notes += [*facts.kept, *of_paused]
+    notes = [*facts.kept, *of_paused]
     if scope.control.adopted and not scope.is_translated and not is_comparable(scope.control, scope.is_translated):
         notes.append(ADOPTED_UNCOMPARED)
     return notes + unmade_notes(facts.made_soon)
@@ -297,7 +291,10 @@ def held_spans(first: Iterable[PartitionLag], second: Iterable[PartitionLag]) ->
 
 
 def _unseen_reasons(unseen: Mapping[TopicPartition, str]) -> list[Reason]:
-    texts = few(f"how far {names_of(of)} are is unknown: {why}" for why, of in by_reason(unseen).items())
+    texts = few(
+        f"how far {names_of(of)} {'is' if len(of) == 1 else 'are'} copied is unknown: {why}"
+        for why, of in by_reason(unseen).items()
+    )
     return [Reason(Health.UNKNOWN, text) for text in texts]
 
 
@@ -350,7 +347,7 @@ def still(
     return [
         Reason(
             Health.WAITING,
-            f"{top} has not moved for {seconds:.0f} s: it is at offset {top.position:,}, and {top.copyable:,} offsets could be"
+            f"{top} has not moved for {seconds:.0f} s: it is at offset {top.position:,}, and {counted(top.copyable, 'offset')} could be"
             f" copied{others}{control.limit_words()}",
         )
     ]

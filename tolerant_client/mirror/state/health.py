@@ -14,7 +14,7 @@
 Laws:
 - Each reason is a sentence that says what is wrong, where, and what to do; it is never cut off.  The health of a link is that of
   its worst reason, in the order of the table.  A link that is promoted or handed back has no other reason: what it left behind is no
-  fault of it.
+  fault of it: a note says it, in the words of the promotion, which exits with 3 for it.
 - A partition is reported as waiting after WAITS_AFTER_S, with the broker's error and since when.
 - What was not read is unknown: it is never shown as good news, neither as zero nor as "none".
 - While one cluster does not respond, what the other one tells is shown; for a link that copies nothing any more the target suffices.

@@ -149,6 +149,9 @@ def test_how_far_an_older_version_had_copied_with_translated_offsets_is_what_the
 def test_what_a_promoted_link_left_behind_was_left_also_by_a_dry_run() -> None:
     report = again(Source(), is_dry_run=True)
     assert report.left_behind == "30 committed records of orders-0 were not copied: only the source has what is there"
+    (row,) = [p for p in report.partitions if p.left_records]
+    one = replace(report, partitions=(replace(row, left_records=1),))
+    assert one.left_behind.startswith("1 committed record of orders-0 was not copied")
 
 
 def test_offsets_of_which_nobody_knows_what_they_have_are_no_records() -> None:
@@ -183,6 +186,17 @@ def test_what_the_source_has_deleted_of_what_was_not_copied_was_left_behind_too(
     source.start = 100  # what was copied
     assert again(source).partitions[1].left_deleted is None
     assert not again(source, replace(PROMOTED, source_cluster_id="C")).left_behind
+
+
+def test_status_says_what_was_left_behind_as_a_repeated_promotion_does() -> None:
+    source: Any = Source()
+    lags = [
+        replace(PartitionLag(p, PROMOTED.copied_until[p], end, end, 0), begun_at=0) for p, end in source.ends.items()
+    ]
+    why = {TopicPartition("orders", 1): "it has no leader on the source"}
+    left, unknown = asyncio.run(left_behind.left_texts(source, PROMOTED, lags, why))
+    assert left == again(source).left_behind != ""
+    assert unknown == "what orders-1 left behind on the source is unknown: it has no leader on the source"
 
 
 def test_a_promotion_that_is_repeated_says_again_what_was_left_behind() -> None:

@@ -261,7 +261,7 @@ def test_what_stood_still_and_cannot_be_seen_in_the_last_look_is_unknown(monkeyp
     looks = [([standing], {}), ([standing], {}), ([], {P: "its leader does not respond"})]
     found = read_by(monkeypatch, looks, {})
     assert looks == [] and found.health is Health.UNKNOWN
-    assert Reason(Health.UNKNOWN, "how far orders-0 are is unknown: its leader does not respond") in found.reasons
+    assert Reason(Health.UNKNOWN, "how far orders-0 is copied is unknown: its leader does not respond") in found.reasons
     assert Reason(Health.UNKNOWN, "A mirror of link dr runs on m1, and its control says nothing") in found.reasons
 
 
@@ -414,6 +414,26 @@ def test_a_link_that_is_over_has_no_reasons_but_what_is_unfinished_of_it() -> No
     assert (over.reasons, over.notes, over.health) == ((), (), Health.PROMOTED)
 
 
+def test_what_a_promoted_link_left_behind_is_noted_and_no_fault_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `promote` exits with 3 for; where the source does not respond, it is unknown, and said to be."""
+    over = LinkControl(topics=LinkTopics.of("orders").to_json(), is_promotion_begun=True, is_fenced=True)
+    told = ["2 committed records of orders-0 were not copied: only the source has what is there"]
+    lag, asked = PartitionLag(P, 100, 102, 102), list[Any]()
+
+    async def left_texts(_: Any, control: LinkControl, lags: Any, unknown: Any) -> list[str]:
+        asked.append((control, lags, unknown))
+        return told
+
+    monkeypatch.setattr(status, "left_texts", left_texts)
+    looks = [([lag], {NEW: "no leader"})] * 2
+    found = read_by(monkeypatch, looks, {}, read_control=over, as_left=([lag], {COPIED: "created again"}))
+    assert (found.exit_code, found.health, found.notes) == (0, Health.PROMOTED, tuple(told))
+    assert asked == [(over, [lag], {NEW: "no leader", COPIED: "created again"})]
+    found = read_by(monkeypatch, [([PartitionLag(P, 100)], {})] * 2, {}, read_control=over, is_source_away=True)
+    assert (found.exit_code, len(asked)) == (0, 1)
+    assert found.notes == ("what it left behind on the source is unknown: the source does not respond",)
+
+
 def test_only_what_no_other_reason_names_is_told_to_stand_still() -> None:
     lag, looks = (
         PartitionLag(P, 10, 50, 50),
@@ -522,7 +542,7 @@ def test_status_blocks_on_a_copy_whose_topic_the_source_deleted_until_the_copy_i
     view = LinkView({"a": [0]}, {"a": [0], "orders": [0], "new": [0]}, {"orders": [0], "new": [0]}, {})
     found = status_by(control, view, mirrors)
     assert [r.text for r in found.reasons if r.health is Health.BLOCKED] == [f"orders-0: {DELETED_ON_SOURCE}"]
-    assert "how far new-0 are is unknown" in str(found.reasons) and str(found.reasons).count("orders-0") == 1
+    assert "how far new-0 is copied is unknown" in str(found.reasons) and str(found.reasons).count("orders-0") == 1
     found = status_by(control, LinkView({"a": [0]}, {"a": [0]}, {}, {}), mirrors)
     assert "orders" not in str(found.reasons)
 
