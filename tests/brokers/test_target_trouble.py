@@ -38,7 +38,7 @@ from support.mirror_link import (
 )
 from support.raising_copier import LinkCopier
 from tolerant_client.cluster.admin.topics import present_ids
-from tolerant_client.cluster.admin.transactions import describe_producers, init_producer_id
+from tolerant_client.cluster.admin.transactions import describe_producers, init_producer_id, write_abort_markers
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.producer.stamped import StampedAppends
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
@@ -49,7 +49,7 @@ from tolerant_client.errors import (
     TargetDivergedError,
     TolerantClientError,
 )
-from tolerant_client.mirror.batches.gaps import Gap, filler_batches
+from tolerant_client.mirror.batches.gaps import Gap, filler_batches, marker_producer
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.identical import log_start, resting, sync_loop
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
@@ -870,6 +870,27 @@ def test_many_partitions_share_a_quota_without_an_aborted_transaction_and_end_at
     print(f"{records} records, stopped in {stopped_s:.1f} s, {troubles} troubles")
     assert records > 8_000 and troubles == 0 and stopped_s < 20
     assert sum(ends(target, topic, 48)) < records + 500, "besides the records only markers"
+
+
+def test_markers_do_not_lie_unread_behind_a_fetch_that_is_throttled(forgetful: str) -> None:
+    """Nothing fences them: read when the throttle ends, they would follow what another mirror has written meanwhile."""
+    partition = TopicPartition("target-quota-markers", 0)
+    create_topic(forgetful, partition.topic)
+    append_records(forgetful, partition.topic, 1_000, size=1_000, per_batch=100)
+    with quota(forgetful, consumer_byte_rate=10_000.0), Cluster({"bootstrap_servers": forgetful}) as cluster:
+
+        async def run() -> float:
+            node = await cluster.leader(partition)
+            for _ in range(3):  # on the connection of ordinary requests
+                cluster.net.call_soon_with_future(lambda: cluster.fetch(node, {partition: 0}, max_wait_ms=0))
+            await cluster.net.sleep(0)
+            began = time.monotonic()
+            assert await write_abort_markers(cluster, node, partition, [marker_producer(1_000)]) == set()
+            return time.monotonic() - began
+
+        took = cluster.run(run)
+    print(f"the marker was there after {took:.1f} s")
+    assert took < 2
 
 
 @pytest.mark.long

@@ -7,7 +7,8 @@ Laws:
   fetches, and batches of records.  A node that throttles us (KIP-219) reads nothing of the connection that got that response,
   for as long as the quota takes for all the bytes, however long that is; it reads the others.  What lies there unread it reads
   when the throttle ends, though the client has died meanwhile.  So batches that a broker may have forgotten by then go on a
-  lane of their own, one request at a time (identical/append.py).
+  lane of their own, one request at a time (identical/append.py), and bare transaction markers, which nothing fences, on one
+  that is never throttled: a broker exempts responses to them, as those between brokers.
 - Small batches that may not wait (rows of a transaction's map; the topics that keep state, above all claims, which wait for no
   rows) have lanes that are left once they are throttled for longer than _SOON_S (soon.py): a node reads a new connection up to
   its first response.  Their bytes count for the quota all the same.
@@ -69,7 +70,14 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-LANES = FETCH, PRODUCE, PRODUCE_OLD, ROWS, STATE = "fetch", "produce", "produce-old", "rows", "state"
+LANES = FETCH, PRODUCE, PRODUCE_OLD, ROWS, STATE, MARKERS = (
+    "fetch",
+    "produce",
+    "produce-old",
+    "rows",
+    "state",
+    "markers",
+)
 
 
 class LeftThrottledError(Errors.KafkaConnectionError):  # type: ignore[misc]  # kafka-python is untyped

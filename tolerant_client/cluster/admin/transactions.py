@@ -21,6 +21,7 @@ from tolerant_client.cluster.admin.ask_nodes import insist_on_leaders
 from tolerant_client.cluster.admin.asking import by_topic, is_retriable, raise_for, speaks
 from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.connections import MARKERS
 from tolerant_client.errors import OutcomeUnknownError
 
 _NO_COORDINATOR = -1  # of a producer that was never in a transaction
@@ -248,7 +249,8 @@ async def write_abort_markers(
     """Has a leader append abort markers in order, each given as (producer id, epoch); the error codes other than 0.
 
     A broker appends each marker by itself, and responds when the last one is replicated, with one code per producer id.
-    Sent once: a repeat would append the markers again.  Needs ClusterAction on the cluster (or Alter, Kafka 4.0).
+    Sent once: a repeat would append the markers again, and so would a request that lies unread behind a throttle, when its client is
+    dead and another one has written them: it has a connection of its own, which is never throttled.  Needs ClusterAction on the cluster (or Alter, Kafka 4.0).
     Raises OutcomeUnknownError where the response does not name exactly these producers.
     """
     marker = WriteTxnMarkersRequest.WritableTxnMarker
@@ -268,7 +270,7 @@ async def write_abort_markers(
     )
     codes: set[int] = set()
     named: set[tuple[int, str, int]] = set()
-    for result in (await cluster.send(request, node_id)).markers:
+    for result in (await cluster.send(request, cluster.lane(MARKERS, node_id))).markers:
         for topic in result.topics:
             for part in topic.partitions:
                 codes.add(part.error_code)

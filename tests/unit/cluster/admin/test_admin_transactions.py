@@ -60,7 +60,11 @@ MARKERS_REQUEST = bytes.fromhex(
 class Leader:
     """A cluster whose one broker responds with two codes, one for each producer id."""
 
-    async def send(self, request: Any, node_id: int) -> Any:
+    def lane(self, purpose: str, node_id: int) -> str:
+        return f"{purpose}-{node_id}"
+
+    async def send(self, request: Any, node_id: str) -> Any:
+        assert node_id == "markers-1"
         request.API_VERSION = 1
         request.with_header(correlation_id=42, client_id="me")
         self.sent = bytes(request.encode(framed=True, header=True))

@@ -25,7 +25,8 @@ G. One request in flight and one writer for each partition: only their order is 
    up to which all is replicated (admin/offsets.py): the leader may have more of our markers than clients see.
 H. The log end shows what became of a gap; error codes are merged by producer id (KafkaApis.scala,
    handleWriteTxnMarkersRequest), so they say nothing of a single marker.
-I. Nothing fences markers, so `may_write` is called before each request; fence.py says what may still come late.
+I. Nothing fences markers, so `may_write` is called before each request, and they lie unread behind no throttle
+   (write_abort_markers); fence.py says what may still come late.
 """
 
 from __future__ import annotations

@@ -69,6 +69,9 @@ class FakeTarget:
     async def connect(self) -> None:
         pass
 
+    def lane(self, purpose: str, node_id: int) -> str:
+        return f"{purpose}-{node_id}"
+
     def wire_topic(self, topic: str) -> str:
         return topic
 
