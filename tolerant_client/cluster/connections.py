@@ -38,7 +38,6 @@ from tolerant_client.errors import (
     UnsupportedSourceError,
     text_of,
 )
-from tolerant_client.stock.bootstrap import REFUSED_LOGINS
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.tracker.rules.apis import Request
 
@@ -123,6 +122,7 @@ class Connections:
         self.net = NetworkSelector() if net is None else net
         try:
             self.manager = TolerantConnectionManager(self.net, **{**_DEFAULTS, **config})
+            self.manager.ends_refused = True  # a person waits at the terminal
         except ValueError as error:
             raise OptionError(f"The {name}'s configuration is wrong: {error}") from error
         self.manager.called = name
@@ -208,7 +208,7 @@ class Connections:
             raise self.unreachable(timeout_ms, error) from error
         except SslAuthenticationError as error:
             raise self.unreachable(0, error) from error
-        except REFUSED_LOGINS as error:
+        except (Errors.SaslAuthenticationFailedError, Errors.UnsupportedSaslMechanismError) as error:
             self._refuse_login(error)
 
     async def cluster_id(self) -> str | None:
@@ -313,7 +313,7 @@ class Connections:
             connection = await self.manager.get_connection(node_id)
             await self.sendable(node_id)
             return await connection.send_request(request)
-        except REFUSED_LOGINS as error:
+        except Errors.SaslAuthenticationFailedError as error:
             self._refuse_login(error)
 
     def throttle_s(self, node_id: int | str) -> float:
@@ -389,7 +389,7 @@ class Connections:
             except (Errors.KafkaError, ValueError) as error:
                 if isinstance(error, ClusterUnreachableError):
                     raise
-                if isinstance(error, REFUSED_LOGINS):
+                if isinstance(error, Errors.SaslAuthenticationFailedError):
                     self._refuse_login(error)
                 if isinstance(error, Errors.NodeNotReadyError) and (wait_s := self.throttled_s()) > 0:
                     began = time.monotonic()

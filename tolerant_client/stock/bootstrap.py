@@ -2,9 +2,10 @@
 
 Laws:
 - No bootstrap address holds up another one, or anybody who knows a broker.
-- What waiting does not cure ends the first connection at once: a refused login, a mechanism that is not offered, and TLS that is
-  refused at every address, each time that it is tried (an address may stand for several brokers).  A client that has known
-  brokers goes on, and so does one whose handshake is cut.
+- A refused login ends the first connection at once.  TLS that is refused and a mechanism that is not offered do not, as in
+  kafka-python: an address may stand for several brokers, and a rolling restart may be about to cure them.  They say more than
+  a failure to connect, so the error names them.  Who prefers an early error to a late connection sets `ends_refused`:
+  then they are believed once every address has refused us, and nothing else, _TRIES times.
 """
 
 from __future__ import annotations
@@ -21,26 +22,30 @@ from tolerant_client.stock.stock_names import Future, KafkaConnectionManager
 
 BESIDE_S = 1.0  # after which the next bootstrap address is tried in parallel
 _LAST_WORDS_S = 0.25  # in which attempts that end at the deadline may report why
-_TLS_TRIES = 3  # so often TLS is refused at each address before that is believed
-REFUSED_LOGINS = (Errors.SaslAuthenticationFailedError, Errors.UnsupportedSaslMechanismError)
+_TRIES = 5  # so often each address refuses us before that is believed
 # No retry cures these; IncompatibleBrokerVersion may come from a controller, for example.
-_NOT_CURED = (*REFUSED_LOGINS, Errors.IncompatibleBrokerVersion, Errors.AuthorizationError)
+_NOT_CURED = (Errors.IncompatibleBrokerVersion, Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)
+REFUSED = (SslAuthenticationError, Errors.UnsupportedSaslMechanismError)
 _SILENT = (Errors.KafkaTimeoutError, Errors.RequestTimedOutError)
 
 
 def _last(failures: dict[Any, BaseException]) -> str:
-    return f": {text_of([*failures.values()][-1])}" if failures else ""
+    """What the last of them says, of those that say most."""
+    return f": {text_of(sorted(failures.values(), key=_is_refusal)[-1])}" if failures else ""
 
 
 def _is_refusal(failure: BaseException | None) -> bool:
     """Whether one side has refused the other, in the TLS handshake or at the login."""
-    return isinstance(failure, (Errors.BrokerResponseError, SslAuthenticationError))
+    return isinstance(failure, (Errors.BrokerResponseError, SslAuthenticationError)) and not isinstance(
+        failure, _SILENT
+    )
 
 
 class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python is untyped
     """The part of the connection manager that asks the bootstrap addresses."""
 
     cluster: Any
+    ends_refused = False
     is_misunderstood = False  # a bootstrap address accepted a connection, then broke it off: another protocol
     _accepted: set[Any]  # nodes that accepted a TCP connection
     _bootstrapping: Any = None  # done when the addresses have been asked
@@ -82,7 +87,7 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
     async def _ask_addresses(self, deadline: float | None, *, is_once: bool) -> Any:
         trying: dict[Any, Any] = {}
         failures: dict[Any, BaseException] = {}
-        tls_refusals: Counter[Any] = Counter()
+        refusals: Counter[Any] = Counter()
         next_at = 0.0
         addresses = [broker.node_id for broker in self.cluster.bootstrap_brokers()]
         try:
@@ -94,11 +99,12 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
                     return True
                 # A refusal says more than the silence of a later attempt, which our deadline or a loaded machine ends.
                 failures |= {n: e for n, e in ended.items() if _is_refusal(e) or not _is_refusal(failures.get(n))}
-                tls_refusals.update(n for n, e in ended.items() if isinstance(e, SslAuthenticationError))
+                for node_id, error in ended.items():
+                    refusals[node_id] = refusals[node_id] + 1 if isinstance(error, REFUSED) else 0
                 if len(failures) == len(addresses) and not trying:
-                    is_tls = min(tls_refusals[n] for n in addresses) >= _TLS_TRIES
+                    is_believed = self.ends_refused and min(refusals[n] for n in addresses) >= _TRIES
                     for failure in ended.values():
-                        if isinstance(failure, _NOT_CURED) or (is_tls and isinstance(failure, SslAuthenticationError)):
+                        if isinstance(failure, _NOT_CURED) or (is_believed and isinstance(failure, REFUSED)):
                             raise failure
                     if is_once:
                         break
@@ -128,7 +134,7 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
         if not is_once:
             self.is_misunderstood = any(n in self._accepted for n in broken_off)
         servers = self.cluster.config["bootstrap_servers"]
-        refusal = next((e for e in broken_off.values() if isinstance(e, SslAuthenticationError)), None)
+        refusal = next((e for e in broken_off.values() if isinstance(e, REFUSED)), None)
         raise Errors.KafkaTimeoutError(
             f"Unable to bootstrap from {servers}: {'; '.join(told) or 'there was no time'}"
         ) from refusal

@@ -20,7 +20,7 @@ import kafka.errors as Errors
 from tolerant_client.errors import text_of
 from tolerant_client.stock import forking, masking
 from tolerant_client.stock.any_broker import AnyBroker, is_for_any_broker
-from tolerant_client.stock.bootstrap import BESIDE_S, REFUSED_LOGINS, Bootstrap
+from tolerant_client.stock.bootstrap import BESIDE_S, Bootstrap
 from tolerant_client.stock.client_metrics import register
 from tolerant_client.stock.connection import TolerantConnection
 from tolerant_client.stock.leader_watch import LeaderWatch
@@ -216,7 +216,7 @@ class TolerantConnectionManager(Bootstrap):
         if backoff is not None:
             self._backoff[node.node_id] = backoff
         self.update_backoff(node.node_id)
-        if isinstance(failure, (*REFUSED_LOGINS, Errors.AuthorizationError)):
+        if isinstance(failure, (Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)):
             self._auth_failures[node.node_id] = failure
 
             def forget() -> None:

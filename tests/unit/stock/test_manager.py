@@ -31,7 +31,6 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import RawFetch
 from tolerant_client.cluster.produce import RawProduce
 from tolerant_client.errors import ClusterUnreachableError, LoginRefusedError, SslAuthenticationError
-from tolerant_client.stock import bootstrap as bootstrap_module
 from tolerant_client.stock import manager as manager_module
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.tracker.events import Event
@@ -419,7 +418,7 @@ def tls_server(certificate: Path, *, wants: Path | None = None) -> ssl.SSLContex
 
 
 @pytest.mark.parametrize("kind", ["stranger", "name", "without ours"])
-def test_tls_that_is_refused_is_told_as_that_at_once(certificate: Path, kind: str) -> None:
+def test_tls_that_is_refused_ends_a_command_at_once_and_a_client_as_late_as_stock(certificate: Path, kind: str) -> None:
     """Not as a wrong protocol: who goes without TLS instead sends the password to whoever listens there."""
     trusted = {} if kind == "stranger" else {"ssl_cafile": str(certificate)}
     with serve(FakeBroker(), tls_server(certificate, wants=certificate if kind == "without ours" else None)) as address:
@@ -430,13 +429,14 @@ def test_tls_that_is_refused_is_told_as_that_at_once(certificate: Path, kind: st
             with pytest.raises(ClusterUnreachableError, match=r"CERTIFICATE.*check the broker's certificate") as told:
                 client.run(client.connect, _LONG_MS)
         assert "security.protocol" not in str(told.value)
-        with pytest.raises(SslAuthenticationError, match="CERTIFICATE"):
-            KafkaProducer(bootstrap_timeout_ms=_LONG_MS, **config)
         assert time.monotonic() - began < _SOON_S
+        with pytest.raises(Errors.KafkaTimeoutError, match="CERTIFICATE") as failed:
+            KafkaProducer(bootstrap_timeout_ms=1_000, **config)  # as long as stock: it may be renewed
+        assert isinstance(failed.value.__cause__, SslAuthenticationError)
 
 
 @pytest.mark.parametrize("makes", [None, KafkaProducer])
-def test_a_mechanism_that_is_not_offered_is_told_at_once_with_those_that_are(makes: Any) -> None:
+def test_a_mechanism_that_is_not_offered_is_told_with_those_that_are(makes: Any) -> None:
     login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_plain_username": "mirror"}
     began = time.monotonic()
     with serve(FakeBroker()) as address:
@@ -452,10 +452,47 @@ def test_a_mechanism_that_is_not_offered_is_told_at_once_with_those_that_are(mak
             assert str(raised.value) == told
         else:
             with pytest.raises(
-                Errors.UnsupportedSaslMechanismError, match="sasl_mechanism is PLAIN, .* offers SCRAM-SHA-256 or SCRAM"
+                Errors.KafkaTimeoutError, match="sasl_mechanism is PLAIN, .* offers SCRAM-SHA-256 or SCRAM"
             ):
-                makes(bootstrap_timeout_ms=_LONG_MS, **config)
+                makes(bootstrap_timeout_ms=1_000, **config)  # as long as stock: a rolling restart may add it
     assert time.monotonic() - began < _SOON_S
+
+
+@pytest.mark.parametrize("kind", [SslAuthenticationError, Errors.UnsupportedSaslMechanismError])
+@pytest.mark.parametrize(("ends_refused", "goes_on"), [(False, True), (True, False)])
+def test_a_refusal_that_a_restart_cures_ends_no_client_that_stock_lets_through(
+    net: NetworkSelector, monkeypatch: pytest.MonkeyPatch, kind: Any, ends_refused: bool, goes_on: bool
+) -> None:
+    said = iter([kind("refused")] * 14)
+
+    async def attempt(*_: object) -> None:
+        for error in said:
+            raise error
+
+    monkeypatch.setattr(TolerantConnectionManager, "_try_address", attempt)
+    manager = TolerantConnectionManager(net, bootstrap_servers=["127.0.0.1:1", "127.0.0.1:2"])
+    manager.ends_refused = ends_refused
+    with contextlib.nullcontext() if goes_on else pytest.raises(kind):
+        manager.bootstrap(timeout_ms=5_000)
+    manager.close()
+
+
+def test_one_address_that_refuses_us_ends_nothing_while_another_is_away(
+    net: NetworkSelector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be restarting, and be the one that takes us."""
+
+    async def attempt(_: object, node_id: str, *__: object) -> None:
+        if node_id.endswith("0"):
+            raise Errors.UnsupportedSaslMechanismError("not offered")
+        raise Errors.KafkaConnectionError("ECONNREFUSED")
+
+    monkeypatch.setattr(TolerantConnectionManager, "_try_address", attempt)
+    manager = TolerantConnectionManager(net, bootstrap_servers=["127.0.0.1:1", "127.0.0.1:2"], reconnect_backoff_ms=20)
+    manager.ends_refused = True
+    with pytest.raises(Errors.KafkaTimeoutError, match="2 of 2 addresses failed.*not offered"):
+        manager.bootstrap(timeout_ms=1_000)
+    manager.close()
 
 
 def test_a_handshake_that_is_cut_is_tried_again(certificate: Path) -> None:
@@ -517,13 +554,14 @@ def test_a_known_node_whose_certificate_is_refused_is_told_as_that(certificate: 
     ("later", "told"),
     [
         (Errors.KafkaConnectionError("unable to connect: timed out"), "certificate has expired"),
+        (Errors.KafkaConnectionError("unable to connect: ECONNREFUSED"), "certificate has expired"),
+        (Errors.RequestTimedOutError("SaslHandshake had no response"), "certificate has expired"),
         (SslAuthenticationError("unknown CA"), "unknown CA"),
     ],
 )
 def test_a_refusal_says_more_than_the_silence_of_a_later_attempt(
     net: NetworkSelector, monkeypatch: pytest.MonkeyPatch, later: Exception, told: str
 ) -> None:
-    monkeypatch.setattr(bootstrap_module, "_TLS_TRIES", 10**9)
     said = iter([SslAuthenticationError("certificate has expired")])
 
     async def fail(*_: object) -> None:

@@ -36,7 +36,6 @@ from tolerant_client.errors import (
     ProducerFencedError,
     UnsupportedSourceError,
 )
-from tolerant_client.stock.bootstrap import REFUSED_LOGINS
 
 _APPENDED = (0, Errors.DuplicateSequenceNumberError.errno)
 _FENCED = (Errors.InvalidProducerEpochError.errno, Errors.ProducerFencedError.errno)
@@ -269,7 +268,9 @@ class Sender:
     def _lost(self, node_id: int, sent: Sent, error: BaseException) -> None:
         self.requests[node_id] -= 1
         now = time.monotonic()
-        if isinstance(error, (*REFUSED_LOGINS, Errors.UnsupportedVersionError, UnsupportedSourceError)):
+        if isinstance(
+            error, (Errors.SaslAuthenticationFailedError, Errors.UnsupportedVersionError, UnsupportedSourceError)
+        ):
             self.fail(error)
         if not isinstance(error, OutcomeUnknownError):
             self._cluster.manager.cluster.request_update()  # a connection ended: its broker may no longer lead

@@ -20,7 +20,6 @@ import kafka.errors as Errors
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.ops.doctor.connectivity import Probe, Stage
-from tolerant_client.stock.bootstrap import REFUSED_LOGINS
 
 _AT_ONCE = 64  # threads
 _PREFIX = re.compile(r"^(\[Error -?\d+\] )?(\w+Error: )*")  # of kafka-python's errors
@@ -133,7 +132,10 @@ class _Trial:
     def _not_spoken(self, error: BaseException, protocol: str) -> None:
         chain = _chain(error)
         words = _own_words(chain)
-        if any(isinstance(one, REFUSED_LOGINS) for one in chain):
+        if any(
+            isinstance(one, (Errors.SaslAuthenticationFailedError, Errors.UnsupportedSaslMechanismError))
+            for one in chain
+        ):
             stage = Stage.LOGIN
         elif any(isinstance(one, ssl.SSLError) for one in chain) or "TLS handshake" in words or "CERTIFICATE" in words:
             stage = Stage.TLS
