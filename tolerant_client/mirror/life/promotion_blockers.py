@@ -57,9 +57,13 @@ def blockers(
     if unread:
         text = f"partitions could not be compared with the source's this time: {named(unread)}; try again"
         found.append(Blocker(text))
-    if compared is None and (beyond := [e for e in known if e.ahead]):
-        what = some(f"{e} ends at {e.position}, on the source at {e.source_end}" for e in beyond)
-        text = f"the target has more than the source: {what}; which records differ: tolerant-kafka verify {of_both}"
+    if compared is None and (filled := [e for e in known if e.position]):
+        text = (
+            f"whether {some(map(str, filled))} is a copy of the source's log is unknown: the control on the target does not say (any"
+            " more) what the link has copied, so nothing was compared. Start its mirror, which compares them and writes it down, then"
+            " run this again; or, if the mirror says that the link was promoted before, run tolerant-kafka failover"
+            f" {of_target}. Which records differ says tolerant-kafka verify {of_both}"
+        )
         found.append(Blocker(text, lasts=True))
     lagging = [e for e in known if e.copyable and e.partition not in differing]
     if paused := [e for e in lagging if control.pauses(e.partition)]:
