@@ -35,7 +35,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.errors import LinkPromotedError, OptionError
+from tolerant_client.errors import LinkPromotedError, OptionError, text_of
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.life.left_behind import promoted_before
@@ -47,7 +47,7 @@ from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
-from tolerant_client.mirror.state.control_topic import HIDDEN, ControlLostError, read_control, update_control
+from tolerant_client.mirror.state.control_topic import HIDDEN, NothingWrittenError, read_control, update_control
 from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition, say_over
@@ -222,13 +222,13 @@ async def fence_own(
     """Writes that the link is promoted, after which its mirror begins no partition, and fences those of these that are its own.
 
     `known` is the control that the evidence belongs to; returns the one that was written.  That of a link with identical offsets
-    gets the id that fences, too: whoever reads the logs later tells its markers by it.  Raises ControlLostError if the
-    control no longer says what it did.
+    gets the id that fences, too: whoever reads the logs later tells its markers by it.  Raises
+    NothingWrittenError if the control no longer says what it did, or may not be written.
     """
 
     def change(now: LinkControl) -> LinkControl:
         if now.forgets(known, partitions):
-            raise ControlLostError(
+            raise NothingWrittenError(
                 f"The control of link {of.name} no longer says what it copies, as it did when this command began: {CONTROL_TOPIC} of"
                 " the target was deleted meanwhile. This command has fenced nothing, and the link is not promoted: run it again with"
                 " --topics, or with the --config of the link"
@@ -240,7 +240,10 @@ async def fence_own(
         return replace(now, is_promotion_begun=True, topics=topics, producer_ids=ids, promotion=promotion)
 
     promotion = uuid.uuid4().hex
-    control = await update_control(of.target, of.name, change)
+    try:
+        control = await update_control(of.target, of.name, change)
+    except Errors.TopicAuthorizationFailedError as error:
+        raise NothingWrittenError(f"{text_of(error)}. This command has written and fenced nothing") from error
     if not of.is_translated:  # its mirror may have made a deleted topic again since the first look
         ids = await read_ids(None, of.target, {p.topic for p in partitions})
         of = replace(of, evidence=of.evidence._replace(ids=ids))

@@ -188,21 +188,21 @@ async def update_control(target: Cluster, link: str, change: Callable[[LinkContr
         wanted, position = change(_decoded(newest.value or b"", link, target)), offset + 1
 
 
-class ControlLostError(OptionError):
-    """The control of a link no longer says what it did, so nothing was written to it."""
+class NothingWrittenError(OptionError):
+    """A command has written nothing: the control of its link no longer says what it did, or may not be written."""
 
 
 @contextmanager
 def half_done(what: str) -> Iterator[None]:
     """Raises TolerantClientError for every KafkaError after the control says that `what` has begun.
 
-    Not for ControlLostError, nor for LinkPromotedError: another command does it, or has done it.
+    Not for NothingWrittenError, nor for LinkPromotedError, for another command does it then, or has done it.
 
     So a refusal or an unreachable cluster is reported together with how far the command came; our own mistakes pass as they are.
     """
     try:
         yield
-    except (ControlLostError, LinkPromotedError):
+    except (NothingWrittenError, LinkPromotedError):
         raise
     except Errors.KafkaError as error:
         text = text_of(error)

@@ -56,6 +56,17 @@ def test_where_the_copies_end_is_left_out_if_the_target_takes_no_record_of_that_
     assert [(control.is_fenced, control.copied_until) for control in written] == [(True, {})]
 
 
+def test_a_control_that_may_not_be_written_is_no_promotion_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object) -> LinkControl:
+        raise Errors.TopicAuthorizationFailedError("appending to tolerant-mirror-control-0 is not allowed to us")
+
+    monkeypatch.setattr(promotion_steps, "update_control", refuse)
+    of = PromotedLink("dr", cast(Cluster, None), ORDERS, is_translated=False, lost_map=None)
+    with pytest.raises(OptionError, match="not allowed to us. This command has written and fenced nothing$"):
+        with half_done("the promotion"):
+            asyncio.run(promotion_steps.fence_own(of, LinkControl(), [P], 7))
+
+
 def test_what_was_found_without_a_control_is_kept_as_far_as_the_target_takes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
