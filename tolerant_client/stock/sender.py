@@ -13,7 +13,7 @@ Laws:
 - A batch that fails may be written if an attempt got no response, or one that does not prove a refusal, or if a connection sent it
   again because it had lost the response; its error says so, whatever became of its last attempt.  How often a connection did that is known for
   all Produce requests together: in doubt, it was this one.  An attempt that was refused, for example because the leader has
-  moved, has written nothing.
+  moved, has written nothing.  Records that are late before they were sent are not written, and their error says that alone.
 - A batch whose records have ended does nothing more when its request ends, of which a later transaction may know nothing.
 - A Produce request that ends leaves each of its partitions to the next batch, and none of its batches in flight, whatever is
   raised meanwhile.  kafka-python would never send to such a partition again.
@@ -130,12 +130,12 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         records.reset_next_batch_expiry_time()
         waiting, sent = records.expired_batches(now=now), super()._get_expired_inflight_batches(now=now)
         for batch in waiting + sent:
+            late = f"{batch.record_count} records for {batch.topic_partition} did not end within delivery_timeout_ms"
             is_sent = batch in sent or batch in records.may_be_written
-            late = (
-                f"{batch.record_count} records for {batch.topic_partition} did not end within delivery_timeout_ms: they were "
-                + ("sent, and no broker has acknowledged them: they may be written" if is_sent else "not written")
+            error = (
+                _doubted(KafkaTimeoutError(late)) if is_sent else KafkaTimeoutError(f"{late}: they were not written")
             )
-            self._complete_batch_with_exception(batch, KafkaTimeoutError(late))
+            self._settle(batch, error, None)
         records.muted |= in_flight
         self._late_at = min(records.next_expiry_time_ms, now * 1000 + records.delivery_timeout_ms) / 1000
 
@@ -191,8 +191,6 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
 
     def _dispatch_error(self, batch: Any, exception: BaseException, partition_response: Any) -> None:
         """Completes a batch that failed, or has it sent again."""
-        if batch.final_state is not None:
-            return
         doubtful = self._accumulator.may_be_written
         if partition_response is not None:
             repeats = self._repeats()
@@ -205,14 +203,19 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
             exception = _doubted(exception)
         if not is_refused:
             doubtful.add(batch)
-        try:
-            super()._dispatch_error(batch, exception, partition_response)
-        except Exception as error:
-            log.exception("%s: handling a failed batch of %s failed", self, batch.topic_partition)
-            records = self._accumulator
-            if batch in records._incomplete.all() and batch not in records._batches[batch.topic_partition]:
-                failed = KafkaError(f"{exception}; handling this failed: {error!r}")
-                super()._dispatch_error(batch, failed, None)
+        self._settle(batch, exception, partition_response)
         is_lost = isinstance(exception, KafkaConnectionError) and not isinstance(exception, _SILENT)
         if is_lost and batch.attempts == 1 < self.config["retries"]:
             batch.last_attempt -= self.config["retry_backoff_ms"] / 1000
+
+    def _settle(self, batch: Any, error: BaseException, partition_response: Any) -> None:
+        if batch.final_state is not None:
+            return
+        try:
+            super()._dispatch_error(batch, error, partition_response)
+        except Exception as raised:
+            log.exception("%s: handling a failed batch of %s failed", self, batch.topic_partition)
+            records = self._accumulator
+            if batch in records._incomplete.all() and batch not in records._batches[batch.topic_partition]:
+                failed = KafkaError(f"{error}; handling this failed: {raised!r}")
+                super()._dispatch_error(batch, failed, None)

@@ -203,6 +203,17 @@ def test_a_producer_that_closes_waits_for_no_request_once_its_records_have_ended
     assert producer.sender._force_close is is_over
 
 
+def test_late_records_that_were_never_sent_are_told_as_not_written() -> None:
+    """Whoever repeats them has to know."""
+    producer = Producer()
+    (late,) = producer.accumulator._incomplete.all()
+    producer.let_pass(121, late)
+    run_on_the_event_loop(producer)
+    error = ended(late._record_futures[0])
+    assert str(error).endswith("did not end within delivery_timeout_ms: they were not written"), error
+    assert isinstance(error, Errors.KafkaTimeoutError) and "may be" not in str(error)
+
+
 def test_late_records_are_looked_for_when_the_next_one_is_late() -> None:
     producer = Producer()
     (waiting,) = producer.accumulator._incomplete.all()
@@ -246,7 +257,9 @@ def test_after_a_record_that_was_sent_is_late_the_next_ones_are_sent_under_the_n
     producer.sender._late_at = 0.0
     assert producer.requested() == ([] if is_in_flight else [0])
     assert isinstance(ended(late._record_futures[0]), Errors.KafkaTimeoutError)
-    assert "they may be written" in str(ended(late._record_futures[0]))
+    assert str(ended(late._record_futures[0])).endswith(
+        "within delivery_timeout_ms; the records were sent, and may be written"
+    )
     if is_in_flight:
         producer.fail(late, Errors.KafkaConnectionError("reset"))
         assert producer.requested() == [0]
