@@ -5,6 +5,9 @@ Laws:
   where it differs.
 - All connections of one manager share one policy, one listener and one set of
   counters.
+- A refused login fails what waited for that attempt.  While its node then backs off there is no error but NodeNotReadyError, which every
+  caller expects: the producer's thread would never come to drive the event loop, and ask again at once, for ever.
+- That pause is at most _REFUSED_S, as in Java, since the broker may know the login or the mechanism by then; kafka-python makes none.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ from tolerant_client.tracker.policy import RecoveryPolicy
 log = logging.getLogger(__name__)
 
 _LEAST_RENEWAL = 10.0  # seconds for one step of a re-authentication
+_REFUSED_S = 1.0
+_LOGIN_REFUSED = (Errors.SaslAuthenticationFailedError, Errors.AuthorizationError, Errors.UnsupportedSaslMechanismError)
 
 # The order in which nodes get a request that any broker can answer.
 _RANKS = ("connected", "not tried", "doubtful", "failed")
@@ -106,11 +111,14 @@ class TolerantConnectionManager(Bootstrap):
         backoff_ms = super().update_backoff(node_id)
         # It is asked while no known broker can be reached.
         if self.cluster.is_bootstrap(node_id) and self.cluster.brokers():
-            failures, until, setup_ms = self._backoff[node_id]
-            self._backoff[node_id] = failures, min(until, time.monotonic() + BESIDE_S), setup_ms
+            self._back_off_at_most(node_id, BESIDE_S)
         if self._leader_watch is not None:
             self._leader_watch.unreachable(node_id)
         return backoff_ms
+
+    def _back_off_at_most(self, node_id: Any, seconds: float) -> None:
+        failures, until, setup_ms = self._backoff[node_id]
+        self._backoff[node_id] = failures, min(until, time.monotonic() + seconds), setup_ms
 
     def unreachable_nodes(self) -> list[Any]:
         """The nodes whose last attempt to connect failed."""
@@ -200,10 +208,7 @@ class TolerantConnectionManager(Bootstrap):
                 log.exception("recovery_listener failed")
 
     async def _connect(self, node: Any, connection: Any, *args: Any, **kwargs: Any) -> None:
-        """Connects and keeps the reason of a failure; for a while, callers get refused credentials raised at once.
-
-        kafka-python means to do so, but takes every failure after the handshake for success.
-        """
+        """Connects and keeps the reason of a failure."""
         backoff = self._backoff.get(node.node_id)
         await super()._connect(node, connection, *args, **kwargs)
         failure = connection.init_future.exception
@@ -216,14 +221,8 @@ class TolerantConnectionManager(Bootstrap):
         if backoff is not None:
             self._backoff[node.node_id] = backoff
         self.update_backoff(node.node_id)
-        if isinstance(failure, (Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)):
-            self._auth_failures[node.node_id] = failure
-
-            def forget() -> None:
-                """Allows another attempt: the broker may know the credentials by now."""
-                self._auth_failures.pop(node.node_id, None)
-
-            self._net.call_later(self.config["reconnect_backoff_max_ms"] / 1000, forget)
+        if isinstance(failure, _LOGIN_REFUSED):
+            self._back_off_at_most(node.node_id, _REFUSED_S)
 
     def _setup_seconds(self, node_id: Any, timeout_ms: float | None) -> float:
         """How long an attempt to connect may take: all the time that kafka-python gives it, but at most `timeout_ms`.
@@ -293,12 +292,10 @@ class TolerantConnectionManager(Bootstrap):
     ) -> Any:
         """The connection to a node, connecting if there is none.
 
-        Raises NodeNotReadyError while backing off, UnknownBrokerIdError, and the
-        cached error when the node refused our credentials.
+        Raises NodeNotReadyError while backing off, and UnknownBrokerIdError.
         """
         if node_id is None:
             raise self.not_ready()
-        self.maybe_raise_auth_failure(node_id)
         if self.connection_delay(node_id) > 0:
             raise self.not_ready(node_id)
         known = self._conns.get(node_id)

@@ -21,9 +21,12 @@ import pytest
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.protocol.metadata import MetadataResponse
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeResponse
 from kafka.structs import TopicPartition
 
 from spark_integration.cli.exits import exit_code
+from support import fake_broker
 from support.certificate import self_signed
 from support.fake_broker import FakeBroker, batch, correlation_id_of, serve, set_correlation_id
 from tolerant_client import KafkaConsumer, KafkaProducer, RecoveryPolicy
@@ -457,6 +460,64 @@ def test_a_mechanism_that_is_not_offered_is_told_with_those_that_are(makes: Any)
             ):
                 makes(bootstrap_timeout_ms=1_000, **config)  # as long as stock: a rolling restart may add it
     assert time.monotonic() - began < _SOON_S
+
+
+class Refusing(FakeBroker):
+    """Refuses the mechanism or the login for as long as it is told to."""
+
+    mechanism_error = login_error = 0
+
+    def _answer_Metadata(self, request: Any, version: int) -> Any:
+        response = super()._answer_Metadata(request, version)
+        topic_class = MetadataResponse.MetadataResponseTopic
+        partition = topic_class.MetadataResponsePartition(
+            error_code=0, partition_index=0, leader_id=1, leader_epoch=1, replica_nodes=[1], isr_nodes=[1], offline_replicas=[]
+        )  # fmt: skip
+        response.topics = [topic_class(error_code=0, name="orders", is_internal=False, partitions=[partition])]
+        return response
+
+    def _answer_SaslHandshake(self, request: Any, version: int) -> Any:
+        offered = ["SCRAM-SHA-512"] if self.mechanism_error else ["PLAIN"]
+        return SaslHandshakeResponse(version=version, error_code=self.mechanism_error, mechanisms=offered)
+
+    def _answer_SaslAuthenticate(self, request: Any, version: int) -> Any:
+        return SaslAuthenticateResponse(version=version, error_code=self.login_error, auth_bytes=b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("mechanism", Errors.UnsupportedSaslMechanismError), ("login", Errors.SaslAuthenticationFailedError)],
+)
+def test_a_producer_whose_login_is_refused_for_some_seconds_goes_on_within_another(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, kind: Any
+) -> None:
+    """The thread that sends drives the event loop: an error that throws it out of its turn would come again, for ever."""
+    for requests, request in ((fake_broker._REQUESTS, SaslAuthenticateRequest), (fake_broker.API_VERSIONS, (0, 1))):
+        monkeypatch.setitem(requests, SaslAuthenticateRequest.API_KEY, request)  # type: ignore[arg-type]
+    login = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "mirror", "sasl_plain_password": "secret"}
+    broker = Refusing()
+    with serve(broker) as address:
+        producer = KafkaProducer(
+            bootstrap_servers=address,
+            security_protocol="SASL_PLAINTEXT",
+            enable_idempotence=False,
+            max_block_ms=10_000,
+            **login,
+        )
+        producer.send("orders", b"first").get(10)
+        manager = producer._sender._client._manager
+        setattr(broker, f"{name}_error", kind.errno)
+        for connection in list(manager._conns.values()):
+            manager.call_soon(connection.close)
+        record = producer.send("orders", b"second")
+        time.sleep(3.0)  # the backoff grows from 0.05 s to seconds meanwhile
+        assert not record.is_done and 3 <= broker.names().count("SaslHandshake") < 15
+        setattr(broker, f"{name}_error", 0)
+        began = time.monotonic()
+        record.get(20)
+        assert time.monotonic() - began < _SOON_S
+        producer.close()
+    assert not [record for record in caplog.records if "Uncaught error" in record.getMessage()]
 
 
 @pytest.mark.parametrize("kind", [SslAuthenticationError, Errors.UnsupportedSaslMechanismError])
