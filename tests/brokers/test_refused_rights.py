@@ -10,6 +10,7 @@ from typing import Any
 
 import kafka
 import kafka.errors as Errors
+import pyarrow as pa
 import pytest
 from kafka.admin import (
     ACL,
@@ -27,8 +28,11 @@ from kafka.structs import TopicPartition
 from spark_integration.reading.offsets import OffsetRange
 from spark_integration.reading.options import parse_read_options
 from spark_integration.reading.range_fetch import RangeFetch
+from support.encoding import encode_batches
 from tolerant_client.cluster.admin.groups import CommittedOffset
 from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.cluster.producer.batch_producer import BatchProducer
+from tolerant_client.cluster.producer.sender import ProducerSettings
 from tolerant_client.cluster.producer.topic_lookup import TopicLookup
 from tolerant_client.cluster.producer.transaction import DECISION_GROUPS, ProducerTransaction
 from tolerant_client.testing import KafkaCluster
@@ -81,10 +85,21 @@ async def write_once(cluster: Cluster, topic: str) -> None:
     await transaction.committed(f"{DECISION_GROUPS}a", [partition])
 
 
+async def write_plainly(cluster: Cluster, topic: str) -> None:
+    """As a query's sink with the default options."""
+    producer = BatchProducer(cluster, ProducerSettings())
+    await producer.start()
+    await producer.partition_count(topic)
+    (batch,) = encode_batches(None, pa.array([b"row"], pa.binary()), None, 0)
+    producer.enqueue(TopicPartition(topic, 0), batch, range(1))
+    await producer.flush()
+
+
 @pytest.mark.parametrize(
     ("name", "steps", "rights"),
     [
         ("cluster", read, {("READ", "TOPIC")}),
+        ("sink", write_plainly, {("WRITE", "TOPIC")}),
         (
             "sink",
             write_once,
@@ -96,7 +111,7 @@ async def write_once(cluster: Cluster, topic: str) -> None:
 def test_the_commands_of_what_is_refused_grant_all_that_a_query_needs(
     cluster: KafkaCluster, name: str, steps: Steps, rights: set[tuple[str, str]], may_describe: bool
 ) -> None:
-    topic = f"rights.{name}-{may_describe}".lower()
+    topic = f"rights.{steps.__name__}-{may_describe}".lower()
     admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
     admin.create_topics([NewTopic(topic, 1, 1)])
     if may_describe:
@@ -117,7 +132,7 @@ def test_the_commands_of_what_is_refused_grant_all_that_a_query_needs(
             except Errors.AuthorizationError as error:
                 told = re.search(r"kafka-acls.sh (.*)$", str(error))
                 assert told is not None, error
-                granted |= carry_out(admin, shlex.split(told[1]), servers)
+                granted |= carry_out(admin, shlex.split(told[1].replace("<TOPIC>", topic)), servers)
                 time.sleep(0.5)  # until the broker has read it from the metadata log
         else:
             pytest.fail(f"granted {granted}, and refused nevertheless")
@@ -130,7 +145,8 @@ def test_the_commands_of_what_is_refused_grant_all_that_a_query_needs(
 
 def carry_out(admin: Any, words: list[str], servers: str) -> set[tuple[str, str]]:
     """Does what kafka-acls.sh would do; returns operations and kinds of resources."""
-    assert words[:6] == ["--bootstrap-server", servers, "--add", "--allow-principal", "User:low", "--operation"]
+    login = ["--command-config", "ADMIN.properties"]
+    assert words[:8] == ["--bootstrap-server", servers, *login, "--add", "--allow-principal", "User:low", "--operation"]
     operations = [ACLOperation[after.upper()] for at, after in zip(words, words[1:]) if at == "--operation"]
     (at,) = (number for number, word in enumerate(words) if word in KINDS)
     is_prefix = words[at + 2 :] == ["--resource-pattern-type", "prefixed"]

@@ -38,6 +38,7 @@ from tolerant_client.errors import (
     UnsupportedSourceError,
     text_of,
 )
+from tolerant_client.security.logins import expiry_words
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.tracker.rules.apis import Request
 
@@ -265,6 +266,9 @@ class Connections:
                 "sasl.mechanism and sasl.jaas.config",
                 "",
             )
+        elif (provider := self.manager.config["sasl_oauth_token_provider"]) is not None:
+            said += expiry_words(provider)
+            wrong, or_else = "sasl.oauthbearer.* (where our token comes from)", ", or what its brokers want of a token"
         raise LoginRefusedError(
             f"The {self.name} at {self._address} refuses {who}: {said}; correct {wrong} in the client properties"
             f" of the {self.name}{or_else}",
@@ -299,8 +303,7 @@ class Connections:
     def not_allowed(self, error: Errors.AuthorizationError, what: str) -> Errors.AuthorizationError:
         """The error to raise where the brokers refuse us a right: with what it was for, and what to do."""
         said = f"{error.args[0] if error.args else what}: {what} of the {self.name} is not allowed to us"
-        user = self.manager.config["sasl_plain_username"]
-        return type(error)(f"{said}; {remedy_of(error, said, self.name, self._address, user)}")
+        return type(error)(f"{said}; {remedy_of(error, said, self.name, self._address, self.manager.config)}")
 
     # -- requests --------------------------------------------------------------
 

@@ -272,12 +272,28 @@ def _read_token(path: str) -> str:
         raise OptionError(f"sasl.oauthbearer.token.endpoint.url: {path!r} cannot be read ({error})") from None
 
 
+def expiry_words(provider: Any) -> str:
+    """That a provider's token has expired, and when, to be appended to its refusal; nothing else of the token, and "" if it has not."""
+    try:
+        expires_at = _expires_at(provider.token())
+        if expires_at > time.time():
+            return ""
+        return f"; our token expired at {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(expires_at))} UTC"
+    except Exception:  # not a JWT, or there is no token any more; the refusal is told all the same
+        return ""
+
+
+def _expires_at(token: str) -> float:
+    """A JWT's claim exp, in seconds since 1970."""
+    claims = token.split(".")[1]
+    return float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
+
+
 def _life_s(token: str, told: Any) -> float:
     """The token's lifetime in seconds: the server's expires_in, else the JWT's claim exp, else a fixed time."""
     try:
         if told is None:
-            claims = token.split(".")[1]
-            told = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"] - time.time()
+            told = _expires_at(token) - time.time()
         life = float(told)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, RecursionError):
         return _LIFE_UNTOLD_S

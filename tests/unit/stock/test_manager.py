@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import socket
 import socketserver
 import ssl
@@ -19,6 +21,7 @@ from typing import Any
 import kafka.errors as Errors
 import pytest
 from kafka.net.inet import KafkaNetSocket
+from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataResponse
@@ -360,6 +363,45 @@ def test_a_refused_login_names_the_cluster_its_address_the_user_and_what_to_corr
     assert (raised.value.cluster, exit_code(raised.value)) == ("target", 2)
     cause = raised.value.__cause__
     assert isinstance(cause, Errors.SaslAuthenticationFailedError) and not isinstance(cause, LoginRefusedError)
+
+
+class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python is untyped
+    """Gives the token that it was made with."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def token(self) -> str:
+        return self._token
+
+
+@pytest.mark.parametrize(
+    ("claims", "words"),
+    [
+        ({"exp": 1_700_000_000, "sub": "canary"}, "; our token expired at 2023-11-14 22:13:20 UTC"),
+        ({"exp": 4_000_000_000}, ""),
+        (None, ""),
+    ],
+)
+def test_a_refused_token_is_told_with_its_end_and_where_it_comes_from(
+    claims: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise Errors.SaslAuthenticationFailedError('{"status":"invalid_token"}')
+
+    monkeypatch.setattr(TolerantConnectionManager, "bootstrap_async", refuse)
+    token = (
+        "opaque-canary" if claims is None else f"e30.{base64.urlsafe_b64encode(json.dumps(claims).encode()).decode()}."
+    )
+    config = {"bootstrap_servers": "b:1", "sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": Tokens(token)}
+    with Cluster(config, name="sink") as cluster, pytest.raises(LoginRefusedError) as raised:
+        cluster.run(cluster.insist, "reading", cluster.connect)
+    assert str(raised.value) == (
+        f'The sink at b:1 refuses our login (OAUTHBEARER): {{"status":"invalid_token"}}{words}; correct'
+        " sasl.oauthbearer.* (where our token comes from) in the client properties of the sink, or what its brokers want of"
+        " a token"
+    )
+    assert "canary" not in str(raised.value)
 
 
 def test_a_node_that_is_not_ready_is_told_with_the_reason_that_is_known() -> None:
