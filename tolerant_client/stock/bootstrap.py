@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import kafka.errors as Errors
@@ -29,9 +30,15 @@ REFUSED = (SslAuthenticationError, Errors.UnsupportedSaslMechanismError)
 _SILENT = (Errors.KafkaTimeoutError, Errors.RequestTimedOutError)
 
 
-def _last(failures: dict[Any, BaseException]) -> str:
-    """What the last of them says, of those that say most."""
-    return f": {text_of(sorted(failures.values(), key=_is_refusal)[-1])}" if failures else ""
+def _last(failures: dict[Any, BaseException], brokers: Iterable[Any]) -> str:
+    """What the last of them says, of those that say most, with the address if there are several."""
+    if not failures:
+        return ""
+    node_id, failure = sorted(failures.items(), key=lambda each: _is_refusal(each[1]))[-1]
+    addresses = {broker.node_id: f"{broker.host}:{broker.port}" for broker in brokers}
+    said = text_of(failure)
+    is_named = len(addresses) == 1 or addresses[node_id] in said
+    return f": {said}" if is_named else f": {addresses[node_id]}: {said}"
 
 
 def _is_refusal(failure: BaseException | None) -> bool:
@@ -89,7 +96,8 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
         failures: dict[Any, BaseException] = {}
         refusals: Counter[Any] = Counter()
         next_at = 0.0
-        addresses = [broker.node_id for broker in self.cluster.bootstrap_brokers()]
+        brokers = self.cluster.bootstrap_brokers()
+        addresses = [broker.node_id for broker in brokers]
         try:
             while not self.closed and (
                 deadline is None or time.monotonic() < deadline + (_LAST_WORDS_S if trying else 0.0)
@@ -129,8 +137,9 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
         silent = {n: e for n, e in failures.items() if isinstance(e, _SILENT) or isinstance(e.__cause__, _SILENT)}
         broken_off = {n: e for n, e in failures.items() if n not in silent}
         waited_for = len(silent.keys() | (trying.keys() - broken_off.keys()))
-        told = [f"{len(broken_off)} of {len(addresses)} addresses failed{_last(broken_off)}"] if broken_off else []
-        told += [f"{waited_for} of {len(addresses)} addresses did not respond{_last(silent)}"] if waited_for else []
+        of = f"of {len(addresses)} addresses"
+        told = [f"{len(broken_off)} {of} failed{_last(broken_off, brokers)}"] if broken_off else []
+        told += [f"{waited_for} {of} did not respond{_last(silent, brokers)}"] if waited_for else []
         if not is_once:
             self.is_misunderstood = any(n in self._accepted for n in broken_off)
         servers = self.cluster.config["bootstrap_servers"]
