@@ -151,7 +151,7 @@ class Run:
 def claimed_part(partition: TopicPartition, link: str) -> TopicPartition:
     """The name that a link with translated offsets claims: other such links may write to the partition, each with its own part.
 
-    No topic has a colon in its name.
+    No topic has a colon in its name.  The part of link "" is that of all such links before their first records (copy_claims.py).
     """
     return TopicPartition(f"{partition.topic}:{link}", partition.partition)
 
@@ -350,6 +350,13 @@ class ClaimsLog:
             if claim is not None:
                 found[name] = claim
         return found
+
+    def claimed_by(self, name: TopicPartition, but: str) -> Holder | None:
+        """Another holder than `but` that claims this very name."""
+        found = (
+            s.record.holder for h, s in self._seen.items() if h != but and self._counts(s) and name in s.record.names
+        )
+        return next(found, None)
 
     def copied_by(self, link: str) -> Names:
         """The partitions that copiers of a link were granted last, with identical offsets; of the last hour."""

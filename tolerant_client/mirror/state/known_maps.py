@@ -59,6 +59,10 @@ class _Part:
             await self._reading
         return {p: row for p, row in self._rows.items() if p in wanted}
 
+    def undecided(self, wanted: set[TopicPartition]) -> dict[TopicPartition, MapRow]:
+        """Rows of these partitions, of what is read, that may be committed yet."""
+        return {p: row for p, row in self._committed.undecided.items() if p in wanted}
+
     async def _read(self, end: int) -> None:
         async for header, batch in self._topic.batches(self.position, end, self._number):
             if header.base_offset >= end:

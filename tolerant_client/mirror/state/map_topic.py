@@ -290,13 +290,15 @@ class MappedTopics(NamedTuple):
     """The partitions (names on the target) of which a map has rows; and why some of the map's own partitions are unread.
 
     `copies` are the newest rows of those whose target logs have records of the link, or had some when it took them over.
-    `last` is the newest generation of the link that the map calls over; -1: none.
+    `last` is the newest generation of the link that the map calls over; -1: none.  `undecided` are rows in transactions that are not
+    over, of maps that are `known`.
     """
 
     partitions: frozenset[TopicPartition] = frozenset()
     unread: Mapping[TopicPartition, str] = MappingProxyType({})
     copies: Mapping[TopicPartition, MapRow] = MappingProxyType({})
     last: int = -1
+    undecided: Mapping[TopicPartition, MapRow] = MappingProxyType({})
 
     @property
     def names(self) -> frozenset[str]:
@@ -330,7 +332,7 @@ async def mapped_topics(
     starts, more = await list_led_offsets(target, dict.fromkeys(ends, EARLIEST))
     unread = {**unread, **more}
     until = None if within_s is None else time.monotonic() + within_s
-    topic, found = _map_of(target, link), dict[TopicPartition, MapRow]()
+    topic, found, undecided = _map_of(target, link), dict[TopicPartition, MapRow](), dict[TopicPartition, MapRow]()
     read_before = {} if known is None else {p: known.part(topic, p.partition, s, ends[p]) for p, s in starts.items()}
 
     async def read(partition: TopicPartition) -> dict[TopicPartition, MapRow]:
@@ -344,6 +346,8 @@ async def mapped_topics(
         try:
             left_ms = None if until is None else max(0.0, 1000 * (until - time.monotonic()))
             found = _joined(found, await target.manager.wait_for(reading, left_ms))
+            if partition in read_before:
+                undecided |= read_before[partition].undecided(parts[partition] or set())
         except Errors.KafkaTimeoutError as error:
             so_far = read_before[partition].position if partition in read_before else None
             unread[partition] = (
@@ -353,7 +357,7 @@ async def mapped_topics(
             unread[partition] = text_of(error)
     last = found.pop(LAST, None)
     copies = {p: row for p, row in found.items() if row.target_until}
-    return MappedTopics(frozenset(found), unread, copies, -1 if last is None else last.key.number)
+    return MappedTopics(frozenset(found), unread, copies, -1 if last is None else last.key.number, undecided)
 
 
 async def read_each_map(

@@ -235,6 +235,11 @@ class CommittedRows:
         else:
             yield from map(self._read, decode_records(batch))
 
+    @property
+    def undecided(self) -> dict[TopicPartition, MapRow]:
+        """The newest rows of transactions that are not over: they may be committed yet."""
+        return {key.partition: row for rows in self._open.values() for key, row in rows if row is not None}
+
     def _read(self, record: Record) -> tuple[RowKey, MapRow | None]:
         try:
             key = RowKey.decode(record.key)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import kafka.errors as Errors
 import pytest
@@ -201,9 +202,9 @@ def test_what_cannot_hear_the_operator_is_not_taken_over_again() -> None:
 
     copy.__dict__.update(
         partition=FIRST,
-        _claim=None,
+        _claims=Mock(),
         _stands_since=1.0,
-        _link=SimpleNamespace(claims=SimpleNamespace(term=lambda _: 1), clock=lambda: 1.0),
+        _link=SimpleNamespace(clock=lambda: 1.0),
         _parts=SimpleNamespace(reads=SimpleNamespace(copied_by_others=hidden)),
         _producer=SimpleNamespace(take_over=take_over),
     )

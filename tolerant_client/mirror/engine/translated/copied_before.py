@@ -13,7 +13,9 @@ Laws:
   copy it again, is in transactions.
 - Where a link has copied from our target to our source, the target's log is the original.  The source's controls name that link, and its
   map which offsets of the source are its copies.  An original is not called a copy, and nobody is told to delete it.
-- What cannot be read is unknown, and nothing is appended before it is known.  A map that takes longer to read than a partition waits
+- Of links that begin a log at the same time one after the other asks (copy_claims.py).
+- What cannot be read is unknown, and nothing is appended before it is known; nor is it where what would be a copy of ours is in a
+  transaction that is not over.  A map that takes longer to read than a partition waits
   is read on meanwhile, once for all of them (known_maps.py).
 - A plan does not say otherwise than the mirror does: where a copy begins, both have from one function (resumption).
 """
@@ -55,7 +57,10 @@ _LARGEST_PIECE = 64_000  # offsets, after pieces without a record on both sides
 
 
 class OtherCopy(NamedTuple):
-    """What the map of another link says of a partition: its newest row if it has copied there, or why that is `unread`."""
+    """What the map of another link says of a partition: its newest row if it has copied there, or why that is `unread`.
+
+    With a row and `unread`, that row may be committed yet.
+    """
 
     link: str
     row: MapRow | None
@@ -110,9 +115,11 @@ async def other_copies(
     for partition in partitions:
         for other, mapped in maps.items():
             row, unread = mapped.copies.get(partition), mapped.unread.get(map_partition(other, partition), "")
-            if row is not None or unread:
-                is_over = mapped.last >= links.get(other, LinkControl()).generation
-                found[partition] = (*found.get(partition, ()), OtherCopy(other, row, is_over, unread))
+            is_over = mapped.last >= links.get(other, LinkControl()).generation
+            told = [(row, unread)] if row is not None or unread else []
+            if (undecided := mapped.undecided.get(partition)) is not None:
+                told.append((undecided, "up to the end of a transaction that is not over"))
+            found[partition] = (*found.get(partition, ()), *(OtherCopy(other, row, is_over, why) for row, why in told))
     return found
 
 
@@ -123,15 +130,17 @@ def require_no_copy(
     log, which starts at `start`; and a retriable error if it may have it.  `ids` are those that the topics have now.  Pure.
     """
     where = f"{partition.topic}-{partition.partition}"
-    for other, row, is_over, unread in sorted(others, key=lambda copy: copy.row is None):  # what is known first
-        if row is None:
+    for other, row, is_over, unread in sorted(others, key=lambda copy: bool(copy.unread)):  # what is known first
+        if row is not None and (
+            row.position <= begin or row.target_until <= start or any(is_another(*pair) for pair in zip(row.ids, ids))
+        ):
+            continue
+        if row is None or unread:
             part = map_partition(other, partition)
             raise Errors.OffsetNotAvailableError(
                 f"Whether link {other} has copied {where} before is unknown yet: {part.topic}-{part.partition}, a part of its offset map,"
                 f" is not read ({unread})"
             )
-        if row.position <= begin or row.target_until <= start or any(is_another(*pair) for pair in zip(row.ids, ids)):
-            continue
         is_known = all((*row.ids, *ids))
         topic = f"this very topic of the source (id {ids[0]})" if is_known else "a topic of this name"
         unsure = "" if is_known else "; whether of this source is unknown, since brokers before 2.8 tell no topic ids"

@@ -28,7 +28,7 @@ from tolerant_client.mirror.engine.translated.partition import TranslatedPartiti
 from tolerant_client.mirror.engine.translated.refusals import Refusals
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads, TranslatedParts
 from tolerant_client.mirror.engine.witnesses import Witnesses
-from tolerant_client.mirror.state.claims import claimed_part
+from tolerant_client.mirror.state.claims import claimed_part, whole_of
 from tolerant_client.mirror.state.map_topic import clear_deleted, lost_map
 
 _CLEAR_EVERY_S = 3600.0
@@ -101,8 +101,8 @@ class TranslatedOffsets:
             copy.release()
 
     def is_leaving(self, claim: TopicPartition) -> bool:
-        """Never: a partition that was given up stays until nothing of it is in flight."""
-        return False
+        """Only what it needs beside its part (copy_claims.py): one that was given up stays until nothing of it is in flight."""
+        return whole_of(claim) in self.partitions
 
     async def give_back(self, partitions: Collection[TopicPartition]) -> None:
         """Releases partitions, and waits until their transactions are over."""

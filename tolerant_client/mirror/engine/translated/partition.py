@@ -8,7 +8,8 @@ C. After any response but the expected one, what was not committed is forgotten 
    But what was sent before a record that cannot be copied is committed first: nothing good is sent again because of it.
 D. A fenced copier only watches, so that two do not abort each other's transactions for ever (rival.py).
 E. Nothing is written without the claim under which the position was read (mirror/state/claims.py): no transaction fences an
-   identical copy, which our records would spoil.  A partition that another link has begun to copy identically is not written.
+   identical copy, which our records would spoil.  A partition that another link has begun to copy identically is not written.  What is
+   needed before a first record is in copy_claims.py.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import LossPolicy, LossReason
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.limits import PAUSE_S
-from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
+from tolerant_client.mirror.engine.strategy import CopiedLink
+from tolerant_client.mirror.engine.translated.copy_claims import CopyClaims
 from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction, is_fenced
 from tolerant_client.mirror.engine.translated.fetched_queue import FetchedQueue, newest_epoch
 from tolerant_client.mirror.engine.translated.place import Place
@@ -46,7 +48,6 @@ from tolerant_client.mirror.engine.translated.rival import watch_rival
 from tolerant_client.mirror.engine.translated.shared_reads import TranslatedParts
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets
 from tolerant_client.mirror.engine.troubles import copy_refusal, refusal
-from tolerant_client.mirror.state.claims import claimed_part
 from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import extend, is_another
 
@@ -67,7 +68,7 @@ class TranslatedPartition(CopiedPartition):
         self.place = Place(link, parts.reads, parts.adopted, partition)
         self._link = link
         self._parts = parts
-        self._claim = claimed_part(partition, link.name)
+        self._claims = CopyClaims(link, partition)
         self.wakeup = WakeupNotifier(link.source.net)
         self._producer = CopyTransaction(
             link.target,
@@ -76,7 +77,7 @@ class TranslatedPartition(CopiedPartition):
             map_partition(link.name, partition),
             parts.transactions.timeout_ms,
             parts.turns,
-            self._require_claim,
+            self._claims.require,
             link.clock,
         )
         self._rules = AppendRules(False, False, 0)
@@ -85,7 +86,6 @@ class TranslatedPartition(CopiedPartition):
         self._stands_since: float | None = None  # since when there is something to copy, or trouble
         self._is_taken_over = False
         self._source_id = ""  # of the source topic in which `acked` is an offset
-        self._term: int | None = None  # of the claim under which the position was read
 
     # -- for the copier -------------------------------------------------------
 
@@ -220,8 +220,7 @@ class TranslatedPartition(CopiedPartition):
 
     async def _take_over(self) -> None:
         self._stands_since = self._stands_since or self._link.clock()
-        self._term = self._link.claims.term(self._claim)
-        self._require_claim()
+        self._claims.begin()
         if error := await self._parts.reads.copied_by_others(self.partition):
             raise error
         await self._producer.take_over()
@@ -234,9 +233,10 @@ class TranslatedPartition(CopiedPartition):
             # In another topic, or a log that was cut, copying begins where it resumes.
             self.acked = min(self.acked, position)
         self._source_id = self.place.ids[0]
+        self._claims.is_first = not self.place.has_copied
         self.advance(position)
         if not self.place.is_begun:
-            self._require_claim()
+            self._claims.require()
             await self.place.limit_adopted()
             await self._write_position()
             self.place.begun()
@@ -249,11 +249,6 @@ class TranslatedPartition(CopiedPartition):
         if not self._troubles.reasons:
             self._stands_since = None
         self.read_on()
-
-    def _require_claim(self) -> None:
-        """Is called directly before anything is written."""
-        if self._term is None or self._link.claims.term(self._claim) != self._term:
-            raise Errors.NotLeaderForPartitionError(NO_CLAIM)
 
     async def _copy_one_transaction(self) -> None:
         """Copies from the first waiting record to the commit."""
@@ -269,6 +264,9 @@ class TranslatedPartition(CopiedPartition):
             elif not self.queue:
                 await self._record_position()
         self._stands_since = self._stands_since or self._link.clock()
+        if self._claims.is_first:
+            await self._claims.take_first(lambda: self.is_over or not self._is_patient)
+            await self.place.require_not_copied_since(self.acked)
         try:
             copied = await self._fill()
         except Errors.BrokerResponseError as error:
@@ -336,13 +334,14 @@ class TranslatedPartition(CopiedPartition):
         await place.require_same_topics()
         rows = extend(place.row, self.partition, self.partition.topic, place.ids, runs, copied, place.leader_epoch)
         await self._producer.write_rows(rows, int(time.time() * 1000))
-        self._require_claim()
+        self._claims.require()
         await self._producer.commit()
         place.row = rows[-1]
         self.records += sum(run.length for run in runs)
         self.bytes += self._producer.bytes
         self.advance(copied)
         await self._producer.renew()
+        self._claims.leave_first(has_copied=bool(runs))
 
     async def _settle(self, most: int) -> None:
         freed = await self._producer.settle(most)
@@ -368,8 +367,8 @@ class TranslatedPartition(CopiedPartition):
         if since is None or now - since < after_s or self.error is not None or self.paused is not None:
             return None
         has_work = not self._is_taken_over or self.has_work or self.is_behind
-        reason = (self._troubles.reasons or ("the target's brokers have not completed the requests for it",))[-1]
-        return (since, reason) if has_work else None
+        first = self._claims.waits_for or "the target's brokers have not completed the requests for it"
+        return (since, (self._troubles.reasons or (first,))[-1]) if has_work else None
 
     async def _trouble(self, error: Errors.KafkaError) -> None:
         """Pauses, or stops: after a finding that was made three times without progress in between, or after the patience.
@@ -443,6 +442,7 @@ class TranslatedPartition(CopiedPartition):
 
     def _forget(self) -> None:
         """Drops everything that is not committed."""
+        self._claims.leave_first()
         self._parts.reader.leave(self.partition)
         self._fetch_error = None
         self.position = self.last_stable_offset = -1

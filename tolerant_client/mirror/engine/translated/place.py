@@ -34,7 +34,7 @@ from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.translated.adopted import Adopted
-from tolerant_client.mirror.engine.translated.copied_before import require_not_there
+from tolerant_client.mirror.engine.translated.copied_before import require_no_copy, require_not_there
 from tolerant_client.mirror.engine.translated.first_other import first_other
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.engine.translated.target_checks import (
@@ -83,6 +83,11 @@ class Place:
     def is_begun(self) -> bool:
         """Whether the map has the resume position in the source's present log."""
         return self._found.is_begun
+
+    @property
+    def has_copied(self) -> bool:
+        """As Resumption.has_copied, when it was read."""
+        return self._found.has_copied
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
@@ -217,6 +222,14 @@ class Place:
         link, partition, ids = self._link, self.partition, self.ids
         others, origins = await self._reads.other_copies(partition) or (), await self._reads.origins(partition) or ()
         await require_not_there(link.source, link.target, link.name, partition, ids, begin, others, origins)
+
+    async def require_not_copied_since(self, begin: int) -> None:
+        """As `read` does of other links' maps, once no other link may copy its first record beside us (copy_claims.py)."""
+        link, partition = self._link, self.partition
+        if (await link.target.list_offsets({partition: LATEST}))[partition]:
+            start = (await link.target.list_offsets({partition: EARLIEST}))[partition]
+            others = await self._reads.other_copies(partition) or ()
+            require_no_copy(link.name, partition, self.ids, begin, start, others)
 
     async def _cut_at(self, row: MapRow, adopted: int, start: int, end: int) -> int | None:
         """The offset from which on the source's log, [start, end), differs from what was copied, by its leader or its records."""

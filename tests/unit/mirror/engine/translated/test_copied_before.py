@@ -71,6 +71,16 @@ def test_of_a_map_that_cannot_be_read_nothing_is_decided() -> None:
         require_no_copy("dr", P, ("s", "t"), 0, 0, [OtherCopy("eu", None, False, "slow"), OtherCopy("us", ROW, False)])
 
 
+def test_what_another_link_may_commit_yet_is_unknown_if_it_would_be_a_copy_of_ours() -> None:
+    undecided = OtherCopy("eu", ROW, False, "up to the end of a transaction that is not over")
+    with pytest.raises(Errors.OffsetNotAvailableError, match="unknown yet: .* transaction that is not over"):
+        require_no_copy("dr", P, ("s", "t"), 0, 0, [undecided])
+    for ids, begin, start in ((("other", "t"), 0, 0), (("s", "t"), 100, 0), (("s", "t"), 0, 107)):
+        require_no_copy("dr", P, ids, begin, start, [undecided])
+    with pytest.raises(TargetDivergedError, match="link eu has copied"):
+        require_no_copy("dr", P, ("s", "t"), 0, 0, [undecided, undecided._replace(unread="")])
+
+
 def test_maps_are_asked_whose_links_may_have_the_same_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of links that no control names; their own part of each map counts."""
     asked: list[str] = []
@@ -87,7 +97,7 @@ def test_maps_are_asked_whose_links_may_have_the_same_source(monkeypatch: pytest
         away = {map_partition("unknown", P): "away", map_partition("same", TopicPartition("x", 0)): "another part"}
         found = {
             "again": MappedTopics(copies={P: ROW}, last=0),
-            "left": MappedTopics(copies={P: ROW}, last=0),
+            "left": MappedTopics(copies={P: ROW}, last=0, undecided={P: ROW}),
             "same": MappedTopics(unread=away),
             "unknown": MappedTopics(unread=away),
         }
@@ -101,7 +111,8 @@ def test_maps_are_asked_whose_links_may_have_the_same_source(monkeypatch: pytest
     monkeypatch.setattr(module, "read_each_map", each)
     found = asyncio.run(other_copies(AsyncMock(), "dr", [P], KnownMaps(lambda: 0.0), 5.0))
     assert asked == ["again", "left", "same", "unknown"]
-    copies = OtherCopy("again", ROW, False), OtherCopy("left", ROW, True), OtherCopy("unknown", None, False, "away")
+    left = OtherCopy("left", ROW, True), OtherCopy("left", ROW, True, "up to the end of a transaction that is not over")
+    copies = OtherCopy("again", ROW, False), *left, OtherCopy("unknown", None, False, "away")
     assert found == {P: copies}, "a link that began again after its promotion copies now"
 
 

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import kafka.errors as Errors
 import pytest
@@ -78,10 +79,10 @@ class World:
             limits=CopyLimits(),
             memory=Memory(1 << 30),
             bucket=SimpleNamespace(free_at=0.0),
-            claims=SimpleNamespace(term=lambda _: 1),
+            claims=Mock(term=lambda _: 1, claimant=Mock(log=Mock(claimed_by=lambda *_: None))),
             control=SimpleNamespace(refresh=self.control),
             require_not_promoted=lambda: None,
-            tasks=SimpleNamespace(notify=lambda: None, spawn=self.net.call_soon_with_future),
+            tasks=SimpleNamespace(notify=lambda: None, spawn=self.net.call_soon_with_future, until=AsyncMock()),
         )
 
         async def topics(_: str) -> TopicPair:
@@ -107,6 +108,7 @@ class World:
             return 0 if copy.place.row is None else copy.place.row.position
 
         copy.place.read = read  # type: ignore[method-assign]
+        copy.place.require_not_copied_since = AsyncMock()  # type: ignore[method-assign]
         producer: Any = copy._producer
         producer.take_over = self.take_over(producer)
         producer.begin_next = self.begin(producer)

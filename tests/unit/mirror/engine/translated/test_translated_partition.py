@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from kafka.structs import TopicPartition
@@ -48,9 +49,8 @@ def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was
         _source_id="former",
         _stands_since=1.0,
         _progressed_at=0.0,
-        _claim=None,
+        _claims=Mock(),
         _link=SimpleNamespace(
-            claims=SimpleNamespace(term=lambda _: 1),
             control=SimpleNamespace(refresh=refresh),
             require_not_promoted=lambda: None,
         ),
@@ -66,6 +66,7 @@ def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was
             begun=lambda: None,
             ids=(now, "t"),
             is_begun=False,
+            has_copied=False,
             target=TopicFacts(False, 1, None),
             row=None,
             position=former,
