@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,7 @@ from tolerant_client.testing import KafkaCluster
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 PROCESS = Path(__file__).parent.parent / "support" / "mirror_process.py"
+COMMAND = [sys.executable, "-m", "spark_integration.cli.app"]
 CONTINUE = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
 
 
@@ -994,6 +997,25 @@ def create_replicated(servers: str, topic: str, replicas: list[list[int]], min_i
         admin.close()
 
 
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def is_leaderless(servers: str, partition: TopicPartition) -> bool:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
+        cluster.run(cluster.connect)
+        cluster.run(cluster.track, [partition.topic])
+        return cluster.known_leader(partition) is None
+
+
+def end_of(servers: str, partition: TopicPartition) -> int:
+    with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
+        return cluster.run(cluster.list_offsets, {partition: LATEST})[partition]
+
+
 FILLS = pytest.mark.parametrize("fill", [append_records, append_transactions], ids=["data", "gaps"])
 
 
@@ -1050,6 +1072,54 @@ def test_mirror_waits_for_replicas_that_are_away(
         running.until_copied(topic, at_most=90)
     print("REPLICAS", fill.__name__, away, set(reasons))
     assert_identical(source, target, topic)
+
+
+@pytest.mark.parametrize("offsets", ["identical", "translated"])
+def test_a_partition_without_a_leader_on_the_target_is_named_holds_up_no_other_and_comes_back(
+    source: str, three_nodes: KafkaCluster, offsets: str
+) -> None:
+    """`plan`, `mirror --once`, `status` and a running mirror say of the target's brokers what they say of the source's."""
+    topic, target = f"target-leaderless-{offsets}", three_nodes.bootstrap_servers
+    led, lost = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    create_topic(source, topic, 2)
+    create_replicated(target, topic, [[1], [2]], 1)
+    append_records(source, topic, 10, partitions=2)
+    link = ["--source", source, "--target", target, "--topics", topic, "--link", topic]
+    mirroring = ["mirror", *link, "--offsets", offsets, "--tasks", "0"]
+    run = partial(subprocess.run, capture_output=True, text=True, timeout=90)
+    assert run([*COMMAND, *mirroring, "--once"]).returncode == 0
+    append_records(source, topic, 10, first=10, partitions=2)
+    why = "it has no leader on the target"
+    three_nodes.kill(2)
+    try:
+        until(lambda: is_leaderless(target, lost))
+        planned = run([*COMMAND, "plan", *link, "--json"])
+        assert planned.returncode == 3, planned.stdout
+        (found,) = json.loads(planned.stdout)["topics"]
+        assert (found["to_copy"], found["waiting"]) == (10, {"1": why})
+        status = json.loads(run([*COMMAND, "status", *link, "--json"]).stdout)
+        assert [r for r in status["reasons"] if f"{topic}-1" in r["text"] and why in r["text"]], status["reasons"]
+        once = run([*COMMAND, *mirroring, "--once", "--json"])
+        assert once.returncode == 3, once.stderr
+        assert json.loads(once.stdout)["waiting"] == [{"topic": topic, "partition": 1, "reason": why}]
+        assert end_of(target, led) >= 20
+        running = subprocess.Popen([*COMMAND, *mirroring], stderr=subprocess.PIPE, text=True)
+        try:
+            append_records(source, topic, 10, first=20, partitions=2)
+            until(lambda: end_of(target, led) >= 30)
+            three_nodes.restart(2)
+            until(lambda: end_of(target, lost) >= 30)
+            running.send_signal(signal.SIGTERM)
+            _, told = running.communicate(timeout=30)
+        finally:
+            running.kill()
+        assert f"waiting: {topic}-1: {why}" in told, told
+    finally:
+        three_nodes.restart(2)
+    assert run([*COMMAND, *mirroring, "--once"]).returncode == 0
+    logs = read_with_kafka_python(target, [led, lost], committed=True)
+    for log in logs.values():
+        assert sorted(int(record.key or b"") for record in log.values()) == list(range(30))
 
 
 @pytest.mark.long

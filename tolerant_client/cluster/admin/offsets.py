@@ -39,6 +39,10 @@ class LedOffsets(NamedTuple):
     offsets: dict[TopicPartition, int]
     left_out: dict[TopicPartition, str]
 
+    def without(self, why: Mapping[TopicPartition, str]) -> LedOffsets:
+        """These offsets without the partitions that are left out for another reason."""
+        return LedOffsets({p: at for p, at in self.offsets.items() if p not in why}, {**self.left_out, **why})
+
 
 class LogOffsets(NamedTuple):
     """A log's start, last stable offset and high watermark, in this order also by value."""

@@ -31,7 +31,7 @@ from tolerant_client.mirror.state.control_topic import (
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.link_topics import require_no_unreadable
-from tolerant_client.mirror.state.map_topic import leaderless_parts, map_topic, was_never_started
+from tolerant_client.mirror.state.map_topic import leaderless_parts, map_partition, map_topic, was_never_started
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from tolerant_client.mirror.state.promoted_copies import promoted_copies
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -237,6 +237,22 @@ class RefusalFacts(NamedTuple):
     topics: Mapping[str, uuid.UUID | None]  # ids of those that exist
     stamped: frozenset[str] = frozenset()  # with LogAppendTime
     leaderless: frozenset[TopicPartition] = frozenset()
+
+
+async def unled_copies(
+    target: Cluster, partitions: Collection[TopicPartition], map_of: str | None = None, patience_ms: int = 0
+) -> dict[TopicPartition, str]:
+    """Why nothing can be appended now to copies that the target has: no leader responds for them, or for their parts of a map.
+
+    The map is that of link `map_of`, which has translated offsets.  Waits `patience_ms` for leaders.
+    """
+    maps = {} if map_of is None else {p: map_partition(map_of, p) for p in partitions}
+    asked = {*partitions, *maps.values()}
+    there = await target.partitions({p.topic for p in asked})
+    present = [p for p in asked if p.partition in there.get(p.topic, ())]
+    _, away = await list_led_offsets(target, dict.fromkeys(present, LATEST), patience_ms=patience_ms)
+    of_maps = {p: f"{m.topic}-{m.partition}, its part of the map: {away[m]}" for p, m in maps.items() if m in away}
+    return {**of_maps, **{p: away[p] for p in partitions if p in away}}
 
 
 async def refusal_facts(target: Cluster, refused: Collection[str]) -> RefusalFacts:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
+from tolerant_client.cluster.admin.offsets import stable_ends
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.admin.transactions import init_producer_id
-from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, OrdersHiddenError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
@@ -26,6 +26,7 @@ from tolerant_client.mirror.engine.preflight import (
     offsets_at,
     require_same_source,
     starts_at,
+    unled_copies,
     write_down,
 )
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
@@ -58,7 +59,7 @@ ELECTION_MS = 10_000  # how long a start waits for leaders: longer than an elect
 class PlannedLink:
     """Topics of a link, and where the committed part of the source's logs ends (last stable offsets).
 
-    `waiting` says why partitions have no end: they have no leader, or their topic is refused.  `described` are the chosen
+    `waiting` says why partitions have no end: they have no leader on a cluster, or their topic is refused.  `described` are the chosen
     topics as the source and the target have them now.  `gone` are topics that the link knows and the target has, but the
     source lacks, with their partitions on the target; `deleted` are topics that the link began, and both clusters lack.
     """
@@ -102,6 +103,7 @@ async def plan_link(
     control: LinkControl = LinkControl(),
     mapped: MappedTopics = NO_MAP,
     *,
+    map_of: str | None = None,
     patience_ms: int = 0,
 ) -> PlannedLink:
     """What a link over these topics (or those that match a regular expression) would do; writes nothing.
@@ -109,7 +111,8 @@ async def plan_link(
     Topics that the `control` or `mapped` remembers, or that `topics` names, and that the source hides from us, are refused.
     Names are the target's; the source must be a Cluster with the names of `topics`.
     The source may be any Kafka from 0.8.2 on, the target must know record batches.  A problem with one topic or partition is
-    reported for it alone; leaders are awaited for at most `patience_ms`.
+    reported for it alone; leaders are awaited for at most `patience_ms` on each cluster, those of a map if the link has
+    translated offsets and is `map_of`.
     Raises OptionError, UnsupportedSourceError or ClusterUnreachableError.
     """
     topics = LinkTopics.of(topics)
@@ -132,7 +135,8 @@ async def plan_link(
     plan = replace(
         plan, create=fitted.topics, warnings=plan.warnings + fitted.warnings, refused={**plan.refused, **unsaid}
     )
-    ends, leaderless = await stable_ends(source, list(partitions_of(plan.copied)), patience_ms)
+    led = await stable_ends(source, list(partitions_of(plan.copied)), patience_ms)
+    ends, leaderless = led.without(await unled_copies(target, led.offsets, map_of, patience_ms))
     refused = {TopicPartition(name, n): why for name, why in plan.refused.items() for n in view.on_source.get(name, ())}
     known = known_topics(topics, control, view.on_source) | mapped.names
     gone = {name: numbers for name, numbers in view.gone.items() if name in known}
@@ -186,7 +190,7 @@ async def grow_link(
     """
     topics = LinkTopics.of(topics)
     own = mapped._replace(partitions=frozenset(p for p in mapped.partitions if topics.writes(p.topic)))
-    planned = await plan_link(source, target, topics, control, own)
+    planned = await plan_link(source, target, topics, control, own, map_of=None if is_identical else link)
     if found := {topic.name for topic in planned.topics.copied} - set(known):
         others = await look_for_others(target, link, found, is_identical=is_identical, is_new=True)
         planned = without_topics(planned, others.refused)
@@ -318,7 +322,8 @@ async def _check_link(
     control = await read_control(target, link)
     if control.is_hidden:
         raise OrdersHiddenError(f"Link {link} does not start, since {UNKNOWN_ORDERS}: {HIDDEN}")
-    planned = await plan_link(source, target, topics, control, patience_ms=ELECTION_MS)
+    map_of = None if is_identical else link
+    planned = await plan_link(source, target, topics, control, map_of=map_of, patience_ms=ELECTION_MS)
     if not goes_on:
         planned.require_all()
     control.require_not_promoted(link, target, source)
@@ -336,8 +341,8 @@ async def _check_link(
     if has_start and planned.waiting:
         partition, why = min(planned.waiting.items())
         raise ClusterUnreachableError(
-            f"{partition.topic}-{partition.partition} cannot tell the offset of the time of --from: {why}; start the mirror when"
-            " all partitions can, or leave the topic out"
+            f"{partition.topic}-{partition.partition} cannot begin at the time of --from: {why}; start the mirror when all"
+            " partitions can, or leave the topic out"
         )
     return replace(
         planned, topics=replace(planned.topics, warnings=(*planned.warnings, *others.warnings, *unseen))
@@ -357,9 +362,7 @@ async def _refuse_differences(
     there = await target.partitions(topic.name for topic in topics)
     both = [p for p in partitions_of(topics) if p in planned.ends and p.partition in there.get(p.topic, ())]
     # The engine compares what is paused before it copies it again, and partitions without a leader once they have one.
-    both = [p for p in both if not control.pauses(p)]
-    led = await list_led_offsets(target, dict.fromkeys(both, LATEST), patience_ms=ELECTION_MS)
-    partitions = list(led.offsets)
+    partitions = [p for p in both if not control.pauses(p)]
     if not partitions:
         return
 

@@ -169,7 +169,7 @@ async def plan_everything(
         require_not_last(target, link, control, mapped.last)
     except (LinkPromotedError, LinkKindError) as error:
         return LinkPlan(link, "translated" if was_begun else "identical", refusals=(text_of(error),))
-    planned = await plan_link(source, target, chosen, control, mapped)
+    planned = await plan_link(source, target, chosen, control, mapped, map_of=link if is_translated else None)
     lost = await lost_map(target, link, control)
     unread = {p: mapped.unread[at] for p in planned.ends if (at := map_partition(link, p)) in mapped.unread}
     unread |= dict.fromkeys(planned.ends if lost else (), MAP_LOST)

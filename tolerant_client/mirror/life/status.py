@@ -22,6 +22,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LinkPromotedError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.engine.preflight import unled_copies
 from tolerant_client.mirror.life.comparison import compare_ends
 from tolerant_client.mirror.life.left_behind import as_left, left_texts
 from tolerant_client.mirror.life.lens import PartitionLag, bytes_per_offset, look_led, positions_of, written_ms
@@ -195,7 +196,10 @@ async def _look_twice(source: Cluster | None, target: Cluster, scope: LinkScope)
         if source is not None:
             second, unlike = await as_left(source, target, scope.control, second)
             left = await left_texts(source, scope.control, second, {**unseen, **unlike})
-    return Looks(began, first, seconds, second, unseen, left)
+    unled: Mapping[TopicPartition, str] = {}
+    if scope.is_translated and not scope.control.is_promotion_begun:  # else the copies themselves tell where they end
+        unled = await unled_copies(target, scope.present, scope.link)
+    return Looks(began, first, seconds, second, unseen, left, {p: why for p, why in unled.items() if p not in unseen})
 
 
 async def _read_of_copying(

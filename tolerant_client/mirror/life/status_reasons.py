@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from kafka.structs import TopicPartition
@@ -86,7 +86,8 @@ class LinkScope:
 class Looks:
     """The lags at `began` (monotonic seconds), and `seconds` later; why partitions were `unseen` then.
 
-    `left_behind` says what a promoted link left behind on its source, or why that is unknown.
+    `left_behind` says what a promoted link left behind on its source, or why that is unknown; `unled` why nothing can be
+    appended to copies whose positions are known.
     """
 
     began: float
@@ -95,6 +96,7 @@ class Looks:
     second: Sequence[PartitionLag]
     unseen: Mapping[TopicPartition, str]
     left_behind: Sequence[str] = ()
+    unled: Mapping[TopicPartition, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class LinkFacts:
     @property
     def unexplained(self) -> list[PartitionLag]:
         """The first look at the partitions of which nothing else says why they stand still, if they do."""
-        told = self.differing.keys() | self.waiting.keys() | self.shorter.keys()
+        told = self.differing.keys() | self.waiting.keys() | self.shorter.keys() | self.looks.unled.keys()
         return [lag for lag in self.looks.first if lag.partition not in told]
 
     @property
@@ -208,10 +210,12 @@ def _unknown_reasons(facts: LinkFacts) -> Iterator[Reason]:
 
 def _wait_reasons(facts: LinkFacts) -> Iterator[Reason]:
     """Reasons why partitions do not move now."""
+    control = facts.scope.control
     yield from (Reason(Health.WAITING, str(one)) for one in facts.held if is_held_long(one, facts.now_ms))
     yield from waiting_reasons(facts.waiting)
     yield from untold_reasons(facts.mirrors or ())
-    for why, of in by_reason(facts.shorter).items():
+    unled = {p: why for p, why in facts.looks.unled.items() if not (p in facts.waiting or control.pauses(p))}
+    for why, of in by_reason({**facts.shorter, **unled}).items():
         yield Reason(Health.WAITING, f"{names_of(of)}: {why}")
     if (again := facts.again) is not None:
         yield from still(again.first, again.second, facts.scope.control, again.seconds)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from tolerant_client.errors import (
     UnsupportedSourceError,
 )
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
-from tolerant_client.mirror.engine.preflight import RefusalFacts, ends_at, refusal_facts
+from tolerant_client.mirror.engine.preflight import RefusalFacts, ends_at, refusal_facts, unled_copies
 from tolerant_client.mirror.engine.prepare import grow_link
 from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges, held_partitions, take_measures
 from tolerant_client.mirror.life.mirrors import BOUND_S, within_bound
@@ -77,6 +77,7 @@ _ATTEMPTS = 10  # to copy a micro-batch; each resumes from the target's log
 _LONGEST_PAUSE_S = 3  # a stop waits for it
 # A refusal is believed after several tries: a shorter micro-batch would look healthy in between.
 _LEAST_REPEAT_MS = 5_000
+_K = TypeVar("_K")
 _T = TypeVar("_T")
 _NO_TOPICS_S = 1.0
 _LOOK_S = 30.0  # between two checks of the leaders, and of what the target lacks
@@ -175,8 +176,11 @@ class RangesPlanner:
             self._take(self._planned())
             self._refreshed_at = self._looked_at = now
         elif is_due:
-            source, _ = self._connected()
-            self._take(self._scope.after_look(source.run(stable_ends, source, self._scope.led)))
+            source, target = self._connected()
+            led = source.run(stable_ends, source, self._scope.led)
+            map_of = None if self._settings.is_identical else self._settings.link
+            away = self._quickly(partial(unled_copies, map_of=map_of), led.offsets.keys(), target)
+            self._take(self._scope.after_look(led.without(away or {})))
             self._looked_at = now
 
     def _may_be_free(self, now: float) -> bool:
@@ -199,12 +203,12 @@ class RangesPlanner:
         return bool(self._quickly(lacking, copied | left, target) or self._quickly(lacking, copied, source))
 
     def _quickly(
-        self, ask: Callable[[Cluster, set[str]], Awaitable[_T]], topics: set[str], cluster: Cluster
+        self, ask: Callable[[Cluster, Collection[_K]], Awaitable[_T]], keys: Collection[_K], cluster: Cluster
     ) -> _T | None:
-        """What a cluster says about topics; None if it does not respond soon: the copier waits for it, and reports that."""
+        """What a cluster says about topics or partitions; None if it does not respond soon: the copier waits for it, and reports that."""
         source, _ = self._connected()
         try:
-            return source.run(within_bound, cluster, ask, cluster, topics)
+            return source.run(within_bound, cluster, ask, cluster, keys)
         except KafkaError:
             return None
 

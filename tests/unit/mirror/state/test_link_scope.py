@@ -321,6 +321,7 @@ def test_a_start_is_refused_what_the_source_hides_of_its_link_and_is_told_what_i
     respond("describe_each_topic", DescribedTopics({}, {}))
     respond("fit_each_topic", FittedTopics((), (), {}))
     respond("stable_ends", LedOffsets({}, {}))
+    respond("unled_copies", {})
     source, target = Reached("clicks", hidden=["clicks"]), Reached("clicks", "deleted", "another", name="target")
     remembered = dict.fromkeys([CLICKS[0], TopicPartition("deleted", 0)], TopicIds("s", "t"))
     clusters = [cast(Cluster, source), cast(Cluster, target)]

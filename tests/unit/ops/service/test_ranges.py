@@ -168,14 +168,17 @@ def test_a_reader_looks_for_leaders_between_two_looks_for_topics(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made = reader(replace(TAIL, refresh_s=600), folder=str(tmp_path))
-    looks: list[LedOffsets] = [
-        LedOffsets({FIRST: 12, NEW: 3}, {SECOND: "it has no leader"}),
-        LedOffsets({SECOND: 1}, {}),
+    away = "it has no leader on the target"
+    looks = [
+        (LedOffsets({FIRST: 12, NEW: 3}, {SECOND: "it has no leader"}), {}),
+        (LedOffsets({SECOND: 1, NEW: 3}, {}), {NEW: away, SECOND: away}),
+        (LedOffsets({SECOND: 1}, {}), {}),
     ]
+    told_by = [each for look in looks for each in look]  # the source, then the target
     monkeypatch.setattr(made, "_lacks_topics", lambda: False)
-    monkeypatch.setattr(made, "_connected", lambda: (Asked(lambda: looks.pop(0)), None))
+    monkeypatch.setattr(made, "_connected", lambda: (Asked(lambda: told_by.pop(0)), None))
     made._refreshed_at = time.monotonic()
-    for waits in ({SECOND: "it has no leader"}, {}):
+    for waits in ({SECOND: "it has no leader"}, {NEW: away, SECOND: away}, {}):
         made._looked_at = float("-inf")
         made.latestOffset({"trigger": 0}, None)  # type: ignore[arg-type]
         told = RunReport(tmp_path).waiting.read().waiting
@@ -221,7 +224,7 @@ def test_a_topic_that_was_deleted_causes_a_plan_before_the_next_look_at_all_topi
 ) -> None:
     made = reader(replace(TAIL, refresh_s=600))
     made._scope, made._refreshed_at, made._looked_at = Scope({FIRST: 10}), time.monotonic(), float("-inf")
-    answers: list[Any] = [*lacks, LedOffsets({FIRST: 11}, {})]
+    answers: list[Any] = [*lacks, LedOffsets({FIRST: 11}, {}), {}]
     planned: list[int] = []
     target = Asked(lambda: None)
     monkeypatch.setattr(made, "_connected", lambda: (Asked(lambda: raised(answers.pop(0))), target))
