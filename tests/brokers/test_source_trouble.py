@@ -43,6 +43,7 @@ from tolerant_client.mirror.engine.identical import evidence, next_sequence, res
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.prepare import plan_link, prepare_link
+from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.logs.reading import source_truncations
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger, read_ledger
@@ -494,6 +495,37 @@ def test_a_promotion_waits_no_longer_for_a_partition_without_a_leader_than_it_is
             assert all(
                 f"how much of {topic}-1 is not copied is unknown: " in text for text in (report.blockers[0], told[-1])
             )
+
+
+@pytest.mark.parametrize("is_newer_away", [True, False])
+def test_a_failback_names_a_partition_without_a_leader_and_shows_the_other_topics(
+    three_nodes: KafkaCluster, target: str, is_newer_away: bool
+) -> None:
+    topics = whole, broken = [f"trouble-back-{is_newer_away}-{n}" for n in range(2)]
+    servers = three_nodes.bootstrap_servers
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    assignments = {whole: {0: [1]}, broken: {0: [1], 1: [2]}}
+    admin.create_topics([NewTopic(name, -1, -1, replica_assignments=of) for name, of in assignments.items()])
+    admin.close()
+    for number, topic in enumerate(topics, 1):
+        create_topic(target, topic, number)
+        for each in (servers, target):
+            append_records(each, topic, 10, partitions=number)
+    clusters = (servers, target) if is_newer_away else (target, servers)
+    for is_away in (True, False):
+        if is_away:
+            three_nodes.kill(2)
+        else:
+            three_nodes.restart(2)
+        began = time.monotonic()
+        with both(*clusters) as (origin, copy):
+            report = origin.run(failback, origin, copy, f"back-{is_newer_away}", f"trouble-back-{is_newer_away}-.*")
+        assert (report.is_done, report.exit_code) == ((False, 3) if is_away else (True, 0)), report.blockers
+        assert {p.topic for p in report.partitions} == ({whole} if is_away else {whole, broken})
+        if is_away:
+            assert time.monotonic() - began < 40  # it was 60 s, and then an error
+            (why,) = report.blockers
+            assert why.startswith(f"{broken}-1 cannot be compared: "), why
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ Laws:
   Logs that are proved equal are adopted whoever copied them, since nothing is deleted by that.
 - Heartbeats are no data: the link's own former copy of them, which ends with the fence of its promotion, is copied again, and
   blocks nothing.  Nor does another link's copy of them, which is left alone.
+- A partition without a leader on either cluster blocks it, and is named; the logs of other topics are compared and shown.
 - The only write is one record of the control.  If killed before it, failback has done nothing but delete topics, which are copied
   again; another run finds the same.
 """
@@ -32,6 +33,7 @@ from typing import Any
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
@@ -40,6 +42,7 @@ from tolerant_client.mirror.engine.preflight import look_for_others
 from tolerant_client.mirror.life.failback_decision import Compared, begun, decide, is_live
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.owners import Evidence, find_evidence, find_owners
+from tolerant_client.mirror.life.promotion_steps import LEADERS_MS
 from tolerant_client.mirror.life.shared_log import (
     SharedLog,
     compare_logs,
@@ -160,7 +163,9 @@ async def _compare(
     former: LinkControl,
     cluster_id: str | None,
 ) -> Compared:
-    """Reads both clusters' logs of the topics."""
+    """Reads both clusters' logs of the topics, except those of which a partition cannot be read."""
+    unled = {**await _unled(source, names), **await _unled(target, names)}
+    names = sorted(set(names) - {p.topic for p in unled})
     shared = await shared_partitions(source, target, names)
     own_after = begun(former, cluster_id, topics, dict.fromkeys(shared, 0))  # as the mirror finds it
     refused = (await look_for_others(target, link, names, is_identical=True, own=own_after)).refused
@@ -183,7 +188,15 @@ async def _compare(
         {name: why for name, why in refused.items() if not is_heartbeats(topics, name)},
         others,
         unknown,
+        unled,
     )
+
+
+async def _unled(cluster: Cluster, names: Collection[str]) -> dict[TopicPartition, str]:
+    """The partitions of these topics that have no leader that responds, and why."""
+    there = await cluster.partitions(names)
+    asked = {TopicPartition(name, number): LATEST for name, numbers in there.items() for number in numbers}
+    return (await list_led_offsets(cluster, asked, patience_ms=LEADERS_MS)).left_out
 
 
 async def _own_copies(target: Cluster, former: LinkControl, partitions: Iterable[TopicPartition]) -> set[str]:

@@ -10,7 +10,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.batches.losses import GOES_ON
 from tolerant_client.mirror.life.shared_log import SharedLog
-from tolerant_client.mirror.state.health import counted, few
+from tolerant_client.mirror.state.health import by_reason, counted, few, names
 from tolerant_client.mirror.state.link_control import LinkControl, Positions
 from tolerant_client.mirror.state.link_topics import some
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -21,7 +21,7 @@ class Compared(NamedTuple):
 
     `refused` are those that another link copies, `others` no originals of the source's, `unknown` those that could not be told,
     and why.  `own` are copies of this link before its promotion, `heartbeats` those of `own` that hold no data; `taken` were
-    copied by a forward link.
+    copied by a forward link.  `unled` are partitions whose logs cannot be read now, and why: nothing is told of their topics.
     """
 
     logs: tuple[SharedLog, ...]
@@ -31,6 +31,7 @@ class Compared(NamedTuple):
     refused: Mapping[str, str]
     others: Mapping[str, str]
     unknown: Mapping[str, str]
+    unled: Mapping[TopicPartition, str]
 
 
 class Decision(NamedTuple):
@@ -49,6 +50,7 @@ def decide(compared: Compared, *, discards: bool) -> Decision:
     keeps = {p.topic for p in logs if p.lost_records or not (p.is_counted and p.is_proved)}
     undeletable = {name for name in given_up - compared.taken if name in keeps or name not in own}
     blocked = (
+        *unled_texts(compared.unled),
         *few(dict.fromkeys(compared.refused.values())),
         *left_alone(compared.others),
         *untold(compared.unknown),
@@ -139,6 +141,15 @@ def left_alone(others: Mapping[str, str]) -> tuple[str, ...]:
         " of the same name, so nothing of it is compared, deleted or copied: leave it out of --topics (topics.exclude of a file), here and for the mirror; if"
         " nobody needs its records on the target, delete it there yourself"
         for why, names in _by_reason(others).items()
+    )
+
+
+def unled_texts(unled: Mapping[TopicPartition, str]) -> list[str]:
+    """Why logs cannot be read now: a sentence for each reason."""
+    return few(
+        f"{names(of)} cannot be compared: {why}. Run this again once a broker that has it responds, or leave its topic out of"
+        " --topics"
+        for why, of in by_reason(unled).items()
     )
 
 

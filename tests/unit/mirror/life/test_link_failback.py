@@ -438,6 +438,7 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
         "see_topics": view,
         "refuse_circle": (),
         "_forward_links": {},
+        "_unled": {},
         "_refuse_translated": None,
         "read_control": former,
         "require_not_forgotten": None,
