@@ -19,7 +19,7 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.state.known_maps import KnownMaps
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import (
     MappedTopics,
     map_partition,
@@ -107,6 +107,21 @@ async def promoted_copies(
                 for name, other in copies.items()
             }
     return PromotedCopies({name: other for name, other in copies.items() if name not in unknown}, unknown)
+
+
+async def unnamed_copies(
+    target: Cluster, links: Collection[str], partitions: Collection[TopicPartition], ids: Mapping[str, TopicIds]
+) -> dict[str, set[TopicPartition]]:
+    """Which of these partitions, whose topics have these `ids`, have records of links that only have a map: {link: partitions}.
+
+    Their controls, which say of which topics, are not among `links`: they were deleted.
+    """
+    unnamed = {name: (LinkControl(), partitions) for name in await mapped_links(target) if name not in links}
+    maps = await read_each_map(target, unnamed, within_s=_MAP_S)
+    return {
+        name: {p for p, row in mapped.copies.items() if p in partitions and ids.get(p.topic) == TopicIds(*row.ids)}
+        for name, mapped in maps.items()
+    }
 
 
 def _copied(

@@ -54,7 +54,7 @@ from tolerant_client.mirror.state.link_topics import (
 from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.plan import select_topics
-from tolerant_client.mirror.state.promoted_copies import promoted_copies
+from tolerant_client.mirror.state.promoted_copies import promoted_copies, unnamed_copies
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import describe_topics, require_names
 from tolerant_client.mirror.verify.fences import find_fences
@@ -192,7 +192,12 @@ class Verification:
                     others = {p for p in self._pending if p.topic in refused}
                     self._errors |= {p: unknown[p.topic] for p in self._pending if p.topic in unknown}
                     self._pending -= self._errors.keys()
-                self._leave_out_translated(link, control, others | _begun(copying, now))
+                others |= _begun(copying, now)
+                self._leave_out_translated(
+                    link, {p for p in self._pending if control.writes(p.topic) and p not in others}
+                )
+        for link, copies in (await unnamed_copies(self.target, links, self._pending, now)).items():
+            self._leave_out_translated(link, copies - _begun(copying, now))
         self._starts = {
             p: start
             for control in copying
@@ -208,9 +213,9 @@ class Verification:
         }
         return created_again(links, origin, now)
 
-    def _leave_out_translated(self, link: str, control: LinkControl, identical: Collection[TopicPartition]) -> None:
+    def _leave_out_translated(self, link: str, partitions: Collection[TopicPartition]) -> None:
         why = f"link {link} copies it with translated offsets: there is nothing to compare offset by offset"
-        self._errors |= {p: why for p in self._pending if control.writes(p.topic) and p not in identical}
+        self._errors |= dict.fromkeys(partitions, why)
         self._pending -= self._errors.keys()
 
     async def _before_fences(self, found: Mapping[TopicPartition, LogBounds]) -> dict[TopicPartition, LogBounds]:

@@ -27,7 +27,7 @@ def test_only_what_a_failover_without_a_control_fenced_was_copied_with_translate
     found = LinkControl(
         is_promotion_begun=True, is_fenced=True, topics=LinkTopics.of(".*").to_json(), copied_until={theirs: 5}
     )
-    found_by._leave_out_translated("x", found, ())
+    found_by._leave_out_translated("x", {p for p in found_by._pending if found.writes(p.topic)})
     assert found_by._pending == {ours} and found_by._errors.keys() == {theirs}
 
 
@@ -40,6 +40,7 @@ def test_what_a_translated_link_matches_and_is_refused_or_never_copied_is_compar
     over = replace(live, is_promotion_begun=True, is_fenced=True, copied_until={copied: 5})
     nowhere: Any = None
     monkeypatch.setattr(verification, "has_map", AsyncMock(return_value=True))
+    unnamed = AsyncMock(return_value={"x": {theirs}})  # its control was deleted
     for control, copies, left_out in (
         (live, ({}, {}), {copied, theirs}),
         (live, ({"clicks": "l2"}, {}), {copied}),
@@ -47,7 +48,10 @@ def test_what_a_translated_link_matches_and_is_refused_or_never_copied_is_compar
         (over, ({}, {}), {copied}),
         (over, ({"orders": "l2"}, {}), {copied}),  # it had copied it before
         (replace(over, copied_until={}), ({}, {}), {copied, theirs}),  # version 0.1 does not say it
+        (over, ({"clicks": "l2"}, {}), {copied, theirs}),
     ):
+        is_last = (control, copies) == (over, ({"clicks": "l2"}, {}))
+        monkeypatch.setattr(verification, "unnamed_copies", unnamed if is_last else AsyncMock(return_value={}))
         monkeypatch.setattr(verification, "read_controls", AsyncMock(return_value=Controls({"A-B": control})))
         monkeypatch.setattr(verification, "read_control", AsyncMock(return_value=control))
         monkeypatch.setattr(verification, "promoted_copies", AsyncMock(return_value=PromotedCopies(*copies)))
