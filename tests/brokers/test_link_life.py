@@ -760,6 +760,29 @@ def test_the_plan_of_a_promoted_link_ends_with_that_and_a_half_promoted_one_begi
             run(*between, failback, link, topic)
 
 
+def test_a_promoted_link_whose_control_was_deleted_is_compared_by_its_producer_id_and_its_fence_is_named(
+    source: str, target: str
+) -> None:
+    topic = "life-over-unknown"
+    create_topic(source, topic)
+    append_records(source, topic, 20)
+    mirror(source, target, topic, topic)
+    assert fail_over(target, topic).is_done
+    append_records(source, topic, 2, first=20)
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
+    fence = f"{topic}-0 has at offset 20 the fence of this very link"
+    plan = run(source, target, plan_everything, topic, topic)
+    (told,) = plan.refusals
+    assert fence in told and "delete" not in told, told
+    status = run(source, target, read_status, topic, LinkTopics.of(topic))
+    assert status.exit_code == 3 and any(fence in text for text in status.findings), status.reasons
+    append_records(target, topic, 1, first=1_000)  # both logs end at 22
+    for is_dry_run in (True, False):
+        report = run(source, target, promote, topic, LinkTopics.of(topic), deadline_s=5.0, is_dry_run=is_dry_run)
+        assert report.exit_code == 3 and any(fence in text for text in report.blockers), report.blockers
+
+
 def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(source: str, target: str) -> None:
     topic, link = "life-lost", "lost"
     create_topic(source, topic, 1)

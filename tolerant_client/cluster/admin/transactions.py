@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import kafka.errors as Errors
@@ -85,10 +86,32 @@ async def init_producer_id(target: Cluster, link: str) -> int:
 
     Data batches are plain idempotent ones of epoch 0: they use only the id (M2).
     """
-    transactional_id, what = f"tolerant-mirror-{link}", f"getting the producer id of link {link}"
+    transactional_id, what = _transactional_id(link), f"getting the producer id of link {link}"
     return await Coordinators(target).ask(
         TRANSACTION, transactional_id, what, lambda: init_producer_id_request(transactional_id), _producer_id
     )
+
+
+def _transactional_id(link: str) -> str:
+    return f"tolerant-mirror-{link}"
+
+
+async def known_producer_id(cluster: Cluster, link: str) -> int | None:
+    """The producer id of a link, if its coordinator remembers one and tells it; asks once, and gives it none."""
+    transactional_id = _transactional_id(link)
+    if not can_list_transactions(cluster):
+        return None
+
+    def read(response: Any) -> int:
+        (state,) = response.transaction_states
+        raise_for(state.error_code, "DescribeTransactions")
+        return int(state.producer_id)
+
+    try:
+        asked = partial(DescribeTransactionsRequest, transactional_ids=[transactional_id])
+        return await Coordinators(cluster).ask_once(TRANSACTION, transactional_id, asked, read)
+    except Errors.KafkaError:
+        return None
 
 
 async def fresh_producer_id(target: Cluster) -> int:

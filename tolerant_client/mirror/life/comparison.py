@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -10,13 +11,14 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import Untold, list_led_offsets
+from tolerant_client.cluster.admin.transactions import known_producer_id
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import EmptiedLogError, OpenTransaction
 from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states
 from tolerant_client.mirror.engine.translated.target_checks import check_target, resumption, taken_over
-from tolerant_client.mirror.life.mirrors import copied_now
+from tolerant_client.mirror.life.mirrors import copied_now, within_bound
 from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -75,6 +77,18 @@ def is_comparable(control: LinkControl, is_translated: bool) -> bool:
     return not is_translated and not control.is_promotion_begun and bool(control.producer_ids)
 
 
+async def with_own_id(target: Cluster, link: str, control: LinkControl) -> LinkControl:
+    """The control of a link with identical offsets, also one that was deleted, with the producer id that its mirror would have.
+
+    Without it the link's own fence looks like another producer's marker, and nothing is compared.  The target's coordinator is
+    asked, which knows it for some days (transactional.id.expiration.ms).
+    """
+    if control.producer_ids or control.is_prepared:
+        return control
+    own_id = await within_bound(target, known_producer_id, target, control.producer_name(link))
+    return control if own_id is None else replace(control, producer_ids=(own_id,))
+
+
 async def compare_ends(
     source: Cluster,
     target: Cluster,
@@ -92,9 +106,10 @@ async def compare_ends(
     if is_translated and not control.is_promotion_begun:
         stopped = await contradicted(source, target, ledger.link, control, partitions)
         return Comparison({p: text_of(error) for p, error in stopped.items()})
+    if not is_translated:
+        control = await with_own_id(target, ledger.link, control)
     if not is_comparable(control, is_translated):
         return None
-
     states, refused = await read_both(source, target, partitions, control.producer_ids[-1], ledger, control)
     emptied = await held_though_empty(target, ledger.link, states)
     errors = {p: state.error if isinstance(state, Loss) else state for p, state in states.items() if p not in emptied}

@@ -23,7 +23,13 @@ from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.follow.group_positions import read_positions
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
-from tolerant_client.mirror.life.comparison import contradicted, held_though_empty, read_both, without_paused
+from tolerant_client.mirror.life.comparison import (
+    contradicted,
+    held_though_empty,
+    read_both,
+    with_own_id,
+    without_paused,
+)
 from tolerant_client.mirror.life.lens import MAP_LOST
 from tolerant_client.mirror.life.mirrors import look_for_forgotten
 from tolerant_client.mirror.life.promotion_report import groups_json
@@ -215,7 +221,8 @@ async def plan_everything(
         stopped |= {p: text_of(error) for p, error in there_before.items()}
     else:
         reached = (await list_led_offsets(target, dict.fromkeys(present, LATEST))).offsets
-        stopped, told = await _differences(source, target, list(reached), Ledger(target, link), control, policy)
+        known = await with_own_id(target, link, control)
+        stopped, told = await _differences(source, target, list(reached), Ledger(target, link), known, policy)
         warnings += told
     stopping, of_paused = without_paused(stopped, control)
     refusals += stopping.values()
