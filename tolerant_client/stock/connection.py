@@ -22,7 +22,7 @@ import kafka.errors as Errors
 
 from tolerant_client.errors import CorrelationIdMismatchError
 from tolerant_client.stock.probe_question import harmless_question
-from tolerant_client.stock.request_errors import error_of, is_ended_by_us, lost
+from tolerant_client.stock.request_errors import error_of, lost
 from tolerant_client.stock.retirements import RETIREMENTS
 from tolerant_client.stock.sasl_offer import SaslOffer
 from tolerant_client.stock.stock_names import Future
@@ -304,8 +304,7 @@ class TolerantConnection(SaslOffer):
             if type(event) is Completed:
                 self._complete(event)
                 continue
-            if not is_ended_by_us(event):
-                self.recovery_counters.add(event, self.node_id)
+            self.recovery_counters.add(event, self.node_id)
             self._tell(event)
             if isinstance(event, Requeued):
                 entry = event.request

@@ -11,7 +11,7 @@ from tolerant_client.errors import (
     RecoveryExhaustedError,
     text_of,
 )
-from tolerant_client.tracker.events import Event, Failed
+from tolerant_client.tracker.events import Failed
 from tolerant_client.tracker.lifecycle import Verdict
 
 
@@ -28,11 +28,6 @@ def error_of(event: Failed, node: str) -> BaseException:
     error = OutcomeUnknownError(f"{what}: {event.reason}; it may have been carried out. {entry.request.row.check}")
     error.__cause__ = event.error
     return error
-
-
-def is_ended_by_us(event: Event) -> bool:
-    """Whether a request ended because its client has closed the connection, as with a fetch that waits for records: no failure."""
-    return isinstance(event, Failed) and event.verdict is Verdict.CLOSED and type(event.error) is Errors.Cancelled
 
 
 def lost(cause: BaseException, what: str) -> BaseException:

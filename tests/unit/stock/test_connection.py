@@ -254,16 +254,6 @@ def test_lost_read_only_request_is_sent_again_with_the_same_bytes(bench: Bench) 
     assert bench.connection.recovery_counters.of("requeued", "ListOffsets", 1) == 1
 
 
-@pytest.mark.parametrize("error", [None, Errors.KafkaConnectionError("reset")])
-def test_what_our_own_close_ends_is_counted_as_no_failure(bench: Bench, error: Exception | None) -> None:
-    """As the fetch that waits for records when a consumer closes: `--counters` of a clean run names nothing that failed."""
-    future = bench.connection.send_request(list_offsets())
-    bench.transport.abort(error)
-    assert future.exception is not None
-    assert bench.connection.recovery_counters.of("failed") == (error is not None)
-    assert "failed" in bench.kinds()
-
-
 def test_unmatched_fetch_with_a_session_is_handed_up_as_retriable(bench: Bench) -> None:
     bench.broker.spoil = SpoilOnce("Fetch", drop)
     future = bench.connection.send_request(fetch(session_id=7, session_epoch=3))
