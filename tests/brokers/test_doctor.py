@@ -26,6 +26,7 @@ from kafka.structs import TopicPartition
 from typer.testing import CliRunner
 
 from spark_integration.cli.app import app
+from support.guarded_cluster import start_guarded
 from support.mirror_link import append_records, both, create_topic, mirror, prepare_translated_link, topics_of
 from support.raising_copier import LinkCopier
 from tolerant_client import KafkaProducer
@@ -321,18 +322,8 @@ def test_ledger_and_control_of_the_link_are_read(source: str, target: str) -> No
 @pytest.fixture(scope="module")
 def guarded(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
     """User mirror may do what an ACL allows; the brokers and this test (ANONYMOUS) may do everything."""
-    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-    return start_cluster(
-        heap="256m",
-        broker_config={
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:ANONYMOUS",
-            "transaction.partition.verification.enable": "false",  # else no transaction can be made to hang (KIP-890)
-            "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl.plain.sasl.jaas.config": f'{module} required user_mirror="{PASSWORD}";',
-        },
-        listeners={"SASL": "SASL_PLAINTEXT"},
-    )
+    # Without verification a transaction can be made to hang (KIP-890).
+    return start_guarded(start_cluster, {"mirror": PASSWORD}, transaction_partition_verification_enable="false")
 
 
 def as_mirror(guarded: KafkaCluster, password: str = PASSWORD, mechanism: str = "PLAIN") -> dict[str, str]:

@@ -16,6 +16,7 @@ from kafka.admin import ACL, ACLFilter, ACLOperation, ACLPermissionType, Resourc
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
+from support.guarded_cluster import start_guarded
 from support.mirror_link import (
     append_records,
     both,
@@ -53,18 +54,7 @@ PASSWORD = "not-secret"
 @pytest.fixture(scope="module")
 def cluster(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
     """Everybody may do what no ACL speaks of; the brokers and this test (ANONYMOUS) may do everything."""
-    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-    return start_cluster(
-        heap="320m",
-        broker_config={
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:ANONYMOUS",
-            "allow.everyone.if.no.acl.found": "true",
-            "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl.plain.sasl.jaas.config": f'{module} required user_mirror="{PASSWORD}";',
-        },
-        listeners={"SASL": "SASL_PLAINTEXT"},
-    )
+    return start_guarded(start_cluster, {"mirror": PASSWORD}, heap="320m", allow_everyone_if_no_acl_found="true")
 
 
 def allow(cluster: KafkaCluster, user: str, operation: ACLOperation, kind: ResourceType, name: str) -> None:

@@ -28,6 +28,7 @@ from kafka.structs import TopicPartition
 
 from spark_integration.cli.doctor import flow_subjects
 from spark_integration.mirror.flow_links import duties_of, heartbeats_of
+from support.guarded_cluster import start_guarded
 from support.mirror_link import append_records, create_topic
 from support.raising_copier import LinkCopier
 from tolerant_client.cluster.cluster import Cluster
@@ -79,17 +80,7 @@ Grant = tuple[str, str, str, str]  # role, resource, name, operation
 
 def guarded(factory: Callable[..., KafkaCluster]) -> KafkaCluster:
     """User mirror may do what an ACL allows; the broker and this test (ANONYMOUS) may do everything."""
-    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-    return factory(
-        heap="256m",
-        broker_config={
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:ANONYMOUS",
-            "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl.plain.sasl.jaas.config": f'{module} required user_mirror="{PASSWORD}";',
-        },
-        listeners={"SASL": "SASL_PLAINTEXT"},
-    )
+    return start_guarded(factory, {"mirror": PASSWORD})
 
 
 def grants() -> list[Grant]:

@@ -15,6 +15,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 import tolerant_client
+from support.guarded_cluster import start_guarded
 from support.mirror_link import append_records, both, create_topic, mirror, move_groups, prepare_translated_link
 from support.raising_copier import LinkCopier
 from support.tree import SUPPORT
@@ -452,17 +453,7 @@ def test_kafkas_own_mirror_client_reads_heartbeats_and_checkpoints(origin: str, 
 @pytest.mark.long
 def test_what_is_not_granted_is_named_and_little_has_to_be(start_cluster: Callable[..., KafkaCluster]) -> None:
     """Source and target are one cluster here, with a principal for each."""
-    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-    cluster = start_cluster(
-        heap="320m",
-        broker_config={
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:ANONYMOUS",
-            "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl.plain.sasl.jaas.config": f'{module} required user_reads="r" user_writes="w";',
-        },
-        listeners={"SASL": "SASL_PLAINTEXT"},
-    )
+    cluster = start_guarded(start_cluster, {"reads": "r", "writes": "w"}, heap="320m")
     servers = cluster.bootstrap_servers
     create_topic(servers, "least", config={"segment.ms": "900000"})
     create_topic(servers, "A.least")

@@ -29,12 +29,14 @@ from spark_integration.reading.offsets import OffsetRange
 from spark_integration.reading.options import parse_read_options
 from spark_integration.reading.range_fetch import RangeFetch
 from support.encoding import encode_batches
+from support.guarded_cluster import start_guarded
 from tolerant_client.cluster.admin.groups import CommittedOffset
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.producer.batch_producer import BatchProducer
 from tolerant_client.cluster.producer.sender import ProducerSettings
 from tolerant_client.cluster.producer.topic_lookup import TopicLookup
-from tolerant_client.cluster.producer.transaction import DECISION_GROUPS, ProducerTransaction
+from tolerant_client.cluster.producer.transaction import ProducerTransaction
+from tolerant_client.cluster.refused_rights import DECISION_GROUPS
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.broker
@@ -51,17 +53,7 @@ Steps = Callable[[Cluster, str], Awaitable[None]]
 @pytest.fixture(scope="module")
 def cluster(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
     """User low may do what an ACL allows; the brokers and this test (ANONYMOUS) may do everything."""
-    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-    return start_cluster(
-        heap="256m",
-        broker_config={
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:ANONYMOUS",
-            "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.sasl.plain.sasl.jaas.config": f'{module} required user_low="{PASSWORD}";',
-        },
-        listeners={"SASL": "SASL_PLAINTEXT"},
-    )
+    return start_guarded(start_cluster, {"low": PASSWORD})
 
 
 async def read(cluster: Cluster, topic: str) -> None:
