@@ -90,7 +90,7 @@ class ConnectionTimedOutError(ConnectionLostError, RequestTimedOutError):  # typ
 
 
 class SslAuthenticationError(TolerantClientError, KafkaConnectionError):  # type: ignore[misc]
-    """One side refused the other in the TLS handshake: its certificate, version or cipher; waiting does not cure that."""
+    """One side refused the other in the TLS handshake: its certificate, version or cipher."""
 
 
 class CorrelationIdMismatchError(TolerantClientError, CorrelationIdError):  # type: ignore[misc]

@@ -88,7 +88,8 @@ import pyarrow as pa
 
 from spark_integration.writing.columns import WriteRows
 from tolerant_client.cluster.admin.groups import CommittedOffset
-from tolerant_client.cluster.producer.transaction import DECISION_GROUPS, PreparedTransaction
+from tolerant_client.cluster.producer.transaction import PreparedTransaction
+from tolerant_client.cluster.refused_rights import DECISION_GROUPS
 from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffersError
 from tolerant_client.state_json import Whole, decoded
 

@@ -38,7 +38,6 @@ from tolerant_client.cluster.admin.coordinators import GROUP, TRANSACTION, Coord
 from tolerant_client.cluster.admin.groups import CommittedOffset, read_offsets, stable_offsets_request
 from tolerant_client.cluster.admin.transactions import init_producer_id_request
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.refused_rights import DECISION_GROUPS as DECISION_GROUPS
 from tolerant_client.errors import OptionError, ProducerFencedError
 
 _EPOCH_COMPARED = 3  # the first InitProducerId that compares the epoch (KIP-360, Kafka 2.5)

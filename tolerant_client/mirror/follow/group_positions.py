@@ -32,7 +32,7 @@ from tolerant_client.cluster.admin.groups import (
 )
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
-from tolerant_client.cluster.producer.transaction import DECISION_GROUPS
+from tolerant_client.cluster.refused_rights import DECISION_GROUPS
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.map_topic import read_maps, require_map_topic

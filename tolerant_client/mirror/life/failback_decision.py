@@ -137,10 +137,10 @@ def strangers(undeletable: Collection[str], own: Collection[str]) -> tuple[str, 
 def left_alone(others: Mapping[str, str]) -> tuple[str, ...]:
     """Why topics of the target, by name, are no originals of the source's: a sentence for each reason."""
     return tuple(
-        f"the target has records of {some(names)}, and the source's log was not copied from there: {why}. It may be another topic"
+        f"the target has records of {some(of)}, and the source's log was not copied from there: {why}. It may be another topic"
         " of the same name, so nothing of it is compared, deleted or copied: leave it out of --topics (topics.exclude of a file), here and for the mirror; if"
         " nobody needs its records on the target, delete it there yourself"
-        for why, names in _by_reason(others).items()
+        for why, of in by_reason(others).items()
     )
 
 
@@ -156,9 +156,9 @@ def unled_texts(unled: Mapping[TopicPartition, str]) -> list[str]:
 def untold(unknown: Mapping[str, str]) -> tuple[str, ...]:
     """What cannot be said of topics of the target, by name, this time: a sentence for each reason."""
     return tuple(
-        f"whether a link has copied {some(names)} from the target is unknown: {why}. Run this again when the source's brokers"
+        f"whether a link has copied {some(of)} from the target is unknown: {why}. Run this again when the source's brokers"
         " respond, or leave it out of --topics"
-        for why, names in _by_reason(unknown).items()
+        for why, of in by_reason(unknown).items()
     )
 
 
@@ -171,13 +171,6 @@ def overtaken(adopted: Iterable[SharedLog]) -> tuple[str, ...]:
         f" after it with {GOES_ON}, or delete the topic on the target to have it copied again as far as it is left"
         for first in found[:1]
     )
-
-
-def _by_reason(told: Mapping[str, str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, why in sorted(told.items()):
-        found.setdefault(why, []).append(name)
-    return found
 
 
 def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, adopted: Positions) -> LinkControl:

@@ -28,13 +28,14 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.state.claims import Waiting
 
 WAITS_AFTER_S = 10.0
+_Named = TypeVar("_Named", TopicPartition, str)
 _SHOWN = 5  # reasons of one kind that are shown
 DELETED_ON_TARGET = (
     "not on the target any more, though the link had begun to copy it: a mirror that looks for new topics"
@@ -148,11 +149,11 @@ def bare(which: str, reason: str) -> str:
     return reason.removeprefix(f"{which}: ")
 
 
-def by_reason(told: Mapping[TopicPartition, str]) -> dict[str, list[TopicPartition]]:
-    """Groups partitions by their text, sorted."""
-    found: dict[str, list[TopicPartition]] = {}
-    for partition, reason in sorted(told.items()):
-        found.setdefault(reason, []).append(partition)
+def by_reason(told: Mapping[_Named, str]) -> dict[str, list[_Named]]:
+    """Groups partitions, or topics, by their text, sorted."""
+    found: dict[str, list[_Named]] = {}
+    for named, reason in sorted(told.items()):
+        found.setdefault(reason, []).append(named)
     return found
 
 
