@@ -248,6 +248,9 @@ class TolerantConnectionManager(Bootstrap):
         except Exception as error:
             transport.abort(error)
             raise connection_error(error, f"TLS handshake with {node.host}:{node.port}") from error
+        except BaseException:  # the task was cancelled
+            transport.abort()
+            raise
         return transport
 
     async def _connected_socket(self, node: Any, timeout_at: float | None) -> Any:

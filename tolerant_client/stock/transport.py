@@ -177,6 +177,10 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
                         self._protocol._sensors.bytes_sent.record(sent)
                 if self._write_buffer:
                     await self._net.wait_write(self._sock)
+        except GeneratorExit:  # the event loop is closed, so nobody sends the rest, nor closes the socket after it
+            self._write_task = None
+            self.abort(Errors.KafkaConnectionError("the event loop ended"))
+            raise
         finally:
             self._writing = False
         if self._closed:
