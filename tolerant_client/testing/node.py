@@ -6,12 +6,15 @@ A node belongs to one KafkaCluster, which serializes the calls and provides the 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
+import os
 import random
 import signal
 import socket
 import struct
 import subprocess
-from collections import deque
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +24,7 @@ from tolerant_client.testing.artifacts import ClusterStartError
 
 HOST = "127.0.0.1"
 _LOG_TAIL_LINES = 15
+_LOG_ERRORS = 3
 _META = "meta.properties"
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _handed_out: set[int] = set()
@@ -37,10 +41,27 @@ def is_free(port: int) -> bool:
         return True
 
 
-def free_ports(count: int) -> list[int]:
-    """`count` free ports that this process has not handed out before; raises ClusterStartError if there are too few.
+@functools.cache
+def _reservations() -> int:
+    """A file of this user whose byte N is locked by the process that has handed out port N; the lock ends with it."""
+    path = Path(tempfile.gettempdir(), f"tolerant-client-ports-{os.getuid()}")
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
-    They are below the range that the system uses for outgoing connections: a port found by binding to port 0 soon
+
+def _reserve(port: int) -> bool:
+    reservations = _reservations()
+    try:
+        fcntl.lockf(reservations, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except (BlockingIOError, PermissionError):  # another process has it: EAGAIN or EACCES, as the system likes
+        return False
+    return True
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` free ports that no process of this user has handed out and lives; ClusterStartError if there are too few.
+
+    A broker binds its port seconds after that: until then, and while it is stopped, the port looks free to others.
+    The ports are below the range that the system uses for outgoing connections: a port found by binding to port 0 soon
     becomes somebody's client port, and a broker that restarts would find it in use.
     """
     end = 32768
@@ -52,7 +73,7 @@ def free_ports(count: int) -> list[int]:
     for port in candidates:
         if len(found) == count:
             break
-        if port not in _handed_out and is_free(port):
+        if port not in _handed_out and _reserve(port) and is_free(port):
             _handed_out.add(port)
             found.append(port)
     if len(found) < count:
@@ -193,12 +214,14 @@ def _dumped(properties: Mapping[str, str]) -> bytes:
 
 
 def log_tail(file: Path) -> str:
-    """The last lines of a log, for an error message."""
+    """The last lines of a log, after its first errors if those are further up: why a broker ended is."""
     try:
         with open(file, errors="replace") as log:
-            return "".join(deque(log, _LOG_TAIL_LINES)).rstrip()
+            lines = list(log)
     except OSError as error:
         return f"({file}: {error.strerror})"
+    told = [line for line in lines[:-_LOG_TAIL_LINES] if " ERROR " in line or "Exception: " in line][:_LOG_ERRORS]
+    return "".join([*told, "[...]\n"] if told else []) + "".join(lines[-_LOG_TAIL_LINES:]).rstrip()
 
 
 # Metadata v1 for no topic (an empty array; null would mean all topics): every broker from 0.10 to 4.x supports it,
