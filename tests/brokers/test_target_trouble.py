@@ -59,6 +59,7 @@ from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
 from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.engine.strategy import NO_CLAIM
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.records import codecs
@@ -780,9 +781,8 @@ def test_mirror_waits_as_long_as_a_quota_asks(source: str, forgetful: str, reaso
         # A single request of 8 MB is throttled for longer than the client believes (policy.py, max_throttle_ms).
         ("target", 16, {"producer_byte_rate": 150_000.0}),
         ("source", 40, {"consumer_byte_rate": 1_000_000.0}),
-        ("target", 40, {"request_percentage": 1.0}),
     ],
-    ids=["produce", "slow", "fetch", "requests"],
+    ids=["produce", "slow", "fetch"],
 )
 def test_mirror_goes_on_at_the_rate_of_a_quota(
     source: str, target: str, where: str, megabytes: float, rates: dict[str, float], reasons: list[str]
@@ -792,6 +792,14 @@ def test_mirror_goes_on_at_the_rate_of_a_quota(
     took, longest = copy_at_quota(source, target, throttled, topic, megabytes, **rates)
     print(f"{where} {rates}: {megabytes} MB took {took:.0f} s, nothing for {longest:.0f} s, {len(reasons)} troubles")
     assert reasons == [], "an answer that was only late was taken for a lost one"
+
+
+@pytest.mark.long
+def test_a_quota_of_requests_may_cost_a_claim_and_no_record(source: str, target: str, reasons: list[str]) -> None:
+    """What throttles a fetch empties its response, that of the claims, too: a claim that is not read back lapses."""
+    took, longest = copy_at_quota(source, target, target, "target-quota-requests", 40, request_percentage=1.0)
+    print(f"40 MB took {took:.0f} s, nothing for {longest:.0f} s, {len(reasons)} troubles")
+    assert set(reasons) <= {NO_CLAIM}
 
 
 @pytest.mark.long
