@@ -30,9 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
 from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.security.keystores import TlsSettings
-from tolerant_client.stock.stock_names import AbstractTokenProvider
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750
 _ERROR_CODE: Final = re.compile(r"[ -!#-\[\]-~]+")  # RFC 6749, section 5.2

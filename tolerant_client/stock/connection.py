@@ -21,6 +21,7 @@ from typing import Any, TypeGuard
 import kafka.errors as Errors
 
 from tolerant_client.errors import CorrelationIdMismatchError
+from tolerant_client.stock.alarm import Alarm
 from tolerant_client.stock.probe_question import harmless_question
 from tolerant_client.stock.request_errors import error_of, lost
 from tolerant_client.stock.retirements import RETIREMENTS
@@ -97,8 +98,7 @@ class TolerantConnection(SaslOffer):
         self._sends_buffered = False
         self.is_retired = False
         self.has_served = False  # whether a caller's request got a response
-        self._timer: Any = None
-        self._timer_at = NEVER
+        self._alarm = Alarm(net, self._on_alarm)
         self._node_name = f"node {node_id}"
         self._limit: int = self.config["max_in_flight_requests_per_connection"]
 
@@ -130,7 +130,7 @@ class TolerantConnection(SaslOffer):
         """Closes for good, which settles every request."""
         self._flushed_bytes = getattr(self.transport, "sent_bytes", None)
         super().connection_lost(exc)
-        self._disarm()
+        self._alarm.stop()
 
     # -- sending --------------------------------------------------------------
 
@@ -416,21 +416,17 @@ class TolerantConnection(SaslOffer):
             return frozenset()
         return frozenset(r.correlation_id for r in self.in_flight_requests if r.context.begins >= flushed)
 
-    # -- the one timer --------------------------------------------------------
+    # -- time -----------------------------------------------------------------
 
     def _arm(self, now: float) -> None:
-        """Makes sure that `_on_timer` runs when the tracker next needs it; an earlier timer stays."""
+        """Makes sure that `_on_alarm` runs when the tracker, or what waits for the connection, next needs it."""
         due = self.in_flight_requests.next_wakeup(now)
         if self._request_buffer:
             due = min(NEVER if due is None else due, *(deadline for _, _, deadline in self._request_buffer))
-        if due is None or due >= self._timer_at or self.closed:
-            return
-        self._disarm()
-        self._timer_at = max(due, now)
-        self._timer = self.net.call_at(self._timer_at, self._on_timer)
+        if due is not None and not self.closed:
+            self._alarm.set(due)
 
-    def _on_timer(self) -> None:
-        self._timer, self._timer_at = None, NEVER
+    def _on_alarm(self) -> None:
         if self.closed:
             return
         now = time.monotonic()
@@ -451,15 +447,6 @@ class TolerantConnection(SaslOffer):
             if deadline <= now:
                 what = f"{self._node_name}: {type(request).__name__}"
                 future.failure(Errors.KafkaTimeoutError(f"{what}: the connection was not ready before the deadline"))
-
-    def _disarm(self) -> None:
-        timer, self._timer, self._timer_at = self._timer, None, NEVER
-        if timer is None:
-            return
-        try:
-            self.net.cancel(timer)
-        except (ValueError, RuntimeError):
-            pass
 
     def __str__(self) -> str:
         return str(super().__str__()).replace("KafkaConnection", "TolerantConnection")

@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from tolerant_client.stock.alarm import Alarm
 from tolerant_client.tracker.events import Storm
 from tolerant_client.tracker.storm import Leader, StormDetector
 
@@ -60,7 +61,7 @@ class LeaderWatch:
         self._cluster = manager.cluster
         self._detector = StormDetector()
         self._pace = RefreshPace(self._cluster.config["retry_backoff_ms"])
-        self._timer: Any = None
+        self._alarm = Alarm(self._net, self._on_alarm)
         self._search: Any = None
         self._cluster.add_listener(self.updated)
 
@@ -92,8 +93,8 @@ class LeaderWatch:
 
     def _arm(self) -> None:
         due = self._detector.next_wakeup()
-        if due is not None and self._timer is None:
-            self._timer = self._net.call_at(due, self._on_timer)
+        if due is not None:
+            self._alarm.set(due)
 
     def _ask_again(self) -> None:
         self._search = None
@@ -105,7 +106,6 @@ class LeaderWatch:
             self._cluster.request_update()
             self.unreachable(lost[0])
 
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _on_alarm(self) -> None:
         self._tell(self._detector.expired(time.monotonic()))
         self._arm()

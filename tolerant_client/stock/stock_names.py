@@ -34,7 +34,6 @@ from kafka.net.connection import KafkaConnection as KafkaConnection
 from kafka.net.connection import SaslReauthenticator
 from kafka.net.inet import KafkaNetSocket as KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager as KafkaConnectionManager
-from kafka.net.sasl.oauth import AbstractTokenProvider as AbstractTokenProvider
 from kafka.net.selector import NetworkSelector as NetworkSelector
 from kafka.net.transport import KafkaSSLTransport as KafkaSSLTransport
 from kafka.net.transport import KafkaTCPTransport as KafkaTCPTransport
@@ -129,7 +128,6 @@ USES: Final = (
     Use(KafkaConnectionManager,
         ("close", "closed", "cluster", "config", "wait_for"), _ALL, "sends and awaits everything"),
     Use(KafkaConnectionManager, ("broker_version_data", "call_soon"), ("tolerant_client",), "API versions; calls from threads"),
-    Use(AbstractTokenProvider, ("extensions", "token"), ("tolerant_client.security.logins",), "overridden: our logins"),
     Use(KafkaConnectionManager, ("bootstrapped",), (*_CONNECTIONS, "tolerant_client.stock.metadata"), "whether the brokers have been found"),
     Use(KafkaConnectionManager, ("connection_delay",), (*_FETCH_PLAN, *_MANAGER), "how long a node backs off"),
     Use(KafkaNetClient, ("_manager",), ("tolerant_client.metrics",), "where a stock client's recovery counters are"),
@@ -169,7 +167,7 @@ USES: Final = (
         ("_read_from_sock", "_sock_send", "_write_to_sock", "_writing", "abort", "last_read", "last_write"),
         _TRANSPORT, "overridden: large reads into place, gathered writes"),
     Use(KafkaTCPTransport,
-        ("_close", "_closed", "_net", "_protocol", "_read", "_sock", "_write", "_write_buffer", "write"), _TRANSPORT,
+        ("_close", "_closed", "_net", "_protocol", "_read", "_sock", "_write", "_write_buffer", "_write_task", "write"), _TRANSPORT,
         "the socket's state stays kafka-python's"),
     Use(KafkaTCPTransport, ("writelines",), _TRANSPORT, "overridden; 3.1 has none", is_optional=True),
     Use(KafkaTCPTransport, ("handshake",), _TRANSPORT, "overridden: TLS with a deadline"),

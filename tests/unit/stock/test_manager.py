@@ -691,7 +691,7 @@ def test_a_listener_that_breaks_off_is_told_as_one_that_speaks_another_protocol(
         with pytest.raises(
             ClusterUnreachableError, match="closes them: check that security.protocol=PLAINTEXT is what"
         ):
-            plain.run(plain.connect, 1_500)
+            plain.run(plain.connect, 3_000)
     with socketserver.ThreadingTCPServer(
         ("127.0.0.1", 0), Closing
     ) as listener:  # as a broker does to a frame of 350 MB
@@ -702,7 +702,7 @@ def test_a_listener_that_breaks_off_is_told_as_one_that_speaks_another_protocol(
             Cluster(config) as secured,
             pytest.raises(ClusterUnreachableError, match="check that security.protocol=SSL is what"),
         ):
-            secured.run(secured.connect, 1_500)
+            secured.run(secured.connect, 3_000)
         listener.shutdown()
     with Cluster({"bootstrap_servers": "127.0.0.1:1"}) as nobody:
         with pytest.raises(ClusterUnreachableError, match="check that its brokers run and that this address is right"):

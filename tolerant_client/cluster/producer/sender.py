@@ -36,6 +36,7 @@ from tolerant_client.errors import (
     ProducerFencedError,
     UnsupportedSourceError,
 )
+from tolerant_client.stock.alarm import Alarm
 
 _APPENDED = (0, Errors.DuplicateSequenceNumberError.errno)
 _FENCED = (Errors.InvalidProducerEpochError.errno, Errors.ProducerFencedError.errno)
@@ -100,7 +101,7 @@ class Sender:
         self._is_due = False
         self._error: BaseException | None = None
         self._waiter: Future | None = None
-        self._timer_at = float("inf")
+        self._alarm = Alarm(cluster.net, self._on_alarm)
 
     def start(self) -> None:
         """Expects nothing of the logs: what was appended before is settled."""
@@ -190,7 +191,7 @@ class Sender:
         for partition, state in list(self._ready.items()):
             if not state.may_send(now):
                 if state.retry_at > now:
-                    self._arm(state.retry_at)
+                    self._alarm.set(state.retry_at)
                 else:
                     del self._ready[partition]
                 continue
@@ -233,7 +234,7 @@ class Sender:
 
     def _without_leader(self, state: ProducerPartition, now: float) -> None:
         state.no_leader(now)
-        self._arm(state.retry_at)
+        self._alarm.set(state.retry_at)
         self._cluster.manager.cluster.request_update()
         batch = state.first
         if batch is not None and now > batch.deadline:
@@ -322,7 +323,7 @@ class Sender:
         else:
             if code == _UNKNOWN_TOPIC or Errors.for_code(code).invalid_metadata:
                 self._cluster.manager.cluster.request_update()
-            self._arm(state.retry_at)
+            self._alarm.set(state.retry_at)
 
     async def _ask_log(self, state: ProducerPartition) -> None:
         """Reads the log to resolve a contradiction (law G); what is not proven is sent again, within its deadline."""
@@ -353,14 +354,6 @@ class Sender:
         self.dispatch()
         self._wake()
 
-    # -- time ------------------------------------------------------------------
-
-    def _arm(self, due: float) -> None:
-        if due < self._timer_at:
-            self._timer_at = due
-            self._cluster.net.call_at(due, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer_at = float("inf")
+    def _on_alarm(self) -> None:
         self.dispatch()
         self._wake()

@@ -17,6 +17,7 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.meanwhile: Callable[[], None] = lambda: None
+        self.net = None
 
     async def connect(self, timeout_ms: int) -> None:
         pass
