@@ -888,7 +888,7 @@ FLIPS = (
         "T7 framing",
         "a bad frame length is survived",
         "stock/connection",
-        'self._retire(Retired("", -1, str(error)), error)',
+        'self._act([Retired("", -1, str(error))], now, error)',
         "pass",
     ),
     Flip(

@@ -47,7 +47,6 @@ from tolerant_client.tracker.rules.requests import adapt, with_correlation_id
 log = logging.getLogger(__name__)
 
 _CORRELATION_ID = struct.Struct(">i")
-_NO_POLICY = RecoveryPolicy()
 _LIMIT = "max_in_flight"  # kafka-python's name for this reason to pause
 
 
@@ -83,7 +82,7 @@ class TolerantConnection(SaslOffer):
         **configs: Any,
     ) -> None:
         super().__init__(net, node_id=node_id, broker_version_data=broker_version_data, **configs)
-        self.recovery_policy = recovery_policy or _NO_POLICY
+        self.recovery_policy = recovery_policy or RecoveryPolicy()
         self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
         self._listener = recovery_listener
         self._disproved = set() if disproved is None else disproved
@@ -289,7 +288,7 @@ class TolerantConnection(SaslOffer):
             return
         error = self.transport.assembler.error
         if error is not None:
-            self._retire(Retired("", -1, str(error)), error)
+            self._act([Retired("", -1, str(error))], now, error)
             return
         self._resume()
         self._reauth.on_response_processed()
@@ -297,8 +296,8 @@ class TolerantConnection(SaslOffer):
 
     # -- acting ---------------------------------------------------------------
 
-    def _act(self, events: list[Event], now: float) -> None:
-        """Does what the tracker decided; a retirement comes last."""
+    def _act(self, events: list[Event], now: float, error: BaseException | None = None) -> None:
+        """Does what the tracker decided; a retirement, with its error if that is known, comes last."""
         retired: Retired | None = None
         for event in events:
             if type(event) is Completed:
@@ -318,14 +317,13 @@ class TolerantConnection(SaslOffer):
             elif isinstance(event, Retired):
                 retired = event
         if retired is not None:
-            self._close_retired(retired, None)
+            self._close_retired(retired, error)
 
     def _complete(self, event: Completed) -> None:
         entry = event.request
         self.has_served = self.has_served or entry.request.API_KEY not in SETUP
         self.recovery_counters.completed(event.api, self.node_id)
-        if self._listener is not None:
-            self._tell(event)
+        self._tell(event)
         if self._sensors:
             self._sensors.request_time.record(event.latency * 1000)
         log.debug("%s: response to %s, id %d", self._node_name, event.api, event.correlation_id)
@@ -372,11 +370,6 @@ class TolerantConnection(SaslOffer):
         future = event.request.context.future
         if not future.is_done:
             future.failure(error_of(event, self._node_name))
-
-    def _retire(self, event: Retired, error: BaseException) -> None:
-        self.recovery_counters.add(event, self.node_id)
-        self._tell(event)
-        self._close_retired(event, error)
 
     def _close_retired(self, event: Retired, error: BaseException | None) -> None:
         if self.closed:
