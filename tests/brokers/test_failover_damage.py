@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from kafka import KafkaProducer
 from kafka.structs import TopicPartition
 
 from support.mirror_link import (
     append_as_link,
     append_records,
+    both,
     create_topic,
     ends,
     make_anew,
@@ -18,11 +21,15 @@ from support.mirror_link import (
     prepare,
     values,
 )
+from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.mirror.batches.gaps import FILLER
 from tolerant_client.mirror.life.failover import failover
+from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.promotion_report import PromotionReport
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import update_control
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import read_ids
 from tolerant_client.records.record_batch import Record
 
@@ -45,6 +52,18 @@ def failed_over(target: str, topic: str) -> PromotionReport:
         report: PromotionReport = cluster.run(lambda: failover(cluster, topic))
     assert dry.exit_code == report.exit_code and len(dry.damaged) == len(report.damaged)
     return report
+
+
+def applications_write(servers: str, topic: str, is_transactional: bool) -> None:
+    producer = KafkaProducer(bootstrap_servers=servers, transactional_id=topic if is_transactional else None)
+    with closing(producer):
+        if is_transactional:
+            producer.init_transactions()
+            producer.begin_transaction()
+        for n in range(3):
+            producer.send(topic, b"own%d" % n, partition=0)
+        if is_transactional:
+            producer.commit_transaction()
 
 
 def shown(report: PromotionReport) -> list[tuple[int, int, bool]]:
@@ -71,6 +90,24 @@ def test_records_of_others_behind_a_copy_are_not_told_as_copied(source: str, tar
     assert report.exit_code == 3 and shown(report) == [(0, 200, True)]
     assert f"others have written to {topic}-0 on the target from offset 200 on" in report.damaged[0]
     assert "2023-11-14 22:13:20.199" in report.warnings[0]  # the last one that was copied
+
+
+@pytest.mark.parametrize("is_transactional", [False, True], ids=["plain", "transactional"])
+def test_a_failover_without_its_control_finds_where_the_former_one_has_fenced(
+    source: str, target: str, is_transactional: bool
+) -> None:
+    topic = f"damage-fenced-{is_transactional}"
+    copied(source, target, topic, 20)
+    with both(source, target) as (origin, there):
+        assert there.run(lambda: failover(there, topic)).exit_code == 0
+        append_records(source, topic, 2, first=20)
+        applications_write(target, topic, is_transactional)
+        there.run(delete_topics, there, [CONTROL_TOPIC])
+        again = there.run(lambda: failover(there, topic, LinkTopics.of(topic)))
+        assert again.exit_code == 3 and [p.copied_until for p in again.partitions] == [20]
+        assert f"link {topic} was promoted before with {topic}-0" in again.damaged[0]
+        report = origin.run(lambda: promote(origin, there, topic))
+    assert report.exit_code == 3 and f"2 committed records of {topic}-0 were not copied" in report.left_behind
 
 
 @pytest.mark.parametrize("before", ["nothing", "others"])

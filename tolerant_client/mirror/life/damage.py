@@ -5,6 +5,8 @@ Laws:
   they were to begin.  We compare that with what is there now, and with the producers of the last batches.
 - Records that others wrote last are no copy, unless the link had found them to be one (`copied`, `adopted`): nobody can compare
   them any more.
+- Where the link's own part ends with the marker of its fence, it was promoted before, and its control lost that: the copy ends before
+  the marker, which stands at an offset where the source may have a record.
 - Data shows who wrote last, and so do the markers of the link's own gap transactions, however many: the link fills gaps only
   after records that it found to be a copy.  If markers of other transactions hide the last writer, it is reported as unknown.
 - A damaged or unknown partition counts as copied only up to where the link's own part ends.
@@ -31,6 +33,7 @@ from tolerant_client.mirror.engine.identical.open_gaps import ended_gaps
 from tolerant_client.mirror.engine.identical.other_writers import last_of_others
 from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, step_back
 from tolerant_client.mirror.life.comparison import contradicted
+from tolerant_client.mirror.life.fence import before_markers
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
@@ -42,8 +45,8 @@ from tolerant_client.records.record_batch import BatchHeader
 class SeenLog(NamedTuple):
     """A log of the target without the records of a fence; `foreign` is the producer id of a stranger that wrote last.
 
-    The link's own part ends at `own_until`.  `is_filler`: the last record is filler that can be deleted.  `hidden_by` is the
-    producer id of the transactions whose markers hide who wrote last.
+    The link's own part ends at `own_until`, with its fence if others have written after a fence.  `is_filler`: the last record is
+    filler that can be deleted.  `hidden_by` is the producer id of the transactions whose markers hide who wrote last.
     """
 
     start: int
@@ -52,6 +55,7 @@ class SeenLog(NamedTuple):
     foreign: int | None = None
     is_filler: bool = False
     hidden_by: int | None = None
+    is_fenced: bool = False
 
 
 class Damage(NamedTuple):
@@ -79,6 +83,9 @@ def damage_of(link: str, control: LinkControl, partition: TopicPartition, now: T
     if copied is not None and log.end < copied:
         text = f"the target's log of {name} ends at offset {log.end}, and link {link} had copied it up to {copied}"
         return Damage(f"{text}: it has lost records (unclean election)", min(log.own_until, log.end))
+    if log.is_fenced:
+        text = f"link {link} was promoted before with {name}: its copy ends with the link's fence at offset {log.own_until}"
+        return Damage(f"{text}, and others have written to the target after that", log.own_until)
     # A control without `begun` does not exclude that the hidden writer is the link.
     is_others = log.foreign is not None or log.hidden_by is not None and bool(control.begun)
     if is_others and begun is None and copied is None and not log.own_until:
@@ -162,6 +169,9 @@ async def _seen_logs(
     others = {p: header for p, header in others.items() if p not in gaps}
     least = {p: log.written_from for p, log in logs.items()}
     ours = await step_back(target, others, least, lambda header: header.producer_id not in own, MOST_STEPS_BACK)
+    until = {p: _own_until(h, own, min(known.get(p, 0), ends[p]), logs[p].adopted) for p, h in ours.items()}
+    by_link = {p: until[p] for p, header in ours.items() if header.producer_id in own}
+    unfenced = await before_markers(target, by_link, own, adopted)
     begin = {p: end for p, end in ends.items() if p in last and end <= control.log_starts.get(p, 0)}
     ends_with = await read_slices(target, {p: (end - 1, end) for p, end in begin.items()}, is_committed=False)
     facts = await topic_facts(target, {p.topic for p in begin})
@@ -169,15 +179,14 @@ async def _seen_logs(
         p: SeenLog(
             log.target_start,
             log.target_end,
-            _own_until(ours[p], own, min(known.get(p, 0), log.target_end), log.adopted)
-            if p in ours
-            else log.target_end,
+            unfenced.get(p, until.get(p, log.target_end)),
             others[p].producer_id if p in others and p not in hidden else None,
             p in begin
             and is_all_filler(ends_with.get(p))
             and (fact := facts.get(p.topic)) is not None
             and fact.can_delete_records,
             others[p].producer_id if p in others and p in hidden else None,
+            p in unfenced and unfenced[p] < until[p],
         )
         for p, log in logs.items()
     }

@@ -31,6 +31,13 @@ STARTS = LinkControl(producer_ids=(7,), begun=CONTROL.begun, log_starts={P: 500}
         (CONTROL, TopicIds("", "another"), SeenLog(0, 300, 0, foreign=-1), "up to offset 200", 0),
         (CONTROL, IDS, SeenLog(0, 150, 150), "ends at offset 150, and link dr had copied it up to 200", 150),
         (CONTROL, IDS, SeenLog(0, 230, 200, foreign=-1), "others have written to orders-0", 200),
+        (
+            LinkControl(producer_ids=(7,)),
+            IDS,
+            SeenLog(0, 230, 200, hidden_by=9, is_fenced=True),
+            "promoted before",
+            200,
+        ),
         (STARTS, IDS, SeenLog(0, 100, 100, is_filler=True), "to begin at offset 500, and ends at 100", 0),
         (STARTS, IDS, SeenLog(100, 100, 100), "nothing of orders-0 was copied", 0),
         (STARTS, IDS, SeenLog(0, 500, 500, is_filler=True), "nothing of orders-0 was copied", 0),
