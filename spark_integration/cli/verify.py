@@ -30,9 +30,7 @@ def verify(
     as_json: Json = False,
     while_running: Annotated[
         bool,
-        typer.Option(
-            "--while-running", "--allow-behind", help="Treat a shorter target log as lag, not as a difference."
-        ),
+        typer.Option("--while-running", help="Treat a shorter target log as lag, not as a difference."),
     ] = False,
     resume: Annotated[
         Path | None,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tolerant_client import testing
+
 TESTS = """
 def test_with_a_broker(kafka_cluster): pass
 def test_with_a_proxy(fault_proxy): fault_proxy()
@@ -63,3 +65,7 @@ def test_plugin_alone_imports_no_kafka() -> None:
         " sys.exit(bool({'kafka', 'tolerant_client.testing.cluster'} & sys.modules.keys()))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_packages_names_can_be_completed() -> None:
+    assert set(testing.__all__) <= set(dir(testing))

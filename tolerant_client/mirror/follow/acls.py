@@ -72,7 +72,7 @@ async def sync_acls(source: Cluster, target: Cluster, topics: LinkTopics, *, is_
         try:
             found[side], prefixes = await cluster.insist("reading ACLs", partial(describe_acls, cluster))
         except Errors.SecurityDisabledError:
-            why = "it has no authorizer: no ACLs are carried over (sync.topic.acls.enabled=false avoids this request)"
+            why = "it has no authorizer (sync.topic.acls.enabled=false avoids this request)"
             return AclsReport((), 0, (Left(cluster.name, "no-authorizer", why),))
         except (Errors.ClusterAuthorizationFailedError, Errors.UnsupportedVersionError) as error:
             is_old = isinstance(error, Errors.UnsupportedVersionError)

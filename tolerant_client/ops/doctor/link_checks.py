@@ -58,7 +58,7 @@ def topic_findings(
         yield Told(Severity.WARNING, f"topic {some(deleted)}", DELETED_ON_TARGET, "Start the mirror, if none runs")
     missing = sorted(name for name in source if name not in target and name not in known)
     if missing:
-        evidence = "the target lacks it; a mirror creates it"
+        evidence = "not on the target yet: a mirror creates what is missing"
         yield Told(Severity.INFO, f"topic {some(missing)}", evidence, "None needed")
     for name, wanted in sorted(source.items()):
         present = target.get(name)

@@ -97,7 +97,7 @@ def spec(partitions: int = 3, **settings: str) -> TopicSpec:
     ("present", "check", "severity", "words"),
     [
         (spec(), None, None, ""),
-        (None, "topics", INFO, "the target lacks it"),
+        (None, "topics", INFO, "not on the target yet"),
         (spec(message_timestamp_type="LogAppendTime"), "topics", ERROR, "LogAppendTime"),
         (spec(partitions=2), "topics", WARNING, "2 partitions on the target and 3 on the source"),
         (spec(partitions=4), "topics", INFO, "4 partitions on the target and 3 on the source"),
@@ -118,7 +118,7 @@ def test_target_topic_against_the_source(
 def test_a_topic_that_the_link_has_copied_and_the_target_lacks_was_deleted_there() -> None:
     deleted, missing = topic_findings({"new": spec(), "orders": spec()}, {}, 3, {ORDERS})
     assert (deleted.severity, deleted.evidence) == (WARNING, DELETED_ON_TARGET)
-    assert (missing.severity, missing.evidence) == (INFO, "the target lacks it; a mirror creates it")
+    assert (missing.severity, missing.evidence) == (INFO, "not on the target yet: a mirror creates what is missing")
 
 
 def test_more_partitions_of_the_target_stay_empty_unless_the_link_has_copied_into_them() -> None:
