@@ -688,6 +688,37 @@ def test_a_log_that_a_link_had_begun_without_a_record_gets_none_that_another_has
     assert len(committed_logs(target, topic)[0]) == there_before + 10
 
 
+@pytest.mark.parametrize("has_own", [False, True], ids=["nothing", "another topic"])
+def test_a_link_that_was_refused_what_another_has_copied_is_not_promoted_with_it(
+    source: str, target: str, has_own: bool
+) -> None:
+    topic, own = f"translated-refused-{has_own}", f"translated-refused-{has_own}-own"
+    right, wrong = f"{topic}-right", f"{topic}-wrong"
+    for name in (topic, own):
+        create_topic(source, name)
+        append_records(source, name, 30)
+    copy(source, target, topic, right)
+    if has_own:
+        copy(source, target, own, wrong)
+    with pytest.raises(TargetDivergedError, match=f"has what link {right} has copied"):
+        copy(source, target, topic, wrong)
+    named = f"link {right} has copied" + ("" if has_own else f" {topic}-0: is --link {right} meant")
+    with both(source, target) as (origin, there):
+        for promoting in (partial(failover, there, is_dry_run=has_own), partial(promote, origin, there)):
+            if not has_own:
+                with pytest.raises(OptionError, match=named):
+                    origin.run(promoting, wrong)
+                assert not origin.run(read_control, there, wrong).is_promotion_begun
+                continue
+            report = origin.run(promoting, wrong)
+            assert report.exit_code == 3 and [p.topic for p in report.partitions] == [own]
+            assert not report.blockers and named in report.not_promoted[0]
+        append_records(source, topic, 5, first=30)
+        copy(source, target, topic, right)
+        assert origin.run(failover, there, right).exit_code == 0
+    assert len(committed_logs(target, topic)[0]) == 35
+
+
 @pytest.mark.parametrize("is_identical", [False, True])
 def test_an_original_gets_none_of_its_copies_and_is_not_called_a_copy(
     source: str, target: str, is_identical: bool

@@ -266,6 +266,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(left_behind, "count_committed", count_none)
     respond("find_carried", lambda: found.carried)
     respond("look_for_others", lambda: found.others)
+    respond("other_copies", dict)
     respond("deleted_warnings", lambda: found.deleted)
     respond("read_headers", dict)
     patch("require_readable", readable)

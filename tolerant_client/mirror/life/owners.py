@@ -15,6 +15,9 @@ Laws (one writer for each partition, to the last record):
   an id after seven days without use, and a mirror uses it only when it starts: so claims count, too.
 - Without a control, a topic with records that only the target has and that the link's offset map does not name is not what the
   link has copied.  It is named, and fenced all the same.
+- A start that was refused a log, since another link has copied it, has claimed its topic all the same.  So a translated link does
+  not own a log that has records, of which its map has none and that of another link of the same source has some.  It is named,
+  with the link that copies it, and fenced all the same; a link that has copied nothing else is not promoted: its name is wrong.
 - A fence with translated offsets writes to no log.  Another link's partitions are left all the same: both links may use the same
   transactional id.
 """
@@ -26,16 +29,21 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.transactions import init_producer_id, transactional_producers
-from tolerant_client.cluster.cluster import EARLIEST, Cluster
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.mirror.engine.preflight import Others, look_for_others
+from tolerant_client.mirror.engine.translated.copied_before import other_copies
 from tolerant_client.mirror.life.carriers import Carried, find_carried
 from tolerant_client.mirror.life.mirrors import look_at_claims
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.map_topic import MappedTopics, map_partition
+from tolerant_client.mirror.state.offset_map import is_another
 from tolerant_client.mirror.state.topics import read_ids
 
+_MAPS_S = 10.0  # how long others' maps are read, at the same time: a failover must not wait for them
 _OTHERS_WROTE = (
     "its last records are of others, or of a producer id of the link that nobody knows any more, and nothing shows that the link"
     " has copied it"
@@ -67,7 +75,7 @@ class Evidence(NamedTuple):
     """What shows who owns a partition, besides the link's control; `mapped` are topics that its offset map names.
 
     `producer_ids` are the link's, also where its control names none; `held` are the partitions that its mirrors have claimed, which
-    are read only then; None if they could not be read.
+    are read only then; None if they could not be read.  `elsewhere` are the links that have copied partitions of which its map has nothing.
     """
 
     logs: Carried = Carried()
@@ -76,6 +84,7 @@ class Evidence(NamedTuple):
     mapped: Collection[str] = ()
     producer_ids: tuple[int, ...] = ()
     held: Collection[TopicPartition] | None = frozenset()
+    elsewhere: Mapping[TopicPartition, str] = {}
 
 
 async def find_evidence(
@@ -118,6 +127,29 @@ async def _ids_of(target: Cluster, link: str, control: LinkControl) -> tuple[int
     return tuple(sorted(set(lives.values())))
 
 
+async def copied_elsewhere(
+    target: Cluster, link: str, partitions: Iterable[TopicPartition], mapped: MappedTopics
+) -> dict[TopicPartition, str]:
+    """Which links with translated offsets have copied those of these partitions of which the map of `link` has nothing.
+
+    What cannot be read now decides nothing.  Raises KafkaError.
+    """
+    uncopied = [p for p in partitions if p not in mapped.copies and map_partition(link, p) not in mapped.unread]
+    ends = (await list_led_offsets(target, dict.fromkeys(uncopied, LATEST))).offsets
+    starts = (await list_led_offsets(target, dict.fromkeys((p for p, end in ends.items() if end), EARLIEST))).offsets
+    if not starts:
+        return {}
+    ids = await read_ids(None, target, {p.topic for p in starts})
+    return {
+        p: copy.link
+        for p, copies in (await other_copies(target, link, list(starts), None, _MAPS_S)).items()
+        for copy in copies
+        if copy.row is not None
+        and copy.row.target_until > starts[p]
+        and not is_another(copy.row.ids[1], ids.get(p.topic, TopicIds()).target)
+    }
+
+
 async def find_taken(
     target: Cluster,
     link: str,
@@ -156,6 +188,10 @@ def find_owners(
             is_theirs = p.topic in refused and p.topic not in mapped
             if is_theirs:
                 of_links[p] = refused[p.topic]
+            elif p in evidence.elsewhere:
+                of_strangers[p] = (
+                    f"link {evidence.elsewhere[p]} has copied it, and the offset map of this link names nothing of it"
+                )
             elif p in logs.foreign:
                 of_strangers[p] = _NOT_MAPPED
             else:

@@ -41,7 +41,7 @@ from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_tra
 from tolerant_client.mirror.life.left_behind import promoted_before
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
-from tolerant_client.mirror.life.owners import Owners, find_evidence
+from tolerant_client.mirror.life.owners import Owners, copied_elsewhere, find_evidence
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.logs.reading import require_readable
@@ -133,7 +133,8 @@ async def promoted_link(
 ) -> PromotedLink:
     """The link, with the evidence of who owns these partitions, which its topics match; the target has some of them `alone`.
 
-    Raises OptionError for one that was prepared only, and whose target's logs do not end where it is to continue.
+    Raises OptionError for one that was prepared only, and whose target's logs do not end where it is to continue; and for one that has
+    copied nothing, of topics that another link has copied.
     """
     is_translated = await has_map(target, link, control)
     if control.is_prepared and not is_translated:
@@ -147,6 +148,12 @@ async def promoted_link(
                 f" is to continue is unknown: {names(unknown)} ({left_out[unknown[0]]}). Start a broker that leads them, then run this again"
             )
     evidence = await find_evidence(target, link, control, partitions, mapped.names, is_translated=is_translated)
+    if is_translated:
+        unclaimed = [p for p in partitions if p not in control.adopted]
+        evidence = evidence._replace(elsewhere=await copied_elsewhere(target, link, unclaimed, mapped))
+        has_copied = mapped.copies or mapped.unread or control.adopted
+        if evidence.elsewhere and not (has_copied or control.is_promotion_begun):
+            raise OptionError(of_another(link, evidence.elsewhere))
     if is_translated and control.tells_no_start and not mapped.unread:
         unmapped = [p for p in alone if p.topic not in mapped.names]
         ends = (await list_led_offsets(target, dict.fromkeys(unmapped, LATEST))).offsets
@@ -157,6 +164,15 @@ async def promoted_link(
     )
     lost = await lost_map(target, link, control)
     return PromotedLink(link, target, topics, is_translated, lost, beyond, mapped, evidence, of_file)
+
+
+def of_another(link: str, elsewhere: Mapping[TopicPartition, str]) -> str:
+    """What to say of a link that has copied nothing, of topics that others have copied.  Pure."""
+    first, other = min(elsewhere.items())
+    return (
+        f"Link {link} has copied nothing to this target, and link {other} has copied {first.topic}-{first.partition}: is --link {other}"
+        f" meant? A promotion of link {link} would stop no process that writes there"
+    )
 
 
 def unshown(of: PromotedLink, back: str = "") -> str:

@@ -101,10 +101,13 @@ async def other_copies(
     target: Cluster,
     link: str,
     partitions: Collection[TopicPartition],
-    known: KnownMaps,
+    known: KnownMaps | None,
     within_s: float | None,
 ) -> dict[TopicPartition, tuple[OtherCopy, ...]]:
-    """What the maps of other links that may have the same source say of these partitions.  Raises KafkaError."""
+    """What the maps of other links that may have the same source say of these partitions.  Raises KafkaError.
+
+    Without `known` maps, less is read, and transactions that are not over are left out.
+    """
     links = (await read_controls(target, {p.topic for p in partitions})).links
     ours = links.get(link, LinkControl()).source_cluster_id
     theirs = {name: links[name].source_cluster_id if name in links else None for name in await mapped_links(target)}
