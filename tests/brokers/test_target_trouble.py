@@ -1086,7 +1086,7 @@ def test_mirror_waits_for_replicas_that_are_away(
 def test_a_partition_without_a_leader_on_the_target_is_named_holds_up_no_other_and_comes_back(
     source: str, three_nodes: KafkaCluster, offsets: str
 ) -> None:
-    """`plan`, `mirror --once`, `status` and a running mirror say of the target's brokers what they say of the source's."""
+    """`plan`, `mirror --once`, `status`, `promote` and a running mirror say of the target's brokers what they say of the source's."""
     topic, target = f"target-leaderless-{offsets}", three_nodes.bootstrap_servers
     led, lost = TopicPartition(topic, 0), TopicPartition(topic, 1)
     create_topic(source, topic, 2)
@@ -1111,6 +1111,14 @@ def test_a_partition_without_a_leader_on_the_target_is_named_holds_up_no_other_a
         assert once.returncode == 3, once.stderr
         assert json.loads(once.stdout)["waiting"] == [{"topic": topic, "partition": 1, "reason": why}]
         assert end_of(target, led) >= 20
+        promoted = run([*COMMAND, "promote", *link, "--yes", "--json"])
+        assert promoted.returncode == 3, promoted.stderr
+        (blocker,), rows = (json.loads(promoted.stdout)[name] for name in ("blockers", "partitions"))
+        assert f"{topic}-1 cannot be fenced" in blocker and why in blocker
+        assert sorted((row["partition"], row["copied_until"], row["lag"]) for row in rows) == [
+            (0, 20, 0),
+            (1, None, None),
+        ]
         running = subprocess.Popen([*COMMAND, *mirroring], stderr=subprocess.PIPE, text=True)
         try:
             append_records(source, topic, 10, first=20, partitions=2)

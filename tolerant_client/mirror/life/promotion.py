@@ -8,6 +8,7 @@ Laws, besides those of promotion_steps.py:
   the link does not have block a promotion.
 - A partition of which the source does not tell how far it is (it has no leader) blocks the promotion, which waits for it as for
   the others, no longer than it is told to: it delays the report of no other partition.
+- A partition that cannot be fenced, since it has no leader on the target, blocks the promotion at once; the report shows the others.
 - Topics that only the source has, and that the link did not make because they are another link's, are named and left.
 - The groups are rehearsed before anything is written.  Groups that cannot be moved are left and reported.
 - What is lost after a promotion was interrupted no longer blocks it.  The report still names it.
@@ -108,8 +109,7 @@ async def promote(
     promoted; `topics` are used where it names none, and those `of_file` are the ones to wait for.  `tell` gets what it waits
     for.  If something still blocks the promotion after `deadline_s`, nothing has been written.  If another command promotes the
     link meanwhile, the report is that of a repeat; LinkPromotedError if that one is not finished.  Raises OptionError, also for
-    `topics` that are not the link's and for partitions of the target without a leader; TolerantClientError if it fails once the
-    promotion is written; KafkaError.
+    `topics` that are not the link's; TolerantClientError if it fails once the promotion is written; KafkaError.
     """
     await refuse_one_cluster(source, target)
     order = _Order(topics, groups, of_file, deadline_s, is_dry_run, tell)
@@ -138,7 +138,7 @@ class _Scope:
     """The partitions of a promotion: those `to_fence`, of which the target has some `alone`, and the source's `on_source`.
 
     The target lacks those that are `lacking`, and the source has deleted those that are `gone`.  `of_links` are other links', and
-    so are the lacking ones that are `unmade`, and why.
+    so are the lacking ones that are `unmade`, and why.  Those that are `leaderless` cannot be fenced now.
     """
 
     of: PromotedLink
@@ -150,6 +150,7 @@ class _Scope:
     gone: list[TopicPartition]
     of_links: Mapping[TopicPartition, str]
     unmade: Mapping[TopicPartition, str]
+    leaderless: Mapping[TopicPartition, str]
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,8 @@ class _Readiness:
 
 async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, control: LinkControl) -> PromotionReport:
     scope = await _find_scope(order, source, target, link, control)
+    if scope.leaderless:
+        return await _not_fenceable(source, scope, control, is_dry_run=order.is_dry_run)
     of, groups, is_dry_run = scope.of, order.groups, order.is_dry_run
     moving = partial(move_groups, source, target, of.topics, map_of=link if of.is_translated else None)
     if groups is not None and not is_dry_run:
@@ -244,9 +247,21 @@ async def _find_scope(order: _Order, source: Cluster, target: Cluster, link: str
     to_fence = _to_fence(control, sorted({*partitions, *of.carried.partitions, *gone}))
     of_links = of.owners(control, to_fence).of_links
     unmade = of.owners(control, [p for p in lacking if of.waits_for(p.topic)]).of_links
-    if leaderless := (await without_leader(of, [p for p in to_fence if p not in of_links])):
-        raise OptionError(not_to_be_fenced(leaderless))
-    return _Scope(of, beside, to_fence, alone, on_source, lacking, gone, of_links, unmade)
+    leaderless = await without_leader(of, [p for p in to_fence if p not in of_links])
+    return _Scope(of, beside, to_fence, alone, on_source, lacking, gone, of_links, unmade, leaderless)
+
+
+async def _not_fenceable(source: Cluster, scope: _Scope, control: LinkControl, *, is_dry_run: bool) -> PromotionReport:
+    """The report where partitions have no leader on the target: nothing is written."""
+    of = scope.of
+    led = [p for p in scope.to_fence if p not in scope.leaderless and p not in scope.of_links]
+    there, alone = [p for p in led if p not in scope.alone], [p for p in led if p in scope.alone]
+    knowing = of.knowing(control)
+    ends = await look(source, of.target, of.name, there, of.is_translated, knowing)
+    ends += await look(None, of.target, of.name, alone, of.is_translated, knowing)
+    rows = await promoted_partitions(of, [*ends, *map(PartitionLag, scope.leaderless)], {})
+    why = not_to_be_fenced(scope.leaderless)
+    return PromotionReport("promote", of.name, is_dry_run, False, rows, (why,), tuple(scope.beside.kept))
 
 
 async def _as_begun(source: Cluster, scope: _Scope, control: LinkControl) -> _Readiness:
