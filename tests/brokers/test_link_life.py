@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -54,6 +55,7 @@ from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
+from tolerant_client.mirror.life import comparison
 from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.plan_report import plan_everything
@@ -781,6 +783,37 @@ def test_a_promoted_link_whose_control_was_deleted_is_compared_by_its_producer_i
     for is_dry_run in (True, False):
         report = run(source, target, promote, topic, LinkTopics.of(topic), deadline_s=5.0, is_dry_run=is_dry_run)
         assert report.exit_code == 3 and any(fence in text for text in report.blockers), report.blockers
+
+
+def test_nobody_is_told_to_delete_what_applications_write_after_a_failover_whose_control_was_deleted(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source has no record at the fence's offset, so what differs first is what an application wrote after it."""
+    topic = "life-over-written"
+    create_topic(source, topic)
+    append_records(source, topic, 20)
+    mirror(source, target, topic, topic)
+    assert fail_over(target, topic).is_done
+    with closing(kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic)) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"aborted", partition=0)
+        producer.flush()
+        producer.abort_transaction()
+    append_records(source, topic, 2, first=20)
+    append_records(target, topic, 3, first=1_000)
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
+    (told,) = run(source, target, plan_everything, topic, topic).refusals
+    assert f"{topic}-0 has at offset 20 the fence of this very link" in told and "delete" not in told
+
+    async def forgotten(*_: Any) -> None:
+        """After seven days without use."""
+
+    monkeypatch.setattr(comparison, "known_producer_id", forgotten)
+    (told,) = run(source, target, plan_everything, topic, topic).refusals
+    assert "delete the target topic" not in told
+    assert f"run tolerant-kafka failover --target {target} --link {topic} --topics REGEX" in told
 
 
 def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(source: str, target: str) -> None:

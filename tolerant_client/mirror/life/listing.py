@@ -89,7 +89,7 @@ class ListedLink(NamedTuple):
         """What its operator has ordered, and whether a mirror of it runs, as text."""
         control = self.control
         if self.found == "gone":
-            remedy = "start its mirror, or, if its source is gone, run tolerant-kafka failover with --topics"
+            remedy = "start its mirror, or, if it was promoted or its source is gone, run tolerant-kafka failover with --topics"
             if self.mirror is not None and self.mirror.is_alive:
                 remedy = "stop its mirror and start it again"
             return f"its control is gone, {remedy}; {self._mirror_words}"

@@ -329,7 +329,9 @@ async def _wait(
         there, ledger = [e.partition for e in data if not e.untold], Ledger(of.target, of.name)
         compared = await compare_ends(source, of.target, there, ledger, control, of.is_translated)
         compared, differing = split(compared, {e.partition for e in kept})
-        found = blockers(kept, before or {}, control, compared, await find_held(source, open_spans(kept)), *options)
+        held = await find_held(source, open_spans(kept))
+        given = "" if control.topics is not None or of.target.file_options else " --topics REGEX"
+        found = blockers(kept, before or {}, control, compared, held, *options, given)
         found += copied_besides(e for e in kept if not of.waits_for(e.partition.topic))
         if lacking:
             found = [*map(Blocker, lacking_texts(lacking, control)), *found]

@@ -38,17 +38,19 @@ def blockers(
     held: Iterable[Held] = (),
     of_target: str = "--target TARGET",
     of_both: str = "--source SOURCE --target TARGET",
+    topics: str = "",
 ) -> list[Blocker]:
     """Why a link cannot be promoted now; pure.
 
     `before` is what an earlier look saw, `compared` the comparison of the logs or None if there was none, `held` the open
-    transactions.  `of_target` and `of_both` are the options that name the link in commands (link_options).
+    transactions.  `of_target` and `of_both` are the options that name the link in commands (link_options), `topics`
+    those that give its topics where its control does not.
     """
     known = list(lags)
     differing, unread, refused, open_there, emptied = compared or Comparison({})
     found = [Blocker(text, lasts=True) for text in list(differing.values())[:_SENTENCES]]
     if len(differing) > _SENTENCES:
-        more = f"{len(differing) - _SENTENCES} more partitions differ; all of them: tolerant-kafka status {of_both}"
+        more = f"{len(differing) - _SENTENCES} more partitions differ; all of them: tolerant-kafka status {of_both}{topics}"
         found.append(Blocker(more, lasts=True))
     for why, members in list(by_reason(refused).items())[:_SENTENCES]:
         found.append(Blocker(f"{names_of(members)} could not be compared: {why}", lasts=True))
@@ -62,7 +64,7 @@ def blockers(
             f"whether {some(map(str, filled))} is a copy of the source's log is unknown: the control on the target does not say (any"
             " more) what the link has copied, so nothing was compared. Start its mirror, which compares them and writes it down, then"
             " run this again; or, if the mirror says that the link was promoted before, run tolerant-kafka failover"
-            f" {of_target}. Which records differ says tolerant-kafka verify {of_both}"
+            f" {of_target}{topics}. Which records differ says tolerant-kafka verify {of_both}{topics}"
         )
         found.append(Blocker(text, lasts=True))
     lagging = [e for e in known if e.copyable and e.partition not in differing]
@@ -79,7 +81,7 @@ def blockers(
     for why, members in list(by_reason({e.partition: e.untold for e in known if e.untold}).items())[:_SENTENCES]:
         text = (
             f"how much of {names_of(members)} is not copied is unknown: {why}; run this again once the source tells it, or, if its broker"
-            f" is gone for good, tolerant-kafka failover {of_target}, which does not ask the source"
+            f" is gone for good, tolerant-kafka failover {of_target}{topics}, which does not ask the source"
         )
         found.append(Blocker(text))
     if opened := [e for e in known if e.open_offsets]:

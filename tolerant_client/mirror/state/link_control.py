@@ -313,13 +313,23 @@ def listed(servers: str | Sequence[str]) -> str:
     return servers if isinstance(servers, str) else ",".join(servers)
 
 
-def others_remedy(topic: str, link: str, target: Cluster) -> str:
-    """What an operator does about records of others in a topic that the link has on its target."""
+def others_remedy(topic: str, link: str, target: Cluster, *, is_begun: bool) -> str:
+    """What an operator does about records of others in a topic that the link has on its target.
+
+    Where the control does not say that the link `is_begun` there, it may have been promoted, and the control deleted: then the topic
+    is its applications'.
+    """
+    which = link_options(link, target)
+    others = (
+        "Stop that producer. If nobody needs what others wrote there, delete the target topic: the next start fills it again"
+        if is_begun
+        else "Nothing on the target says that the link has begun this log. If it was promoted before, and the control was deleted since, the"
+        f" topic is its applications': run tolerant-kafka failover {which}{'' if target.file_options else ' --topics REGEX'}, which writes"
+        " that down again. If not, leave the topic out"
+    )
     return (
-        "Stop that producer. If nobody needs what others wrote there, delete the target topic: the next start fills it again;"
-        " to copy after what others wrote, if nothing was copied there yet: a link of its own with --offsets translated and"
-        " another --link;"
-        f" to have the other topics copied until then: tolerant-kafka pause {link_options(link, target)} --topic {topic}"
+        f"{others}; to copy after what others wrote, if nothing was copied there yet: a link of its own with --offsets translated and"
+        f" another --link; to have the other topics copied until then: tolerant-kafka pause {which} --topic {topic}"
     )
 
 

@@ -239,7 +239,9 @@ def test_a_link_of_which_only_the_map_is_left_is_listed_beside_those_with_a_cont
         None,
         False,
     )
-    assert found.links[1].state.startswith("its control is gone, start its mirror, or, if its source is gone,")
+    assert found.links[1].state.startswith(
+        "its control is gone, start its mirror, or, if it was promoted or its source is gone,"
+    )
     assert found.exit_code == 3 and str(found.unknown).startswith(f"{CONTROL_TOPIC} says nothing of link tr, so it was")
     ordered = found_on([CONTROL_TOPIC, *MAPS], dr=DR, tr=LinkControl(bytes_per_s=5))
     assert ordered.unknown == found.unknown, "what was ordered since does not say what it copies"

@@ -8,6 +8,10 @@ Laws:
   batches from the difference on, 256 MB at most, lie where they belong by their sequences (places.py) and the source has
   the first of their records nowhere near.
 - Everything else is a divergence of the target, under every policy: to continue would leave out records of the source.
+- The link's own producer ids have no transactions but those that fence them (life/fence.py).  Where such a marker is the last that the
+  link wrote, it was promoted, whatever others wrote after that, and whatever its control says: applications write there.
+- Nobody is told to delete a topic of which the control does not say that the link has begun it: it may have been promoted, and the
+  control deleted since.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from tolerant_client.mirror.batches.losses import GOES_ON, LedgerRow, Loss, Loss
 from tolerant_client.mirror.engine.identical.given_times import times_rewritten
 from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.open_gaps import ended_gap
-from tolerant_client.mirror.engine.identical.places import read_places
+from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, read_places, step_back
 from tolerant_client.mirror.logs.bisection import agreement_start, first_difference_of_logs
 from tolerant_client.mirror.logs.reading import read_headers, read_slices, source_truncations
 from tolerant_client.mirror.state.link_control import others_remedy
@@ -92,6 +96,16 @@ class Case(NamedTuple):
     is_same_topic: bool = False  # on the source, as its ids show
     copied: int | None = None
     differs_at: int | None = None  # where others' records after the link's differ
+    is_begun: bool = False  # as the control says, which is not that of a former topic
+
+    def is_fence(self, header: BatchHeader | None) -> bool:
+        """Whether a batch is the marker of a fence of the link."""
+        return (
+            header is not None
+            and header.is_control
+            and header.producer_id in self.own
+            and header.base_offset >= self.logs.adopted
+        )
 
     def __str__(self) -> str:
         return f"{self.partition.topic}-{self.partition.partition}"
@@ -137,6 +151,15 @@ def _is_rewritten(header: BatchHeader, case: Case) -> bool:
 
 async def explain(source: Cluster, target: Cluster, case: Case, rows: Collection[LedgerRow]) -> Meaning | None:
     """What a difference means; None if it is gone."""
+    meaning = await _explain(source, target, case, rows)
+    if case.last is None or not isinstance(meaning, (Loss, TolerantClientError)):
+        return meaning
+    p, least = case.partition, case.logs.written_from
+    last = await step_back(target, {p: case.last}, {p: least}, lambda h: h.producer_id not in case.own, MOST_STEPS_BACK)
+    return fenced(case, last[p]) if case.is_fence(last[p]) else meaning
+
+
+async def _explain(source: Cluster, target: Cluster, case: Case, rows: Collection[LedgerRow]) -> Meaning | None:
     partition, logs = case.partition, case.logs
     accepted = [range(row.from_offset, row.until_offset) for row in rows]
     kept = [range(row.from_offset, row.until_offset) for row in rows if row.reason in _KEPT_ON_TARGET]
@@ -161,9 +184,7 @@ async def explain(source: Cluster, target: Cluster, case: Case, rows: Collection
         first = max(logs.source_end, logs.target_start)
     if first is None:
         if case.last is not None and case.is_strange:
-            return _diverged(
-                case, case.last, case.last.base_offset, others_remedy(case.partition.topic, case.link, target)
-            )
+            return _diverged(case, case.last, case.last.base_offset, _remedy(case, target))
         return case.state if accepted else None
     return await _explain_difference(source, target, case, first)
 
@@ -178,12 +199,12 @@ async def _explain_difference(source: Cluster, target: Cluster, case: Case, firs
         span = (at, min(header.next_offset, at + COMPARED_OFFSETS))
         there = (await read_slices(target, {case.partition: span}, is_committed=False))[case.partition]
         if header.is_control and header.producer_id in case.own:
-            return _fenced(case, header)
+            return fenced(case, header)
         if header.is_control:
             marker = marker or (None if is_filler_marker(header) else header)
         elif not is_all_filler(there):
             if header.is_transactional or header.producer_id not in case.own:
-                return _diverged(case, header, first, others_remedy(case.partition.topic, case.link, target))
+                return _diverged(case, header, first, _remedy(case, target))
             return await _explain_own(source, target, case, first, header, there)
         at = header.next_offset
         if at >= case.logs.target_end:
@@ -192,7 +213,7 @@ async def _explain_difference(source: Cluster, target: Cluster, case: Case, firs
         return None
     # Filler has no records that could show what the source had there.
     is_own = await ended_gap(target, case.link, case.partition, marker)
-    return _only_gaps(case, first, marker, others_remedy(case.partition.topic, case.link, target), is_own=is_own)
+    return _only_gaps(case, first, marker, _remedy(case, target), is_own=is_own)
 
 
 async def _explain_own(
@@ -282,8 +303,11 @@ def _whose(case: Case, foreign: BatchHeader) -> str:
     return f" (producer id {foreign.producer_id}, the mirror's is {case.producer_id})"
 
 
-def _fenced(case: Case, fence: BatchHeader) -> TargetDivergedError:
-    """The link's own producer ids have no transactions but those that fence them (life/fence.py)."""
+def _remedy(case: Case, target: Cluster) -> str:
+    return others_remedy(case.partition.topic, case.link, target, is_begun=case.is_begun)
+
+
+def fenced(case: Case, fence: BatchHeader) -> TargetDivergedError:
     return TargetDivergedError(
         f"The target log of {case} has at offset {fence.base_offset} the fence of this very link (a marker of producer id"
         f" {fence.producer_id}, the mirror's own), which its promotion or failover wrote: nothing more is copied into it"

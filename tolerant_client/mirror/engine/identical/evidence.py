@@ -211,6 +211,7 @@ async def read_evidence(source: Cluster, target: Cluster, partitions: Collection
             begun is not None and bool(begun.source) and begun.source == ids.source,
             copied.get(p),
             others.differ_at.get(p, differs_at),
+            begun is not None or log.adopted > 0,
         )
         evidence[p] = Evidence(
             case, known.control, ids, p in remembered, tails.get(p), originals.get(p), known.at_high_watermark

@@ -47,6 +47,7 @@ from tolerant_client.mirror.engine.identical.difference import (
     OpenTransaction,
     created_again,
     explain,
+    fenced,
     misplaced,
     nothing_proves,
     overtaken,
@@ -134,6 +135,8 @@ async def read_append_states(
 def where_to_resume(evidence: Evidence, start: int | TargetDivergedError | None) -> Found | ToExplain:
     """Where a partition resumes by what was read of it; `start` is where its log should begin and does not (log_start.py).  Pure."""
     case, logs = evidence.case, evidence.case.logs
+    if case.last is not None and case.is_fence(case.last):
+        return fenced(case, case.last)
     if evidence.is_sequence_ahead:
         return misplaced(case)
     if start is not None:
