@@ -53,7 +53,7 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.batches.gaps import Gap, filler_batches, marker_producer
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.identical import log_start, resting, sync_loop
+from tolerant_client.mirror.engine.identical import log_start, resting, sync_loop, unread
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
@@ -642,6 +642,13 @@ def forgetful(start_cluster: Callable[..., KafkaCluster]) -> str:
     return start_cluster(heap="320m", broker_config=FORGETFUL).bootstrap_servers
 
 
+@pytest.fixture(scope="module")
+def forgets_producers(start_cluster: Callable[..., KafkaCluster]) -> str:
+    """A target that forgets producers after 1 s, and no transactional ids: a link keeps its producer id."""
+    settings = {name: value for name, value in FORGETFUL.items() if name.startswith("producer.id")}
+    return start_cluster(heap="320m", broker_config=settings).bootstrap_servers
+
+
 def until_forgotten(servers: str, topic: str, link: str = "") -> None:
     """Waits until the leader remembers no producer of a topic and, with `link`, until its producer id is another one."""
     partition = TopicPartition(topic, 0)
@@ -904,6 +911,22 @@ def test_markers_do_not_lie_unread_behind_a_fetch_that_is_throttled(forgetful: s
     assert took < 2
 
 
+def killed_under_a_quota(source: str, target: str, topic: str) -> tuple[list[int], float]:
+    """Kills a mirror a second after its first append to 8 partitions; where these end then, and when that was."""
+    command = [sys.executable, str(PROCESS), source, target, topic, topic, json.dumps({"produce_max_bytes": 1})]
+    with quota(target, producer_byte_rate=2_500.0):  # a batch of 100 kB throttles for 40 s
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 30
+        while sum(ends(target, topic, 8)) <= 0:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(1)
+        process.kill()
+        process.wait()
+        killed = time.monotonic()
+        return ends(target, topic, 8), killed
+
+
 @pytest.mark.long
 def test_what_a_throttle_held_of_a_killed_mirror_is_not_appended_to_its_finished_copy(
     source: str, forgetful: str
@@ -912,18 +935,7 @@ def test_what_a_throttle_held_of_a_killed_mirror_is_not_appended_to_its_finished
     topic = link = "target-quota-killed"
     create_topic(source, topic, 8)
     append_records(source, topic, 200, partitions=8, size=1_000, per_batch=100)
-    command = [sys.executable, str(PROCESS), source, forgetful, topic, link, json.dumps({"produce_max_bytes": 1})]
-    with quota(forgetful, producer_byte_rate=2_500.0):  # a batch of 100 kB throttles for 40 s
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 30
-        while sum(ends(forgetful, topic, 8)) <= 0:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        time.sleep(1)
-        process.kill()
-        process.wait()
-        killed = time.monotonic()
-        at_kill = ends(forgetful, topic, 8)
+    at_kill, killed = killed_under_a_quota(source, forgetful, topic)
     mirror(source, forgetful, topic, link=link)
     took = time.monotonic() - killed
     print(f"{at_kill} at the kill, copied {took:.0f} s after it")
@@ -932,6 +944,27 @@ def test_what_a_throttle_held_of_a_killed_mirror_is_not_appended_to_its_finished
         assert ends(forgetful, topic, 8) == [200] * 8
         time.sleep(0.5)
     assert_identical(source, forgetful, topic, 8)
+
+
+@pytest.mark.long
+def test_old_records_are_not_appended_while_newer_ones_of_a_killed_mirror_lie_unread(
+    source: str, forgets_producers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker knows the producer of the newer ones until an old one is the last."""
+    topic = link = "target-quota-ages"
+    monkeypatch.setattr(unread, "LATE_S", 75.0)
+    create_topic(source, topic, 8)
+    in_50_min = int(time.time() * 1000) + 3_000_000  # so that a broker that forgets after 1 s remembers it
+    append_records(source, topic, 100, partitions=8, size=1_000, per_batch=100, timestamp=in_50_min)
+    append_records(source, topic, 100, partitions=8, size=1_000, per_batch=100, first=100)
+    at_kill, killed = killed_under_a_quota(source, forgets_producers, topic)
+    mirror(source, forgets_producers, topic, link=link)
+    print(f"{at_kill} at the kill, copied {time.monotonic() - killed:.0f} s after it")
+    while time.monotonic() - killed < 80:
+        assert ends(forgets_producers, topic, 8) == [200] * 8
+        time.sleep(0.5)
+    assert sum(at_kill) < 1_600
+    assert_identical(source, forgets_producers, topic, 8)
 
 
 # -- epochs, elections, replicas and disks -----------------------------

@@ -69,6 +69,11 @@ class ProduceWindow:
             self._throttled_until = now + self._cluster.throttle_s(self._lane)
         return self._throttled_until
 
+    @property
+    def told_until(self) -> float:
+        """When the last throttle will end by what the node told, also of a connection that is closed: it reads that then."""
+        return self._throttled_until
+
     def flush(self) -> None:
         """Calls `on_room`, unless that is at work and sends on: a request to a node that is away fails while it is being sent."""
         if self._is_flushing:

@@ -73,7 +73,8 @@ class AppendState(NamedTuple):
     """Where and by which producer the next batch is appended, as read from the target's log.
 
     `producer_id` is NO_PRODUCER if nothing tells the next sequence: the writer then needs a new producer id.
-    `topic_id` is that of the log that was read, None if the brokers have none: a name is not a topic.
+    `topic_id` is that of the log that was read, None if the brokers have none: a name is not a topic.  `last_ms` is the timestamp
+    of its last batch, None if it has none.
     """
 
     log_end: int
@@ -81,6 +82,7 @@ class AppendState(NamedTuple):
     producer_epoch: int
     next_sequence: int
     topic_id: uuid.UUID | None = None
+    last_ms: int | None = None
 
 
 class Claim(NamedTuple):

@@ -13,7 +13,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff
 from tolerant_client.cluster.producer.partition import is_too_large
-from tolerant_client.errors import PartitionRefusedError
+from tolerant_client.errors import PartitionRefusedError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 
@@ -97,6 +97,23 @@ def refusal(partition: str, doing: str, offset: int, error_code: int, right: str
         f"{partition}: {doing} at offset {offset} was refused with {error.__name__}"
         f" (error {error_code}: {getattr(error, 'description', '')})"
     ).advising(remedy(error_code, right))
+
+
+def gone(partition: str) -> TolerantClientError:
+    """The error that stops a partition that the target no longer has."""
+    return TolerantClientError(
+        f"{partition}: the target no longer has this partition: its topic was deleted there; the"
+        " mirror creates the topic and fills it again at its next check of the topics, or at its next start"
+    )
+
+
+def shortened(partition: str, finding: str) -> TargetDivergedError:
+    """The error for a log of the target that has become shorter than what was acknowledged."""
+    return TargetDivergedError(
+        f"The target log of {partition} has become shorter while the mirror wrote it: {finding}; its topic was deleted"
+        " and created again there, or an election took records back. Delete the target topic: the next start creates it"
+        " and fills it again"
+    )
 
 
 def times_would_change(partition: str) -> PartitionRefusedError:

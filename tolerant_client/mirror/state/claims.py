@@ -362,6 +362,11 @@ class ClaimsLog:
         """The partitions that copiers of a link were granted last, with identical offsets; of the last hour."""
         return _copied(seen for seen in self._seen.values() if seen.record.holder.link == link)
 
+    def silent_ms(self, name: TopicPartition) -> float:
+        """How long ago, by the log's times, a holder spoke last that fell silent and had not released this name; inf without one."""
+        spoke = [s.append_ms for s in self._seen.values() if name in s.terms and not self._counts(s)]
+        return max(s.append_ms for s in self._seen.values()) - max(spoke) if spoke else float("inf")
+
     def asks_of(self, holder: Holder) -> Names:
         """The names that other processes of a holder's run ask for."""
         asks = [
@@ -373,9 +378,7 @@ class ClaimsLog:
 
     def has_ended(self, run: str) -> bool:
         """Whether the mirror of a run has announced its end."""
-        mirrors = [
-            seen for seen in self._seen.values() if (seen.record.holder.run, seen.record.holder.role) == (run, MIRROR)
-        ]
+        mirrors = [s for s in self._seen.values() if (s.record.holder.run, s.record.holder.role) == (run, MIRROR)]
         return bool(mirrors) and max(mirrors, key=lambda seen: seen.offset).record.is_end
 
     def names_of_run(self, holder: Holder) -> Names:
@@ -408,10 +411,8 @@ def _slept(before: ClaimsRecord, now: ClaimsRecord) -> bool:
 def _run(members: list[_Seen], renewed: frozenset[str], holding: Collection[_Seen]) -> Run:
     """`members` in the order of the log; those `holding` have claims that count."""
     newest = max(members, key=lambda seen: (seen.record.holder.role == MIRROR, seen.offset))
-    seen_ms = members[-1].append_ms
     is_ended = newest.record.is_end
     alive = [seen for seen in members if not seen.record.is_end and seen.record.holder.id in renewed]
-    waiting = _waiting(alive)
     holder = newest.record.holder
     return Run(
         holder.link,
@@ -419,10 +420,10 @@ def _run(members: list[_Seen], renewed: frozenset[str], holding: Collection[_See
         holder.host,
         holder.pid,
         min(seen.record.holder.since_ms for seen in members),
-        seen_ms,
+        members[-1].append_ms,
         bool(alive) and not is_ended,
         is_ended,
-        waiting,
+        _waiting(alive),
         # The mirror repeats what its copiers report.
         max(
             sum(seen.record.waiting_count for seen in alive if seen.record.holder.role == role)
@@ -436,8 +437,7 @@ def _run(members: list[_Seen], renewed: frozenset[str], holding: Collection[_See
 
 def _copied(members: Iterable[_Seen]) -> Names:
     """The partitions that the copiers among these holders were granted last, with identical offsets."""
-    copiers = [seen for seen in members if seen.record.holder.role == COPIER]
-    return frozenset(name for seen in copiers for name in seen.terms if whole_of(name) == name)
+    return frozenset(n for s in members if s.record.holder.role == COPIER for n in s.terms if whole_of(n) == n)
 
 
 def _waiting(members: Iterable[_Seen]) -> dict[TopicPartition, Waiting]:

@@ -157,6 +157,10 @@ class Claims:
         """As Claimant.term."""
         return self.claimant.term(partition, boot_s())
 
+    def silent_s(self, partition: TopicPartition) -> float:
+        """As ClaimsLog.silent_ms, in seconds."""
+        return self.claimant.log.silent_ms(partition) / 1000
+
     @property
     def problem(self) -> str:
         """Why nothing can be claimed now."""

@@ -77,6 +77,33 @@ class Log:
         return [p.partition for p in P if claimant.holds(p, self.ms / 1000)]
 
 
+def test_a_holder_that_fell_silent_is_told_until_it_released_what_it_held() -> None:
+    """What it had sent may still be appended (identical/unread.py)."""
+    silent, releasing, later = Claimant(holder("a")), Claimant(holder("b")), Claimant(holder("c", "run-2"))
+    log = Log(silent, releasing, later)
+    silent.want(P[:2])
+    releasing.want(P[2:3])
+    log.settle()
+    releasing.leave(P)
+    log.say(releasing)
+    later.want(P)
+    while log.held(later) != [0, 1, 2, 3]:
+        assert later.log.silent_ms(P[0]) == float("inf") and log.ms < 2_000_000
+        log.ms += RENEW_MS
+        log.broker_ms += RENEW_MS
+        log.say(later)
+    told = [later.log.silent_ms(p) for p in P]
+    assert told[0] == told[1] >= LEASE_MS and told[2:] == [float("inf")] * 2
+    log.ms += RENEW_MS
+    log.broker_ms += RENEW_MS
+    log.say(later)
+    assert later.log.silent_ms(P[0]) == told[0] + RENEW_MS
+    silent.leave(P)
+    silent.not_said()
+    log.say(silent)
+    assert later.log.silent_ms(P[0]) == float("inf")
+
+
 def test_a_record_survives_its_encoding() -> None:
     waiting = {
         P[3]: Waiting("the target's broker refuses", 5),

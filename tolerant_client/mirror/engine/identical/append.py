@@ -12,7 +12,7 @@ A. What a broker has not read of a connection when a quota throttles it, it read
    this process is dead by then, and another one has appended the same.  It refuses that by its sequence, unless it has forgotten
    the producer, as it does after old records (law G of identical/partition.py).  So old records have a connection of their
    own to each node, with one request in flight: that is read at once, and its response, which may throttle the connection,
-   leaves nothing in it.
+   leaves nothing in it.  What is not old may lie unread: old records wait for it (unread.py).
 """
 
 from __future__ import annotations
@@ -186,6 +186,11 @@ class Appender:
                 copy.in_flight += 1
                 idle.append(copy)
             return None
+        if copy.unread.holds(copy.is_next_old(now_ms), now_ms, self._clock()):
+            if not copy.in_flight:
+                copy.wait_for_unread(self._clock())
+                self._on_response([copy])
+            return None
         item = copy.queue[0]
         if not isinstance(item, Gap):
             if not copy.may_send(now_ms):
@@ -219,6 +224,8 @@ class Appender:
         for copy, header in sent:
             copy.in_flight -= 1
             copy.lost(header, f"append failed: {text_of(error)}", now)
+            if not sender.is_old:
+                copy.unread.lost(sender.window.told_until)
         self._settle(sender, [copy for copy, _ in sent], size)
 
     async def _look(self, sender: _Sender, copies: list[PartitionCopy]) -> None:

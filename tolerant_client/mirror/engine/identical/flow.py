@@ -107,6 +107,9 @@ class Flow:
         """Handles a settled request of a partition that was given up: after the last one its claim is released."""
         if copy.in_flight or self._leaving.get(copy.partition) is not copy:
             return
+        if (unread_s := copy.unread.lost_until - self.clock()) > 0:
+            self.target.net.call_later(unread_s, lambda: self.settled(copy))  # the next writer must not think it over
+            return
         del self._leaving[copy.partition]
         if (wanted := self.partitions.get(copy.partition)) is None:
             self.claims.leave([copy.partition])

@@ -8,6 +8,7 @@ partition drains (flow.py), and the target's log is read again (sync_loop.py).  
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from kafka.errors import KafkaError
@@ -21,13 +22,21 @@ from tolerant_client.mirror.engine.identical.loss_handler import LossHandler
 from tolerant_client.mirror.engine.identical.partition import Phase
 from tolerant_client.mirror.engine.identical.resting import RestingLogs
 from tolerant_client.mirror.engine.identical.sync_loop import SyncLoop
+from tolerant_client.mirror.engine.identical.unread import LATE_S
 from tolerant_client.mirror.engine.strategy import CopiedLink, Strategy
 from tolerant_client.mirror.state.link_control import LinkControl
 
 _RESTS_S = 10.0  # since the last append, before the control records how far a partition was copied
 _REMEMBER_S = 30.0  # between two such records
 _SETTLES_S = 1.0  # wait for what is in flight when a partition is given back; after that its position is not recorded
+_UNSETTLED = (
+    "The mirror ends, and the target's broker has not responded to its last batches of %d partitions (%s ...), as it does while a"
+    " quota throttles the mirror: it may still append these. The next mirror waits until the claims of this one end, and up to"
+    " %.0f minutes before it appends old records after newer ones there"
+)
 _KEEP_ID_S = 86_400.0  # coordinators forget a transactional.id that is unused for a week; promotion needs ours
+
+_log = logging.getLogger(__name__)
 
 
 def identical_offsets(producer_id: int) -> Callable[[CopiedLink], Strategy]:
@@ -64,6 +73,8 @@ class IdenticalOffsets(Flow):
             settles_by = self.clock() + _SETTLES_S
             while any(copy.in_flight > 1 for copy in given) and self.clock() < settles_by:
                 await self.source.net.sleep(0.01)
+            if self.claims.claimant.is_run_over and (left := [str(copy) for copy in given if copy.in_flight > 1]):
+                _log.warning(_UNSETTLED, len(left), left[0], LATE_S / 60)
             kept = (Phase.RELEASED, Phase.PAUSED)
             await self._remember({c.partition: c.acked for c in given if c.in_flight == 1 and c.phase in kept}, known)
         finally:
@@ -78,7 +89,9 @@ class IdenticalOffsets(Flow):
         now, patience_s = self.clock(), self.link.limits.patience_ms / 1000
         copy.give_up_after(patience_s, now)
         appender = self.appender
-        heard_at = max(appender.settled_at, appender.throttled_until, copy.adopted_at, self.link.bucket.free_at)
+        heard_at = max(
+            appender.settled_at, appender.throttled_until, copy.adopted_at, copy.unread.until, self.link.bucket.free_at
+        )
         is_waiting = copy.is_troubled and partition not in self.unclaimed  # its own error tells what it waits for
         if copy.in_flight or is_waiting or now - heard_at <= patience_s or copy.phase is Phase.STOPPED:
             return

@@ -49,7 +49,8 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState, cover
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
-from tolerant_client.mirror.engine.troubles import fill_remedy, refusal
+from tolerant_client.mirror.engine.identical.unread import Unread
+from tolerant_client.mirror.engine.troubles import fill_remedy, gone, refusal, shortened
 from tolerant_client.records.record_batch import BatchHeader, restamp
 
 _BEHIND_A_GAP = 1 << 20  # bytes that may wait for a gap to be filled, besides those of the same response
@@ -87,6 +88,7 @@ class PartitionCopy(CopiedPartition):
         self._misplaced = ""  # evidence that the target's log has become shorter than what was acknowledged
         self.read_at = now  # when its logs began to be read
         self._checked_at = now
+        self.unread = Unread()
         self._remembered_until_ms = _FORGOTTEN  # until then the broker knows the producer, whatever of ours it appends
         self.has_doubtful_facts = False  # the target refused what the topic's configuration, as we read it, allows
         self.retimed: list[tuple[int, int]] = []  # offsets of batches whose response returned another time than theirs
@@ -156,7 +158,8 @@ class PartitionCopy(CopiedPartition):
         self._state = state
         self._rules = rules
         self._reached(state.log_end)
-        self._ahead_since = None
+        self._ahead_since = self.unread.since = None
+        self.unread.ends_with(_FORGOTTEN if state.last_ms is None else state.last_ms + rules.remembered_ms)
         self.was_full = False
         self._troubles.absent_since = None
         self._misplaced = ""
@@ -236,13 +239,19 @@ class PartitionCopy(CopiedPartition):
         first = self.queue[0] if self.queue else None
         return first is not None and not isinstance(first, Gap) and now_ms >= self._remembers_until_ms(first[0])
 
+    def wait_for_unread(self, now: float) -> None:
+        """Waits until nothing can lie unread any more, with nothing in flight; then the log is read again (unread.py)."""
+        self.phase, self._shown = Phase.DRAINING, frozenset()
+        self.unread.since, self.not_before = now, self.unread.until
+
     def _remembers_until_ms(self, header: BatchHeader) -> int:
         return header.max_timestamp + self.rules.remembered_ms
 
     def sent(self, header: BatchHeader) -> None:
         """Notes that a batch is in flight."""
         self.in_flight += 1
-        self._remembered_until_ms = min(self._remembered_until_ms, self._remembers_until_ms(header))
+        self.unread.ends_with(remembered_ms := self._remembers_until_ms(header))
+        self._remembered_until_ms = min(self._remembered_until_ms, remembered_ms)
 
     def is_lease_over(self, now: float, append_lease_s: float) -> bool:
         """M4: a broker forgets an idle producer, so an old state of the log must not be appended to."""
@@ -337,12 +346,7 @@ class PartitionCopy(CopiedPartition):
     def absent(self, now: float) -> None:
         """Handles a partition that the target does not have; believed when that lasts."""
         if self._troubles.is_absent_for_good(now):
-            self.stop(
-                TolerantClientError(
-                    f"{self}: the target no longer has this partition: its topic was deleted there; the"
-                    " mirror creates the topic and fills it again at its next check of the topics, or at its next start"
-                )
-            )
+            self.stop(gone(str(self)))
         else:
             self.trouble("the target topic does not exist", now)
 
@@ -361,13 +365,7 @@ class PartitionCopy(CopiedPartition):
         A broker that knows nothing of a producer accepts any sequence, so a log that was created again, empty, between two
         batches takes the second one at its start.
         """
-        if not self._misplaced:
-            return None
-        return TargetDivergedError(
-            f"The target log of {self} has become shorter while the mirror wrote it: {self._misplaced}; its topic was deleted"
-            " and created again there, or an election took records back. Delete the target topic: the next start creates it"
-            " and fills it again"
-        )
+        return shortened(str(self), self._misplaced) if self._misplaced else None
 
     def is_believed(self, finding: str, now: float) -> bool:
         """True once a finding was made often enough; before that it is trouble (Law E).
@@ -406,6 +404,8 @@ class PartitionCopy(CopiedPartition):
         if self._ahead_since is not None:
             since = self._ahead_since
             reason = f"the source has not come to offset {self.acked} again, which the target keeps"
+        elif self.unread.since is not None:
+            since, reason = self.unread.since, self.unread.reason
         elif troubles.since is not None and (self.phase is not Phase.COPYING or self.acked < self.last_stable_offset):
             since, reason = troubles.since, troubles.reasons[-1]
         else:

@@ -139,6 +139,7 @@ class SyncLoop:
         copies = {copy.partition: copy for copy in flow.copies(due)}
         for copy in copies.values():
             copy.term, copy.read_at = flow.claims.term(copy.partition), self._clock()  # before anything is read
+            copy.unread.took_over(flow.claims.silent_s(copy.partition), copy.read_at)
         due = [p for p in await self._readable(due, copies) if p in copies]
         if not due or not (places := await self._read(due, copies)):
             return

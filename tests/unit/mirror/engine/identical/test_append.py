@@ -22,6 +22,7 @@ from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical import append
 from tolerant_client.mirror.engine.identical.append import Appender
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.unread import LATE_S
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.memory import Memory
 from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, read_header
@@ -246,6 +247,46 @@ def test_old_records_hold_up_no_others_and_a_partition_of_both_stays_in_order() 
         assert max(map(len, lanes_of_first)) == 1 and {"produce"} in lanes_of_first
         assert [copy.acked for copy in rig.copies.values()] == [25, 20]
         assert not any(copy.troubles for copy in rig.copies.values())
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("last_ms", [NOW_MS, 1, None], ids=["newer", "old", "none"])
+def test_old_records_wait_after_newer_ones_while_what_a_silent_writer_sent_may_come(last_ms: int | None) -> None:
+    async def run() -> None:
+        rig = Rig()
+        for copy in rig.copies.values():
+            copy.unread.took_over(LATE_S - 60.0, 0.0)
+            copy.resume(AppendState(0, 4711, 0, 0, last_ms=last_ms), RULES, 0.0)
+        rig.enqueue(FIRST, batch(0, timestamp=1))
+        rig.enqueue(SECOND, batch(0), batch(5, timestamp=1))
+        assert len(rig.target.sent) == (1 if last_ms == NOW_MS else 2)
+        while rig.target.sent:
+            rig.target.answer({p: copy.acked for p, copy in rig.copies.items()})
+        first, second = rig.copies.values()
+        assert (first.acked, second.acked) == (0 if last_ms == NOW_MS else 5, 5)
+        assert second.is_drained and second.not_before == 60.0 and not second.troubles
+        assert second.waits(0.0, 1.0) == (0.0, second.unread.reason) and "old records" in second.unread.reason
+        rig.now = second.read_at = 60.0
+        second.resume(AppendState(5, 4711, 0, 5, last_ms=NOW_MS), RULES, 60.0)
+        rig.enqueue(SECOND, batch(5, timestamp=1))
+        assert len(rig.target.sent) == 1 and second.waits(0.0, 60.0) is None
+
+    asyncio.run(run())
+
+
+def test_what_was_lost_while_a_quota_throttles_is_awaited_before_old_records() -> None:
+    async def run() -> None:
+        rig = Rig()
+        rig.enqueue(FIRST, batch(0))
+        rig.target.answer({FIRST: 0})
+        rig.enqueue(FIRST, batch(5), batch(10))
+        rig.target.throttled = 40.0
+        rig.target.answer({FIRST: 5}, throttle_time_ms=40_000)
+        rig.target.throttled = 0.0
+        _, future = rig.target.sent.pop(0)
+        future.failure(Errors.KafkaConnectionError("cut off"))
+        assert rig.copies[FIRST].unread.lost_until == 40.0
 
     asyncio.run(run())
 

@@ -1,0 +1,62 @@
+"""Batches that may lie unread at a broker: what was sent to it before the log was read, and may be appended after that.
+
+Laws:
+A. A broker that throttles a connection reads what lies there once the throttle ends, whether the client still lives or not
+   (also if the client has reset the connection: Linux leaves what has arrived readable, measured).  It then refuses a batch that was appended meanwhile as a repeat,
+   while it remembers the producer, and it forgets that after old records.  So while batches may lie unread, an old batch is
+   not appended after one that is not old.
+B. After an old batch nothing lies unread: such a batch goes alone (law G of identical/partition.py), on a connection of its own, which
+   is read at once (Law A of identical/append.py).  So a log that ends with an old batch may go on with one.
+C. Another writer that released its claim had nothing in flight.  One that fell silent may have had: that counts for LATE_S from
+   when it last renewed its claim, since nobody knows how long a broker throttles it.  This process knows what it was told, also
+   of connections that were lost, and keeps its claim that long.
+
+Not covered: a throttle of more than LATE_S after a writer was killed; one that was told in a response that was lost.
+
+Pure: no I/O, no clock; times are seconds of the caller's clock, timestamps ms since 1970.
+"""
+
+from __future__ import annotations
+
+LATE_S = 300.0  # the longest throttle that a killed writer may have had
+_NEVER = float("-inf")
+
+
+class Unread:
+    """What may lie unread of one partition.
+
+    `lost_until`: until then what this process sent on a connection that was lost; `until`, whatever anybody sent.
+    """
+
+    def __init__(self) -> None:
+        self.lost_until = _NEVER
+        self.since: float | None = None  # the next batch waits for it
+        self._silent_until = _NEVER
+        self._remembered_ms = _NEVER  # until then the broker remembers the producer of the last batch
+
+    @property
+    def until(self) -> float:
+        return max(self.lost_until, self._silent_until)
+
+    def lost(self, until: float) -> None:
+        """Notes that a request is lost on a connection that is throttled `until` then."""
+        self.lost_until = max(self.lost_until, until)
+
+    def took_over(self, silent_s: float, now: float) -> None:
+        """Notes how long ago another writer fell silent that had not released the partition (Law C)."""
+        self._silent_until = max(self._silent_until, now + LATE_S - silent_s)
+
+    def ends_with(self, remembered_ms: float) -> None:
+        """Notes the last batch of the log, also one in flight, by the time at which it will be old."""
+        self._remembered_ms = remembered_ms
+
+    def holds(self, is_next_old: bool, now_ms: float, now: float) -> bool:
+        """Whether the next batch has to wait until nothing can lie unread any more (Laws A and B)."""
+        return is_next_old and now < self.until and now_ms < self._remembered_ms
+
+    @property
+    def reason(self) -> str:
+        return (
+            f"old records come next, which wait for up to {LATE_S / 60:.0f} minutes: a writer before was cut off, and a broker that"
+            " throttled it (a quota) may still append what it had sent"
+        )
