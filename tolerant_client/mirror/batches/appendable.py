@@ -74,7 +74,7 @@ class AppendState(NamedTuple):
 
     `producer_id` is NO_PRODUCER if nothing tells the next sequence: the writer then needs a new producer id.
     `topic_id` is that of the log that was read, None if the brokers have none: a name is not a topic.  `last_ms` is the timestamp
-    of its last batch, None if it has none.
+    of the producer's last batch there, None if nothing tells it: fillers of gaps have other producers.
     """
 
     log_end: int

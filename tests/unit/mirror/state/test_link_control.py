@@ -721,8 +721,8 @@ def test_a_log_with_what_was_never_copied_is_in_the_way_unless_it_is_given_up(
 def test_what_others_wrote_says_nothing_of_the_links_own_sequence() -> None:
     own, other = ProducerEntry(7, 0, 41, 5, -1), ProducerEntry(3, 0, 99, 9, -1)
     assert next_append(50, None, [other], 7, {7}) == AppendState(50, 7, 0, 50)
-    assert next_append(50, None, [other, own], 7, {7}) == AppendState(50, 7, 0, 42)
-    assert next_append(50, None, [other], 7, {3, 7}) == AppendState(50, 3, 0, 100)
+    assert next_append(50, None, [other, own], 7, {7}) == AppendState(50, 7, 0, 42, last_ms=5)
+    assert next_append(50, None, [other], 7, {3, 7}) == AppendState(50, 3, 0, 100, last_ms=9)
 
 
 def test_what_a_link_has_begun_is_kept_with_the_ids_of_both_topics_in_few_bytes() -> None:

@@ -205,7 +205,6 @@ async def read_evidence(source: Cluster, target: Cluster, partitions: Collection
             last.get(p),
             state._replace(
                 topic_id=uuid.UUID(ids.target) if ids.target else None,
-                last_ms=last[p].max_timestamp if p in last else None,
             ),
             cut if cut is not None and cut < log.target_end else None,
             known.producer_id,

@@ -78,9 +78,10 @@ def next_append(
     """
     if last is not None and is_data_of(last, own):
         sequence = add_sequence(last.base_sequence, last.last_offset_delta + 1)
-        return AppendState(log_end, last.producer_id, last.producer_epoch, sequence)
+        return AppendState(log_end, last.producer_id, last.producer_epoch, sequence, last_ms=last.max_timestamp)
     if (entry := link_entry(entries, producer_id, own)) is not None:
-        return AppendState(log_end, entry.producer_id, entry.producer_epoch, add_sequence(entry.last_sequence, 1))
+        sequence = add_sequence(entry.last_sequence, 1)
+        return AppendState(log_end, entry.producer_id, entry.producer_epoch, sequence, last_ms=entry.last_timestamp)
     # Nothing tells a sequence.  All writers derive the same one from the offset.
     return AppendState(log_end, producer_id, 0, add_sequence(log_end, 0))
 

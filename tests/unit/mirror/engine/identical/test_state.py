@@ -30,18 +30,20 @@ def test_empty_log_starts_at_zero_as_the_links_producer() -> None:
 
 def test_last_batch_gives_producer_epoch_and_sequence() -> None:
     last = header(40, producer_id=PRODUCER, producer_epoch=0, base_sequence=40)
-    assert next_append(50, last, (), PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 50)
+    assert next_append(50, last, (), PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 50, last_ms=1)
 
 
 def test_former_producer_id_of_the_link_goes_on_where_it_wrote_last() -> None:
     last = header(40, producer_id=3, producer_epoch=2, base_sequence=5)
-    assert next_append(50, last, (), PRODUCER, {3, *OWN}) == AppendState(50, 3, 2, 15)
+    assert next_append(50, last, (), PRODUCER, {3, *OWN}) == AppendState(50, 3, 2, 15, last_ms=1)
 
 
 def test_the_link_never_writes_on_under_the_producer_id_of_another_one_that_wrote_the_same_records() -> None:
     last = header(40, producer_id=3, producer_epoch=2, base_sequence=5)
     assert next_append(50, last, (), PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 50)
-    assert next_append(50, last, [entry(3, 14), entry(PRODUCER, 39)], PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 40)
+    assert next_append(50, last, [entry(3, 14), entry(PRODUCER, 39, 5)], PRODUCER, OWN) == AppendState(
+        50, PRODUCER, 0, 40, last_ms=5
+    )
 
 
 def test_sequence_after_the_largest_is_zero() -> None:
@@ -59,8 +61,8 @@ def test_batch_that_fills_a_gap_says_no_sequence_but_the_broker_remembers_it(fil
     last = read_header(
         encode_batch([Record(0, 1, b"\0\0\0\0", b"")], base_offset=49, producer_id=99, producer_epoch=4, **filling)
     )
-    entries = [entry(99, 8, 10, coordinator_epoch=0), entry(PRODUCER, 41)]
-    assert next_append(50, last, entries, PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 42)
+    entries = [entry(99, 8, 10, coordinator_epoch=0), entry(PRODUCER, 41, 6)]
+    assert next_append(50, last, entries, PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 42, last_ms=6)
     assert next_append(50, last, entries[:1], PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 50)
 
 
@@ -71,7 +73,7 @@ def test_older_producer_id_of_the_link_is_taken_from_what_the_broker_remembers()
         entry(99, 8, 30, coordinator_epoch=0),
         entry(5, -1, 40),
     ]
-    assert next_append(50, None, entries, PRODUCER, {2, 3, *OWN}) == AppendState(50, 3, 0, 42)
+    assert next_append(50, None, entries, PRODUCER, {2, 3, *OWN}) == AppendState(50, 3, 0, 42, last_ms=20)
     assert next_append(50, None, entries, PRODUCER, OWN) == AppendState(50, PRODUCER, 0, 50), "others wrote"
 
 
