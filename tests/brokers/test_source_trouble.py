@@ -246,7 +246,7 @@ def test_sequence_and_log_end_of_different_moments_are_never_put_together(
         read = (resume_point.read_append_states, origin, copy, [partition], producer_id)
         before = origin.run(*read)[partition]
         (topic_id,) = copy.run(present_ids, copy, [topic]).values()
-        assert before == AppendState(2, producer_id, 0, 1, topic_id)
+        assert before == AppendState(2, producer_id, 0, 1, topic_id, last_ms=before.last_ms)
         next_batch = bytearray(encode_batch([Record(0, T0, None, b"next")]))
         restamp(next_batch, *before[1:4])
         monkeypatch.setattr(next_sequence, "describe_producers", append_before_asking)
