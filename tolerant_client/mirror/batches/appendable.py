@@ -4,7 +4,9 @@ Laws:
 A. Items follow each other without a hole from `position` on; of the source nothing is left out but what
    a gap names.
 B. A batch passes through untouched wherever it can (M1); it is rewritten only if the target would refuse
-   it, or if it is too small to be sent alone.  But before `separate_until` nothing is joined: one of those batches was refused.
+   it, or together with small neighbours.  But before `separate_until` nothing is joined: one of those batches was refused.
+   What is rewritten of a response is rewritten in as few calls as possible, across gaps: many transactions of few records
+   cost no call each (rewrite.py).
 C. A gap consists of offsets without a committed record: control batches, aborted transactions, holes.
 D. What no checksum covers must have been in the response before, too (Claim): that a batch begins
    elsewhere than where the one before it ends (base offsets lie outside every CRC), or that a
@@ -12,6 +14,9 @@ D. What no checksum covers must have been in the response before, too (Claim): t
 E. A transaction's marker and the list of aborted transactions agree, or the response is damaged.
 F. What lies before a batch that is damaged itself, or before a record that is too large, is appended first: it is as good as in a
    response that ends there.  Batches that contradict each other spoil the response, since either may be wrong.
+G. A response is decided in steps, none of which takes long, however many batches it has: the event loop turns between them, and
+   the claim on the target's partition is renewed.  The courses of a response follow each other without a hole; whoever
+   drops the rest of them has lost nothing but time.
 
 Not covered: damage that moves a batch across a hole to exactly where the one before it ends.
 
@@ -22,25 +27,38 @@ from __future__ import annotations
 
 import uuid
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple, TypeAlias
+from itertools import pairwise
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import OversizedRecordError, RecordBatchError, TolerantClientError
 from tolerant_client.mirror.batches.gaps import Gap, GapFill, filler_batches, filler_time
-from tolerant_client.mirror.batches.rewrite import LARGEST_HOLE, SMALL_BATCH_BYTES, coalesce, must_rewrite, rewrite
+from tolerant_client.mirror.batches.rewrite import (
+    LARGEST_HOLE,
+    SMALL_BATCH_BYTES,
+    Coalesced,
+    coalesce,
+    is_enough,
+    must_rewrite,
+    rewrite,
+)
 from tolerant_client.records.read_committed import AbortedTransactions
 from tolerant_client.records.record_batch import ABORT, BatchHeader, control_type
 from tolerant_client.records.record_sets import iter_record_sets
 
 Batch: TypeAlias = tuple[BatchHeader, memoryview]
 Appendable: TypeAlias = "Batch | Gap"
+_T = TypeVar("_T")
 
 FILLED_AT_ONCE: Final = 5_000_000  # offsets that are filled with records at once, 10 MB of them
 
 NO_PRODUCER: Final = -1
-_REWRITTEN_AT_ONCE: Final = 4 << 20  # bytes; the event loop is blocked meanwhile
+_STEP: Final = 512  # batches or items
+_STEP_RECORDS: Final = 4096
+_STEP_BYTES: Final = 1 << 18
 
 
 class AppendRules(NamedTuple):
@@ -67,6 +85,16 @@ class AppendRules(NamedTuple):
     def joins(self, header: BatchHeader) -> bool:
         """Whether a batch may go together with its neighbours."""
         return header.size < SMALL_BATCH_BYTES and header.base_offset >= self.separate_until
+
+    @property
+    def longest_filled(self) -> int:
+        """How many offsets without a record may lie inside a batch, where they become records."""
+        return LARGEST_HOLE if self.fills_with_records else 0
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether gaps take offsets on the target.  Where they do not, small batches are joined across them when they are sent."""
+        return self.fills_with_records or self.filler is not None
 
 
 class AppendState(NamedTuple):
@@ -112,48 +140,59 @@ def appendable(
     rules: AppendRules,
     believed: Collection[Claim],
     now_ms: int,
-) -> Course:
-    """What to append of a response to a fetch at `position`; batches from `until` on are left for later.
+) -> Iterator[Course]:
+    """What to append of a response to a fetch at `position`, course after course; batches from `until` on are left for later.
 
     `believed` are the claims of the response before, `now_ms` is the timestamp of filler without neighbours.
+    A step that decides nothing yet is a course without items (Law G).
 
     Raises RecordBatchError for a response that cannot be trusted, or a batch at `position` that cannot be read, and
-    OversizedRecordError for a record at `position` that no batch of the target can hold.
+    OversizedRecordError for a record at `position` that no batch of the target can hold: always before the first item.
     """
-    joined = None
-    with suppress(TolerantClientError):  # found again batch by batch (Law F)
-        if not rules.left_out and rules.codec is None and position >= rules.separate_until:
-            joined = coalesce(
-                part.records,
-                position,
-                until=until,
-                max_batch_bytes=rules.max_batch_bytes,
-                joined_bytes=rules.joined_bytes,
-            )
-    if joined is None:
-        return _course(part, position, until, rules, believed, now_ms)
-    part = part._replace(records=part.records[joined.size :])
-    at, leader_epoch = joined.last.next_offset, joined.last.partition_leader_epoch
+    at = position
     try:
-        course = _course(part, at, until, rules, believed, now_ms)
+        while (joined := _joined(part.records, at, until, rules)) is not None:
+            part = part._replace(records=part.records[joined.size :])
+            at = joined.last.next_offset
+            yield Course(list(joined.items), at, frozenset(), joined.last.partition_leader_epoch)
+        for course in _courses(part, at, until, rules, believed, now_ms):
+            yield course
+            at = course.position
     except TolerantClientError:
-        course = Course([], at, frozenset(), -1)  # found again once what lies before it is appended
-    return course._replace(items=[*joined.items, *course.items], leader_epoch=max(course.leader_epoch, leader_epoch))
+        if at == position:
+            raise
+        # Found again once what lies before it is appended (Law F).
 
 
-def _course(
+def _joined(records: memoryview, position: int, until: int | None, rules: AppendRules) -> Coalesced | None:
+    """The plain small batches at the start of a response, if there are any."""
+    if rules.left_out or rules.codec is not None or position < rules.separate_until:
+        return None
+    size, joined_bytes = rules.max_batch_bytes, rules.joined_bytes
+    with suppress(TolerantClientError):  # found again batch by batch (Law F)
+        return coalesce(records, position, until=until, max_batch_bytes=size, joined_bytes=joined_bytes)
+    return None
+
+
+def _courses(
     part: FetchedPartition,
     position: int,
     until: int | None,
     rules: AppendRules,
     believed: Collection[Claim],
     now_ms: int,
-) -> Course:
+) -> Iterator[Course]:
     pieces: list[Appendable] = []
     claims: list[Claim] = []
     at, is_held = position, False
-    epochs: list[tuple[int, int]] = []  # of the batches taken: base offset, leader epoch
-    for piece, claim, header in _pieces(part, position):
+    bases: list[int] = []  # of the batches taken...
+    epochs = [-1]  # ...and the leader epochs before the first and after each
+    nothing = Course([], position, frozenset(believed), -1)
+    sets = yield from _collected(_sound_sets(part.records, position), nothing)
+    markers = yield from _collected(_markers(sets), nothing)
+    for number, (piece, claim, header) in enumerate(_pieces(part.aborted, position, sets, markers[::-1]), 1):
+        if not number % _STEP:
+            yield nothing
         if claim is not None:
             claims.append(claim)
             is_held = is_held or claim not in believed
@@ -162,29 +201,68 @@ def _course(
         if until is not None and (piece.from_offset if isinstance(piece, Gap) else piece[0].base_offset) >= until:
             break
         pieces.append(piece)
-        at = piece.until_offset if isinstance(piece, Gap) else piece[0].next_offset
+        at = _end(piece)
         if at > header.base_offset:
-            epochs.append((header.base_offset, header.partition_leader_epoch))
-    items: list[Appendable] = []
+            bases.append(header.base_offset)
+            epochs.append(header.partition_leader_epoch)
+    shown = frozenset(claims if pieces or claims else believed)
+    at, room = position, FILLED_AT_ONCE
     try:
-        items.extend(_items(pieces, position, rules))
-    except (OversizedRecordError, RecordBatchError):
-        if not items:
+        for items in _in_steps(_items(pieces, position, rules)):
+            if rules.fills_with_records:
+                items, room = _filled(items, rules, now_ms, room)
+            at = _end(items[-1])
+            yield Course(items, at, shown, epochs[bisect_left(bases, at)])
+            if not room:
+                break
+    except TolerantClientError:
+        if at == position:
             raise
-        at = items[-1].until_offset if isinstance(items[-1], Gap) else items[-1][0].next_offset  # Law F
-    if rules.fills_with_records:
-        items, at = _filled(items, at, rules, now_ms)
-    if pieces or claims:
-        believed = [claim for claim in claims if claim.header.next_offset > at]
-    return Course(items, at, frozenset(believed), next((epoch for base, epoch in reversed(epochs) if base < at), -1))
+    shown = frozenset(claim for claim in shown if claim.header.next_offset > at)
+    yield Course([], at, shown, epochs[bisect_left(bases, at)])
 
 
-def _pieces(part: FetchedPartition, position: int) -> Iterator[tuple[Appendable, Claim | None, BatchHeader]]:
+def _end(item: Appendable) -> int:
+    return item.until_offset if isinstance(item, Gap) else item[0].next_offset
+
+
+def _collected(each: Iterable[_T], step: Course) -> Generator[Course, None, list[_T]]:
+    found: list[_T] = []
+    for one in each:
+        found.append(one)
+        if not len(found) % _STEP:
+            yield step
+    return found
+
+
+def _in_steps(items: Iterable[Appendable]) -> Iterator[list[Appendable]]:
+    """Items in lists that end with a batch, or at the end of all; an error comes after what lies before it (Law F)."""
+    some: list[Appendable] = []
+    size = records = 0
+    try:
+        for item in items:
+            some.append(item)
+            if isinstance(item, Gap):
+                continue
+            size += item[0].size
+            records += item[0].record_count
+            if len(some) >= _STEP or size >= _STEP_BYTES or records >= _STEP_RECORDS:
+                yield some
+                some, size, records = [], 0, 0
+    except TolerantClientError:
+        if not some:
+            raise
+    if some:
+        yield some
+
+
+def _pieces(
+    named: Iterable[tuple[int, int]], position: int, sets: Sequence[Batch], markers: Sequence[int | None]
+) -> Iterator[tuple[Appendable, Claim | None, BatchHeader]]:
     """Committed batches and gaps in order, each with its claim, if any, and the batch that it is or precedes."""
-    sets = _sound_sets(part.records, position)
-    aborted = AbortedTransactions(part.aborted)
+    aborted = AbortedTransactions(named)
     at = position
-    for (header, batch), marker in zip(sets, _markers(sets)):
+    for (header, batch), marker in zip(sets, markers):
         if header.next_offset <= at:
             raise RecordBatchError(f"batch that ends before offset {at} was asked for", header.base_offset)
         is_in_transaction = header.is_transactional and not header.is_control and header.record_count > 0
@@ -207,28 +285,29 @@ def _pieces(part: FetchedPartition, position: int) -> Iterator[tuple[Appendable,
         at = header.next_offset
 
 
-def _sound_sets(records: memoryview, position: int) -> list[Batch]:
+def _sound_sets(records: memoryview, position: int) -> Iterator[Batch]:
     """The sets before the first one that is damaged itself (Law F); raises RecordBatchError if that is the first one."""
-    sets: list[Batch] = []
+    last: Batch | None = None
     try:
-        sets.extend(iter_record_sets(records, from_offset=position))
+        for last in iter_record_sets(records, from_offset=position):
+            yield last
     except RecordBatchError as error:
-        if not sets or error.offset < sets[-1][0].next_offset:
+        if last is None or error.offset < last[0].next_offset:
             raise
-    return sets
 
 
-def _markers(sets: Sequence[Batch]) -> list[int | None]:
-    """The type of the marker that ends the transaction which a set may be in; None if it is not in the response."""
+def _markers(sets: Sequence[Batch]) -> Iterator[int | None]:
+    """For each set, the last one first, the type of the marker that ends the transaction which it may be in.
+
+    None if that is not in the response.
+    """
     following: dict[int, int] = {}  # by producer
-    found: list[int | None] = []
     for header, batch in reversed(sets):
         if header.is_control and header.record_count:
             following[header.producer_id] = control_type(batch)
         elif header.is_control:
             following.pop(header.producer_id, None)  # the cleaner has emptied it
-        found.append(following.get(header.producer_id))
-    return found[::-1]
+        yield following.get(header.producer_id)
 
 
 def _has_loose_offsets(header: BatchHeader) -> bool:
@@ -238,7 +317,7 @@ def _has_loose_offsets(header: BatchHeader) -> bool:
 
 def _items(pieces: list[Appendable], position: int, rules: AppendRules) -> Iterator[Appendable]:
     """Pieces as they are appended: runs rewritten if necessary, gaps joined."""
-    run: list[Batch] = []  # to be rewritten together, from `start` on
+    run: list[Batch] = []  # decided together, from `start` on, with the gaps between them
     start, size, at = position, 0, position
     gap: Gap | None = None  # after the run, and not covered by an item yet
     for piece in pieces:
@@ -249,16 +328,13 @@ def _items(pieces: list[Appendable], position: int, rules: AppendRules) -> Itera
         header, _ = piece
         is_rewritten = _is_rewritten(header, at, rules)
         is_passed = not is_rewritten and not rules.joins(header)
-        is_split = gap is not None and not (
-            rules.fills_with_records and gap.until_offset - gap.from_offset <= LARGEST_HOLE
-        )
         is_separate = bool(run) and run[0][0].base_offset < rules.separate_until
-        if run and (is_passed or is_split or is_separate or size >= _REWRITTEN_AT_ONCE):
+        if run and (is_passed or is_separate or is_enough(len(run), size, run[-1][0].codec)):
             yield from _run(run, start, rules)
             run, size = [], 0
         if not run:
             start = at
-            if gap is not None and is_rewritten and not is_split:
+            if gap is not None and is_rewritten and gap.until_offset - gap.from_offset <= rules.longest_filled:
                 start = gap.from_offset
             elif gap is not None:
                 yield gap
@@ -285,8 +361,12 @@ def _is_rewritten(header: BatchHeader, at: int, rules: AppendRules) -> bool:
 
 def _run(run: list[Batch], start: int, rules: AppendRules) -> Iterator[Appendable]:
     """A run from `start` on, rewritten if necessary; an OversizedRecordError is raised after the items before its offset."""
-    if len(run) == 1 and start >= run[0][0].base_offset and not _is_rewritten(run[0][0], start, rules):
-        yield run[0]  # small, and alone
+    if not _gains(run, start, rules):
+        for header, batch in run:
+            if start < header.base_offset:
+                yield Gap(start, header.base_offset)
+            yield header, batch
+            start = header.next_offset
         return
     until = run[-1][0].next_offset
     for offset in sorted(o for o in rules.left_out if start <= o < until):
@@ -294,6 +374,15 @@ def _run(run: list[Batch], start: int, rules: AppendRules) -> Iterator[Appendabl
         yield Gap(offset, offset + 1)
         start = offset + 1
     yield from _rewritten(run, start, until, rules)
+
+
+def _gains(run: list[Batch], start: int, rules: AppendRules) -> bool:
+    """Whether a run must be rewritten, or becomes fewer batches by it."""
+    if start < run[0][0].base_offset or any(_is_rewritten(h, max(start, h.base_offset), rules) for h, _ in run):
+        return True
+    return rules.has_gaps and any(
+        b.base_offset - a.next_offset <= rules.longest_filled for (a, _), (b, _) in pairwise(run)
+    )
 
 
 def _rewritten(run: list[Batch], start: int, until: int, rules: AppendRules) -> Iterator[Appendable]:
@@ -319,10 +408,9 @@ def _rewritten(run: list[Batch], start: int, until: int, rules: AppendRules) -> 
         raise
 
 
-def _filled(items: Sequence[Appendable], end: int, rules: AppendRules, now_ms: int) -> tuple[list[Appendable], int]:
-    """Items with records in place of their gaps, and where they end: at `end`, or where the filler reached its limit."""
+def _filled(items: Sequence[Appendable], rules: AppendRules, now_ms: int, room: int) -> tuple[list[Appendable], int]:
+    """Items with records in place of their gaps, at most `room`, and how many more there may be; 0 if they end before the items do."""
     found: list[Appendable] = []
-    room = FILLED_AT_ONCE
     for number, item in enumerate(items):
         if not isinstance(item, Gap):
             found.append(item)
@@ -333,9 +421,9 @@ def _filled(items: Sequence[Appendable], end: int, rules: AppendRules, now_ms: i
         batches, at = cover(item, rules, filler_time(times, now_ms), room)
         found += batches
         room -= at - item.from_offset
-        if at < item.until_offset:
-            return found, at
-    return found, end
+        if not room:
+            break
+    return found, room
 
 
 def cover(gap: Gap, rules: AppendRules, timestamp_ms: int, most: int = FILLED_AT_ONCE) -> tuple[list[Appendable], int]:

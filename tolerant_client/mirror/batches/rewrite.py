@@ -8,6 +8,8 @@ Laws:
   so nothing is appended twice.
 - No batch is larger than the target accepts, as it is sent (which max.message.bytes limits), and none has more
   than batch_encoding.MAX_BATCH_BYTES of records, unless it has only one record.
+- A call costs a millisecond however few its records are, so as many small batches as possible are rewritten by one, also
+  across gaps; but no more than `is_enough`, since nothing else runs meanwhile.
 
 A broker accepts only batches whose offset deltas are 0, 1, 2... without holes (LogValidator.java), and would
 assign log append time again.  So the timestamps of a batch with log append time, which all equal its max
@@ -58,7 +60,9 @@ SMALL_BATCH_BYTES: Final = 16 * 1024  # two neighbours below this size are merge
 LARGEST_HOLE: Final = 4096  # offsets; longer holes stay gaps, which are filled without holding them in memory
 MOST_FILLER: Final = 1 << 18  # records in one call
 
-_LENGTH_AND_MAGIC: Final = struct.Struct(">8xi4xB")
+BATCHES_AT_ONCE: Final = 4096
+_BYTES_AT_ONCE: Final = (1 << 18, 1 << 20)  # of batches as they are sent: compressed ones, others
+_BEGINNING: Final = struct.Struct(">8xi4xB4xh")  # of a batch: its length, magic and attributes
 _DELETE_HORIZON_BIT: Final = 0x40  # KIP-534: the base timestamp says when the source may drop tombstones
 _WINDOW_BYTES: Final = 4 << 20  # of decompressed records decoded at once: numpy's cost is per call
 _SMALL_SECTION: Final = 4096  # bytes
@@ -120,6 +124,11 @@ def must_rewrite(header: BatchHeader, *, start: int, max_batch_bytes: int) -> bo
     )
 
 
+def is_enough(count: int, size: int, codec: int) -> bool:
+    """Whether no more should be rewritten at once than `count` batches of `size` bytes, the last of which has this codec."""
+    return count >= BATCHES_AT_ONCE or size >= _BYTES_AT_ONCE[not codec]
+
+
 def rewrite(
     batches: Sequence[Batch],
     start: int,
@@ -169,7 +178,7 @@ def coalesce(
 
     The result is that of iter_batches, must_rewrite and rewrite together, without an object for each batch.  It ends before
     the first batch that is large, cut, damaged, of another format, transactional, or must be rewritten for other reasons,
-    and before the first from `until` on: the caller handles the rest.
+    before the first from `until` on, and where it `is_enough`: the caller handles the rest.
     """
     starts, stop = _small_batches(records)
     if len(starts) < 2 or max_batch_bytes < 2 * SMALL_BATCH_BYTES:
@@ -203,15 +212,17 @@ def coalesce(
 
 def _small_batches(records: memoryview) -> tuple[list[int], int]:
     """Where the small v2 batches at the start of `records` begin, and where the last one ends."""
-    unpack_from, end, position = _LENGTH_AND_MAGIC.unpack_from, len(records), 0
+    unpack_from, end, position = _BEGINNING.unpack_from, len(records), 0
     starts: list[int] = []
     while end - position >= HEADER_SIZE:
-        length, magic = unpack_from(records, position)
+        length, magic, attributes = unpack_from(records, position)
         following = position + length + LOG_OVERHEAD
         if magic != 2 or not HEADER_SIZE <= length + LOG_OVERHEAD < SMALL_BATCH_BYTES or following > end:
             break
         starts.append(position)
         position = following
+        if is_enough(len(starts), position, attributes & CODEC_MASK):
+            break
     return starts, position
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 from kafka.structs import TopicPartition
 
@@ -139,14 +140,15 @@ class CopiedPartition(ABC):
     def has_work(self) -> bool:
         """Whether something taken is not appended yet."""
 
-    def course(self, part: FetchedPartition, until: int | None, rules: AppendRules, now_ms: int) -> Course:
-        """What a response to a fetch at `position` means for the target; moves `position` past it.
+    def courses(self, part: FetchedPartition, until: int | None, rules: AppendRules, now_ms: int) -> Iterator[Course]:
+        """What a response to a fetch at `position` means for the target, step by step; moves `position` with each course.
 
-        Raises RecordBatchError and OversizedRecordError.
+        To be continued only while `position` is where it was left.  Raises RecordBatchError and OversizedRecordError, before
+        the first item.
         """
-        course = appendable(part, self.position, until, rules, self._shown, now_ms)
-        self._shown, self.position = course.shown, course.position
-        return course
+        for course in appendable(part, self.position, until, rules, self._shown, now_ms):
+            self._shown, self.position = course.shown, course.position
+            yield course
 
     @abstractmethod
     def leave_out(self, until_offset: int, now_ms: int) -> list[Appendable]:

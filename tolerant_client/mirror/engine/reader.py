@@ -6,6 +6,10 @@ Fetches use isolation level 1 (read_committed): responses end at the last stable
 Laws:
 - A response is dropped if its fetch began elsewhere than at the partition's position, or in another topic than the one in
   which the position was read.
+- A response is taken in steps (law G of batches/appendable.py), and the event loop turns whenever they have taken _TURN_S: the
+  claims on the target's partitions, and the target's responses, wait no longer, whatever a response holds.  What was taken is
+  enqueued before each turn, so `position` is right whenever others run; if they move it, or have the partition leave or join
+  anew, the rest of the response is dropped.
 - A partition of which enough is waiting stays out of the session until less is.
 - Offsets without records are skipped once the source has shown none there for some time, and fetches of the partition alone
   have shown none either (emptiness.py).  Under a quota (KIP-219) each other partition of the session has its turn before:
@@ -17,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 import kafka.errors as Errors
@@ -37,6 +41,7 @@ from tolerant_client.mirror.engine.witnesses import Witnesses
 
 _LARGEST_SET = 1 << 28  # bytes; a greater length is taken for damage
 _DRY_S = 2.0
+_TURN_S = 0.02
 _IDLE_S = 1.0  # wait of a loop whose partitions are all full
 
 _AWAY = (Errors.KafkaConnectionError, Errors.NodeNotReadyError, Errors.RequestTimedOutError, Errors.KafkaTimeoutError)
@@ -52,6 +57,7 @@ class _Fetcher:
         self.session = session
         self.partition_max_bytes = partition_max_bytes  # grows where a broker before 0.10.1 cuts even the first set
         self.wakeup = wakeup
+        self.turned_at = float("-inf")  # when the event loop last turned while a response was taken
         self.full: set[TopicPartition] = set()  # left out until less of them waits
         self.round = 0
         self.is_behind = True  # the last response left records on the source
@@ -66,15 +72,15 @@ class Reader(Generic[C]):
     """Fetches what the partitions need next.
 
     `partitions` is the strategy's; the reader never changes it.  `accept` returns what a partition takes of its part of a
-    response, up to an offset, and moves its position; `enqueue` gets what all partitions took, after the next fetch was
-    started.  `on_trouble` gets a partition that cannot continue as it is.
+    response, up to an offset, step by step, and moves its position; `enqueue` gets what all partitions took, before the loop
+    turns and, at the end of a response, after the next fetch was started.  `on_trouble` gets a partition that cannot continue as it is.
     """
 
     def __init__(
         self,
         link: CopiedLink,
         partitions: Mapping[TopicPartition, C],
-        accept: Callable[[C, FetchedPartition, int | None], list[Appendable]],
+        accept: Callable[[C, FetchedPartition, int | None], Iterator[list[Appendable]]],
         enqueue: Callable[[list[tuple[C, Appendable]]], None],
         on_trouble: Callable[[C], None],
         witnesses: Witnesses | None = None,
@@ -153,7 +159,7 @@ class Reader(Generic[C]):
         response: FetchResult | None = None
         try:
             while fetcher.session.positions or fetcher.full:
-                taken = self._take(fetcher, response) if response is not None else []
+                taken = await self._take(fetcher, response) if response is not None else []
                 self._watch_dry(fetcher)
                 fetching = None
                 if fetcher.session.positions:
@@ -273,10 +279,11 @@ class Reader(Generic[C]):
 
     # -- one response ---------------------------------------------------------
 
-    def _take(self, fetcher: _Fetcher, response: FetchResult) -> list[tuple[C, Appendable]]:
-        """What each partition takes of a response; moves the session past it."""
+    async def _take(self, fetcher: _Fetcher, response: FetchResult) -> list[tuple[C, Appendable]]:
+        """Has each partition take its part of a response, and moves the session past it; returns what is not enqueued yet."""
         taken: list[tuple[C, Appendable]] = []
         session, now = fetcher.session, self._clock()
+        fetcher.turned_at = now
         if response.throttle_time_ms:
             fetcher.throttled_at = now
         else:
@@ -284,9 +291,7 @@ class Reader(Generic[C]):
         fetcher.is_behind = False
         for part in response.partitions:
             copy = self._partitions.get(part.partition)
-            if copy is None or not copy.is_read or part.partition not in session.positions:
-                continue
-            if copy.first_round > fetcher.round:
+            if copy is None or not self._is_awaited(fetcher, copy, copy.position):
                 continue
             if part.error_code and getattr(Errors.for_code(part.error_code), "invalid_metadata", False):
                 self._source.manager.cluster.request_update()  # the leader, or the topic, may have changed
@@ -294,13 +299,8 @@ class Reader(Generic[C]):
                 self._leave_out(fetcher, copy)
                 continue
             until = None if copy.is_held(now) else copy.until
-            items = self._accept(copy, part, until)
-            if not copy.is_read:
-                self._on_trouble(copy)
+            if not await self._take_part(fetcher, copy, part, until, taken):
                 continue
-            taken += [(copy, item) for item in items]
-            if self._witnesses is not None:
-                self._witnesses.saw(part)
             if until is not None and copy.position >= until:
                 session.forget(part.partition)
             elif len(part.records):
@@ -312,6 +312,34 @@ class Reader(Generic[C]):
                 if copy.is_full:
                     self._leave_out(fetcher, copy)
         return taken
+
+    async def _take_part(
+        self, fetcher: _Fetcher, copy: C, part: FetchedPartition, until: int | None, taken: list[tuple[C, Appendable]]
+    ) -> bool:
+        """Adds what a partition takes to `taken`, which is enqueued before each turn; False if it does not read on from there."""
+        began_at, is_seen = copy.position, False
+        for items in self._accept(copy, part, until):
+            if copy.position > began_at and not is_seen and self._witnesses is not None:
+                self._witnesses.saw(part)  # nothing of it is stamped yet
+                is_seen = True
+            taken += [(copy, item) for item in items]
+            if self._clock() - fetcher.turned_at < _TURN_S:
+                continue
+            position = copy.position
+            self._enqueue(taken)
+            taken.clear()
+            await self._source.net.sleep(0)
+            fetcher.turned_at = self._clock()
+            if not self._is_awaited(fetcher, copy, position):
+                return False
+        if not copy.is_read:
+            self._on_trouble(copy)
+        return copy.is_read
+
+    def _is_awaited(self, fetcher: _Fetcher, copy: C, position: int) -> bool:
+        """Whether the partition reads from `position`, in this session, what was asked for in its present round."""
+        is_same = self._partitions.get(copy.partition) is copy and copy.is_read and copy.position == position
+        return is_same and copy.partition in fetcher.session.positions and copy.first_round <= fetcher.round
 
     def _leave_out(self, fetcher: _Fetcher, copy: C) -> None:
         """Stops fetching a partition until `rejoin`."""

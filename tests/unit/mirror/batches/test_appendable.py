@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import crc32c
 import pytest
@@ -22,10 +22,11 @@ from tolerant_client.mirror.batches.appendable import (
     AppendRules,
     Claim,
     Course,
-    appendable,
     cover,
 )
+from tolerant_client.mirror.batches.appendable import appendable as in_steps
 from tolerant_client.mirror.batches.gaps import Gap, GapFill, is_filler
+from tolerant_client.mirror.batches.rewrite import BATCHES_AT_ONCE, rewrite
 from tolerant_client.records.codecs import GZIP, NONE, ZSTD
 from tolerant_client.records.record_batch import (
     ATTRIBUTES_OFFSET,
@@ -36,6 +37,7 @@ from tolerant_client.records.record_batch import (
     iter_batches,
     read_header,
 )
+from tolerant_client.records.record_sets import iter_record_sets
 
 TP = TopicPartition("orders", 0)
 NOW_MS = 1_700_000_000_000
@@ -44,7 +46,14 @@ WAYS = [GapFill.TRANSACTIONS, GapFill.RECORDS, GapFill.MARKERS]
 
 
 def rules(way: GapFill = GapFill.TRANSACTIONS, limit: int = 1 << 20, left_out: Sequence[int] = ()) -> AppendRules:
-    return AppendRules(way is GapFill.RECORDS, False, limit, left_out)
+    return AppendRules(way is GapFill.RECORDS, False, limit, left_out, filler=None if way is GapFill.RECORDS else way)
+
+
+def appendable(*given: Any) -> Course:
+    """All courses of a response as one."""
+    courses = list(in_steps(*given))
+    items = [item for course in courses for item in course.items]
+    return Course(items, courses[-1].position, courses[-1].shown, max(course.leader_epoch for course in courses))
 
 
 def data(
@@ -338,6 +347,77 @@ def test_record_that_policy_gave_up_becomes_a_gap(way: GapFill) -> None:
     items = twice(part, 10, rules(way, 2000, [13]))
     assert [r.offset for r in committed(items)] == [10, 11, 12, 14, 15, 16]
     assert_contiguous(items, 10, 17)
+
+
+# -- many small batches -------------------------------------------------------
+
+
+def small_transactions(count: int) -> list[bytes]:
+    """Transactions of three producers, each of one record: 3 batches, 3 markers, and so on."""
+    log = []
+    for at in range(0, 6 * count, 6):
+        log += [data(at + n, 1, pid=7 + n) for n in range(3)] + [marker(at + 3 + n, 7 + n, COMMIT) for n in range(3)]
+    return log
+
+
+def compacted(count: int) -> list[bytes]:
+    """Batches of one record, of which every other one had two."""
+    records = [[Record(0, NOW_MS, b"%d" % n, b"v")] for n in range(count)]
+    return [encode_batch(r, base_offset=3 * n, last_offset_delta=n % 2) for n, r in enumerate(records)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", [small_transactions, compacted])
+def test_law_g_a_response_of_many_small_batches_is_decided_in_short_steps_and_few_rewrites(
+    make: Callable[[int], list[bytes]], way: GapFill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run between two markers cost a millisecond of its own: 20 s for a response, and the claim lasts 10 s."""
+    read, rewritten, rewrites, longest = 0, 0, 0, 0
+
+    def counted_sets(*given: Any, **named: Any) -> Iterator[Any]:
+        nonlocal read
+        for one in iter_record_sets(*given, **named):
+            read += 1
+            yield one
+
+    def counted_rewrite(run: Sequence[Any], *given: Any, **named: Any) -> Any:
+        nonlocal rewritten, rewrites
+        rewritten, rewrites = rewritten + len(run), rewrites + 1
+        return rewrite(run, *given, **named)
+
+    monkeypatch.setattr("tolerant_client.mirror.batches.appendable.iter_record_sets", counted_sets)
+    monkeypatch.setattr("tolerant_client.mirror.batches.appendable.rewrite", counted_rewrite)
+    log = make(3000)
+    part, position, items, shown = response(*log), 0, [], frozenset[Claim]()
+    end = read_header(log[-1]).next_offset
+    while position < end:
+        for course in in_steps(part, position, None, rules(way), shown, NOW_MS):
+            items += course.items
+            assert len(course.items) < 1100 and _end_of(course, position) == course.position
+            position, shown = course.position, course.shown
+            longest, read, rewritten = max(longest, read, rewritten), 0, 0
+        part = response(*(each for each in log if read_header(each).next_offset > position))
+    assert_contiguous(items, 0, end)
+    assert len(committed(items)) == (9000 if make is small_transactions else 3000)
+    assert longest <= BATCHES_AT_ONCE and rewrites <= 3
+
+
+def _end_of(course: Course, position: int) -> int:
+    return outline(course.items)[-1][1] if course.items else position
+
+
+def test_law_b_small_batches_alone_between_gaps_are_the_received_bytes() -> None:
+    log = [each for at in range(0, 20, 2) for each in (data(at, 1, pid=7), marker(at + 1, 7, COMMIT))]
+    part = response(*log)
+    items = appendable(part, 0, None, rules(), (), NOW_MS).items
+    assert len(items) == 20 and all(item[1].obj is part.records.obj for item in items if not isinstance(item, Gap))
+
+
+def test_law_b_where_gaps_take_no_offsets_small_batches_are_joined_when_they_are_sent() -> None:
+    part = response(*small_transactions(10))
+    items = appendable(part, 0, None, rules()._replace(filler=None), (), NOW_MS).items
+    assert [kind for _, _, kind in outline(items)] == [*["batch"] * 3, "gap"] * 10
+    assert all(item[1].obj is part.records.obj for item in items if not isinstance(item, Gap))
 
 
 # -- any log at all -----------------------------------------------------------

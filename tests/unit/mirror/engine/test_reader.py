@@ -145,10 +145,10 @@ class Rig:
             self.witnesses,
         )
 
-    def _accept(self, copy: Copy, part: FetchedPartition, until: int | None) -> list[Appendable]:
+    def _accept(self, copy: Copy, part: FetchedPartition, until: int | None) -> Iterator[list[Appendable]]:
         self.accepted.append((copy.partition, copy.position))
         copy.position += 1
-        return []
+        yield []
 
     def run(self, course: Callable[[], Awaitable[None]]) -> None:
         self.source.net.run(course)
@@ -448,3 +448,48 @@ def test_a_check_for_records_counts_for_nothing_once_the_partition_is_another_on
         assert rig.enqueued == [] and copy.position == (1 if meanwhile == "records" else 0)
 
     rig.run(run)
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "joins anew", "leaves", "moves", "fails"])
+def test_the_loop_turns_while_a_long_response_is_taken_and_nothing_is_taken_twice(rig: Rig, meanwhile: str) -> None:
+    """Each step takes 15 ms: the claims are renewed after at most two, and have all that was taken enqueued before."""
+    copy, seen = rig.copies[FIRST], set()
+
+    def accept(copy: Copy, part: FetchedPartition, until: int | None) -> Iterator[list[Appendable]]:
+        for _ in range(6):
+            rig.now += 0.015
+            copy.position += 1
+            yield [Gap(copy.position - 1, copy.position)]
+
+    async def other() -> None:
+        while len(rig.source.asked) < 2 and 50 not in seen:
+            if copy.is_read:
+                assert meanwhile == "moves" or len(rig.enqueued) == copy.position
+            seen.add(copy.position)
+            if copy.position == 2:
+                if meanwhile == "joins anew":
+                    rig.tasks.spawn(rig.reader.join, [FIRST])
+                elif meanwhile == "leaves":
+                    rig.reader.leave(FIRST)
+                elif meanwhile == "moves":
+                    copy.position = 50
+                elif meanwhile == "fails":
+                    copy.trouble("it fails", 0.0)
+            await rig.source.net.sleep(0)
+
+    async def run() -> None:
+        rig.reader._accept = accept
+        rig.source.respond = lambda request: [part(FIRST)] if len(rig.source.asked) == 1 else None
+        rig.tasks.spawn(other)
+        await rig.reader.join([FIRST])
+        await rig.until(lambda: len(rig.enqueued) >= (6 if meanwhile == "nothing" else 2))
+        await rig.source.net.sleep(0.02)
+        if meanwhile == "nothing":
+            assert {2, 4} <= seen and len(rig.enqueued) == 6 and rig.source.asked[1].positions == {FIRST: 6}
+        else:
+            assert len(rig.enqueued) == 2
+        if meanwhile == "joins anew":
+            assert rig.source.asked[1].positions == {FIRST: 2}
+
+    rig.run(run)
+    assert rig.tasks.failure is None

@@ -10,7 +10,7 @@ Laws:
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 
 import kafka.errors as Errors
@@ -168,7 +168,7 @@ class Flow:
 
     # -- in the flow and out of it --------------------------------------------
 
-    def _accept(self, copy: PartitionCopy, part: FetchedPartition, until: int | None) -> list[Appendable]:
+    def _accept(self, copy: PartitionCopy, part: FetchedPartition, until: int | None) -> Iterator[list[Appendable]]:
         append_lease_s = self.link.limits.append_lease_ms / 1000
         source_topic = self.source.wire_topic(copy.partition.topic)
         return accept(copy, part, until, source_topic, append_lease_s, self.clock(), int(time.time() * 1000))

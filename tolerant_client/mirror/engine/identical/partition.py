@@ -31,6 +31,7 @@ from __future__ import annotations
 import enum
 import uuid
 from collections import deque
+from collections.abc import Iterator
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -169,12 +170,12 @@ class PartitionCopy(CopiedPartition):
         self._checked_at = min(self.read_at, now)
         self._remembered_until_ms = _FORGOTTEN
 
-    def take(self, part: FetchedPartition, until: int | None, now_ms: int) -> list[Appendable]:
-        """Like `course`, under the rules of the target's topic."""
-        course = self.course(part, until, self.rules, now_ms)
-        self.left_out.difference_update([offset for offset in self.left_out if offset < self.position])
-        self.leader_epoch = max(self.leader_epoch, course.leader_epoch)
-        return course.items
+    def take(self, part: FetchedPartition, until: int | None, now_ms: int) -> Iterator[list[Appendable]]:
+        """Like `courses`, under the rules of the target's topic."""
+        for course in self.courses(part, until, self.rules, now_ms):
+            self.left_out.difference_update([offset for offset in self.left_out if offset < self.position])
+            self.leader_epoch = max(self.leader_epoch, course.leader_epoch)
+            yield course.items
 
     def leave_out(self, until_offset: int, now_ms: int) -> list[Appendable]:
         """Like CopiedPartition.leave_out, but skips only a part if there are many offsets.

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.merge import DenseBatch, dense
+from tolerant_client.mirror.batches.rewrite import is_enough
 from tolerant_client.records.record_batch import LOG_OVERHEAD, BatchHeader
 
-_SMALL_AT_ONCE = 4 << 20  # bytes of small batches that are merged at once
 _MAGIC_AT = 16
 _LENGTH_AND_EPOCH = struct.Struct(">ii")  # from byte 8 of a record batch
 
@@ -89,7 +89,7 @@ class FetchedQueue:
                 position = item.until_offset
             else:
                 is_small = rules.joins(item[0])
-                if batches and (not is_small or size >= _SMALL_AT_ONCE):
+                if batches and (not is_small or is_enough(len(batches), size, batches[-1][0].codec)):
                     break
                 batches.append(item)
                 size += item[0].size

@@ -9,7 +9,7 @@ What a partition does is in partition.py.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 
 import kafka.errors as Errors
@@ -167,7 +167,6 @@ class TranslatedOffsets:
             pass  # surplus rows do no harm; tried again in an hour
 
 
-def _accept(copy: TranslatedPartition, part: FetchedPartition, until: int | None) -> list[Appendable]:
+def _accept(copy: TranslatedPartition, part: FetchedPartition, until: int | None) -> Iterator[list[Appendable]]:
     """Returns nothing to append: what a partition takes waits for its next transaction."""
-    copy.accept(part, until)
-    return []
+    return ([] for _ in copy.accept(part, until))

@@ -8,8 +8,7 @@ C. After any response but the expected one, what was not committed is forgotten 
    But what was sent before a record that cannot be copied is committed first: nothing good is sent again because of it.
 D. A fenced copier only watches, so that two do not abort each other's transactions for ever (rival.py).
 E. Nothing is written without the claim under which the position was read (mirror/state/claims.py): no transaction fences an
-   identical copy, which our records would spoil.  A partition that another link has begun to copy identically is not written.  What is
-   needed before a first record is in copy_claims.py.
+   identical copy, which our records would spoil.  Nor is a partition that another link has begun to copy identically (copy_claims.py).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
+from collections.abc import Iterator
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -155,28 +155,28 @@ class TranslatedPartition(CopiedPartition):
     def source_id(self) -> uuid.UUID | None:
         return uuid.UUID(known) if (known := self.place.ids[0]) else None
 
-    def accept(self, part: FetchedPartition, until: int | None) -> None:
-        """Takes a response to a fetch from `position`; batches from `until` on are left for later.
+    def accept(self, part: FetchedPartition, until: int | None) -> Iterator[None]:
+        """Takes a response to a fetch from `position`, step by step; batches from `until` on are left for later.
 
         A response with a newer leader epoch is not used: the log may have been cut, and have grown again (KIP-101).
         """
         try:
             if code := part.error_code:
                 right = f"Read on topic {self._link.source.wire_topic(self.partition.topic)} of the source"
-                raise refusal(str(self), "fetch", self.position, code, right) or Errors.for_code(code)(
-                    f"Fetch of {self} at offset {self.position}"
-                )
+                what = f"Fetch of {self} at offset {self.position}"
+                raise refusal(str(self), "fetch", self.position, code, right) or Errors.for_code(code)(what)
             self.place.saw_epoch(newest_epoch(part.records))
-            course = self.course(part, until, self._rules, int(time.time() * 1000))
+            for course in self.courses(part, until, self._rules, int(time.time() * 1000)):
+                self.last_stable_offset = part.last_stable_offset
+                self._link.memory.take(self.queue.put(course.items))
+                if self.queue:
+                    self.wakeup.notify()
+                yield
         except Errors.KafkaError as error:
             if isinstance(error, OversizedRecordError):
                 self.place.loss = LostOffsets(LossReason.OVERSIZED, error.offset, error.offset + 1)
                 error = error.at(str(self))
             self._fetch_error = error
-        else:
-            self.last_stable_offset = part.last_stable_offset
-            self._link.memory.take(self.queue.put(course.items))
-        if self.queue or self._fetch_error is not None:
             self.wakeup.notify()
 
     def leave_out(self, until_offset: int, now_ms: int) -> list[Appendable]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import chain
 
 import kafka.errors as Errors
 import pytest
@@ -24,7 +25,7 @@ from tolerant_client.errors import (
     TolerantClientError,
 )
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState
-from tolerant_client.mirror.batches.gaps import Gap
+from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical.accept import accept
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
 from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
@@ -35,7 +36,9 @@ NOT_NEXT = [45, 46, 47, 59, 1]
 RETRIABLE = [3, 5, 6, 7, 19, 20, 56]
 FATAL = [10, 29, 32, 87]
 REMEMBERED_MS = 3_600_000
-RULES = AppendRules(False, is_compacted=False, max_batch_bytes=1 << 20, remembered_ms=REMEMBERED_MS)
+RULES = AppendRules(
+    False, is_compacted=False, max_batch_bytes=1 << 20, remembered_ms=REMEMBERED_MS, filler=GapFill.TRANSACTIONS
+)
 NOW_MS = 1_700_000_000_000
 
 
@@ -55,7 +58,7 @@ def copying(log_end: int = 100, next_sequence: int = 100, until: int | None = 10
 
 def take(copy: PartitionCopy, *views: memoryview, until: int | None = None) -> list[Appendable]:
     records = memoryview(bytearray().join(views))
-    return copy.take(FetchedPartition(TP, 0, 10**6, 10**6, 0, (), records), until, NOW_MS)
+    return list(chain.from_iterable(copy.take(FetchedPartition(TP, 0, 10**6, 10**6, 0, (), records), until, NOW_MS)))
 
 
 def send(copy: PartitionCopy, base_offset: int, count: int = 10, timestamp: int = 1) -> BatchHeader:
@@ -421,7 +424,7 @@ def test_a_right_that_is_missing_on_the_source_is_named_with_the_topics_name_the
     for _ in range(BELIEVED_AFTER):
         copy.resume(AppendState(100, PRODUCER, 0, 0), RULES, 1.0)
         refused = FetchedPartition(TP, 29, -1, -1, -1, (), memoryview(b""))
-        assert accept(copy, refused, None, "sales", 60.0, 1.0, NOW_MS) == []
+        assert list(accept(copy, refused, None, "sales", 60.0, 1.0, NOW_MS)) == []
     assert "; grant Read on topic sales of the source to" in str(copy.error)
 
 
@@ -680,11 +683,11 @@ def test_law_j_what_cannot_be_copied_counts_once_all_before_it_is_acknowledged(
     header = send(copy, 100)
     part = FetchedPartition(TP, 0, 10**6, 10**6, 0, (), bad(110))
     for _ in range(2 * BELIEVED_AFTER):
-        assert accept(copy, part, None, "orders", 60.0, 1.0, NOW_MS) == []
+        assert list(accept(copy, part, None, "orders", 60.0, 1.0, NOW_MS)) == []
     assert copy.phase is Phase.COPYING and copy.too_large is None and copy.is_full, "not read on"
     answer(copy, header)
     assert copy.acked == 110 and not copy.is_full
-    assert accept(copy, part, None, "orders", 60.0, 1.0, NOW_MS) == []
+    assert list(accept(copy, part, None, "orders", 60.0, 1.0, NOW_MS)) == []
     assert copy.phase is Phase.DRAINING
     assert copy.is_too_large(110, RULES) is (bad is large)
     assert not copy.is_too_large(100, RULES), "the target lost what lies before it"

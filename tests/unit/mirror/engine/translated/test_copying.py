@@ -143,7 +143,7 @@ class World:
         """All that the source has from the position on, in one response."""
         left = [each for each in self.log if read_header(memoryview(each)).next_offset > self.copy.position]
         end = read_header(memoryview(self.log[-1])).next_offset
-        self.copy.accept(FetchedPartition(P, 0, end, end, 0, (), memoryview(bytearray(b"".join(left)))), None)
+        list(self.copy.accept(FetchedPartition(P, 0, end, end, 0, (), memoryview(bytearray(b"".join(left)))), None))
 
     # -- the producer ---------------------------------------------------------
 

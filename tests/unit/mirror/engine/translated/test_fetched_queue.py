@@ -67,7 +67,7 @@ class Rig:
 
     def take(self, *batches: bytes, stable: int = 1000, error_code: int = 0) -> None:
         """Raises the error for which the partition would read its position again."""
-        self.copy.accept(response(*batches, stable=stable, error_code=error_code), None)
+        list(self.copy.accept(response(*batches, stable=stable, error_code=error_code), None))
         if (error := self.copy._fetch_error) is not None:
             assert not self.copy.is_read
             raise error
