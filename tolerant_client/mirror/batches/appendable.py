@@ -30,7 +30,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from tolerant_client.cluster.fetch import FetchedPartition
@@ -206,11 +206,11 @@ def _courses(
             bases.append(header.base_offset)
             epochs.append(header.partition_leader_epoch)
     shown = frozenset(claims if pieces or claims else believed)
-    at, room = position, FILLED_AT_ONCE
+    at, room, before_ms = position, FILLED_AT_ONCE, -1
     try:
         for items in _in_steps(_items(pieces, position, rules)):
             if rules.fills_with_records:
-                items, room = _filled(items, rules, now_ms, room)
+                items, room, before_ms = _filled(items, rules, now_ms, room, before_ms)
             at = _end(items[-1])
             yield Course(items, at, shown, epochs[bisect_left(bases, at)])
             if not room:
@@ -408,22 +408,26 @@ def _rewritten(run: list[Batch], start: int, until: int, rules: AppendRules) -> 
         raise
 
 
-def _filled(items: Sequence[Appendable], rules: AppendRules, now_ms: int, room: int) -> tuple[list[Appendable], int]:
-    """Items with records in place of their gaps, at most `room`, and how many more there may be; 0 if they end before the items do."""
+def _filled(
+    items: Sequence[Appendable], rules: AppendRules, now_ms: int, room: int, before_ms: int
+) -> tuple[list[Appendable], int, int]:
+    """Items with records in place of their gaps, at most `room`, and how many more there may be; 0 if they end before the items do.
+
+    `before_ms` is the timestamp of the batch before the items, -1 if there is none; the last one's is returned.
+    """
     found: list[Appendable] = []
-    for number, item in enumerate(items):
+    for item, after in zip_longest(items, items[1:]):
         if not isinstance(item, Gap):
             found.append(item)
+            before_ms = item[0].max_timestamp
             continue
-        after, before = items[number + 1 : number + 2], items[max(number - 1, 0) : number]
-        times = [b[0].base_timestamp for b in after if not isinstance(b, Gap)]
-        times += [b[0].max_timestamp for b in before if not isinstance(b, Gap)]
-        batches, at = cover(item, rules, filler_time(times, now_ms), room)
+        after_ms = -1 if after is None or isinstance(after, Gap) else after[0].base_timestamp
+        batches, at = cover(item, rules, filler_time((after_ms, before_ms), now_ms), room)
         found += batches
         room -= at - item.from_offset
         if not room:
             break
-    return found, room
+    return found, room, before_ms
 
 
 def cover(gap: Gap, rules: AppendRules, timestamp_ms: int, most: int = FILLED_AT_ONCE) -> tuple[list[Appendable], int]:

@@ -298,9 +298,9 @@ class Reader(Generic[C]):
             if copy.is_full and not part.error_code:
                 self._leave_out(fetcher, copy)
                 continue
-            until = None if copy.is_held(now) else copy.until
-            if not await self._take_part(fetcher, copy, part, until, taken):
+            if not await self._take_part(fetcher, copy, part, self._until(copy), taken):
                 continue
+            until = self._until(copy)  # a lease that was renewed between two steps has moved it
             if until is not None and copy.position >= until:
                 session.forget(part.partition)
             elif len(part.records):
@@ -312,6 +312,9 @@ class Reader(Generic[C]):
                 if copy.is_full:
                     self._leave_out(fetcher, copy)
         return taken
+
+    def _until(self, copy: C) -> int | None:
+        return None if copy.is_held(self._clock()) else copy.until
 
     async def _take_part(
         self, fetcher: _Fetcher, copy: C, part: FetchedPartition, until: int | None, taken: list[tuple[C, Appendable]]

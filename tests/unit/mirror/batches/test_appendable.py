@@ -602,3 +602,15 @@ def test_before_a_given_offset_each_batch_is_appended_alone(way: GapFill) -> Non
     last = items[-1]
     assert not isinstance(last, Gap) and last[0].next_offset == 15
     assert bytes(alone[0][1]) == log[0], "untouched"
+
+
+@pytest.mark.parametrize("step", [1, 1 << 18])
+def test_filler_after_the_last_batch_of_a_step_has_the_time_of_that_batch(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tolerant_client.mirror.batches.appendable._STEP_BYTES", step)
+    log = [data(0, 3, pid=7), marker(3, 7, COMMIT)]
+    courses = in_steps(response(*log), 0, None, rules(GapFill.RECORDS), (), NOW_MS + 10**9)
+    (_, filler) = [item for course in courses for item in course.items]
+    assert not isinstance(filler, Gap)
+    assert (filler[0].base_offset, filler[0].max_timestamp) == (3, read_header(log[0]).max_timestamp)

@@ -493,3 +493,30 @@ def test_the_loop_turns_while_a_long_response_is_taken_and_nothing_is_taken_twic
 
     rig.run(run)
     assert rig.tasks.failure is None
+
+
+def test_a_lease_that_is_renewed_between_two_steps_of_a_response_is_read_on(rig: Rig) -> None:
+    copy = rig.copies[FIRST]
+    copy.until = 6
+
+    def accept(copy: Copy, part: FetchedPartition, until: int | None) -> Iterator[list[Appendable]]:
+        while copy.position < (until or 0):
+            rig.now += 0.015
+            copy.position += 1
+            yield [Gap(copy.position - 1, copy.position)]
+
+    async def renew() -> None:
+        while copy.position != 2:
+            await rig.source.net.sleep(0)
+        assert rig.reader.is_reading(FIRST), "nobody has to start it"
+        copy.until = 20
+
+    async def run() -> None:
+        rig.reader._accept = accept
+        rig.source.respond = lambda request: [part(FIRST)] if FIRST in request.positions else None
+        rig.tasks.spawn(renew)
+        await rig.reader.join([FIRST])
+        await rig.until(lambda: copy.position == 20)
+
+    rig.run(run)
+    assert rig.tasks.failure is None
