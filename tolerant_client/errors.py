@@ -117,7 +117,7 @@ class RecoveryExhaustedError(TolerantClientError, KafkaConnectionError):  # type
         self.history = tuple(history)
 
     def __str__(self) -> str:
-        return "; ".join([str(self.args[0]), *self.history])
+        return "; ".join(dict.fromkeys([str(self.args[0]), *self.history]))
 
 
 class OutcomeUnknownError(TolerantClientError):

@@ -224,7 +224,10 @@ def _report(
     stands = standing.paused.keys() | standing.blocked.keys()
     # A translated copy tells of no partition that it had nothing to copy of.
     is_told = {*watch.behind} if settings.is_identical else standing.waiting.keys()
-    behind = [p for p in watch.behind if p in is_told and p not in stands] if settings.once else []
+    left = [p for p in watch.behind if p in is_told and p not in stands] if settings.once else []
+    waits = {p: standing.waiting[p].reason for p in left if p in standing.waiting}
+    waiting = {p: why for p, why in {**prepared.waiting, **waits}.items() if settings.once and p not in stands}
+    behind = [p for p in left if p not in waiting]
     return MirrorReport(
         topics=sorted({p.topic for p in prepared.ends}),
         records=standing.records,
@@ -235,10 +238,10 @@ def _report(
         losses=watch.losses,
         paused=standing.paused,
         blocked=standing.blocked,
-        waiting={p: why for p, why in prepared.waiting.items() if settings.once and p not in stands},
+        waiting=waiting,
         behind=behind,
         held=held,
-        ended=sorted(set(late) - {one.partition for one in held} - set(behind) - stands),
+        ended=sorted(set(late) - {one.partition for one in held} - set(behind) - stands - waiting.keys()),
     )
 
 

@@ -19,8 +19,8 @@ class MirrorReport:
     """What a mirror has copied, and what needs an operator's attention.
 
     `offsets` include those of markers and fillers, and of other writers.  With `is_least` more `records` may have been copied.
-    Of a copy up to the ends at its start, `waiting` are partitions whose ends were unknown then, with the reason, `behind`
-    partitions that did not reach them, `held` what open transactions hold back, and `ended` partitions whose open transactions
+    Of a copy up to the ends at its start, `waiting` are partitions that could not be copied to them, with the reason, `behind`
+    others that did not reach them, `held` what open transactions hold back, and `ended` partitions whose open transactions
     have ended since.
     """
 

@@ -18,7 +18,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.configs import describe_configs, tells_configs
 from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
-from tolerant_client.cluster.admin.topics import lacking, topic_ids
+from tolerant_client.cluster.admin.topics import lacking, topic_ids, visible_topics
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, TargetClaimedError, text_of
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
@@ -31,10 +31,17 @@ from tolerant_client.mirror.state.control_topic import (
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.link_topics import require_no_unreadable
-from tolerant_client.mirror.state.map_topic import leaderless_parts, map_partition, map_topic, was_never_started
+from tolerant_client.mirror.state.map_topic import (
+    copier_id,
+    leaderless_parts,
+    map_partition,
+    map_topic,
+    was_never_started,
+)
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from tolerant_client.mirror.state.promoted_copies import promoted_copies
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.stock.coordinator_partition import TRANSACTIONS_TOPIC, partition_of
 
 _OTHER_KIND = ", with {} offsets, and only one link may write a topic that has identical offsets"
 MAY_NOT = (
@@ -242,17 +249,31 @@ class RefusalFacts(NamedTuple):
 async def unled_copies(
     target: Cluster, partitions: Collection[TopicPartition], map_of: str | None = None, patience_ms: int = 0
 ) -> dict[TopicPartition, str]:
-    """Why nothing can be appended now to copies that the target has: no leader responds for them, or for their parts of a map.
+    """Why nothing can be appended now to copies that the target has: no leader responds for them, or for what their transactions need.
 
-    The map is that of link `map_of`, which has translated offsets.  Waits `patience_ms` for leaders.
+    The transactions are those of link `map_of`, which has translated offsets: they need a part of its map, and a coordinator, whose
+    partition only those see who may describe it (the copier names it after its patience).  Waits `patience_ms` for leaders.
     """
-    maps = {} if map_of is None else {p: map_partition(map_of, p) for p in partitions}
-    asked = {*partitions, *maps.values()}
+    needs: dict[TopicPartition, dict[TopicPartition, str]] = {p: {} for p in partitions}
+    if map_of is not None:
+        visible, _ = await visible_topics(target, [TRANSACTIONS_TOPIC])
+        count = len(visible.get(TRANSACTIONS_TOPIC, ()))
+        for p, needed in needs.items():
+            needed[map_partition(map_of, p)] = "its part of the map"
+            if count:
+                coordinator = TopicPartition(TRANSACTIONS_TOPIC, partition_of(copier_id(map_of, p), count))
+                needed[coordinator] = "which coordinates its transactions"
+    asked = {p for copy, needed in needs.items() for p in (copy, *needed)}
     there = await target.partitions({p.topic for p in asked})
     present = [p for p in asked if p.partition in there.get(p.topic, ())]
     _, away = await list_led_offsets(target, dict.fromkeys(present, LATEST), patience_ms=patience_ms)
-    of_maps = {p: f"{m.topic}-{m.partition}, its part of the map: {away[m]}" for p, m in maps.items() if m in away}
-    return {**of_maps, **{p: away[p] for p in partitions if p in away}}
+    found = {
+        p: f"{n.topic}-{n.partition}, {what}: {away[n]}"
+        for p, needed in needs.items()
+        for n, what in needed.items()
+        if n in away
+    }
+    return {**found, **{p: away[p] for p in partitions if p in away}}
 
 
 async def refusal_facts(target: Cluster, refused: Collection[str]) -> RefusalFacts:

@@ -38,6 +38,7 @@ from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.gaps import Gap, filler_batches
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.map_topic import copier_id
 from tolerant_client.records.record_batch import BatchHeader
 
 _TIMEOUT_MS = 30_000
@@ -86,7 +87,7 @@ async def fence_identical(
 async def fence_translated(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> None:
     """Fences the copiers of a link with translated offsets whose control says that it is promoted."""
     # ListTransactions does not name all: it leaves out ids that we may not describe and ids without a coordinator now.
-    await _fence_ids(target, [f"tolerant-mirror-{link}-copy-{p.topic}-{p.partition}" for p in partitions])
+    await _fence_ids(target, [copier_id(link, p) for p in partitions])
 
 
 async def _fence_ids(target: Cluster, wanted: Sequence[str]) -> None:

@@ -58,6 +58,11 @@ def map_partition(link: str, partition: TopicPartition) -> TopicPartition:
     return TopicPartition(map_topic(link), number)
 
 
+def copier_id(link: str, partition: TopicPartition) -> str:
+    """The transactional.id with which a partition and its rows of the map are written."""
+    return f"tolerant-mirror-{link}-copy-{partition.topic}-{partition.partition}"
+
+
 def _map_of(target: Cluster, link: str) -> StateTopic:
     """A link's map topic, as durable as its control."""
     return StateTopic(target, map_topic(link), COMPACTED, "the offset map", partitions=MAP_PARTITIONS, insync_of_two=1)

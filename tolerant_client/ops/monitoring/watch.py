@@ -116,6 +116,7 @@ class LinkWatch:
                 duties={duty: DutyState(interval_s=interval_s) for duty, interval_s in duties.items()},
                 own_rate=settings.bytes_per_s,
                 addresses=(source.get("bootstrap.servers", ""), target.get("bootstrap.servers", "")),
+                has_spark=settings.tasks > 0,
             )
         )
         self._first: dict[TopicPartition, int] = {}

@@ -233,7 +233,8 @@ class LinkState:
     `still` says since when partitions have not moved although they could, `held` which of them have open transactions on
     the source.  `control` is the operator's orders as last read, `control_problem` why they could not be read
     since, `own_rate` the limit that the mirror was started with, bytes/s.
-    `ledger` and `groups` are None until they are read; `addresses` are the clusters' bootstrap servers.
+    `ledger` and `groups` are None until they are read; `addresses` are the clusters' bootstrap servers.  Without Spark there are no
+    tasks.
     """
 
     link: str
@@ -266,6 +267,7 @@ class LinkState:
     own_rate: int | None = None
     query: str = ""
     addresses: tuple[str, str] = ("", "")
+    has_spark: bool = True
 
     @cached_property
     def blocked(self) -> Mapping[TopicPartition, str]:
@@ -285,6 +287,8 @@ class LinkState:
             f"no task has said why{limit}"
             if self.report.time_ms
             else "no task has begun yet: Spark is still starting them"
+            if self.has_spark
+            else "its copier has reported nothing yet: it does so whenever a part of the copy is done"
         )
         still = {
             p: Waiting(f"it is at offset {self.partitions[p].position:,}, and {why}", since_ms)

@@ -10,6 +10,8 @@ Laws:
   the next micro-batch tries again.
 - What a retry may cure is reported, too, and the next micro-batch is the retry, after a pause; the last of several that
   failed in a row raises it.
+- A copy up to the ends of its start (`once`) does not retry a partition that has moved nowhere for the copier's patience: it
+  is reported as waiting, such as for a leader or a coordinator that was lost meanwhile, and the copy ends without it.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from tolerant_client.errors import (
     OptionError,
     OversizedRecordError,
     PartitionRefusedError,
+    RecoveryExhaustedError,
     TargetClaimedError,
     TargetDivergedError,
     TolerantClientError,
@@ -48,6 +51,7 @@ from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges
 from tolerant_client.mirror.life.mirrors import BOUND_S, within_bound
 from tolerant_client.mirror.state.claims import Waiting
 from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.health import bare
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import NO_MAP, mapped_topics
 from tolerant_client.ops.service.clusters import connected
@@ -269,6 +273,7 @@ class RangesCopier:
             shares=max(1, settings.tasks),
             file_options=settings.file_options,
         )
+        self._is_tail = not settings.once
         self._hold_ms, self._lease_ms = (0, 0) if settings.once else (settings.hold_ms, settings.lease_ms)
         self._report = None if job.folder is None else RunReport(Path(job.folder)).done
         self._goes_on = settings.goes_on
@@ -306,10 +311,13 @@ class RangesCopier:
         stopped = {p: why for p, done in copied.items() if (why := done.stopped_by) is not None}
         incurable = INCURABLE if self._goes_on else INCURABLE_ALONE
         final = [why for why in stopped.values() if isinstance(why, LinkPromotedError if self._goes_on else incurable)]
-        curable = None if final else next((why for why in stopped.values() if not isinstance(why, incurable)), None)
+        left = {p: why for p, why in stopped.items() if not self._is_tail and isinstance(why, RecoveryExhaustedError)}
+        again = [why for p, why in stopped.items() if p not in left and not isinstance(why, incurable)]
+        curable = None if final or not again else again[0]
         stopped_now = {} if final else {p: why for p, why in stopped.items() if isinstance(why, INCURABLE)}
         blocked = {p: why for p, done in copied.items() if done.is_paused and (why := done.blocked_by) is not None}
         paused = {p: why for p, done in copied.items() if (why := done.paused_by) is not None}
+        now_ms = int(time.time() * 1000)
         report = TaskReport(
             troubles=sum(done.troubles for done in copied.values()),
             losses={p: done.losses for p, done in copied.items() if done.losses},
@@ -317,7 +325,10 @@ class RangesCopier:
             paused={p: sentence(why) for p, why in paused.items()},
             blocked={p: sentence(why) for p, why in {**blocked, **stopped_now}.items()},
             remedies={p: why.remedy for p, why in {**blocked, **stopped_now}.items()},
-            waiting={p: done.wait for p, done in copied.items() if done.wait is not None},
+            waiting={
+                **{p: done.wait for p, done in copied.items() if done.wait is not None},
+                **{p: Waiting(bare(f"{p.topic}-{p.partition}", sentence(why)), now_ms) for p, why in left.items()},
+            },
             acked={p: done.acked for p, done in copied.items() if done.is_placed},
             repeats=int(curable is not None),
         )

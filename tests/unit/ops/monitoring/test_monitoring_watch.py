@@ -694,9 +694,11 @@ def test_what_stands_still_is_told_on_the_terminal_though_nothing_is_shown(
     assert watch.after(1, target={FIRST: 5, SECOND: 10}).still == {}
 
 
+@pytest.mark.parametrize("has_spark", [False, True])
 def test_what_spark_has_not_begun_is_told_after_two_minutes(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_spark: bool
 ) -> None:
+    watch.sample.change(lambda state: replace(state, has_spark=has_spark))
     now_ms = module._now_ms()
     for seconds in (0, 30, 110, 130, 140):
         assert not capsys.readouterr().err
@@ -704,10 +706,12 @@ def test_what_spark_has_not_begun_is_told_after_two_minutes(
         assert (FIRST in watch.after(1).still) == (seconds > 25)
         if seconds == 130:
             said = capsys.readouterr().err
-            assert (
-                said.count("waiting: orders-0 since") == 1
-                and "no task has begun yet: Spark is still starting them" in said
+            why = (
+                "no task has begun yet: Spark is still starting them"
+                if has_spark
+                else "its copier has reported nothing"
             )
+            assert said.count("waiting: orders-0 since") == 1 and why in said and ("Spark" in said) == has_spark
 
 
 def test_why_it_stands_is_what_the_task_says_and_told_once(watch: Watch, capsys: pytest.CaptureFixture[str]) -> None:

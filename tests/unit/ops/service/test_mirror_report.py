@@ -111,7 +111,7 @@ def test_error_that_no_repeat_cures_is_raised_once_by_the_commit(
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-@pytest.mark.parametrize("error", [RecoveryExhaustedError("lost"), ClusterUnreachableError("away")])
+@pytest.mark.parametrize("error", [TolerantClientError("lost"), ClusterUnreachableError("away")])
 def test_what_a_retry_may_cure_is_repeated_by_the_next_micro_batches_and_raised_by_the_last(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: TolerantClientError, goes_on: bool
 ) -> None:
@@ -135,6 +135,23 @@ def test_what_a_retry_may_cure_is_repeated_by_the_next_micro_batches_and_raised_
         assert reader.latestOffset(offset, None) == offset  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("once", [False, True])
+def test_a_copy_up_to_the_ends_of_its_start_leaves_what_has_outlasted_the_patience(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, once: bool
+) -> None:
+    """Ten times the patience would be 20 minutes for a partition without a leader; a mirror that runs on tries again."""
+    lost = RecoveryExhaustedError("orders-1: no progress for 120 s at offset 10", ["NotLeader"])
+    settings = replace(ONCE, once=once, hold_ms=0)
+    writer = RangesStreamWriter(MirrorJob(settings, 7, str(tmp_path)).options)
+    found = write(monkeypatch, {FIRST: progress(), SECOND: progress(stopped=lost)}, settings)
+    assert writer.settle([found]) == (None if once else (lost, 1))
+    told = RunReport(tmp_path).read()
+    assert {p: wait.reason for p, wait in told.waiting.items()} == (
+        {SECOND: "no progress for 120 s at offset 10; NotLeader"} if once else {}
+    )
+    assert told.acked == {FIRST: 10, SECOND: 10} and told.is_repeating != once
+
+
 @pytest.mark.parametrize("is_whole_task", [False, True])
 def test_what_is_paused_or_blocked_stays_so_while_another_partition_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_whole_task: bool
@@ -143,7 +160,7 @@ def test_what_is_paused_or_blocked_stays_so_while_another_partition_is_tried_aga
     settings = replace(ONCE, goes_on=True)
     writer = RangesStreamWriter(MirrorJob(settings, 7, str(tmp_path)).options)
     monkeypatch.setattr(stream_ranges, "time", SimpleNamespace(sleep=lambda seconds: None))
-    diverged, lost = TargetDivergedError("orders-0 has records of others"), RecoveryExhaustedError("no progress")
+    diverged, lost = TargetDivergedError("orders-0 has records of others"), TolerantClientError("no progress")
     found: dict[TopicPartition, Progress] = {
         FIRST: progress(stopped=diverged),
         SECOND: progress(LinkPausedError("by an operator")),

@@ -48,7 +48,7 @@ from tolerant_client.mirror.engine.translated.rival import watch_rival
 from tolerant_client.mirror.engine.translated.shared_reads import TranslatedParts
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets
 from tolerant_client.mirror.engine.troubles import copy_refusal, refusal
-from tolerant_client.mirror.state.map_topic import map_partition
+from tolerant_client.mirror.state.map_topic import copier_id, map_partition
 from tolerant_client.mirror.state.offset_map import extend, is_another
 
 _PAUSES = Backoff(0.04)
@@ -72,7 +72,7 @@ class TranslatedPartition(CopiedPartition):
         self.wakeup = WakeupNotifier(link.source.net)
         self._producer = CopyTransaction(
             link.target,
-            f"tolerant-mirror-{link.name}-copy-{partition.topic}-{partition.partition}",
+            copier_id(link.name, partition),
             self.partition,
             map_partition(link.name, partition),
             parts.transactions.timeout_ms,
