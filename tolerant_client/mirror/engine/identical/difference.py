@@ -367,11 +367,7 @@ def overtaken(case: Case) -> Loss:
     if case.last is not None and case.last.is_control and not is_filler_marker(case.last):
         start = case.last.base_offset  # a marker is the link's or another's: without the source's records nothing tells
     row = case.row(start, until, LossReason.RETENTION, "deleted on the source before they were copied")
-    anew = (
-        ", or delete the target topic, with the records that only it has, to copy what the source has left"
-        if case.logs.target_end
-        else ""
-    )
+    anew = ", or delete the target topic, with what only it has, to copy what is left" if case.logs.target_end else ""
     error = DataLossError(
         f"The source of {case} no longer has offsets {start} to {until}: retention overtook the mirror"
     ).advising(f"resume after them with {GOES_ON}{anew}")
