@@ -11,6 +11,7 @@ Laws:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Annotated, Any, Final, TypeVar
 
@@ -28,14 +29,23 @@ Moment = Annotated[int, Meta(ge=0, le=LAST_MS)]  # ms since 1970
 PartitionNumber = Annotated[int, Meta(ge=0, le=MOST_INDEX)]
 
 _T = TypeVar("_T")
+# msgspec (0.21) prepares a type where it is used first; two threads that do that at once crash the interpreter.
+_PREPARES = threading.RLock()
 
 
 def decoded(data: bytes | str | None, kind: type[_T]) -> _T:
     """Decodes a JSON document of this type; raises ValueError for any other document, and for none."""
     try:
-        return msgspec.json.decode(data or b"", type=kind)
+        with _PREPARES:
+            return msgspec.json.decode(data or b"", type=kind)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def converted(found: Any, kind: type[_T], *, str_keys: bool = False) -> _T:
+    """What was decoded, as this type; raises ValueError for what is none of it.  With `str_keys` a number may be a key's text."""
+    with _PREPARES:
+        return msgspec.convert(found, kind, str_keys=str_keys)
 
 
 def named_partition(digits: str) -> int:

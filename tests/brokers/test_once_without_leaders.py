@@ -70,9 +70,9 @@ def test_a_partition_whose_transactions_have_no_coordinator_is_named_and_the_oth
     try:
         plan = [*COMMAND, "plan", *once[4 : once.index("--offsets")], "--json"]
         deadline = time.monotonic() + 60
-        while (planned := run(plan)).returncode != 3:  # until the session of node 2 is over
-            assert time.monotonic() < deadline, planned.stdout
-        assert json.loads(planned.stdout)["topics"][0]["waiting"] == {"1": why}
+        while json.loads((planned := run(plan)).stdout)["topics"][0]["waiting"] != {"1": why}:
+            assert time.monotonic() < deadline, planned.stdout  # the session of node 2 is not over before
+        assert planned.returncode == 3
         copied = run(once)
         assert copied.returncode == 3, copied.stderr
         assert json.loads(copied.stdout)["waiting"] == [{"topic": topic, "partition": 1, "reason": why}]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -234,3 +236,29 @@ def test_texts_and_names_of_partitions_are_those_that_can_be_encoded() -> None:
     for wrong in (b"[NaN]", b"[Infinity]", b"[253370764800000]", b"", None):
         with pytest.raises(ValueError):
             decoded(wrong, list[Moment])
+
+
+_FIRST_USE = """
+import sys, threading
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+
+sys.setswitchinterval(1e-6)
+together = threading.Barrier(8)
+
+def read() -> None:
+    together.wait()
+    try:
+        LinkTopics.from_json('{"filter": 1}')
+    except Exception:
+        pass
+
+threads = [threading.Thread(target=read) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def test_threads_that_read_a_type_for_the_first_time_at_once_crash_nothing() -> None:
+    """msgspec alone ends two of three such processes with a segmentation fault."""
+    ended = [subprocess.run([sys.executable, "-c", _FIRST_USE], timeout=60, check=False).returncode for _ in range(8)]
+    assert ended == [0] * 8

@@ -42,6 +42,7 @@ from tolerant_client.state_json import (
     MOST_INDEX,
     PartitionNumber,
     Whole,
+    converted,
     decoded,
     named_partition,
     require_few,
@@ -87,10 +88,10 @@ def decode_control(value: bytes) -> LinkControl:
         raise OptionError(f"{CONTROL_TOPIC} was written by a newer tolerant-client; install that version here, too")
     try:
         found = decoded(value, dict[str, Any])
-        msgspec.convert(found, _Version)
+        converted(found, _Version)
         nested = {name: read(found[name]) for name, (read, _) in _NESTED.items() if name in found}
         plain = {_FIELDS.get(name, name): each for name, each in found.items() if name in _KNOWN and name not in nested}
-        control = msgspec.convert(plain, LinkControl)
+        control = converted(plain, LinkControl)
         if control.topics is not None:
             LinkTopics.from_json(control.topics)
         if "paused_partitions" not in nested:  # an earlier version also paused partitions by name in `paused`
@@ -125,7 +126,7 @@ def _named(names: Iterable[str]) -> frozenset[TopicPartition]:
 
 
 def _pairs(found: Any) -> frozenset[TopicPartition]:
-    pairs = msgspec.convert(found, list[tuple[str, PartitionNumber]])
+    pairs = converted(found, list[tuple[str, PartitionNumber]])
     require_few([range(len(pairs))])
     return frozenset(TopicPartition(*pair) for pair in pairs)
 
@@ -138,7 +139,7 @@ def _nested(positions: Positions) -> dict[str, dict[str, int]]:
 
 
 def _flat(nested: Any) -> Positions:
-    by_topic = msgspec.convert(nested, dict[str, dict[PartitionNumber, Whole]], str_keys=True)
+    by_topic = converted(nested, dict[str, dict[PartitionNumber, Whole]], str_keys=True)
     require_few(range(len(found)) for found in by_topic.values())
     return {
         TopicPartition(topic, index): offset for topic, found in by_topic.items() for index, offset in found.items()
@@ -161,7 +162,7 @@ def _by_ids(begun: Mapping[TopicPartition, TopicIds]) -> dict[str, list[Any]]:
 
 
 def _begun(nested: Any) -> dict[TopicPartition, TopicIds]:
-    by_topic = msgspec.convert(nested, dict[str, list[tuple[str, str, list[tuple[PartitionNumber, _Until]]]]])
+    by_topic = converted(nested, dict[str, list[tuple[str, str, list[tuple[PartitionNumber, _Until]]]]])
     found = [
         (topic, TopicIds(source, target), range(*span))
         for topic, entries in by_topic.items()

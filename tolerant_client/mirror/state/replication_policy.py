@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from tolerant_client.errors import OptionError
-from tolerant_client.state_json import decoded
+from tolerant_client.state_json import converted, decoded
 
 _HEARTBEATS = "heartbeats"
 
@@ -159,7 +159,7 @@ class TopicNames(msgspec.Struct, frozen=True):
         try:
             found = decoded(written, _WrittenNames)
             policy = {**found.policy, "type": found.name}
-            return msgspec.convert({"policy": policy, "source_alias": found.source_alias}, TopicNames)
+            return converted({"policy": policy, "source_alias": found.source_alias}, TopicNames)
         except ValueError as error:
             raise OptionError(
                 f"Not the names of a link's topics ({str(error)[:_SHOWN]}): {written[:_SHOWN]!r}"

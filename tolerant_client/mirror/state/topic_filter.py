@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.replication_policy import TopicNames, is_cycle
-from tolerant_client.state_json import MOST, decoded
+from tolerant_client.state_json import MOST, converted, decoded
 
 # Ledgers, offset maps and controls describe their own cluster: two links in opposite directions must not mix them.
 OWN_TOPICS = "tolerant-mirror-"
@@ -218,7 +218,7 @@ class LinkTopics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             found = decoded(written, dict[str, Any])
             names = msgspec.convert(found.get("names"), str | None)
             named = {"filter": found["filter"], "names": None if names is None else TopicNames.from_json(names)}
-            return msgspec.convert({**found, **named}, LinkTopics)
+            return converted({**found, **named}, LinkTopics)
         except (ValueError, KeyError) as error:
             raise OptionError(f"Not the topics of a link ({str(error)[:_SHOWN]}): {written[:_SHOWN]!r}") from error
 

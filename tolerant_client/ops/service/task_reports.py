@@ -9,6 +9,8 @@ import msgspec
 
 from tolerant_client.ops.service.link_state import TaskReport
 
+_REPORTS = msgspec.msgpack.Decoder(TaskReport)
+
 
 class ReportFile:
     """A TaskReport in a file; it is read again only after it was replaced."""
@@ -23,7 +25,7 @@ class ReportFile:
         try:
             stat = self._path.stat()
             if (seen := (stat.st_ino, stat.st_mtime_ns)) != self._seen:
-                self._report, self._seen = msgspec.msgpack.decode(self._path.read_bytes(), type=TaskReport), seen
+                self._report, self._seen = _REPORTS.decode(self._path.read_bytes()), seen
         except FileNotFoundError:
             pass
         return self._report
