@@ -58,7 +58,7 @@ def _reserve(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` free ports that no process of this user has handed out and lives; ClusterStartError if there are too few.
+    """`count` free ports that no living process of this user has handed out; raises ClusterStartError if there are too few.
 
     A broker binds its port seconds after that: until then, and while it is stopped, the port looks free to others.
     The ports are below the range that the system uses for outgoing connections: a port found by binding to port 0 soon
@@ -214,7 +214,7 @@ def _dumped(properties: Mapping[str, str]) -> bytes:
 
 
 def log_tail(file: Path) -> str:
-    """The last lines of a log, after its first errors if those are further up: why a broker ended is."""
+    """The last lines of a log, after its first errors if those are further up: they say why a broker ended."""
     try:
         with open(file, errors="replace") as log:
             lines = list(log)

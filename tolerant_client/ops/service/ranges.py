@@ -312,8 +312,8 @@ class RangesCopier:
         incurable = INCURABLE if self._goes_on else INCURABLE_ALONE
         final = [why for why in stopped.values() if isinstance(why, LinkPromotedError if self._goes_on else incurable)]
         left = {p: why for p, why in stopped.items() if not self._is_tail and isinstance(why, RecoveryExhaustedError)}
-        again = [why for p, why in stopped.items() if p not in left and not isinstance(why, incurable)]
-        curable = None if final or not again else again[0]
+        again = (why for p, why in stopped.items() if p not in left and not isinstance(why, incurable))
+        curable = None if final else next(again, None)
         stopped_now = {} if final else {p: why for p, why in stopped.items() if isinstance(why, INCURABLE)}
         blocked = {p: why for p, done in copied.items() if done.is_paused and (why := done.blocked_by) is not None}
         paused = {p: why for p, done in copied.items() if (why := done.paused_by) is not None}

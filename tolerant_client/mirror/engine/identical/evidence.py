@@ -203,9 +203,7 @@ async def read_evidence(source: Cluster, target: Cluster, partitions: Collection
             p,
             log,
             last.get(p),
-            state._replace(
-                topic_id=uuid.UUID(ids.target) if ids.target else None,
-            ),
+            state._replace(topic_id=uuid.UUID(ids.target) if ids.target else None),
             cut if cut is not None and cut < log.target_end else None,
             known.producer_id,
             own,
