@@ -29,6 +29,7 @@ from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.engine.identical import begun, sync_loop
 from tolerant_client.mirror.engine.identical.offsets import IdenticalOffsets, identical_offsets
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.unread import LATE_S
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.engine.translated.partition import TranslatedPartition
@@ -313,6 +314,25 @@ def test_what_a_partition_waits_for_is_named_when_it_is_given_up_and_no_silent_s
     assert copy.error is None
     flow_of(copier).lose_patience(FIRST)
     assert "no progress for 120 s" in str(copy.error) and "a transaction is open" in str(copy.error)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_patience_begins_after_a_silent_writer_s_batches_only_where_something_waits_for_these(
+    copier: LinkCopier, now: list[float], waits: bool
+) -> None:
+    copy = placed(copier, FIRST, 300, until=500)
+    copy.adopted_at = flow_of(copier).appender.settled_at = 100.0
+    copy.unread.took_over(0.0, 100.0)
+    if waits:
+        copy.wait_for_unread(100.0)
+        copy.resume(AppendState(300, 7, 0, 300), RULES, 100.0 + LATE_S)  # its next batch is being fetched again
+    patience_s = copier.link.limits.patience_ms / 1000
+    begins = 100.0 + (LATE_S if waits else 0.0)
+    for at in (begins + patience_s, begins + patience_s + 1.0):
+        assert copy.error is None
+        now.append(at)
+        flow_of(copier).lose_patience(FIRST)
+    assert f"the source sent nothing for {patience_s:.0f} s" in str(copy.error)
 
 
 @pytest.mark.parametrize(

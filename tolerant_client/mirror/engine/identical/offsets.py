@@ -89,8 +89,9 @@ class IdenticalOffsets(Flow):
         now, patience_s = self.clock(), self.link.limits.patience_ms / 1000
         copy.give_up_after(patience_s, now)
         appender = self.appender
+        waited_until = copy.unread.waited_until  # not `until`, before which only old records wait
         heard_at = max(
-            appender.settled_at, appender.throttled_until, copy.adopted_at, copy.unread.until, self.link.bucket.free_at
+            appender.settled_at, appender.throttled_until, copy.adopted_at, waited_until, self.link.bucket.free_at
         )
         is_waiting = copy.is_troubled and partition not in self.unclaimed  # its own error tells what it waits for
         if copy.in_flight or is_waiting or now - heard_at <= patience_s or copy.phase is Phase.STOPPED:

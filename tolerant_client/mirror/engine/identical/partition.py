@@ -243,7 +243,7 @@ class PartitionCopy(CopiedPartition):
     def wait_for_unread(self, now: float) -> None:
         """Waits until nothing can lie unread any more, with nothing in flight; then the log is read again (unread.py)."""
         self.phase, self._shown = Phase.DRAINING, frozenset()
-        self.unread.since, self.not_before = now, self.unread.until
+        self.not_before = self.unread.wait(now)
 
     def _remembers_until_ms(self, header: BatchHeader) -> int:
         return header.max_timestamp + self.rules.remembered_ms

@@ -26,11 +26,13 @@ class Unread:
     """What may lie unread of one partition.
 
     `lost_until`: until then what this process sent on a connection that was lost; `until`, whatever anybody sent.
+    `since`: since when the next batch waits for that, None if none does; `waited_until`: the end of the last such wait.
     """
 
     def __init__(self) -> None:
         self.lost_until = _NEVER
-        self.since: float | None = None  # the next batch waits for it
+        self.since: float | None = None
+        self.waited_until = _NEVER
         self._silent_until = _NEVER
         self._remembered_ms = _NEVER  # until then the broker remembers the producer of the last batch
 
@@ -53,6 +55,11 @@ class Unread:
     def holds(self, is_next_old: bool, now_ms: float, now: float) -> bool:
         """Whether the next batch has to wait until nothing can lie unread any more (Laws A and B)."""
         return is_next_old and now < self.until and now_ms < self._remembered_ms
+
+    def wait(self, now: float) -> float:
+        """Notes that the next batch waits; returns until when."""
+        self.since, self.waited_until = now, self.until
+        return self.until
 
     @property
     def reason(self) -> str:
