@@ -92,6 +92,20 @@ def test_records_of_others_behind_a_copy_are_not_told_as_copied(source: str, tar
     assert "2023-11-14 22:13:20.199" in report.warnings[0]  # the last one that was copied
 
 
+def test_a_rehearsal_without_the_control_ends_a_copy_before_the_fence_as_the_failover_does(
+    source: str, target: str
+) -> None:
+    topic = "damage-fence-ends"
+    copied(source, target, topic, 20)
+    with Cluster({"bootstrap_servers": target}, name="target") as there:
+        assert there.run(lambda: failover(there, topic)).exit_code == 0
+        there.run(delete_topics, there, [CONTROL_TOPIC])
+        rehearsed, again = (
+            there.run(lambda: failover(there, topic, LinkTopics.of(topic), is_dry_run=dry)) for dry in (True, False)
+        )
+    assert shown(rehearsed) == shown(again) == [(0, 20, True)] and rehearsed.exit_code == again.exit_code == 0
+
+
 @pytest.mark.parametrize("is_transactional", [False, True], ids=["plain", "transactional"])
 def test_a_failover_without_its_control_finds_where_the_former_one_has_fenced(
     source: str, target: str, is_transactional: bool

@@ -255,10 +255,11 @@ async def _copies_end(
     """Where copies with identical offsets end whose logs have these ends; absent if that is unknown.
 
     While a promotion has not ended, a fence that was interrupted may have written its markers, and nobody else has written.
+    A control that knows the link's producers and no source was deleted: the fence of a former promotion may end the log.
     """
     if control.is_prepared:  # the offsets of the target's logs may be others
         return {p: control.adopted.get(p, 0) for p in ends}
-    if not control.is_promotion_begun:
+    if not control.is_promotion_begun and (control.source_cluster_id is not None or not control.producer_ids):
         return dict(ends)
     told = {p: control.copied_until[p] for p in ends if p in control.copied_until}
     if control.is_fenced:
