@@ -814,6 +814,10 @@ def test_nobody_is_told_to_delete_what_applications_write_after_a_failover_whose
     (told,) = run(source, target, plan_everything, topic, topic).refusals
     assert "delete the target topic" not in told
     assert f"run tolerant-kafka failover --target {target} --link {topic} --topics REGEX" in told
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_records, cluster, TopicPartition(topic, 0), 24)  # retention, of all that they wrote
+    (told,) = run(source, target, plan_everything, topic, topic).refusals
+    assert "delete the target topic, with what only it has" in told and "the topic is its applications'" in told
 
 
 def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(source: str, target: str) -> None:

@@ -186,7 +186,7 @@ def test_a_target_made_anew_under_the_mirror_is_no_copy_at_any_later_start_under
         _, errors = mirror.communicate(timeout=60)
     finally:
         mirror.kill()
-    assert mirror.returncode == 1 and "Delete the target topic" in errors, errors
+    assert mirror.returncode == 1 and "delete the target topic" in errors, errors
     written = ends(target, topic)
     for policy in ("fail", "continue"):
         again = subprocess.run(

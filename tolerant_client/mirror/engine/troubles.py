@@ -111,8 +111,24 @@ def shortened(partition: str, finding: str) -> TargetDivergedError:
     """The error for a log of the target that has become shorter than what was acknowledged."""
     return TargetDivergedError(
         f"The target log of {partition} has become shorter while the mirror wrote it: {finding}; its topic was deleted"
-        " and created again there, or an election took records back. Delete the target topic: the next start creates it"
+        " and created again there, or an election took records back"
+    ).advising(fill_again())
+
+
+def fill_again(*, is_begun: bool = True) -> str:
+    """How an operator has a target topic copied again, and what that deletes.
+
+    Where the control does not say that the link `is_begun` there, it may have been promoted, and the control deleted since.
+    """
+    how = (
+        "delete the target topic, with what only it has (compare both with tolerant-kafka verify first): the next start creates it"
         " and fills it again"
+    )
+    if is_begun:
+        return how
+    return (
+        f"{how}. But the control does not say that the link has begun this log: if it was promoted before, and the control was deleted"
+        " since, the topic is its applications', and tolerant-kafka failover writes that down again"
     )
 
 

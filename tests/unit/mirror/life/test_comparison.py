@@ -340,7 +340,9 @@ def test_an_emptied_log_is_its_running_mirrors_to_judge(monkeypatch: pytest.Monk
     (blocker,) = blockers([], {}, compared=found)
     assert (found.differing.keys(), found.emptied.keys()) == ((set(), {P}) if is_held else ({P}, set()))
     assert uncompared_reasons(found) == [] and blocker.lasts != is_held
-    assert ("not recorded yet" if is_held else "Delete the target topic") in blocker.text
+    assert (
+        "not recorded yet" if is_held else "delete the target topic, with what only it has (compare both"
+    ) in blocker.text
     ledger, policy = cast(Ledger, SimpleNamespace(link="default", rows=no_rows)), MirrorPolicy()
     stopped, told = asyncio.run(plan_report._differences(source, cast(Any, target), [P], ledger, CONTROL, policy))
     assert (not stopped) == is_held and not told

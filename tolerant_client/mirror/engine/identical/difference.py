@@ -10,8 +10,8 @@ Laws:
 - Everything else is a divergence of the target, under every policy: to continue would leave out records of the source.
 - The link's own producer ids have no transactions but those that fence them (life/fence.py).  Where such a marker is the last that the
   link wrote, it was promoted, whatever others wrote after that, and whatever its control says: applications write there.
-- Nobody is told to delete a topic of which the control does not say that the link has begun it: it may have been promoted, and the
-  control deleted since.
+- Where the control does not say that the link has begun a log, it may have been promoted, and the control deleted since: nobody is
+  told to delete such a topic without that.  Deleting takes what only the target has, which every advice to delete says.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from tolerant_client.mirror.engine.identical.given_times import times_rewritten
 from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.open_gaps import ended_gap
 from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, read_places, step_back
+from tolerant_client.mirror.engine.troubles import fill_again
 from tolerant_client.mirror.logs.bisection import agreement_start, first_difference_of_logs
 from tolerant_client.mirror.logs.reading import read_headers, read_slices, source_truncations
 from tolerant_client.mirror.state.link_control import others_remedy
@@ -46,7 +47,7 @@ from tolerant_client.records.record_batch import BatchHeader, Record
 _BATCHES_OF_A_DIFFERENCE = 50  # that are searched for records of the link
 _STRETCHES = 50  # that are compared if the topic was created again on the source: all of 5,000 offsets
 _NEARBY = 1000  # of the source that are searched for a record that the target has elsewhere
-_AFTER_IT = f"resume after that offset with {GOES_ON}, or delete the target topic to copy it again"
+_AFTER_IT = f"resume after that offset with {GOES_ON}, or "
 _KEPT_ON_TARGET = (LossReason.TRUNCATION.value, LossReason.RECREATION.value)
 
 
@@ -226,8 +227,8 @@ async def _explain_own(
         return TargetDivergedError(
             f"The target log of {case} has at offset {offset} (producer id {header.producer_id}, one of the mirror's own) the"
             f" record that the source has at offset {elsewhere}: the mirror's appends from offset {first} on are not at their"
-            " offsets. Delete the target topic: the next start fills it again"
-        )
+            " offsets"
+        ).advising(fill_again(is_begun=case.is_begun))
     logs = case.logs
     is_taken_back = logs.target_end > logs.source_end or await _has_newer_epoch(source, case.partition, first)
     if is_taken_back and case.copied == logs.target_end:
@@ -237,15 +238,14 @@ async def _explain_own(
         return TargetDivergedError(
             f"The target log of {case} has at offset {wrong.base_offset} a batch of the mirror (producer id {wrong.producer_id})"
             f" with sequence {wrong.base_sequence}, which does not continue the batch before it: it was appended twice, or where"
-            " another batch belongs. Delete the target topic: the next start fills it again"
-        )
+            " another batch belongs"
+        ).advising(fill_again(is_begun=case.is_begun))
     if is_taken_back and places.is_proved:
         return _truncated(case, first)
     return TargetDivergedError(
         f"The target log of {case} has at offset {offset} (producer id {header.producer_id}, one of the mirror's own)"
-        " another record than the source, and nothing shows that the source was truncated, or its topic created again. Delete"
-        " the target topic: the next start fills it again"
-    )
+        " another record than the source, and nothing shows that the source was truncated, or its topic created again"
+    ).advising(fill_again(is_begun=case.is_begun))
 
 
 async def _source_offset(source: Cluster, case: Case, record: Record) -> int | None:
@@ -322,7 +322,7 @@ def _only_gaps(case: Case, first: int, marker: BatchHeader | None, remedy: str, 
         return TargetDivergedError(
             f"The target log of {case} has the end of a gap transaction of the mirror at offset {at}, where the source has a"
             " record: the topic was created again, or lost records, while the transaction was open"
-        ).advising("Delete the target topic: the next start fills it again")
+        ).advising(fill_again(is_begun=case.is_begun))
     return TargetDivergedError(
         f"The target log of {case} has {what} at offset {at}{whose} that the source does not have there: another producer"
         " wrote it, or the source lost what the mirror had filled"
@@ -335,7 +335,7 @@ def misplaced(case: Case) -> TargetDivergedError:
         f"The target log of {case} ends at offset {case.logs.target_end}, and the mirror's last batch there was meant for a later"
         f" offset: its next sequence is {case.state.next_sequence}. The topic was deleted and created again on the target, or emptied,"
         " while the mirror wrote it"
-    ).advising("Delete the target topic: the next start creates it and fills it again")
+    ).advising(fill_again(is_begun=case.is_begun))
 
 
 async def created_again(target: Cluster, case: Case) -> TargetDivergedError:
@@ -345,10 +345,7 @@ async def created_again(target: Cluster, case: Case) -> TargetDivergedError:
     return TargetDivergedError(
         f"The topic of {case} was deleted and created again on the target since the mirror began to copy into it, and its new log"
         f" ends at offset {case.logs.target_end}{last}: what lies there is no copy"
-    ).advising(
-        "Delete the target topic: the next start creates it and fills it again; if somebody needs those records, mirror into a"
-        " topic of another name"
-    )
+    ).advising(f"{fill_again()}; if somebody needs those records, mirror into a topic of another name")
 
 
 def nothing_proves(case: Case) -> TargetDivergedError:
@@ -357,9 +354,8 @@ def nothing_proves(case: Case) -> TargetDivergedError:
     kind = TargetDivergedError if logs.is_written else EmptiedLogError
     return kind(
         f"The target log of {case} ends at offset {logs.target_end}, but {has}: nothing shows that its former records were the"
-        " source's, since the link has not recorded that it copied up to there. Delete the target topic: the next start"
-        " creates it and fills it from the source's log start"
-    )
+        " source's, since the link has not recorded that it copied up to there"
+    ).advising(fill_again(is_begun=case.is_begun))
 
 
 def overtaken(case: Case) -> Loss:
@@ -367,7 +363,7 @@ def overtaken(case: Case) -> Loss:
     if case.last is not None and case.last.is_control and not is_filler_marker(case.last):
         start = case.last.base_offset  # a marker is the link's or another's: without the source's records nothing tells
     row = case.row(start, until, LossReason.RETENTION, "deleted on the source before they were copied")
-    anew = ", or delete the target topic, with what only it has, to copy what is left" if case.logs.target_end else ""
+    anew = f", or {fill_again(is_begun=case.is_begun)}" if case.logs.target_end else ""
     error = DataLossError(
         f"The source of {case} no longer has offsets {start} to {until}: retention overtook the mirror"
     ).advising(f"resume after them with {GOES_ON}{anew}")
@@ -404,7 +400,7 @@ async def recreated(source: Cluster, target: Cluster, case: Case) -> Loss | Appe
     error = SourceTruncatedError(
         f"The source topic of {case} was deleted and created again, as its id shows, and its log spans offsets"
         f" {logs.source_start} to {logs.source_end} now (the target's ends at {logs.target_end})"
-    ).advising(_AFTER_IT)
+    ).advising(_AFTER_IT + fill_again(is_begun=case.is_begun))
     return Loss(row, error, case.state, logs.target_end)
 
 
@@ -443,5 +439,5 @@ def _truncated(case: Case, first: int) -> Loss:
     error = SourceTruncatedError(
         f"The source of {case}, offsets {logs.source_start} to {logs.source_end}, has {what} (the target's log ends at"
         f" {logs.target_end})"
-    ).advising(_AFTER_IT)
+    ).advising(_AFTER_IT + fill_again(is_begun=case.is_begun))
     return Loss(row, error, case.state, logs.target_end)

@@ -63,6 +63,7 @@ def evidence(
         begun is not None and is_begun and bool(begun.source) and begun.source == ids.source,
         control.copied.get(P) if is_begun else None,
         more.pop("differs_at", None),
+        begun is not None and is_begun or logs.adopted > 0,
     )
     return Evidence(case, control, ids, **more)
 
@@ -129,7 +130,11 @@ def test_the_end_of_an_emptied_log_is_the_links_only_if_something_beside_it_says
 ) -> None:
     found = evidence(control=control, **{"logs": Logs(0, 20, 20, 20), **more})
     assert found.is_proved == is_proved
-    assert isinstance(where_to_resume(found, None), AppendState if is_proved else EmptiedLogError)
+    placed = where_to_resume(found, None)
+    assert isinstance(placed, AppendState if is_proved else EmptiedLogError)
+    if isinstance(placed, EmptiedLogError):
+        assert "with what only it has (compare both with tolerant-kafka verify first)" in placed.remedy
+        assert ("the topic is its applications'" in placed.remedy) is not found.case.is_begun
 
 
 def test_equal_records_at_the_end_prove_a_copy_and_none_do_not() -> None:
