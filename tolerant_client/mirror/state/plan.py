@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from msgspec import structs
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.health import counted
-from tolerant_client.mirror.state.topic_filter import OWN_TOPICS, LinkTopics, TopicCreation, TopicFilter
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicCreation, TopicFilter
 
 TIMESTAMP_TYPE = "message.timestamp.type"
 LOG_APPEND_TIME = "LogAppendTime"
@@ -22,6 +24,7 @@ TIMESTAMP_BEFORE = "message.timestamp.before.max.ms"
 TIMESTAMP_AFTER = "message.timestamp.after.max.ms"
 
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588  # ServerLogConfigs.java, since Kafka 2.x; 1,000,012 before
+_OFFERED = 3  # names, where no topic matches
 _LONG_MAX = 2**63 - 1
 # A KRaft controller refuses an operation of more than 10,000 (QuorumController.java, MAX_RECORDS_PER_USER_OP).
 _CONTROLLER_RECORDS = 2_500
@@ -103,13 +106,23 @@ def select_topics(topics: LinkTopics | str, available: Mapping[str, object], clu
     offered = {name: topics.to_source(name) for name in available}
     selected = sorted(name for name, original in offered.items() if topics.takes(original))
     if not selected and not topics.waits_for_topics:
-        others = [original for original in offered.values() if not original.startswith(OWN_TOPICS)]
+        everything = structs.replace(topics, filter=TopicFilter(exclude=("__.*",)))
+        others = sorted(original for original in offered.values() if everything.takes(original))
         near = difflib.get_close_matches(", ".join(topics.filter.include), others, n=3, cutoff=0.6)
-        hint = (
-            f"; did you mean {' or '.join(near)}?" if near else f"; the {cluster} has {counted(len(others), 'topic')}"
-        )
-        raise OptionError(f"No topic of the {cluster} matches '{topics.filter}'{hint}")
+        hint = f"did you mean {' or '.join(near)}?" if near else _offer(others, cluster)
+        raise OptionError(f"No topic of the {cluster} matches '{topics.filter}'; {hint}")
     return selected
+
+
+def _offer(names: Sequence[str], cluster: str) -> str:
+    """What to say of the topics that a cluster has, where a regular expression matches none of them."""
+    if not names:
+        return f"the {cluster} has no topic that can be copied: internal ones never are"
+    more = f" and {counted(len(names) - _OFFERED, 'more topic')}" if len(names) > _OFFERED else ""
+    return (
+        f"the {cluster} has {', '.join(names[:_OFFERED])}{more} (internal ones are left out): give a regular expression for whole"
+        " names, or create the topic first"
+    )
 
 
 def plan_topics(

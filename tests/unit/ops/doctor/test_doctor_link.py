@@ -694,7 +694,7 @@ def test_a_cluster_without_the_topics_is_named_as_what_it_was_given_as(name: str
     examination._found[name] = found
     assert examination._choose_topics() == {}
     (finding,) = checkup.findings
-    assert finding.evidence.endswith(f"No topic of the {name} matches 'orders'; the {name} has 1 topic")
+    assert f"No topic of the {name} matches 'orders'; the {name} has payments (" in finding.evidence
 
 
 def test_wrong_properties_are_refused_before_anything_is_looked_at() -> None:
