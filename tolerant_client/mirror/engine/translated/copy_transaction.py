@@ -36,6 +36,7 @@ from tolerant_client.cluster.producer.transaction import ProducerTransaction
 from tolerant_client.errors import OffsetMapError, OptionError, ProducerFencedError
 from tolerant_client.mirror.engine.translated.fetched_queue import Outgoing
 from tolerant_client.mirror.engine.troubles import times_would_change
+from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import MapRow, Run
 from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
@@ -192,6 +193,20 @@ class CopyTransaction(ProducerTransaction):
             records = [Record(0, now_ms, row.key.encode(), row.encode()) for row in some]
             batch = memoryview(bytearray(encode_batch(records)))
             await self._rows.append(await self._cluster.leader(self._map_partition), read_header(batch), batch)
+
+
+def reason_of(error: Errors.KafkaError, target: Cluster, link: str, partition: TopicPartition) -> str:
+    """Why nothing moves; a transaction ends with a marker in each of its partitions, and one without a leader takes none."""
+    text = f"{type(error).__name__}: {error}"
+    if not isinstance(error, Errors.ConcurrentTransactionsError):
+        return text
+    written = (partition, map_partition(link, partition))
+    away = [f"{p.topic}-{p.partition}" for p in written if target.known_leader(p) is None]
+    return (
+        f"{' and '.join(away)} of the target has no leader, so the last transaction cannot end ({text})"
+        if away
+        else text
+    )
 
 
 def is_fenced(error: BaseException) -> bool:

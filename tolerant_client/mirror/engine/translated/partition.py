@@ -41,7 +41,7 @@ from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.limits import PAUSE_S
 from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.translated.copy_claims import CopyClaims
-from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction, is_fenced
+from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction, is_fenced, reason_of
 from tolerant_client.mirror.engine.translated.fetched_queue import FetchedQueue, newest_epoch
 from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.rival import watch_rival
@@ -382,7 +382,7 @@ class TranslatedPartition(CopiedPartition):
         if isinstance(self.paused, LinkPausedError):
             return await self._rest()
         self._stands_since = self._stands_since or now
-        self._troubles.add(f"{type(cause).__name__}: {cause}", now)
+        self._troubles.add(reason_of(cause, link.target, link.name, self.partition), now)
         if isinstance(error, RecordBatchError):
             self._troubles.damaged(str(error))
             error = error.at(str(self))

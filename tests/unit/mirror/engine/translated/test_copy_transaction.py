@@ -16,8 +16,9 @@ from tolerant_client.cluster.produce import ProducedPartition, ProduceResult
 from tolerant_client.cluster.produce_window import ProduceTurns
 from tolerant_client.errors import OffsetMapError, OptionError
 from tolerant_client.mirror.batches.merge import DenseBatch
-from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction
+from tolerant_client.mirror.engine.translated.copy_transaction import CopyTransaction, reason_of
 from tolerant_client.mirror.engine.translated.fetched_queue import Outgoing
+from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.records.record_batch import Record, encode_batch, read_header
 
 P = TopicPartition("orders", 0)
@@ -70,3 +71,22 @@ def test_a_batch_that_gets_the_response_of_the_next_one_ends_its_transaction(
 
     with pytest.raises(raised):
         asyncio.run(copy())
+
+
+@pytest.mark.parametrize(
+    ("away", "told"),
+    [
+        ({P}, "orders-0 of the target has no leader, so the last transaction cannot end ("),
+        ({map_partition("dr", P)}, "tolerant-mirror-offsets-dr-"),
+        (set(), "ConcurrentTransactionsError: "),
+    ],
+    ids=["copy", "map", "none"],
+)
+def test_a_transaction_that_does_not_end_names_the_partition_without_a_leader(
+    away: set[TopicPartition], told: str
+) -> None:
+    target: Any = SimpleNamespace(known_leader=lambda p: None if p in away else 1)
+    found = reason_of(Errors.ConcurrentTransactionsError("InitProducerId"), target, "dr", P)
+    assert found.startswith(told) and "ConcurrentTransactionsError" in found
+    other = reason_of(Errors.NotLeaderForPartitionError("orders"), target, "dr", P)
+    assert other.startswith("NotLeaderForPartitionError")

@@ -108,7 +108,7 @@ def test_of_what_an_operator_has_paused_nothing_is_decided_until_it_is_resumed()
         place=SimpleNamespace(loss=object()),
         _stands_since=None,
         _progressed_at=0.0,
-        _link=SimpleNamespace(clock=lambda: 0.0, limits=SimpleNamespace(patience_ms=1)),
+        _link=SimpleNamespace(clock=lambda: 0.0, limits=SimpleNamespace(patience_ms=1), target=None, name=""),
         _troubles=troubles,
         _decide=decide,
         is_recoded=False,
