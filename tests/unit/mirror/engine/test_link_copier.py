@@ -28,7 +28,8 @@ from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.engine.identical import begun, sync_loop
 from tolerant_client.mirror.engine.identical.offsets import IdenticalOffsets, identical_offsets
-from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy
+from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.identical.unread import LATE_S
 from tolerant_client.mirror.engine.link_copier import LinkCopier
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets

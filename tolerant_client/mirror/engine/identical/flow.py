@@ -25,7 +25,8 @@ from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.engine.identical.accept import accept
 from tolerant_client.mirror.engine.identical.append import Appender
 from tolerant_client.mirror.engine.identical.fill import gap_fillers
-from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy
+from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.reader import Reader
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.mirror.engine.witnesses import Witnesses

@@ -11,7 +11,8 @@ from tolerant_client.mirror.batches.appendable import AppendRules
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, LossReason
 from tolerant_client.mirror.engine.identical.begun import Begun
 from tolerant_client.mirror.engine.identical.flow import Flow
-from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy
+from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.limits import PAUSE_S
 from tolerant_client.mirror.engine.strategy import NO_CLAIM
 from tolerant_client.mirror.state.topics import read_ids

@@ -19,7 +19,7 @@ from tolerant_client.mirror.engine.identical.begun import Begun
 from tolerant_client.mirror.engine.identical.facts import TargetFacts
 from tolerant_client.mirror.engine.identical.flow import Flow
 from tolerant_client.mirror.engine.identical.loss_handler import LossHandler
-from tolerant_client.mirror.engine.identical.partition import Phase
+from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.identical.resting import RestingLogs
 from tolerant_client.mirror.engine.identical.sync_loop import SyncLoop
 from tolerant_client.mirror.engine.identical.unread import LATE_S

@@ -16,7 +16,8 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy
+from tolerant_client.mirror.engine.identical.queued_partition import Phase
 
 LOOK_S = 30.0
 _RESTS_S = 2.0  # since the last acknowledged append

@@ -31,9 +31,10 @@ from tolerant_client.mirror.engine.identical.given_times import rewritten_offset
 from tolerant_client.mirror.engine.identical.log_start import start_log_at
 from tolerant_client.mirror.engine.identical.loss_handler import LossHandler
 from tolerant_client.mirror.engine.identical.open_gaps import OpenGaps
-from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.placement import placed
 from tolerant_client.mirror.engine.identical.probes import probe_logs
+from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.identical.resume_point import Found, LogStart, read_append_states
 from tolerant_client.mirror.engine.strategy import NO_CLAIM
 from tolerant_client.mirror.engine.troubles import read_refusal, times_would_change

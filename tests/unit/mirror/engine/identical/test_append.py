@@ -21,7 +21,8 @@ from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical import append
 from tolerant_client.mirror.engine.identical.append import Appender
-from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy
+from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.identical.unread import LATE_S
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.memory import Memory

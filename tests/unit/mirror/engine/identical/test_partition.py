@@ -27,7 +27,8 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical.accept import accept
-from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy
+from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
 
 TP = TopicPartition("orders", 3)

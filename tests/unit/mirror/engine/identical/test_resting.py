@@ -13,7 +13,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import GapFill
-from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy
+from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.identical.resting import LOOK_S, RestingLogs
 
 RULES = AppendRules(False, False, 1 << 20, remembered_ms=3_600_000, filler=GapFill.TRANSACTIONS)

@@ -11,7 +11,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import OrdersHiddenError, PartitionRefusedError, text_of
-from tolerant_client.mirror.engine.identical.partition import PartitionCopy, Phase
+from tolerant_client.mirror.engine.identical.partition import PartitionCopy
+from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.identical.sync_loop import SyncLoop
 from tolerant_client.mirror.state.control_topic import orders_hidden
 
