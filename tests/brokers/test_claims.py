@@ -28,9 +28,9 @@ from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.life.plan_report import plan_everything
-from tolerant_client.mirror.state.claims import (
+from tolerant_client.mirror.state.claims import LEASE_MS
+from tolerant_client.mirror.state.claims_record import (
     CLAIMS_TOPIC,
-    LEASE_MS,
     WHOLE_TOPIC,
     ClaimsRecord,
     Holder,

@@ -52,7 +52,7 @@ from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.logs.reading import read_slices
-from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
+from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import read_ledger

@@ -24,7 +24,8 @@ from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import LinkStatus, read_status
-from tolerant_client.mirror.state.claims import COPIER, ClaimsLog, ClaimsRecord, Holder, Waiting
+from tolerant_client.mirror.state.claims import ClaimsLog
+from tolerant_client.mirror.state.claims_record import COPIER, ClaimsRecord, Holder, Waiting
 from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, Health
 from tolerant_client.mirror.verify.outcome import Outcome
 from tolerant_client.mirror.verify.verification import verify

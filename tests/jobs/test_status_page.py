@@ -16,7 +16,7 @@ from kafka.structs import TopicPartition
 
 from support.browser import Browser, chromium
 from support.link_samples import HOSTILE, hour, state, troubled
-from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
 from tolerant_client.ops.monitoring.board import Board

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.state.claims import WHOLE_TOPIC, ClaimsLog, Holder
+from tolerant_client.mirror.state.claims import ClaimsLog
+from tolerant_client.mirror.state.claims_record import WHOLE_TOPIC, Holder
 
 
 def holders_of(log: ClaimsLog) -> dict[TopicPartition, Holder]:

@@ -24,7 +24,7 @@ from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow.group_positions import read_positions
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.logs.reading import read_headers
-from tolerant_client.mirror.state.claims import CLAIMS_TOPIC, COPIER, decode_claims
+from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC, COPIER, decode_claims
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter

@@ -19,7 +19,8 @@ from tolerant_client.errors import OffsetMapError, OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.mm2_records import decode_checkpoint
 from tolerant_client.mirror.life.mm2_positions import decode_position
-from tolerant_client.mirror.state.claims import Claim, ClaimsRecord, Holder, Waiting, decode_claims, encode_claims
+from tolerant_client.mirror.state.claims import Claim
+from tolerant_client.mirror.state.claims_record import ClaimsRecord, Holder, Waiting, decode_claims, encode_claims
 from tolerant_client.mirror.state.claims_topic import claimed_by
 from tolerant_client.mirror.state.control_record import decode_control, encode_control
 from tolerant_client.mirror.state.health import utc

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tolerant_client.errors import LinkPausedError, TolerantClientError
-from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.claims_record import Waiting
 
 PAUSE_S = 30.0  # between two reads of a partition that the policy has paused
 _MANY = 1_000  # partitions

@@ -33,7 +33,7 @@ from tolerant_client.mirror.engine.memory import Memory
 from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink, Strategy
 from tolerant_client.mirror.engine.throttle import TokenBucket
-from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.claims_topic import Claims, claimed_by, new_holder
 from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.health import WAITS_AFTER_S

@@ -15,7 +15,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.state.claims import CLAIMS_TOPIC, LEASE_MS, RENEW_MS, ClaimsLog, Run, Waiting
+from tolerant_client.mirror.state.claims import LEASE_MS, RENEW_MS, ClaimsLog, Run
+from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC, Waiting
 from tolerant_client.mirror.state.claims_topic import read_claims
 from tolerant_client.mirror.state.control_topic import FORGOTTEN, read_control
 from tolerant_client.mirror.state.health import Health, Reason, counted, utc

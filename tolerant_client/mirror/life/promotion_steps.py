@@ -45,7 +45,7 @@ from tolerant_client.mirror.life.owners import Owners, copied_elsewhere, find_ev
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.logs.reading import require_readable
-from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
+from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import HIDDEN, NothingWrittenError, read_control, update_control
 from tolerant_client.mirror.state.health import by_reason, names

@@ -12,7 +12,8 @@ from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.comparison import Comparison, is_comparable, without_paused
 from tolerant_client.mirror.life.lens import PartitionLag, open_spans, positions_of
 from tolerant_client.mirror.life.mirrors import at_work, mirror_reasons, standing, untold_reasons
-from tolerant_client.mirror.state.claims import Run, Waiting
+from tolerant_client.mirror.state.claims import Run
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS
 from tolerant_client.mirror.state.health import (
     DELETED_ON_TARGET,

@@ -7,19 +7,8 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.state.claims import (
-    COPIER,
-    LEASE_MS,
-    MARGIN_MS,
-    NO_NAMES,
-    RENEW_MS,
-    Claim,
-    ClaimsLog,
-    ClaimsRecord,
-    Holder,
-    Names,
-    Waiting,
-)
+from tolerant_client.mirror.state.claims import LEASE_MS, MARGIN_MS, RENEW_MS, Claim, ClaimsLog
+from tolerant_client.mirror.state.claims_record import COPIER, NO_NAMES, ClaimsRecord, Holder, Names, Waiting
 
 
 class _Sent(NamedTuple):

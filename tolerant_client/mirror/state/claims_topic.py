@@ -16,14 +16,11 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import WakeupNotifier
 from tolerant_client.errors import OptionError, RecoveryExhaustedError, StoppedError, TargetClaimedError, text_of
 from tolerant_client.mirror.state.claimant import Claimant
-from tolerant_client.mirror.state.claims import (
+from tolerant_client.mirror.state.claims import LEASE_MS, RENEW_MS, Claim, ClaimsLog
+from tolerant_client.mirror.state.claims_record import (
     CLAIMS_TOPIC,
     COPIER,
-    LEASE_MS,
-    RENEW_MS,
     WHOLE_TOPIC,
-    Claim,
-    ClaimsLog,
     Holder,
     decode_claims,
     encode_claims,

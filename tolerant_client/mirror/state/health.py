@@ -32,7 +32,7 @@ from typing import NamedTuple, TypeVar
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.claims_record import Waiting
 
 WAITS_AFTER_S = 10.0
 _Named = TypeVar("_Named", TopicPartition, str)

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from tolerant_client.mirror.state.claims import CLAIMS_TOPIC
+from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS

@@ -21,7 +21,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, Measured, Span, spans_together
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.health import (
     DELETED_ON_SOURCE,
     DELETED_ON_TARGET,

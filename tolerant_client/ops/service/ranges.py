@@ -49,7 +49,7 @@ from tolerant_client.mirror.engine.preflight import RefusalFacts, ends_at, refus
 from tolerant_client.mirror.engine.prepare import grow_link
 from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges, held_partitions, take_measures
 from tolerant_client.mirror.life.mirrors import BOUND_S, within_bound
-from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import bare
 from tolerant_client.mirror.state.link_control import LinkControl

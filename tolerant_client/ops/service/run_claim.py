@@ -14,7 +14,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import NetworkSelector
-from tolerant_client.mirror.state.claims import MIRROR, WHOLE_TOPIC, Claim, Waiting, claimed_part
+from tolerant_client.mirror.state.claims import Claim
+from tolerant_client.mirror.state.claims_record import MIRROR, WHOLE_TOPIC, Waiting, claimed_part
 from tolerant_client.mirror.state.claims_topic import Claims, claimed_by, new_holder
 from tolerant_client.ops.printing import echo
 from tolerant_client.ops.service.link_state import TaskReport

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.health import bare, names
 from tolerant_client.ops.service.link_state import LeftOut, TaskReport
 

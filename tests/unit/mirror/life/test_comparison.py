@@ -38,7 +38,8 @@ from tolerant_client.mirror.life import comparison, mirrors, plan_report
 from tolerant_client.mirror.life.comparison import Comparison, compare_ends
 from tolerant_client.mirror.life.promotion_blockers import blockers
 from tolerant_client.mirror.life.status_reasons import uncompared_reasons
-from tolerant_client.mirror.state.claims import Run, Waiting
+from tolerant_client.mirror.state.claims import Run
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.health import Health
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds

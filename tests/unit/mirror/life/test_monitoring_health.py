@@ -34,7 +34,8 @@ from tolerant_client.mirror.life.status_reasons import (
     still,
     uncompared_reasons,
 )
-from tolerant_client.mirror.state.claims import Run, Waiting
+from tolerant_client.mirror.state.claims import Run
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.health import (
     DELETED_ON_SOURCE,
     DELETED_ON_TARGET,

@@ -30,7 +30,7 @@ from tolerant_client.mirror.life.promotion_report import PromotionReport, unmade
 from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state import map_topic as map_topic_module
-from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.link_topics import differing_topics, require_whole

@@ -18,16 +18,12 @@ from support.claims import holders_of
 from tolerant_client.mirror.life.listing import listed
 from tolerant_client.mirror.life.mirrors import WAITS, at_work, is_told, untold_reasons
 from tolerant_client.mirror.state.claimant import Claimant
-from tolerant_client.mirror.state.claims import (
+from tolerant_client.mirror.state.claims import LEASE_MS, MARGIN_MS, RENEW_MS, Claim, ClaimsLog
+from tolerant_client.mirror.state.claims_record import (
     COPIER,
-    LEASE_MS,
-    MARGIN_MS,
     MIRROR,
-    RENEW_MS,
     WAITING_SHOWN,
     WHOLE_TOPIC,
-    Claim,
-    ClaimsLog,
     ClaimsRecord,
     Holder,
     Waiting,

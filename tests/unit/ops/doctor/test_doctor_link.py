@@ -31,7 +31,8 @@ from support.commands import COMMANDS
 from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.state.claims import Run, Waiting
+from tolerant_client.mirror.state.claims import Run
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.control_topic import FORGOTTEN
 from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, DELETED_ON_TARGET
 from tolerant_client.mirror.state.ledger import UNREADABLE

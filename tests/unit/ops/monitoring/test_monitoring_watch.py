@@ -23,7 +23,7 @@ from tolerant_client.errors import ClusterUnreachableError, LoginRefusedError, O
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import Copied, Span
 from tolerant_client.mirror.life.lens import MOST_AGES, SourceEnds
-from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.health import (
     DELETED_ON_SOURCE,
     DELETED_ON_TARGET,

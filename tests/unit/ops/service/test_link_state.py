@@ -13,7 +13,7 @@ from kafka.structs import TopicPartition
 from support.link_samples import NOW_MS, state
 from support.link_samples import seen as sample
 from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, Measured, Span
-from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.service.link_state import OTHERS, LinkState, PartitionState, TaskReport
 from tolerant_client.ops.service.task_reports import ReportFile

@@ -38,7 +38,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.engine.copy_metrics import Copied, Measured
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.life.lens import SourceEnds
-from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.server import StatusServer

@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 from spark_integration.mirror import head_start
 from spark_integration.mirror.head_start import HeadStart
 from tolerant_client.errors import DataLossError, LinkPromotedError, RecoveryExhaustedError
-from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorSettings
 from tolerant_client.ops.service.ranges import CopiedRanges, RangesCopier, RangesPlanner

@@ -32,7 +32,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.engine.copy_metrics import Measured
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.follow.skipped import Left
-from tolerant_client.mirror.state.claims import Waiting
+from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.service import duties as duties_module
 from tolerant_client.ops.service import ranges

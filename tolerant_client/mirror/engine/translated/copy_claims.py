@@ -23,7 +23,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
-from tolerant_client.mirror.state.claims import claimed_part
+from tolerant_client.mirror.state.claims_record import claimed_part
 
 
 class CopyClaims:

@@ -14,7 +14,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.engine.translated.copy_claims import CopyClaims
 from tolerant_client.mirror.state.claimant import Claimant
-from tolerant_client.mirror.state.claims import Claim, Holder, claimed_part
+from tolerant_client.mirror.state.claims import Claim
+from tolerant_client.mirror.state.claims_record import Holder, claimed_part
 
 P = TopicPartition("orders", 0)
 FIRST = claimed_part(P, "")
