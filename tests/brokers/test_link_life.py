@@ -565,6 +565,55 @@ def test_what_the_source_has_deleted_of_what_a_failover_left_there_is_said_to_be
         assert gone[2:4] == ["", ""] and all("no longer has its offsets" in text for text in gone[:2] + gone[4:])
 
 
+def test_what_a_failover_left_without_a_record_is_no_loss_once_a_promotion_has_written_that_down(
+    source: str, target: str
+) -> None:
+    topic = link = "life-empty"
+    create_topic(source, topic, 3)
+    append_records(source, topic, 100, partitions=3)
+    mirror(source, target, topic, link)
+    with closing(kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic)) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for number in range(3):
+            producer.send(topic, b"aborted", partition=number)
+        producer.flush()
+        assert fail_over(target, link).exit_code == 0
+        producer.abort_transaction()  # as the source's coordinator does once it is back
+    append_records(source, topic, 1, first=100, partitions=1)
+
+    def delete(**before: int) -> None:  # as retention does
+        with Cluster({"bootstrap_servers": source}, name="source") as cluster:
+            for number, offset in before.items():
+                cluster.run(delete_records, cluster, TopicPartition(topic, int(number[1:])), offset)
+
+    def left() -> list[tuple[Any, ...]]:
+        report = run(source, target, promote, link)
+        return [(p.lag, p.left_deleted, p.left_records) for p in report.partitions]
+
+    found = [(3, None, 1), (2, None, 0), (2, None, 0)]
+    rehearsed = run(source, target, promote, link, is_dry_run=True)
+    assert [(p.lag, p.left_deleted, p.left_records) for p in rehearsed.partitions] == found
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        assert cluster.run(control_topic.read_control, cluster, link).empty_until == {}
+        assert left() == found
+        empty = {TopicPartition(topic, number): 102 for number in (1, 2)}
+        assert cluster.run(control_topic.read_control, cluster, link).empty_until == empty
+    append_records(source, topic, 2, first=200, partitions=3)
+    delete(p0=105, p1=102, p2=103)  # a record of the last one, too, of which nobody knows
+    assert left() == [(5, (100, 105), 0), (2, None, 2), (2, (102, 103), 1)]
+    gone = [p.first_difference and p.first_difference.reason for p in compare(source, target, topic).partitions]
+    assert all("no longer has its offsets" in str(reason) for reason in (gone[0], gone[2]))
+    assert gone[1] == "the target log ends earlier"
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:  # were it still the source's last
+        cluster.run(
+            control_topic.update_control, cluster, link, lambda now: replace(now, empty_until=dict.fromkeys(empty, 104))
+        )
+    delete(p1=104, p2=104)
+    assert left()[1:] == [(0, None, 0)] * 2
+    assert [p.first_difference for p in compare(source, target, topic).partitions[1:]] == [None, None]
+
+
 # -- circles --------------------------------------------------
 
 

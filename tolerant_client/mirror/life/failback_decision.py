@@ -191,6 +191,7 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
         copied={},
         log_starts={},
         copied_until={},
+        empty_until={},
         promotion=None,
         map_id=None,
         source_cluster_id=source_cluster_id,

@@ -2,7 +2,8 @@
 
 The copies end where the fence said (LinkControl.copied_until), and the committed records that the source has after that were left
 behind: a transaction that was open when the source was lost may have been aborted since (committed.py).  What it has deleted of that
-since is lost (PartitionLag.deleted), and counts as left behind: nothing tells how many committed records it had.  All this is
+since is lost (PartitionLag.deleted), and counts as left behind: nothing tells how many committed records it had, unless a promotion
+that was run again before has found none, and written that into the control (`empty_until`).  All this is
 unknown where the source's log is no longer the one that was copied: where its topic was created again, where it ends before what was
 copied, and where a link copies back into it.  Offsets are half-open, those of the source.
 """
@@ -10,8 +11,10 @@ copied, and where a link copies back into it.  Offsets are half-open, those of t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.topics import present_ids
@@ -21,6 +24,7 @@ from tolerant_client.mirror.life.mirrors import within_bound
 from tolerant_client.mirror.life.promotion_groups import STAY, unmoved_groups
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport, left_text
 from tolerant_client.mirror.logs.committed import count_committed
+from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.mirror.state.copied_back import copied_back
 from tolerant_client.mirror.state.health import by_reason, few, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
@@ -51,7 +55,8 @@ async def promoted_before(
 ) -> PromotionReport:
     """The report for a link that is fenced already: nothing is left to do, and what was left behind is repeated.
 
-    With a source it names those of `groups` that no promotion has moved.
+    With a source it names those of `groups` that no promotion has moved, and writes down, unless it is a dry run, where the source has
+    no committed record after the copies: markers and aborted records, which it will delete.
     """
     ends, is_translated = control.copied_until, await has_map(target, link, control)
     warnings = [f"link {link} was promoted before; nothing was done"]
@@ -76,7 +81,10 @@ async def promoted_before(
         unmoved = await unmoved_groups(source, target, topics, groups, alike, map_of=link if is_translated else None)
         warnings += [STAY] if any(left.reason == "over" for left in unmoved.left) else []
     rows = _rows(lags, topics)
-    rows = rows if source is None else await with_left(source, rows, lags)
+    if source is not None:
+        rows = await with_left(source, rows, lags)
+        if not is_dry_run and (empty := _empty_until(rows, lags)):
+            await _write_empty(target, link, control, empty)
     return PromotionReport(
         action,
         link,
@@ -87,6 +95,25 @@ async def promoted_before(
         groups=unmoved,
         unknown_left=tuple(unknown_left(unknown)),
     )
+
+
+def _empty_until(rows: Iterable[PromotedPartition], lags: Iterable[PartitionLag]) -> dict[TopicPartition, int]:
+    """The ends of source logs that have offsets and no committed record after these copies.  Pure."""
+    none = {TopicPartition(r.topic, r.partition) for r in rows if (r.left_records, r.left_unread) == (0, 0)}
+    return {
+        e.partition: e.source_end
+        for e in lags
+        if e.partition in none and e.source_end and e.lag_offsets and not e.deleted
+    }
+
+
+async def _write_empty(target: Cluster, link: str, control: LinkControl, empty: Mapping[TopicPartition, int]) -> None:
+    def change(now: LinkControl) -> LinkControl:
+        is_same = now.is_promoted and now.copied_until == control.copied_until
+        return replace(now, empty_until={**now.empty_until, **empty}) if is_same else now
+
+    with suppress(Errors.TopicAuthorizationFailedError, Errors.MessageSizeTooLargeError):  # then it stays unknown
+        await update_control(target, link, change)
 
 
 async def as_left(

@@ -7,7 +7,8 @@ Laws:
   its target's logs have the source's offsets.
 - The copies of a promoted link end where its fence said, not where the target's logs end: others write there now.
 - What a source has deleted before it was copied is lost, not copied: the copy of a log that the link has begun never had what lies
-  between its end and the source's log start.  Not below where the copy was to begin, nor heartbeats: those are no data.
+  between its end and the source's log start.  Not below where the copy was to begin, nor heartbeats, nor where a promotion that was
+  run again has found no record (`empty_until`): those are no data.
 - The target is asked before the source, so a reported lag is never too small; the source's high watermark before its last stable
   offset, so that records appended in between do not look like an open transaction.
 - Functions that return `left_out` make no partition wait for another one: they leave out those without a leader that responds.
@@ -190,7 +191,7 @@ async def _begun_at(
     begun = (await last_rows(target, link, empty)).keys() if is_translated and empty else control.begun.keys()
     topics = LinkTopics.from_json(control.topics) if control.topics else None
     return {
-        p: max(control.log_starts.get(p, 0), control.starts.get(p, 0))
+        p: max(said.get(p, 0) for said in (control.log_starts, control.starts, control.empty_until))
         for p, at in copied.items()
         if (at or p in begun) and not (topics is not None and is_heartbeats(topics, p.topic))
     }

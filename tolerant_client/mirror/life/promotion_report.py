@@ -199,7 +199,8 @@ def failover_warnings(partitions: Iterable[PromotedPartition], options: str) -> 
     newest = f"; the newest record that was copied is of {_text_of(max(times))}" if times else ""
     return (
         f"what the source had after the offsets above is unknown{newest}; when the source is back, tolerant-kafka status"
-        f" {options} says how much of it was not copied",
+        f" {options} says how much of it was not copied; tolerant-kafka promote, run again with these options, also writes down where that"
+        " is no record, before the source deletes it",
         "transactions that were open on the source when it was lost are not on the target: none of their records was copied",
     )
 

@@ -9,8 +9,8 @@ A record's key is the link, its value JSON:
      "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}},
      "starts_of": {"clicks": [["source's topic id", "", [[3, 4]]]]},
      "begun": {"orders": [["source's topic id", "target's topic id", [[0, 12], [13, 16]]]]},
-     "copied": {"orders": {"0": 1200}}, "copied_until": {"orders": {"0": 1200}}, "map_id": null,
-     "promotion": null}
+     "copied": {"orders": {"0": 1200}}, "copied_until": {"orders": {"0": 1200}},
+     "empty_until": {"orders": {"0": 1201}}, "map_id": null, "promotion": null}
 
 Laws:
 - A record is complete in itself; fields that we do not know are kept as they are.
@@ -178,7 +178,7 @@ _NESTED: Final[Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] 
     "paused_partitions": (_pairs, list),
     "unfenced": (_pairs, list),
     **dict.fromkeys(("begun", "starts_of"), (_begun, _by_ids)),
-    **dict.fromkeys(("adopted", "starts", "copied", "log_starts", "copied_until"), (_flat, _nested)),
+    **dict.fromkeys(("adopted", "starts", "copied", "log_starts", "copied_until", "empty_until"), (_flat, _nested)),
 }
 _IN_NO_RECORD: Final = ("others", "is_hidden")
 _NAMES: Final = {"is_promotion_begun": "is_promoted"}  # in a record, as version 0.1 calls it

@@ -58,7 +58,8 @@ class LinkControl:
     them when it last came to rest, or where it began them: an empty log counts as a copy only up to that offset.
     `log_starts` are the offsets where filled logs were to begin: a log that does not end after that is the link's filler, which
     may still have to be deleted.  `copied_until` says where the copies of a promoted link end for good, before the records of its
-    fence and of whoever writes there now; version 0.1 did not write it.  `map_id` is the topic id of the offset map of a link with
+    fence and of whoever writes there now; version 0.1 did not write it.  `empty_until` has the offsets before which the source had
+    no committed record after these ends, as a promotion found that was run again.  `map_id` is the topic id of the offset map of a link with
     translated offsets ("" from brokers without ids), None before it has one.  `promotion` is the run of promote or failover that
     fences the link, or fenced it last.
     `is_hidden`: we may not read the control, so nothing of it is known; no record has it.
@@ -85,6 +86,7 @@ class LinkControl:
     is_hidden: bool = False
     starts_of: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
     copied_until: Positions = field(default_factory=dict)
+    empty_until: Positions = field(default_factory=dict)
     promotion: str | None = None
 
     @property

@@ -4,7 +4,8 @@ The control says where a copy ended (version 0.1 did not write it), and the log 
 knew less of its copy as such (damage.py) says an earlier offset, without one.  Once a link back copies, both logs go on as one: it
 fills the fence's offset on the old source.  So a copy ends there only where the source's log ends, too, or has a record at that
 offset, which was left behind: also one that is not committed, since a failover does not wait for open transactions.  Where the
-source's log starts after that offset, it ends there unless a link has copied back.
+source's log starts after that offset, it ends there unless a link has copied back.  But it lacks nothing up to the source's log start
+if a promotion has found, before the source deleted that, that it had no committed record (`empty_until` of the control).
 """
 
 from __future__ import annotations
@@ -41,6 +42,18 @@ async def find_fences(
         # Two promotions at once write two fences.
         fences |= {**left, **{p: first.get(p, end) for p, end in at_end.items()}}
     return fences
+
+
+def ends_before(
+    fences: Positions, empty: Positions, bounds: Mapping[TopicPartition, LogBounds]
+) -> dict[TopicPartition, LogBounds]:
+    """These bounds, but the copies end before these fences; the source had no record there before the offsets `empty`.  Pure."""
+    found = dict(bounds)
+    for p, fence in fences.items():
+        start = bounds[p].source_start or 0
+        end = start if fence < start <= empty.get(p, 0) else fence
+        found[p] = bounds[p]._replace(target_end=end, target_stable=min(bounds[p].target_stable or 0, end))
+    return found
 
 
 async def _marked(

@@ -57,7 +57,7 @@ from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.promoted_copies import promoted_copies, unnamed_copies
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import describe_topics, require_names
-from tolerant_client.mirror.verify.fences import find_fences
+from tolerant_client.mirror.verify.fences import ends_before, find_fences
 from tolerant_client.mirror.verify.log_comparison import Range
 from tolerant_client.mirror.verify.report import (
     LedgerRange,
@@ -115,6 +115,7 @@ class Verification:
         self._beats_until: dict[
             TopicPartition, int
         ] = {}  # where their copies of heartbeats end, which go on at the source
+        self._empty: dict[TopicPartition, int] = {}  # up to where the source had no record after these copies
         self._rest: dict[TopicPartition, Committed] = {}  # what the source has after the target's end
         self._starts: dict[TopicPartition, int] = {}  # of links that began at a time (--from)
         self._ids: dict[str, Any] = {}
@@ -211,6 +212,12 @@ class Verification:
             for p, end in control.copied_until.items()
             if is_heartbeats(LinkTopics.from_json(control.topics), p.topic)
         }
+        self._empty = {
+            p: end
+            for control in promoted
+            for p, end in control.empty_until.items()
+            if control.begun.get(p, TopicIds()).is_of_source(now.get(p.topic, TopicIds()))
+        }
         return created_again(links, origin, now)
 
     def _leave_out_translated(self, link: str, partitions: Collection[TopicPartition]) -> None:
@@ -228,12 +235,7 @@ class Verification:
                 "the link was promoted; from the fence on, the target's log is its own and is left out; the fence is at"
                 f" offset ({names})"
             )
-        return {
-            p: b._replace(target_end=fences[p], target_stable=min(b.target_stable or 0, fences[p]))
-            if p in fences
-            else b
-            for p, b in found.items()
-        }
+        return ends_before(fences, self._empty, found)
 
     async def next_slices(self) -> list[Slice]:
         """The next ranges to compare, one per partition; partitions without a leader come later, when they have one.
