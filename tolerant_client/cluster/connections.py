@@ -13,12 +13,16 @@ Laws:
   rows) have lanes that are left once they are throttled for longer than _SOON_S (soon.py): a node reads a new connection up to
   its first response.  Their bytes count for the quota all the same.
 - An error code is believed when a broker repeats it; a single one is retried.
+- What a closed connection has not delivered is gone, also once its process has ended (_RESET_ON_CLOSE): while a network is cut the
+  system would keep it, and deliver it up to a minute after everybody else has gone on.  Whoever waits for a response sends again.
 - A node that throttles us (KIP-219) is not away: requests wait until it reads again, and no patience ends meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
+import socket
+import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn, TypeVar
@@ -57,6 +61,7 @@ _STOP_LOOK_MS = 100  # between two looks whether a wait is to be given up
 _THROTTLED_MS = 1_000  # after a throttle, for the response that it held up
 _LOOK_S = 1.0  # until the next look whether a node still throttles us: a throttle may turn out to be none
 _SOON_S = 1.0  # longer than a quota of requests throttles: a new connection costs some
+_RESET_ON_CLOSE = socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
 _FULL_S = 0.005  # until the next look at a connection that has its limit of requests in flight
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -127,6 +132,7 @@ class Connections:
         except ValueError as error:
             raise OptionError(f"The {name}'s configuration is wrong: {error}") from error
         self.manager.called = name
+        self.manager.config["socket_options"] = [*self.manager.config["socket_options"], _RESET_ON_CLOSE]
         self.manager.cluster.config["allow_auto_create_topics"] = False
 
     def __enter__(self: _Self) -> _Self:

@@ -26,6 +26,7 @@ class Claimant:
         self.holder = holder
         self.log = ClaimsLog()
         self.waiting: Mapping[TopicPartition, Waiting] = {}
+        self.is_throttled = False
         self._wanted: set[TopicPartition] = set()
         self._held: Names = NO_NAMES
         self._terms: Mapping[TopicPartition, int] = {}
@@ -33,10 +34,8 @@ class Claimant:
         self._sequence = 0
         self._is_ended = False
         self._sent: dict[int, _Sent] = {}
-        self._said: tuple[Names, Names] | None = (
-            NO_NAMES,
-            NO_NAMES,
-        )  # names and asks of the newest record; None: to be sent again
+        self._said: tuple[Names, Names] | None = NO_NAMES, NO_NAMES  # by the newest record; None: to be sent again
+        self._said_throttled = False
         self._renew_at = float("-inf")
 
     def want(self, names: Iterable[TopicPartition]) -> None:
@@ -100,7 +99,8 @@ class Claimant:
         """Whether a record is to be appended."""
         if self._said is None:
             return True
-        return self._to_say() != self._said or bool(self._wanted) and now >= self._renew_at
+        is_news = self._to_say() != self._said or self.is_throttled and not self._said_throttled
+        return is_news or bool(self._wanted) and now >= self._renew_at
 
     def end(self) -> None:
         """Wants nothing any more; the next record announces that the run is over."""
@@ -110,6 +110,7 @@ class Claimant:
     def record(self, now: float) -> ClaimsRecord:
         """The next record; the caller appends it at once."""
         self._said = names, asks = self._to_say()
+        self._said_throttled = self.is_throttled
         self._sequence += 1
         self._sent[self._sequence] = _Sent(now, names)
         self._renew_at = now + RENEW_MS / 1000
@@ -124,6 +125,7 @@ class Claimant:
             self._is_ended,
             int(1000 * now),
             self.log.end,
+            self.is_throttled,
         )
 
     def _to_say(self) -> tuple[Names, Names]:

@@ -190,8 +190,9 @@ class ClaimsLog:
         return _copied(seen for seen in self._seen.values() if seen.record.holder.link == link)
 
     def silent_ms(self, name: TopicPartition) -> float:
-        """How long ago, by the log's times, a holder spoke last that fell silent and had not released this name; inf without one."""
-        spoke = [s.append_ms for s in self._seen.values() if name in s.terms and not self._counts(s)]
+        """How long ago, by the log's times, a holder spoke last that fell silent while it was throttled and held this name; or inf."""
+        silent = [s for s in self._seen.values() if name in s.terms and s.record.is_throttled and not self._counts(s)]
+        spoke = [s.append_ms for s in silent]
         return max(s.append_ms for s in self._seen.values()) - max(spoke) if spoke else float("inf")
 
     def asks_of(self, holder: Holder) -> Names:

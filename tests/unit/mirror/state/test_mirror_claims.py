@@ -73,12 +73,17 @@ class Log:
         return [p.partition for p in P if claimant.holds(p, self.ms / 1000)]
 
 
-def test_a_holder_that_fell_silent_is_told_until_it_released_what_it_held() -> None:
+def test_a_throttled_holder_that_fell_silent_is_told_until_it_released_what_it_held() -> None:
     """What it had sent may still be appended (identical/unread.py)."""
     silent, releasing, later = Claimant(holder("a")), Claimant(holder("b")), Claimant(holder("c", "run-2"))
-    log = Log(silent, releasing, later)
+    unthrottled = Claimant(holder("d"))
+    log = Log(silent, releasing, later, unthrottled)
     silent.want(P[:2])
     releasing.want(P[2:3])
+    unthrottled.want(P[3:])
+    log.settle()
+    silent.is_throttled = releasing.is_throttled = True
+    assert silent.is_due(log.ms / 1000), "it is said at once"
     log.settle()
     releasing.leave(P)
     log.say(releasing)
@@ -89,7 +94,7 @@ def test_a_holder_that_fell_silent_is_told_until_it_released_what_it_held() -> N
         log.broker_ms += RENEW_MS
         log.say(later)
     told = [later.log.silent_ms(p) for p in P]
-    assert told[0] == told[1] >= LEASE_MS and told[2:] == [float("inf")] * 2
+    assert told[0] == told[1] >= LEASE_MS and told[0] < float("inf") and told[2:] == [float("inf")] * 2
     log.ms += RENEW_MS
     log.broker_ms += RENEW_MS
     log.say(later)
@@ -115,6 +120,7 @@ def test_a_record_survives_its_encoding() -> None:
         True,
         40,
         50,
+        True,
     )
     value = encode_claims(record)
     assert b'"orders":[[0,1],[3,3]]' in value
@@ -123,7 +129,12 @@ def test_a_record_survives_its_encoding() -> None:
 
 def test_a_record_of_a_version_that_does_not_tell_what_is_blocked_is_read() -> None:
     record = ClaimsRecord(holder("a"), 7, waiting={P[1]: Waiting("no leader", 5)}, waiting_count=1)
-    value = encode_claims(record).replace(b',"blocked":[]', b"").replace(b',"remedies":{}', b"")
+    value = (
+        encode_claims(record)
+        .replace(b',"blocked":[]', b"")
+        .replace(b',"remedies":{}', b"")
+        .replace(b',"is_throttled":false', b"")
+    )
     assert b"blocked" not in value and b"remedies" not in value and decode_claims(b"a", value) == record
 
 

@@ -7,11 +7,13 @@ A. A broker that throttles a connection reads what lies there once the throttle 
    not appended after one that is not old.
 B. After an old batch nothing lies unread: such a batch goes alone (law G of identical/partition.py), on a connection of its own, which
    is read at once (Law A of identical/append.py).  So a log that ends with an old batch may go on with one.
-C. Another writer that released its claim had nothing in flight.  One that fell silent may have had: that counts for LATE_S from
-   when it last renewed its claim, since nobody knows how long a broker throttles it.  This process knows what it was told, also
-   of connections that were lost, and keeps its claim that long.
+C. Another writer that released its claim had nothing in flight.  One that fell silent may have had, if its claims say that it was
+   throttled: that counts for LATE_S from when it last renewed them, since nobody knows how long the broker throttles it.  This process
+   knows what it was told, also of connections that were lost, and keeps its claim that long.
+D. What no broker has received when a connection is closed is gone (cluster/connections.py): no network delivers it later.
 
-Not covered: a throttle of more than LATE_S after a writer was killed; one that was told in a response that was lost.
+Not covered: a throttle of more than LATE_S after a writer was killed; one that was told in a response that was lost, or, as the
+first in half a minute, so shortly before the writer was killed that its claims do not say it (half a second).
 
 Pure: no I/O, no clock; times are seconds of the caller's clock, timestamps ms since 1970.
 """
@@ -45,7 +47,7 @@ class Unread:
         self.lost_until = max(self.lost_until, until)
 
     def took_over(self, silent_s: float, now: float) -> None:
-        """Notes how long ago another writer fell silent that had not released the partition (Law C)."""
+        """Notes how long ago another writer fell silent that was throttled and had not released the partition (Law C)."""
         self._silent_until = max(self._silent_until, now + LATE_S - silent_s)
 
     def ends_with(self, remembered_ms: float) -> None:
