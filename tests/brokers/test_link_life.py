@@ -1152,7 +1152,9 @@ def test_a_link_with_translated_offsets_is_paused_and_promoted_too(source: str, 
         assert held.is_paused and held.acked < 150 and isinstance(held.error, LinkPausedError)
         plan_of = origin.run(plan_everything, origin, there, link, topic)
         assert (plan_of.offsets, plan_of.refusals) == ("translated", ())  # its logs differ, as they should
-        assert [(t.action, t.to_copy) for t in plan_of.topics] == [("copy", 150 - held.acked)]
+        assert [(t.action, t.to_copy) for t in plan_of.topics] == [
+            ("copy", 150 - max(held.acked, 100))
+        ]  # -1: not placed yet
         control_of(target, link, paused=frozenset())
         assert origin.run(copy, 60_000).acked == 150
         append_records(source, topic, 5, first=150)
