@@ -187,7 +187,8 @@ def _copied(settings: MirrorSettings, engine: _Engine, metrics: str | None, *, a
     if settings.once and not is_done:
         _tell_interruption(settings, prepared.ends)
         raise typer.Exit(stopping.exit_code)
-    return _report(settings, prepared, watch, late, held, time.monotonic() - started)
+    report = _report(settings, prepared, watch, late, held, time.monotonic() - started)
+    return replace(report, unsettled=claim.unsettled)
 
 
 def _tell_start(settings: MirrorSettings, prepared: PreparedLink, url: str) -> None:

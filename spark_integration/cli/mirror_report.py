@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +10,13 @@ from kafka.structs import TopicPartition
 
 from spark_integration.cli.exits import LOOK
 from tolerant_client.mirror.batches.losses import LedgerRow
-from tolerant_client.mirror.state.health import counted
+from tolerant_client.mirror.state.health import counted, names
 from tolerant_client.mirror.state.open_transactions import Held
+
+_UNSETTLED = (
+    "unsettled: {}: the target's brokers had not responded to the last batches there when the mirror ended, as under a quota: they may"
+    " still append these. The next mirror waits until the claims of this one end"
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class MirrorReport:
     `offsets` include those of markers and fillers, and of other writers.  With `is_least` more `records` may have been copied.
     Of a copy up to the ends at its start, `waiting` are partitions that could not be copied to them, with the reason, `behind`
     others that did not reach them, `held` what open transactions hold back, and `ended` partitions whose open transactions
-    have ended since.
+    have ended since.  `unsettled` are partitions that the mirror's processes had not released when it ended.
     """
 
     topics: Sequence[str]
@@ -36,11 +41,12 @@ class MirrorReport:
     behind: Sequence[TopicPartition] = ()
     held: Sequence[Held] = ()
     ended: Sequence[TopicPartition] = ()
+    unsettled: Collection[TopicPartition] = ()
 
     @property
     def exit_code(self) -> int:
         stands = self.losses or self.paused or self.blocked or self.waiting
-        return LOOK if stands or self.behind or self.held or self.ended else 0
+        return LOOK if stands or self.behind or self.held or self.ended or self.unsettled else 0
 
     @property
     def warnings(self) -> list[str]:
@@ -57,6 +63,7 @@ class MirrorReport:
                 f"behind: {_name(p)} had an open transaction at the start, which has ended since; {again}"
                 for p in self.ended
             ),
+            *([_UNSETTLED.format(names(self.unsettled))] if self.unsettled else ()),
         ]
 
     def __str__(self) -> str:
@@ -76,6 +83,7 @@ class MirrorReport:
             "waiting": _with_reasons(self.waiting),
             "exit_code": self.exit_code,
             "open_transactions": [one.to_json() for one in self.held],
+            "unsettled": [p._asdict() for p in self.unsettled],
         }
 
 

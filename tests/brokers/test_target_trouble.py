@@ -927,6 +927,26 @@ def killed_under_a_quota(source: str, target: str, topic: str) -> tuple[list[int
         return ends(target, topic, 8), killed
 
 
+def test_a_mirror_that_is_stopped_under_a_quota_says_what_is_unsettled_and_exits_with_3(
+    source: str, target: str
+) -> None:
+    topic = "target-quota-stopped"
+    create_topic(source, topic, 8)
+    now_ms = int(time.time() * 1000)  # so that several batches of a partition are in flight
+    append_records(source, topic, 10_000, partitions=8, size=1_000, per_batch=100, timestamp=now_ms)
+    where = ["--source", source, "--target", target, "--topics", topic, "--link", topic]
+    mirror = subprocess.Popen([*COMMAND, "mirror", *where, "--tasks", "0"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while sum(ends(target, topic, 8)) < 5_000:
+        assert mirror.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    with quota(target, producer_byte_rate=50_000.0):
+        time.sleep(1)
+        mirror.terminate()
+        _, errors = mirror.communicate(timeout=30)
+    assert mirror.returncode == 3 and f"unsettled: {topic}-" in errors, errors
+
+
 @pytest.mark.long
 def test_what_a_throttle_held_of_a_killed_mirror_is_not_appended_to_its_finished_copy(
     source: str, forgetful: str

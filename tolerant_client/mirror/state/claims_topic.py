@@ -22,6 +22,7 @@ from tolerant_client.mirror.state.claims_record import (
     COPIER,
     WHOLE_TOPIC,
     Holder,
+    Names,
     decode_claims,
     encode_claims,
     whole_of,
@@ -214,13 +215,14 @@ class Claims:
                 )
             await self._guarded.net.sleep(0.01)
 
-    async def end(self, timeout_s: float = 4.0) -> None:
+    async def end(self, timeout_s: float = 4.0) -> Names:
         """Announces that the run is over, and waits until its other processes have released what they hold, or are gone.
 
-        They write to the control before that (LinkCopier); several calls wait `timeout_s` in all.
+        They write to the control before that (LinkCopier); several calls wait `timeout_s` in all.  Returns what they have not
+        released.
         """
         if not self._is_running:
-            return
+            return self.claimant.log.names_of_run(self.claimant.holder)
         self._ends_by = min(self._ends_by, boot_s() + timeout_s)
         self._is_ending = True
         self.claimant.end()
@@ -230,6 +232,7 @@ class Claims:
         ):
             await self._guarded.net.sleep(0.02)
         self._is_ending = False
+        return self.claimant.log.names_of_run(self.claimant.holder)
 
     async def released(self, timeout_s: float = 4.0) -> None:
         """If nothing is wanted, or the run is over, waits up to `timeout_s` until nothing is claimed any more."""

@@ -15,7 +15,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import NetworkSelector
 from tolerant_client.mirror.state.claims import Claim
-from tolerant_client.mirror.state.claims_record import MIRROR, WHOLE_TOPIC, Waiting, claimed_part
+from tolerant_client.mirror.state.claims_record import MIRROR, WHOLE_TOPIC, Waiting, claimed_part, whole_of
 from tolerant_client.mirror.state.claims_topic import Claims, claimed_by, new_holder
 from tolerant_client.ops.printing import echo
 from tolerant_client.ops.service.link_state import TaskReport
@@ -31,6 +31,7 @@ class RunClaim:
         self._is_translated = is_translated
         self._standing: dict[TopicPartition, Waiting] = {}
         self._acked: Mapping[TopicPartition, int] = {}
+        self.unsettled: Collection[TopicPartition] = ()  # once it has ended: what was sent there may still be appended
         self._net = NetworkSelector(client_id="tolerant-mirror-claims")
         self._target = Cluster(kafka_python_config(target), self._net, name="target")
         self._claims = Claims(self._target, new_holder(link, run, MIRROR), self._spawn, lambda: None)
@@ -75,7 +76,7 @@ class RunClaim:
 
     def end(self) -> None:
         """Says that the run is over, and gives its tasks' processes a moment to release what they hold."""
-        self._net.run(self._claims.end)
+        self.unsettled = sorted({whole_of(name) for name in self._net.run(self._claims.end)})
 
     def close(self) -> None:
         """Ends the run, and its thread; idempotent."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.stop_signals import StopSignal
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
+NO_CLAIM = SimpleNamespace(unsettled=())
 LINK = ["mirror", "--source", "a:1", "--target", "b:1", "--topics", "orders"]
 FILE = """
 clusters = primary, backup, lake
@@ -122,7 +124,7 @@ def run(monkeypatch: pytest.MonkeyPatch, prepared: list[str]) -> Callable[..., A
             return [PartitionLag(p, end, None, None) for p, end in zip((FIRST, SECOND), copied)]
 
         monkeypatch.setattr(mirror_job, "run", copy)
-        monkeypatch.setattr(mirror_settings, "run_claim", lambda settings: contextlib.nullcontext())
+        monkeypatch.setattr(mirror_settings, "run_claim", lambda settings: contextlib.nullcontext(NO_CLAIM))
         monkeypatch.setattr(command, "unnamed_link", lambda source, target, is_start: "default")
         monkeypatch.setattr(command, "held_at_start", lambda settings, partitions, is_stopping: dict(goals))
         monkeypatch.setattr(

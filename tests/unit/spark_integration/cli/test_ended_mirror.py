@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.cli.mirror_report import MirrorReport
+from spark_integration.cli.mirror_report import _UNSETTLED, MirrorReport
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.state.open_transactions import Held
 
@@ -30,6 +30,7 @@ ROW = LedgerRow(1, "A-B", "orders", 0, 4, 8, "retention", "gone")
         ({"behind": [FIRST]}, ["behind: orders-0 did not reach the end that its source had at the start"]),
         ({"held": [HELD]}, [f"waiting: copied up to the last stable offset; {HELD}"]),
         ({"ended": [FIRST]}, ["behind: orders-0 had an open transaction at the start, which has ended since"]),
+        ({"unsettled": [FIRST]}, [_UNSETTLED.format("orders-0")]),
     ],
 )
 def test_whatever_was_not_copied_needs_attention(found: dict[str, Any], warnings: list[str]) -> None:
@@ -52,4 +53,5 @@ def test_a_whole_copy_is_one_sentence_or_one_document() -> None:
         "waiting": [],
         "exit_code": 0,
         "open_transactions": [],
+        "unsettled": [],
     }
