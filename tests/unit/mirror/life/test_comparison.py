@@ -774,6 +774,24 @@ def test_a_log_of_a_topic_that_was_made_anew_since_the_link_began_is_no_copy_wha
     assert asyncio.run(placed(Log(end=0))) == AppendState(0, LINK_ID, 0, 0, uuid.UUID(int=7))
 
 
+@pytest.mark.parametrize("now", ["begun anew", "deleted", "hidden"])
+def test_a_log_that_the_links_mirror_has_begun_anew_since_the_control_was_read_is_its_copy(
+    monkeypatch: pytest.MonkeyPatch, now: str
+) -> None:
+    """What a deleted or hidden control does not say is no evidence for it."""
+    former = replace(CONTROL, begun={P: IDS._replace(target=str(uuid.UUID(int=8)))}, copied={P: 500})
+    read = AsyncMock(
+        return_value={"begun anew": CONTROL, "deleted": LinkControl()}.get(now, LinkControl(is_hidden=True))
+    )
+    monkeypatch.setattr(resume_point, "read_control", read)
+    ledger: Any = SimpleNamespace(link="default", rows=no_rows)
+    target: Any = Log(of_link(0), end=10)
+    found = asyncio.run(compare_ends(cast(Any, SOURCE), target, [P], ledger, former, False))
+    assert found is not None and bool(found.differing) == (now != "begun anew")
+    asyncio.run(compare_ends(cast(Any, SOURCE), target, [P], ledger, CONTROL, False))
+    assert read.await_count == 1  # only where a topic is not the one that was begun
+
+
 @pytest.mark.parametrize(
     ("producer_id", "found"),
     [

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kafka.structs import TopicPartition
 
@@ -33,6 +33,8 @@ from tolerant_client.mirror.engine.identical.other_writers import read_other_wri
 from tolerant_client.mirror.logs.reading import has_nothing_at, read_headers, read_slices, source_truncations
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.records.record_batch import BatchHeader
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,18 @@ class Read(NamedTuple):
     evidence: Mapping[TopicPartition, Evidence]
     left_out: Mapping[TopicPartition, Unreplicated | Untold]
     opened: Mapping[TopicPartition, OpenTransaction | Untold]
+
+    def replaced(self, partitions: Collection[TopicPartition], anew: Read) -> Read:
+        """With what was read `anew` of these partitions in place of what was read before.  Pure."""
+
+        def merged(before: Mapping[TopicPartition, T], after: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
+            return {p: what for p, what in before.items() if p not in partitions} | dict(after)
+
+        return Read(
+            merged(self.evidence, anew.evidence),
+            merged(self.left_out, anew.left_out),
+            merged(self.opened, anew.opened),
+        )
 
 
 async def read_evidence(source: Cluster, target: Cluster, partitions: Collection[TopicPartition], known: Known) -> Read:

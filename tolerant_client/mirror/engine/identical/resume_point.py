@@ -20,15 +20,17 @@ Laws (what a difference means: difference.py):
   there by then, and no longer has, is a loss; a log starts with the source's only if nothing of it was begun.
 - A log that the link has begun to fill up to its start offset, and that has others' records below it, does not continue: the
   records are neither deleted with the filler nor copied over.
-- A name is not a topic: a log of another topic than the one that the link has begun is no copy, whatever its end is.  An empty
-  one is begun anew.  An offset where a log should begin applies only to the source topic in which it was found.
+- A name is not a topic: a log of another topic than the one that the link has begun is no copy, whatever its end is.  The control is
+  read again before that is said: it was read before the log, which the link's mirror may have begun anew since.  An empty log
+  is begun anew.  An offset where a log should begin applies only to the source topic in which it was found.
 - The link's producer ids are all that it ever had; what they wrote is never called foreign.  The link writes under no other
   id, whoever wrote the batch before: that writer may continue, and a broker would take our batch for a repeat of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import NamedTuple
@@ -55,8 +57,9 @@ from tolerant_client.mirror.engine.identical.difference import (
 )
 from tolerant_client.mirror.engine.identical.evidence import Evidence, Known, read_evidence
 from tolerant_client.mirror.engine.identical.log_start import find_log_start
+from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import Ledger
-from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
 from tolerant_client.mirror.state.topics import read_ids
 
 
@@ -97,14 +100,19 @@ async def read_append_states(
     `copied`, where known, has the source's leader epoch of the last copied batch and the offset up to which was copied: the
     source is asked whether an election truncated some of that, whatever its records are now.
     `control` says what was adopted, what the link has begun and copied, and where empty logs should begin; `ids` are read_ids'.
+    What it says of a former topic is read again, for which the ledger names the link.
     With `at_high_watermark` the logs are compared up to there, and no state may be appended to.
     """
     wanted = list(partitions)
     ids = await read_ids(source, target, {p.topic for p in wanted}) if ids is None else ids
     link = ledger.link if ledger is not None else ""
-    read = await read_evidence(
-        source, target, wanted, Known(link, producer_id, control, ids, copied, at_high_watermark)
-    )
+    known = Known(link, producer_id, control, ids, copied, at_high_watermark)
+    read = await read_evidence(source, target, wanted, known)
+    if link and (former := [p for p, evidence in read.evidence.items() if evidence.is_created_again]):
+        now = await read_control(target, link)
+        if begun := {p for p in former if now.begun.get(p, control.begun[p]) != control.begun[p]}:
+            known = replace(known, control=_begun_since(control, now, begun))
+            read = read.replaced(begun, await read_evidence(source, target, begun, known))
     found: dict[TopicPartition, Found] = {**read.left_out}
     differing: list[Case] = []
     for p, evidence in read.evidence.items():
@@ -130,6 +138,22 @@ async def read_append_states(
                 found[one.partition] = what
     untold = {p: what for p, what in read.opened.items() if not isinstance(found.get(p), (Loss, TolerantClientError))}
     return {**found, **untold}
+
+
+def _begun_since(control: LinkControl, now: LinkControl, partitions: Collection[TopicPartition]) -> LinkControl:
+    """The control with what it says `now` of partitions whose logs were begun anew since it was read.  Pure."""
+
+    def said(before: Positions, after: Positions) -> Positions:
+        kept = {p: offset for p, offset in before.items() if p not in partitions}
+        return kept | {p: offset for p, offset in after.items() if p in partitions}
+
+    return replace(
+        control,
+        begun={**control.begun, **{p: now.begun[p] for p in partitions}},
+        copied=said(control.copied, now.copied),
+        log_starts=said(control.log_starts, now.log_starts),
+        producer_ids=tuple(dict.fromkeys((*control.producer_ids, *now.producer_ids))),
+    )
 
 
 def where_to_resume(evidence: Evidence, start: int | TargetDivergedError | None) -> Found | ToExplain:

@@ -256,8 +256,6 @@ class SyncLoop:
         if not due:
             return {}
         control = self._control.value
-        if any(p in control.begun and not control.begun[p].is_of_target(ids[p.topic]) for p in due):
-            control = await self._control.refresh()  # another process of the run may have begun the new log
         remembered = control
         # Another process of the run may have copied further since.
         copied_to = {p: max(c.acked, control.copied.get(p, 0)) for p, c in copies.items() if c.is_placed}
