@@ -324,6 +324,11 @@ class Connections:
             return await connection.send_request(request)
         except Errors.SaslAuthenticationFailedError as error:
             self._refuse_login(error)
+        except (
+            Errors.UnknownBrokerIdError
+        ) as error:  # another node names it: it was away when our metadata was read, or is now
+            self.manager.cluster.request_update()
+            raise Errors.NodeNotReadyError(f"node {node_id} is not among the nodes of the {self.name} yet") from error
 
     def throttle_s(self, node_id: int | str) -> float:
         """Seconds until a node that throttles us (KIP-219) reads requests again; 0.0 for one that does not."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock
+
+import kafka.errors as Errors
+import pytest
 
 from tolerant_client.cluster.cluster import Cluster
 
@@ -30,3 +34,12 @@ def test_what_a_closed_connection_has_not_delivered_is_gone() -> None:
             while some := peer.recv(1 << 20):
                 received += len(some)
     assert 0 < received < sent
+
+
+def test_a_node_that_only_another_node_names_is_awaited_while_our_metadata_is_read_anew() -> None:
+    with Cluster({"bootstrap_servers": "localhost:1"}, name="target") as cluster:
+        cluster.connect = AsyncMock()  # type: ignore[method-assign]
+        asked = cluster.manager.cluster.request_update = Mock()
+        with pytest.raises(Errors.NodeNotReadyError, match="node 2 is not among the nodes of the target"):
+            cluster.run(cluster.send, object(), 2)
+    assert asked.called

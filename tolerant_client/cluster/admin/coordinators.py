@@ -93,10 +93,6 @@ class Coordinators:
             node_id = self._nodes[kind, key] = found
         try:
             return read(await self._cluster.send(request(), node_id))
-        except Errors.UnknownBrokerIdError as error:  # a broker that is away; `insist` would believe this error
-            self._nodes.pop((kind, key), None)
-            self._cluster.manager.cluster.request_update()
-            raise Errors.CoordinatorNotAvailableError(f"coordinator {node_id} of {key!r}") from error
         except Errors.KafkaError as error:
             if getattr(error, "errno", None) in _MOVED or isinstance(error, NOT_CONNECTED):
                 self._nodes.pop((kind, key), None)

@@ -113,6 +113,7 @@ class ClaimsLog:
         self.end = 0  # the offset after the last record
         self.silent_before = 0  # a holder without a record from this offset on no longer counts (law C)
         self._seen: dict[str, _Seen] = {}
+        self._cut_off: dict[TopicPartition, int] = {}  # of holders that fell silent and spoke again
 
     def read(self, record: ClaimsRecord, append_ms: int, offset: int) -> Names | None:
         """Takes the next record, with its LogAppendTime and its offset; returns the names that it is granted.
@@ -125,7 +126,10 @@ class ClaimsLog:
             return None
         steps = deque[_Step]() if seen is None else seen.steps
         self._measure(steps, _Step(record.clock_ms, min(record.read, offset)))
-        held = {} if seen is None or not self._counts(seen) or _slept(seen.record, record) else seen.terms
+        held = {} if seen is None else seen.terms
+        if seen is not None and (not self._counts(seen) or _slept(seen.record, record)):
+            self._cut_off.update(_cut_off(seen))
+            held = {}
         terms = {name: held[name] for name in record.names if name in held}
         if missing := record.names - terms.keys():
             terms |= dict.fromkeys(missing - self.blocking(record.holder.id, missing).keys(), record.sequence)
@@ -190,9 +194,12 @@ class ClaimsLog:
         return _copied(seen for seen in self._seen.values() if seen.record.holder.link == link)
 
     def silent_ms(self, name: TopicPartition) -> float:
-        """How long ago, by the log's times, a holder spoke last that fell silent while it was throttled and held this name; or inf."""
-        silent = [s for s in self._seen.values() if name in s.terms and s.record.is_throttled and not self._counts(s)]
-        spoke = [s.append_ms for s in silent]
+        """How long ago, by the log's times, one spoke last that fell silent while it was throttled and held this name; or inf.
+
+        It counts though it spoke again: nobody knows what became of that which it had sent.
+        """
+        silent = (_cut_off(s) for s in self._seen.values() if not self._counts(s))
+        spoke = [cut_off[name] for cut_off in (self._cut_off, *silent) if name in cut_off]
         return max(s.append_ms for s in self._seen.values()) - max(spoke) if spoke else float("inf")
 
     def asks_of(self, holder: Holder) -> Names:
@@ -229,6 +236,11 @@ class ClaimsLog:
         """The holders with a record that an earlier look had not seen."""
         known = {holder_id: seen.record.sequence for holder_id, seen in before._seen.items()}
         return frozenset(h for h, seen in self._seen.items() if h not in known or seen.record.sequence > known[h])
+
+
+def _cut_off(seen: _Seen) -> dict[TopicPartition, int]:
+    """When a holder that fell silent had spoken last, for each of its names; empty if it was not throttled."""
+    return dict.fromkeys(seen.terms, seen.append_ms) if seen.record.is_throttled else {}
 
 
 def _slept(before: ClaimsRecord, now: ClaimsRecord) -> bool:

@@ -5,8 +5,9 @@ A. A broker that throttles a connection reads what lies there once the throttle 
    (also if the client has reset the connection: Linux leaves what has arrived readable, measured).  It then refuses a batch that was appended meanwhile as a repeat,
    while it remembers the producer, and it forgets that after old records.  So while batches may lie unread, an old batch is
    not appended after one that is not old.
-B. After an old batch nothing lies unread: such a batch goes alone (law G of identical/partition.py), on a connection of its own, which
-   is read at once (Law A of identical/append.py).  So a log that ends with an old batch may go on with one.
+B. After a batch that was old when it was sent nothing lies unread: it goes alone (law G of identical/partition.py), on a connection of
+   its own, which is read at once (Law A of identical/append.py).  So a log that ends with one may go on with one.  Who took a log over
+   does not know when its last batch was sent, and a batch ages: it counts as sent within the last hour (_SENT_MS).
 C. Another writer that released its claim had nothing in flight.  One that fell silent may have had, if its claims say that it was
    throttled: that counts for LATE_S from when it last renewed them, since nobody knows how long the broker throttles it.  This process
    knows what it was told, also of connections that were lost, and keeps its claim that long.
@@ -21,6 +22,7 @@ Pure: no I/O, no clock; times are seconds of the caller's clock, timestamps ms s
 from __future__ import annotations
 
 LATE_S = 300.0  # the longest throttle that a killed writer may have had
+_SENT_MS = 3_600_000
 _NEVER = float("-inf")
 
 
@@ -56,7 +58,7 @@ class Unread:
 
     def holds(self, is_next_old: bool, now_ms: float, now: float) -> bool:
         """Whether the next batch has to wait until nothing can lie unread any more (Laws A and B)."""
-        return is_next_old and now < self.until and now_ms < self._remembered_ms
+        return is_next_old and now < self.until and now_ms - _SENT_MS < self._remembered_ms
 
     def wait(self, now: float) -> float:
         """Notes that the next batch waits; returns until when."""
