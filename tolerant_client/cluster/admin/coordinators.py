@@ -13,12 +13,15 @@ from typing import Any, Generic, TypeVar
 
 import kafka.errors as Errors
 from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.ask_nodes import NOT_CONNECTED
 from tolerant_client.cluster.admin.asking import AT_ONCE, chunks, is_retriable
+from tolerant_client.cluster.admin.topics import visible_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Patience
 from tolerant_client.errors import ClusterUnreachableError
+from tolerant_client.stock.coordinator_partition import TRANSACTIONS_TOPIC, partition_of
 
 GROUP, TRANSACTION = 0, 1  # key types of FindCoordinator
 _FIND_MANY = 4
@@ -55,6 +58,13 @@ async def find_coordinators(cluster: Cluster, kind: int, keys: Iterable[str]) ->
             if key not in found:
                 found[key] = Errors.CoordinatorNotAvailableError(f"the {cluster.name} says nothing about {key!r}")
     return found
+
+
+async def transaction_partitions(cluster: Cluster, ids: Iterable[str]) -> dict[str, TopicPartition]:
+    """The partition of __transaction_state that each id belongs to; empty where there is none, or we may not describe it."""
+    visible, _ = await visible_topics(cluster, [TRANSACTIONS_TOPIC])
+    count = len(visible.get(TRANSACTIONS_TOPIC, ()))
+    return {name: TopicPartition(TRANSACTIONS_TOPIC, partition_of(name, count)) for name in ids} if count else {}
 
 
 class Coordinators:

@@ -17,8 +17,9 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.configs import describe_configs, tells_configs
+from tolerant_client.cluster.admin.coordinators import transaction_partitions
 from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
-from tolerant_client.cluster.admin.topics import lacking, topic_ids, visible_topics
+from tolerant_client.cluster.admin.topics import lacking, topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, TargetClaimedError, text_of
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
@@ -41,7 +42,6 @@ from tolerant_client.mirror.state.map_topic import (
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from tolerant_client.mirror.state.promoted_copies import promoted_copies
 from tolerant_client.mirror.state.topic_filter import LinkTopics
-from tolerant_client.stock.coordinator_partition import TRANSACTIONS_TOPIC, partition_of
 
 _OTHER_KIND = ", with {} offsets, and only one link may write a topic that has identical offsets"
 MAY_NOT = (
@@ -256,12 +256,10 @@ async def unled_copies(
     """
     needs: dict[TopicPartition, dict[TopicPartition, str]] = {p: {} for p in partitions}
     if map_of is not None:
-        visible, _ = await visible_topics(target, [TRANSACTIONS_TOPIC])
-        count = len(visible.get(TRANSACTIONS_TOPIC, ()))
+        coordinators = await transaction_partitions(target, [copier_id(map_of, p) for p in needs])
         for p, needed in needs.items():
             needed[map_partition(map_of, p)] = "its part of the map"
-            if count:
-                coordinator = TopicPartition(TRANSACTIONS_TOPIC, partition_of(copier_id(map_of, p), count))
+            if (coordinator := coordinators.get(copier_id(map_of, p))) is not None:
                 needed[coordinator] = "which coordinates its transactions"
     asked = {p for copy, needed in needs.items() for p in (copy, *needed)}
     there = await target.partitions({p.topic for p in asked})

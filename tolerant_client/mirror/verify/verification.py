@@ -1,8 +1,8 @@
 """Compares two clusters offset by offset: "identical from A up to B" (M9).
 
 Laws:
-- Both logs' bounds are read once, the target's before the source's: while a mirror runs, the target is
-  never ahead of the source's bounds.  Records that the source gets later are not compared.
+- Both logs' bounds are read once, the target's first: a mirror that runs has nothing there that is beyond the source's bounds.
+  Records that the source gets later are not compared.
 - The comparison covers what a read_committed consumer sees, in the offsets that both logs have.  Offsets that the source has
   and the target's log no longer has (it starts later) are not compared, and never called identical.
 - Where the target's log ends earlier, the source's committed records after that are counted (committed.py): without any, as after a
@@ -10,17 +10,15 @@ Laws:
 - A topic of the link that the target has and the source has not (any more) is reported as not compared.
 - Nothing is left out silently: the report says how many of the source's offsets were compared, and why the others were not;
   those after its last stable offset wait for an open transaction, which is named.
-- A row of the ledger excuses only what the source proves now: its log starts after the offsets (retention), or its record
-  there is larger than the limit in the row (oversized).  All other offsets in the ledger are compared with what the source
-  has there now, and a difference counts.
+- A row of the ledger excuses only what the source proves now: its log starts after the offsets (retention), or its record there is
+  larger than the limit in the row (oversized).  All other offsets in the ledger are compared, and a difference counts.
 - A topic that is created again while it is compared counts as not compared.  One that was created again since its link began
   to copy it, according to the control, is compared as it is now, with a warning.
 - The copy of a promoted link ends before its fence (fences.py): all from that offset on is the target's own, and is not
   compared; a warning says so.  What the source has after that was left behind.  Heartbeats that the source got after that are not
   compared either: they never end, and no promotion waits for them.
 
-A Verification decides what to compare and joins the results; the caller decides who compares: this process,
-or the tasks of a Spark job.
+A Verification decides what to compare and joins the results; the caller decides who compares: this process, or a Spark job's tasks.
 """
 
 from __future__ import annotations
