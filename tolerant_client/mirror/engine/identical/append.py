@@ -187,7 +187,7 @@ class Appender:
                 copy.in_flight += 1
                 idle.append(copy)
             return None
-        if copy.unread.holds(copy.is_next_old(now_ms), now_ms, self._clock()):
+        if copy.unread.holds(copy.is_next_old, now_ms, self._clock()):
             if not copy.in_flight:
                 copy.wait_for_unread(self._clock())
                 self._on_response([copy])

@@ -3,8 +3,8 @@
 Laws:
 A. A broker that throttles a connection reads what lies there once the throttle ends, whether the client still lives or not
    (also if the client has reset the connection: Linux leaves what has arrived readable, measured).  It then refuses a batch that was appended meanwhile as a repeat,
-   while it remembers the producer, and it forgets that after old records.  So while batches may lie unread, an old batch is
-   not appended after one that is not old.
+   while it remembers the producer, and it forgets that after old records.  So while batches may lie unread, a batch that will be old
+   by the end of that time is not appended after one that was not old.
 B. After a batch that was old when it was sent nothing lies unread: it goes alone (law G of identical/partition.py), on a connection of
    its own, which is read at once (Law A of identical/append.py).  So a log that ends with one may go on with one.  Who took a log over
    does not know when its last batch was sent, and a batch ages: it counts as sent within the last hour (_SENT_MS).
@@ -20,6 +20,8 @@ Pure: no I/O, no clock; times are seconds of the caller's clock, timestamps ms s
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 LATE_S = 300.0  # the longest throttle that a killed writer may have had
 _SENT_MS = 3_600_000
@@ -56,9 +58,11 @@ class Unread:
         """Notes the last batch of the log, also one in flight, by the time at which it will be old."""
         self._remembered_ms = remembered_ms
 
-    def holds(self, is_next_old: bool, now_ms: float, now: float) -> bool:
-        """Whether the next batch has to wait until nothing can lie unread any more (Laws A and B)."""
-        return is_next_old and now < self.until and now_ms - _SENT_MS < self._remembered_ms
+    def holds(self, is_next_old: Callable[[float], bool], now_ms: float, now: float) -> bool:
+        """Whether the next batch has to wait until nothing can lie unread any more (Laws A and B); `is_next_old` at a time in ms."""
+        if (left_s := self.until - now) <= 0 or now_ms - _SENT_MS >= self._remembered_ms:
+            return False
+        return is_next_old(now_ms + 1000 * left_s)
 
     def wait(self, now: float) -> float:
         """Notes that the next batch waits; returns until when."""
