@@ -44,7 +44,10 @@ class LinkSample:
             self._state = changed(self._state)
 
     def tell_report(self, report: TaskReport) -> None:
-        """Takes the report of the running query's tasks; a new query's sums are added to those of the queries before."""
+        """Takes the report of the running query's tasks; a new query's sums are added to those of the queries before.
+
+        Its sums may have grown though its `time_ms` is that of the last one: the copy during Spark's start reports besides.
+        """
         self.change(lambda state: self._reported(state, report))
 
     def _reported(self, state: LinkState, report: TaskReport) -> LinkState:
@@ -55,20 +58,21 @@ class LinkSample:
         partitions = {p: known for p, known in state.partitions.items() if p not in over}
         state = replace(state, partitions={**partitions, **{p: PartitionState(p) for p in new}})
         last = state.report
-        if not report.time_ms or report.time_ms == last.time_ms:
+        if not report.time_ms:
             return replace(
                 state, report=replace(last, paused=report.paused, blocked=report.blocked, waiting=report.waiting)
             )
         if report.records < last.records - self._former_reports.records:
             self._former_reports = last  # a new query counts from 0
-        self._latest.append((report.time_ms, report.latest))
+        if is_new := report.time_ms != last.time_ms:
+            self._latest.append((report.time_ms, report.latest))
         while report.time_ms - self._latest[0][0] > _RECENT_MS:
             self._latest.popleft()
         return replace(
             state,
             report=replace(self._former_reports.plus([report], report.time_ms), latest=report.latest),
             recent=added({}, *(latest for _, latest in self._latest)),
-            phase=Phase.RUNNING,
+            phase=Phase.RUNNING if is_new else state.phase,
         )
 
     def tell_phase(self, phase: Phase, problem: str = "") -> None:

@@ -360,7 +360,7 @@ class LinkWatch:
             self._took(ends.offsets)
             if ends.left_out:
                 problem = next(f"{names_of(of)}: {why}" for why, of in by_reason(ends.left_out).items())
-        if not (away or problem):
+        if not away:
             rows = asked_of(away, "target", clusters.ledger)
             self.losses = self.losses if rows is None else self._since_the_start(rows)
         self._problem = text_of(away["target"]) if away else problem

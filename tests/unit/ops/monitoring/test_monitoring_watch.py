@@ -363,6 +363,17 @@ def test_a_query_that_starts_again_does_not_count_from_zero(watch: Watch) -> Non
     assert watch.state.report.copied[FIRST].records == 89
 
 
+def test_sums_that_grow_at_the_time_of_the_last_micro_batch_count_and_what_it_copied_counts_once(watch: Watch) -> None:
+    """The copy during Spark's start reports after Spark's last micro-batch (head_start.py)."""
+    latest = {SECOND: Copied(3, 30)}
+    watch.tell(report(7, 3, latest=latest))
+    watch.tell_phase(Phase.STOPPED)
+    watch.tell(report(7, 63, losses={FIRST: 1}, acked={FIRST: 60}, latest=latest))
+    told = watch.state.report
+    assert (told.records, told.losses, told.acked) == (63, {FIRST: 1}, {FIRST: 60})
+    assert watch.state.recent == latest and watch.state.phase is Phase.STOPPED
+
+
 def test_recent_is_what_was_copied_in_the_last_minute(watch: Watch) -> None:
     for time_ms, latency in ((1_000, 900), (30_000, 20), (70_000, 40)):
         watch.tell(report(time_ms, time_ms, latest={FIRST: Copied(1, 1, Span(), Span().seen(latency))}))
@@ -554,8 +565,9 @@ def test_what_the_clusters_did_not_tell_at_the_end_names_its_partition(
 ) -> None:
     clusters = Clusters()
     clusters.without_leader = {"target": {SECOND: "the target has no such topic (any more)"}}
-    with living(monkeypatch, clusters):
-        pass
+    with living(monkeypatch, clusters) as watch:
+        clusters.rows = [loss(watch.state.started_ms, 4)]
+    assert watch.losses == clusters.rows, "the ledger is read all the same, though no task has reported a loss"
     said = "how far the copies are: orders-1: the target has no such topic"
     assert said in capsys.readouterr().err.replace("\n", " ")
 
