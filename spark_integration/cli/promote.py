@@ -92,7 +92,8 @@ def failover(
     Fences every process of the link, wherever it is.  The report says how far every partition was copied, and the position
     of every group.  Partitions without a leader do not delay the others: they are named, and the same command fences them
     when they have one.  What another link, or somebody else, has written is left unchanged, and named.
-    Exit codes: 0 promoted; 3 promoted except for what the report names, or the target has lost copied records.
+    Exit codes: 0 promoted; 3 promoted except for what the report names, or the target has lost copied records, or not
+    promoted, because nothing can be fenced (nothing was written): is_begun in --json tells these apart.
     """
     given = given_link(which, groups)
 

@@ -3,7 +3,8 @@
 The steps are those of promotion.py, but failover waits for nothing and moves no groups: it reports their positions on the target.
 Laws, besides those of promotion_steps.py:
 - The source is gone, so applications wait for every partition that can be fenced.  Failover fences the partitions that have a
-  leader and writes those without one in the control; the same command again fences only these.
+  leader and writes those without one in the control; the same command again fences only these.  It writes nothing where it can fence
+  nothing, and reports what was fenced before.
 - A partition of the offset map that cannot be read is written there too: topics that only it names are unknown until it is read.
 
 Offsets are half-open and the source's.
@@ -24,7 +25,7 @@ from tolerant_client.mirror.life.deleted_copies import deleted_warnings
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.lens import PartitionLag, look, positions_of
 from tolerant_client.mirror.life.owners import Owners
-from tolerant_client.mirror.life.promotion_blockers import not_to_be_fenced
+from tolerant_client.mirror.life.promotion_blockers import not_fenced
 from tolerant_client.mirror.life.promotion_report import (
     PromotionReport,
     carried_warnings,
@@ -35,6 +36,7 @@ from tolerant_client.mirror.life.promotion_steps import (
     as_fenced,
     end_map,
     fence_own,
+    fenced_before,
     promoted_link,
     require_fencing_right,
     require_reading_right,
@@ -96,10 +98,9 @@ async def _fail_over(
     first = of.owners(control, partitions)
     leaderless = await without_leader(of, [p for p in partitions if p not in first.left])
     led = [p for p in partitions if p not in leaderless]
-    blocked = [not_to_be_fenced(leaderless)] if leaderless else []
+    will_do = not is_dry_run and (bool(led) or not (leaderless or mapped.unread))
+    blocked = not_fenced(leaderless, () if will_do else led, control)
     blocked += [unread_map(mapped.unread, link)] if mapped.unread else []
-    if blocked and not led:
-        raise OptionError("; ".join(blocked))
 
     async def seen(owners: Owners, fences: Mapping[TopicPartition, Fenced]) -> PromotionReport:
         shown = [p for p in led if p not in owners.left]
@@ -110,13 +111,13 @@ async def _fail_over(
             damaged = await delete_filler(target, of.knowing(control), damaged)
         ends = _as_damaged(ends, damaged)
         deleted = await deleted_warnings(of, control, ends, None)
-        rows = await promoted_partitions(of, ends, fences)
+        rows = await promoted_partitions(of, [*fenced_before(control), *ends], fences)
         places, unread = await group_places(of, groups or TopicFilter(), positions_of(ends))
         return PromotionReport(
             "failover",
             link,
             is_dry_run,
-            not is_dry_run and not blocked,
+            will_do and not blocked,
             rows,
             tuple(blocked),
             (
@@ -129,7 +130,7 @@ async def _fail_over(
             ),
             group_places=places,
             losses=await losses_of(target, link),
-            is_begun=not is_dry_run and bool(blocked),
+            is_begun=bool(blocked) and (will_do or control.is_promotion_begun),
             damaged=(
                 *map_damage(of),
                 *missing_topics(of, control, there),
@@ -139,10 +140,10 @@ async def _fail_over(
         )
 
     await require_reading_right(of, first.own.difference(leaderless))
-    if not is_dry_run:
+    if will_do:
         producer_id = await require_fencing_right(of)
     report = await seen(first, {})  # reads all that the report needs: a missing right is found before the first write
-    if is_dry_run:
+    if not will_do:
         return report
     with half_done("the promotion"):
         begun, fences, owners = await fence_own(of, control, led, producer_id)

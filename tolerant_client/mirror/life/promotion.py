@@ -42,7 +42,7 @@ from tolerant_client.mirror.life.promotion_blockers import (
     copied_besides,
     lacking_texts,
     named,
-    not_to_be_fenced,
+    not_fenced,
 )
 from tolerant_client.mirror.life.promotion_groups import move_groups
 from tolerant_client.mirror.life.promotion_report import (
@@ -56,6 +56,7 @@ from tolerant_client.mirror.life.promotion_steps import (
     as_fenced,
     end_map,
     fence_own,
+    fenced_before,
     promoted_link,
     require_fencing_right,
     require_reading_right,
@@ -252,16 +253,24 @@ async def _find_scope(order: _Order, source: Cluster, target: Cluster, link: str
 
 
 async def _not_fenceable(source: Cluster, scope: _Scope, control: LinkControl, *, is_dry_run: bool) -> PromotionReport:
-    """The report where partitions have no leader on the target: nothing is written."""
+    """The report where partitions have no leader on the target: nothing is written; a failover may have fenced others before."""
     of = scope.of
     led = [p for p in scope.to_fence if p not in scope.leaderless and p not in scope.of_links]
     there, alone = [p for p in led if p not in scope.alone], [p for p in led if p in scope.alone]
     knowing = of.knowing(control)
     ends = await look(source, of.target, of.name, there, of.is_translated, knowing)
     ends += await look(None, of.target, of.name, alone, of.is_translated, knowing)
-    rows = await promoted_partitions(of, [*ends, *map(PartitionLag, scope.leaderless)], {})
-    why = not_to_be_fenced(scope.leaderless)
-    return PromotionReport("promote", of.name, is_dry_run, False, rows, (why,), tuple(scope.beside.kept))
+    rows = await promoted_partitions(of, [*fenced_before(control), *ends, *map(PartitionLag, scope.leaderless)], {})
+    return PromotionReport(
+        "promote",
+        of.name,
+        is_dry_run,
+        False,
+        rows,
+        tuple(not_fenced(scope.leaderless, led, control)),
+        tuple(scope.beside.kept),
+        is_begun=control.is_promotion_begun,
+    )
 
 
 async def _as_begun(source: Cluster, scope: _Scope, control: LinkControl) -> _Readiness:

@@ -117,10 +117,22 @@ def copied_besides(ends: Iterable[PartitionLag]) -> list[Blocker]:
     return [Blocker(f"{text}: restart it with this file, then run this again; or wait until it has copied them")]
 
 
-def not_to_be_fenced(leaderless: Mapping[TopicPartition, str]) -> str:
-    """A sentence about partitions that cannot be written to now, and why.  Pure."""
+def not_fenced(
+    leaderless: Mapping[TopicPartition, str], led: Iterable[TopicPartition], control: LinkControl
+) -> list[str]:
+    """Sentences about partitions that cannot be written to now, and why, and of `led` ones that a process may write to as well.  Pure.
+
+    Nobody is told to delete the topic: its other partitions may be the only copy, and applications may write there.
+    """
+    if not leaderless:
+        return []
     partition, why = next(iter(leaderless.items()))
-    return (
+    found = [
         f"{named(leaderless)} cannot be fenced, so a process of the link may still write there"
-        f" ({partition.topic}-{partition.partition}: {why}); start a broker that has it, or delete the topic, then run this again"
-    )
+        f" ({partition.topic}-{partition.partition}: {why}); start a broker that has it, then run this again"
+    ]
+    if control.is_promotion_begun and not control.unfenced and (rest := sorted(led)):
+        found.append(
+            f"an earlier promotion of the link was interrupted, so processes of it may still write to {named(rest)}, too"
+        )
+    return found

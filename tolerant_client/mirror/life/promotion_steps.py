@@ -335,3 +335,9 @@ async def write_end(
 def as_fenced(ends: Iterable[PartitionLag], fences: Mapping[TopicPartition, Fenced]) -> list[PartitionLag]:
     """With the position where the copy ends for good, for each partition that was fenced."""
     return [replace(e, position=fences[e.partition].copied_until) if e.partition in fences else e for e in ends]
+
+
+def fenced_before(control: LinkControl) -> list[PartitionLag]:
+    """Where the copies end that a failover has fenced which left others unfenced.  Pure."""
+    ends = control.copied_until.items() if control.unfenced else ()
+    return [PartitionLag(p, at) for p, at in sorted(ends) if p not in control.unfenced]

@@ -455,9 +455,32 @@ def test_a_partition_without_a_leader_is_in_the_way_before_anything_is_written(w
     assert (report.exit_code, report.is_done, world.done) == (3, False, [])
     assert [(p.partition, p.copied_until) for p in report.partitions] == [(0, 10), (1, None)]
     world.partitions = (Q,)
-    with pytest.raises(OptionError, match="start a broker that has it, or delete the topic, then run this again"):
-        world.failover()
-    assert world.done == []
+    report = world.failover()
+    assert report.blockers == (why,) and why.endswith("; start a broker that has it, then run this again")
+    assert (report.exit_code, report.is_done, report.is_begun, world.done) == (3, False, False, [])
+
+
+def test_a_link_that_was_promoted_in_part_is_never_called_not_promoted_and_its_report_shows_what_was_fenced_before(
+    world: World,
+) -> None:
+    """Applications write to what was fenced: nobody is told that nothing was written, nor to delete the topic."""
+    world.ends, world.partitions, world.leaderless = ends(10, None, None), (P, Q), (Q,)
+    world.failover()
+    world.done.clear()
+    for action in (world.failover, world.promote):
+        for is_dry_run in (False, True):
+            report = action(is_dry_run=is_dry_run)
+            assert (report.is_done, report.is_begun, report.exit_code, world.done) == (False, True, 3, [])
+            assert (P.partition, 10) in [(row.partition, row.copied_until) for row in report.partitions]
+            assert "orders-1 cannot be fenced" in report.blockers[0] and "elete" not in "".join(report.blockers)
+            assert len(report.blockers) == 1
+
+
+def test_of_an_interrupted_promotion_every_partition_is_named_that_may_still_be_written_to(world: World) -> None:
+    world.control = replace(world.control, is_promotion_begun=True)
+    world.partitions, world.leaderless = (P, Q), (Q,)
+    for report in (world.promote(), world.failover(is_dry_run=True)):
+        assert report.is_begun and not report.is_done and "may still write to orders-0, too" in report.blockers[1]
 
 
 def test_a_translated_partition_whose_map_has_no_leader_is_not_fenced(world: World) -> None:
