@@ -563,6 +563,12 @@ def test_what_the_source_has_deleted_of_what_a_failover_left_there_is_said_to_be
         assert [at.offset for at in found] == [100, 100, 100, 100, 0]
         gone = [at.reason.removeprefix("the target log ends earlier") for at in found]
         assert gone[2:4] == ["", ""] and all("no longer has its offsets" in text for text in gone[:2] + gone[4:])
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_topics, cluster, [topic])
+    status = run(source, target, read_status, link)
+    (reason,) = status.reasons
+    assert (status.exit_code, status.health) == (3, Health.UNKNOWN) and "not on the target any more" in reason.text
+    assert [(t.topic, t.unknown) for t in status.topics] == [(topic, (0, 1, 2, 3, 4))]
 
 
 def test_what_a_failover_left_without_a_record_is_no_loss_once_a_promotion_has_written_that_down(

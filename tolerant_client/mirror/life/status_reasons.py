@@ -28,7 +28,7 @@ from tolerant_client.mirror.state.health import (
 )
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.link_control import LinkControl, unfinished
-from tolerant_client.mirror.state.link_topics import LinkView, known_topics, some, unread_map
+from tolerant_client.mirror.state.link_topics import LinkView, is_heartbeats, known_topics, some, unread_map
 from tolerant_client.mirror.state.map_topic import MappedTopics
 from tolerant_client.mirror.state.open_transactions import Held, is_held_long
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -78,9 +78,13 @@ class LinkScope:
 
     @property
     def deleted(self) -> list[TopicPartition]:
-        """Partitions that the link had copied and that were deleted on the target."""
+        """Partitions that the link had copied and that were deleted on the target, also after its promotion."""
         control = self.control
-        return [] if control.is_over else [p for p in self.missing if p in control.begun or p in control.copied]
+        if control.is_handed_back:
+            return []
+        known = {*control.begun, *control.copied, *control.copied_until}
+        had = [p for p in self.missing if p in known and p not in self.view.hidden]
+        return [p for p in had if not (control.is_over and is_heartbeats(self.topics, p.topic))]
 
 
 @dataclass(frozen=True)
@@ -180,9 +184,22 @@ def reasons_of(facts: LinkFacts) -> list[Reason]:
     reasons = [Reason(Health.BLOCKED, text) for text in unfinished(control, facts.of_target, facts.of_both)]
     if control.is_hidden:
         reasons.append(Reason(Health.UNKNOWN, f"{UNKNOWN_ORDERS}: {HIDDEN}"))
-    if not control.is_over:
+    if control.is_over:
+        reasons += _lost_reasons(facts.scope.deleted)
+    else:
         reasons += [*_stop_reasons(facts), *_unknown_reasons(facts), *_wait_reasons(facts), *_mirror_reasons(facts)]
     return reasons
+
+
+def _lost_reasons(deleted: Collection[TopicPartition]) -> list[Reason]:
+    """A reason for partitions of a promoted link that the target has no more: nothing of the link fills them again."""
+    if not deleted:
+        return []
+    text = (
+        f"{names_of(deleted)}: not on the target any more, and the link was promoted with it, so nothing copies it again: if nobody"
+        " deleted it on purpose, what was copied is on the source alone, as far as it is left there"
+    )
+    return [Reason(Health.UNKNOWN, text)]
 
 
 def _stop_reasons(facts: LinkFacts) -> Iterator[Reason]:

@@ -415,6 +415,24 @@ def test_a_link_that_is_over_has_no_reasons_but_what_is_unfinished_of_it() -> No
     assert (over.reasons, over.notes, over.health) == ((), (), Health.PROMOTED)
 
 
+def test_a_promoted_partition_that_the_target_has_no_more_is_named_and_unknown() -> None:
+    """Nothing copies it again; one that is hidden, or was never copied, is not called deleted."""
+    named = LinkTopics.of("orders|other")
+    over = LinkControl(topics=named.to_json(), is_promotion_begun=True, is_fenced=True, copied_until={P: 100})
+    view = LinkView({"orders": [0], "other": [0]}, {}, {}, {})
+    found = status_by(over, view)
+    (reason,) = found.reasons
+    assert reason.text.startswith("orders-0: not on the target any more") and "on the source alone" in reason.text
+    assert (found.health, found.exit_code, [t.topic for t in found.topics]) == (Health.UNKNOWN, 3, ["orders"])
+    for control, seen in (
+        (over, view._replace(on_target={"orders": [0]})),
+        (over, view._replace(hidden={P: "Describe"})),
+        (replace(over, copied_until={}), view),
+        (replace(over, is_promotion_begun=False, is_handed_back=True), view),
+    ):
+        assert status_by(control, seen).reasons == ()
+
+
 def test_what_a_promoted_link_left_behind_is_noted_and_no_fault_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `promote` exits with 3 for; where the source does not respond, it is unknown, and said to be."""
     over = LinkControl(topics=LinkTopics.of("orders").to_json(), is_promotion_begun=True, is_fenced=True)
@@ -499,7 +517,7 @@ def test_a_deleted_copy_that_is_awaited_keeps_its_row_and_its_lag_is_unknown() -
     (row,) = status_by(control, view).topics
     assert (row.topic, row.partitions, row.lag, row.unknown) == ("orders", 1, None, (0,))
     over = replace(control, is_promotion_begun=True, is_fenced=True)
-    assert status_by(over, view).topics == ()
+    assert status_by(over, view).topics == (row,)
 
 
 @pytest.mark.parametrize("topics", ["orders|new", "orders"])
