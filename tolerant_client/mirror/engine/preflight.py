@@ -22,6 +22,7 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
 from tolerant_client.cluster.admin.topics import lacking, topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, TargetClaimedError, text_of
+from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import (
     HIDDEN,
@@ -220,7 +221,7 @@ async def _copied_otherwise(target: Cluster, link: str, own: LinkControl, names:
     return {
         p.topic: f"Topic {p.topic} of this target has what a mirror of link {link} has copied there with identical offsets, when it"
         " was started without --offsets translated: the link, which has translated offsets, would append all of it once more. Leave"
-        " the topic out, or delete it on the target: it is then copied again"
+        f" the topic out, or delete it on the target, {WITH_WHAT_IT_HAS}: it is then copied again"
         for p in still
         if ends.get(p, 1)  # without a leader: unknown
     }
@@ -416,7 +417,8 @@ async def starts_at(
     if full := [p for p in present if ends[p] and p not in control.starts]:
         raise OptionError(
             f"{full[0].topic}-{full[0].partition} of the target ends at offset {ends[full[0]]}: only an empty log can begin at a"
-            f" time ({len(full)} of {len(wanted)} partitions are not empty); leave --from out, or delete the topic there"
+            f" time ({len(full)} of {len(wanted)} partitions are not empty); leave --from out, or delete the topic"
+            f" there, {WITH_WHAT_IT_HAS}"
         )
     new = [p for p in wanted if not ends.get(p) and control.start_of(p, source_ids.get(p.topic, "")) is None]
     return await offsets_at(source, new, time_ms)

@@ -17,6 +17,9 @@ from tolerant_client.errors import PartitionRefusedError, TargetDivergedError, T
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 
+WITH_WHAT_IT_HAS = (
+    "with what only it has (compare both with tolerant-kafka verify first)"  # what deleting a target topic takes
+)
 _ABSENT_S = 3.0  # brokers learn of a new topic at slightly different times
 _PAUSES = Backoff()
 
@@ -120,10 +123,7 @@ def fill_again(*, is_begun: bool = True) -> str:
 
     Where the control does not say that the link `is_begun` there, it may have been promoted, and the control deleted since.
     """
-    how = (
-        "delete the target topic, with what only it has (compare both with tolerant-kafka verify first): the next start creates it"
-        " and fills it again"
-    )
+    how = f"delete the target topic, {WITH_WHAT_IT_HAS}: the next start creates it and fills it again"
     if is_begun:
         return how
     return (

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.batches.losses import GOES_ON
+from tolerant_client.mirror.engine.troubles import fill_again
 from tolerant_client.mirror.life.shared_log import SharedLog
 from tolerant_client.mirror.state.health import by_reason, counted, few, names
 from tolerant_client.mirror.state.link_control import LinkControl, Positions
@@ -168,7 +169,7 @@ def overtaken(adopted: Iterable[SharedLog]) -> tuple[str, ...]:
     return tuple(
         f"the source no longer has offsets {first.shared_until} to {first.source_start} of {first.topic}-{first.partition}"
         f" ({counted(len(found), 'partition')}): retention has deleted what the target lacks, and the mirror stops there. Resume"
-        f" after it with {GOES_ON}, or delete the topic on the target to have it copied again as far as it is left"
+        f" after it with {GOES_ON}, or {fill_again()}, as far as it is left"
         for first in found[:1]
     )
 

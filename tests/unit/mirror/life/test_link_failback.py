@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -397,6 +398,7 @@ def test_what_the_source_has_deleted_after_the_targets_end_is_told_and_not_promi
     found = compared(Log(115, 131), Log(100, 100))
     assert (found.shared_until, found.to_copy, found.is_diverged) == (100, 16, False)
     (text,) = overtaken([found])
+    assert re.search("with --on-loss continue .*, or delete the target topic, with what only it has", text)
     assert "no longer has offsets 100 to 115 of orders-0 (1 partition)" in text and "--on-loss continue" in text
     whole = compared(Log(115, 131), Log(0, 0))
     assert whole.to_copy == 16 and overtaken([whole]) == (), "a new log begins where the source's does"

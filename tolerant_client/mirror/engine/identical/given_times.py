@@ -15,6 +15,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.errors import TargetDivergedError
+from tolerant_client.mirror.engine.troubles import fill_again
 from tolerant_client.records.record_batch import HEADER_SIZE, BatchHeader, read_header
 
 _READ_BYTES = 1 << 10  # a broker sends the first batch whole, whatever its size
@@ -58,6 +59,5 @@ def times_rewritten(partition: str, first: int, until: int) -> TargetDivergedErr
     """The error for records whose timestamps the target's brokers overwrote."""
     return TargetDivergedError(
         f"The target log of {partition} has offsets {first} to {until} with times that its brokers gave them, not the"
-        " source's: message.timestamp.type of the topic is LogAppendTime, or was while they were written. Set it to CreateTime"
-        " and delete the topic on the target: the next start fills it again"
-    )
+        " source's: message.timestamp.type of the topic is LogAppendTime, or was while they were written"
+    ).advising(f"Set it to CreateTime, then {fill_again()}")

@@ -16,6 +16,7 @@ from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS, first_difference, is_copy
 from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.engine.troubles import fill_again
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
 
 _PROBES = 3  # of each log: at its start, and at its thirds
@@ -69,5 +70,5 @@ def _diverged(partition: TopicPartition, offset: int) -> TargetDivergedError:
     return TargetDivergedError(
         f"The target log of {partition.topic}-{partition.partition} has at offset {offset} another record than the source,"
         " though both end alike: the source's topic was deleted and created again while it was copied, or somebody else wrote"
-        " there first. If nobody needs what others wrote there, delete the target topic: the next start fills it again"
-    )
+        " there first"
+    ).advising(f"if nobody needs what others wrote there, {fill_again()}")

@@ -14,13 +14,17 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import DataLossError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.losses import GOES_ON, LossReason
+from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run, begun_again, is_another
 from tolerant_client.mirror.state.topics import TopicFacts
 from tolerant_client.records.record_batch import Record
 
 _ANOTHER_LINK = "mirror it under another link name to copy it again"
 # While both topics are the same, the map refuses that to another link (copied_before.py).
-_COPY_AGAIN = "to copy it again, delete the topic on the target, or else the link's offset map, and mirror it under another link name"
+_COPY_AGAIN = (
+    f"to copy it again, delete the topic on the target, {WITH_WHAT_IT_HAS}, or else the link's offset map, and mirror it under another"
+    " link name"
+)
 _GO_ON = f"resume after the loss with {GOES_ON}"
 _COPY_REST = f"{_GO_ON}, or mirror it under another link name to copy what is left"
 
