@@ -215,9 +215,10 @@ def _run(
     def goes_on() -> bool:
         """Tells the current report; returns whether Spark is (still) needed.  Raises the error that ends the run."""
         told = head_start.told(None if query is None else report.read())
-        if query is not None or told.paused or told.blocked or told.waiting:
-            tell(told)  # not sooner: it shows the bars, and output of the JVM would disturb them
         claim.tell(told)
+        shown = claim.besides(told) if settings.once else told  # the copy is one micro-batch
+        if query is not None or shown.paused or shown.blocked or shown.waiting:
+            tell(shown)  # not sooner: it shows the bars, and output of the JVM would disturb them
         claim.require_held()
         if head_start.error is not None:
             raise head_start.error

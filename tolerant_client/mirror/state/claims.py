@@ -220,6 +220,14 @@ class ClaimsLog:
         """The names that other processes of a holder's run claim."""
         return frozenset(name for name, claim in self.others(holder.id).items() if claim.holder.run == holder.run)
 
+    def waits_of_run(self, holder: Holder) -> dict[TopicPartition, Waiting]:
+        """What other processes of a holder's run say to wait, as of their newest records."""
+        return _waiting(
+            seen
+            for other, seen in self._seen.items()
+            if other != holder.id and seen.record.holder.run == holder.run and self._counts(seen)
+        )
+
     def runs(self, before: ClaimsLog) -> list[Run]:
         """The mirrors that were seen in the last hour, the one that was seen last at the end.
 

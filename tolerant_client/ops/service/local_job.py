@@ -52,7 +52,8 @@ def run(
         try:
             while batches.is_alive() and not is_stopped:
                 batches.join(_LOOK_S)
-                tell(now := report.read())
+                now = report.read()
+                tell(claim.besides(now) if settings.once else now)  # the copy is one micro-batch
                 claim.tell(now)
                 claim.require_held()
                 is_stopped = is_stopping()

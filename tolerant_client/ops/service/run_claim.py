@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kafka.structs import TopicPartition
@@ -73,6 +74,14 @@ class RunClaim:
         self._standing = {**carried(before, report, self._acked), **blocked}
         self._acked = report.acked
         self._claims.claimant.waiting = self._standing
+
+    def besides(self, report: TaskReport) -> TaskReport:
+        """The report in the middle of a micro-batch: what waits, the run's copiers say in their claims until it ends."""
+
+        async def waits() -> dict[TopicPartition, Waiting]:
+            return self._claims.claimant.log.waits_of_run(self._claims.claimant.holder)
+
+        return replace(report, waiting={**self._net.run(waits), **report.waiting})
 
     def end(self) -> None:
         """Says that the run is over, and gives its tasks' processes a moment to release what they hold."""

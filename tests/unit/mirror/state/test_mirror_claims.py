@@ -105,6 +105,22 @@ def test_a_throttled_holder_that_fell_silent_is_told_though_it_speaks_again() ->
     assert later.log.silent_ms(P[0]) == told[0] + RENEW_MS
 
 
+def test_what_the_processes_of_a_run_wait_for_is_known_to_its_mirror_while_they_are_heard_of() -> None:
+    mirror, copier = Claimant(holder("m", role=MIRROR)), Claimant(holder("a"))
+    other = Claimant(holder("b", "run-2"))
+    log = Log(mirror, copier, other)
+    wait = Waiting("old records come next", 5)
+    mirror.waiting, copier.waiting, other.waiting = {P[3]: wait}, {P[0]: wait}, {P[1]: wait}
+    copier.want(P[:1])
+    other.want(P[1:])
+    log.settle()
+    assert mirror.log.waits_of_run(mirror.holder) == {P[0]: wait}
+    copier.waiting = {}
+    log.ms += RENEW_MS
+    log.settle()
+    assert not mirror.log.waits_of_run(mirror.holder)
+
+
 def test_a_record_survives_its_encoding() -> None:
     waiting = {
         P[3]: Waiting("the target's broker refuses", 5),
