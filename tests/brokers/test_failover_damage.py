@@ -116,6 +116,8 @@ def test_a_failover_without_its_control_finds_where_the_former_one_has_fenced(
         assert there.run(lambda: failover(there, topic)).exit_code == 0
         append_records(source, topic, 2, first=20)
         applications_write(target, topic, is_transactional)
+        if not is_transactional:  # more than are read one by one
+            append_records(target, topic, 1_100, first=1_000, per_batch=1)
         there.run(delete_topics, there, [CONTROL_TOPIC])
         again = there.run(lambda: failover(there, topic, LinkTopics.of(topic)))
         assert again.exit_code == 3 and [p.copied_until for p in again.partitions] == [20]

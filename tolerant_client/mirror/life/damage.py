@@ -6,7 +6,8 @@ Laws:
 - Records that others wrote last are no copy, unless the link had found them to be one (`copied`, `adopted`): nobody can compare
   them any more.
 - Where the link's own part ends with the marker of its fence, it was promoted before, and its control lost that: the copy ends before
-  the marker, which stands at an offset where the source may have a record.
+  the marker, which stands at an offset where the source may have a record.  However much others wrote after it, it is searched
+  for in a log that begins with the link's records: it is never the target's own.
 - Data shows who wrote last, and so do the markers of the link's own gap transactions, however many: the link fills gaps only
   after records that it found to be a copy.  If markers of other transactions hide the last writer, it is reported as unknown.
 - A damaged or unknown partition counts as copied only up to where the link's own part ends.
@@ -31,7 +32,7 @@ from tolerant_client.mirror.engine.identical.log_start import others_before
 from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.open_gaps import ended_gaps
 from tolerant_client.mirror.engine.identical.other_writers import last_of_others
-from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, step_back
+from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, ends_of_link, step_back
 from tolerant_client.mirror.life.comparison import contradicted
 from tolerant_client.mirror.life.fence import before_markers
 from tolerant_client.mirror.life.promotion_view import PromotedLink
@@ -171,6 +172,9 @@ async def _seen_logs(
     ours = await step_back(target, others, least, lambda header: header.producer_id not in own, MOST_STEPS_BACK)
     until = {p: _own_until(h, own, min(known.get(p, 0), ends[p]), logs[p].adopted) for p, h in ours.items()}
     by_link = {p: until[p] for p, header in ours.items() if header.producer_id in own}
+    unreached = {p: (least[p], h.base_offset) for p, h in ours.items() if p not in by_link and h.base_offset > least[p]}
+    by_link |= {p: max(end, until[p]) for p, end in (await ends_of_link(target, unreached, own)).items()}
+    until |= by_link
     unfenced = await before_markers(target, by_link, own, adopted)
     begin = {p: end for p, end in ends.items() if p in last and end <= control.log_starts.get(p, 0)}
     ends_with = await read_slices(target, {p: (end - 1, end) for p, end in begin.items()}, is_committed=False)

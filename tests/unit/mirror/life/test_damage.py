@@ -134,3 +134,36 @@ def test_any_number_of_ends_of_the_links_gaps_is_no_writing_of_others(
         assert seen(1100) == SeenLog(0, 0, 1100 + 1 + others)
     else:
         assert seen(1100) == SeenLog(0, 0, 1, hidden_by=GAPS_ID), "what is not known to be the link's is not counted"
+
+
+@pytest.mark.parametrize("is_transactional", [False, True], ids=["plain", "transactional"])
+@pytest.mark.parametrize("gap", [0, 1], ids=["data", "gap"])
+@pytest.mark.parametrize("is_fenced", [True, False])
+def test_the_fence_is_found_however_much_others_have_written_after_it(
+    monkeypatch: pytest.MonkeyPatch, is_transactional: bool, gap: int, is_fenced: bool
+) -> None:
+    """Where the control is deleted, the log that begins with the link's records is no topic of the target's own."""
+
+    async def nothing(*_: Any) -> dict[Any, Any]:
+        return {}
+
+    monkeypatch.setattr(damage, "topic_facts", nothing)
+    monkeypatch.setattr(damage, "ended_gaps", nothing)
+    monkeypatch.setattr(damage, "MOST_STEPS_BACK", 20)
+    forgotten = LinkControl(producer_ids=(7,))
+    for own, others in ((1, 50), (2, 31), (70, 130), (130, 22)):
+        copied = [batch(at, 7) for at in range(own)] + [batch(own + at, GAPS_ID, is_control=True) for at in range(gap)]
+        fence = [batch(own + gap, 7, is_control=True)] * is_fenced
+        begin = own + gap + is_fenced
+        written = [
+            batch(at, 9, is_transactional=is_transactional, is_control=is_transactional and at % 2 == begin % 2 + 1)
+            for at in range(begin, begin + others)
+        ]
+        log: Any = OneLog([*copied, *fence, *written])
+        found = asyncio.run(damage._seen_logs(log, "dr", forgotten, {P: log.end}, {"orders": IDS}))[P]
+        assert (found.own_until, found.is_fenced) == (own + gap, is_fenced)
+        told = damage_of("dr", forgotten, P, IDS, found)
+        assert told is not None and told.copied_until == own + gap and f"offset {own + gap}" in told.text
+    strangers: Any = OneLog([batch(at, 9) for at in range(50)])
+    found = asyncio.run(damage._seen_logs(strangers, "dr", forgotten, {P: strangers.end}, {"orders": IDS}))[P]
+    assert damage_of("dr", forgotten, P, IDS, found) == damage.Damage("", 0)

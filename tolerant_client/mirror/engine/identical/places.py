@@ -21,6 +21,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.cluster.produce import add_sequence
+from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.records.record_batch import ABORT, BatchHeader, control_type, iter_batches
@@ -137,6 +138,41 @@ async def step_back(
     return found
 
 
+async def ends_of_link(
+    target: Cluster, spans: Mapping[TopicPartition, tuple[int, int]], own: Collection[int]
+) -> dict[TopicPartition, int]:
+    """Where the part of the link ends in logs that begin with a batch of it and in which others wrote last; by bisection.
+
+    `spans` go from the first offset of a log to a batch of others.  Absent if a log does not begin with a batch of the link.  Where
+    nothing tells who wrote, as between bare markers, it counts as others': then the part is longer.
+    """
+    first = await read_headers(target, {p: start for p, (start, _) in spans.items()})
+    known = {p: (header.next_offset, spans[p][1]) for p, header in first.items() if header.producer_id in own}
+    while between := {p: (low + high) // 2 for p, (low, high) in known.items() if low < high}:
+        there = await read_headers(target, between)
+        least = {p: known[p][0] - 1 for p in there}
+        data = await step_back(target, there, least, lambda h: h.is_control and not _is_own(h, own))
+        in_gaps = {
+            p: (h.base_offset, h.next_offset) for p, h in data.items() if h.is_transactional and not h.is_control
+        }
+        slices = await read_slices(target, in_gaps, is_committed=False)
+        for p, at in between.items():
+            low, high = known[p]
+            is_links = p in there and (
+                data[p].base_offset < low or _is_own(data[p], own) or p in slices and _is_filler(slices[p])
+            )
+            known[p] = (min(there[p].next_offset, high), high) if is_links else (low, at)
+    return {p: low for p, (low, _) in known.items()}
+
+
+def _is_own(header: BatchHeader, own: Collection[int]) -> bool:
+    return header.producer_id in own or is_filler_marker(header)
+
+
+def _is_filler(copied: LogSlice) -> bool:
+    return bool(copied.records) and all(map(is_filler, copied.records.values()))
+
+
 async def ends_in_gap(
     target: Cluster, partition: TopicPartition, last: BatchHeader, own: Collection[int], adopted: int, copied: int
 ) -> bool:
@@ -166,8 +202,7 @@ async def ends_in_gap(
     if not header.is_transactional or header.is_control:
         return header.is_control or header.producer_id in own
     span = (header.base_offset, header.next_offset)
-    records = (await read_slices(target, {partition: span}, is_committed=False))[partition].records
-    return bool(records) and all(map(is_filler, records.values()))
+    return _is_filler((await read_slices(target, {partition: span}, is_committed=False))[partition])
 
 
 async def _batches(
