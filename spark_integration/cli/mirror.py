@@ -173,7 +173,7 @@ def _copied(settings: MirrorSettings, engine: _Engine, metrics: str | None, *, a
         url = "" if server is None else server.url
         if not settings.once and not as_json:
             _tell_start(settings, prepared, url)
-        watch = LinkWatch(settings, prepared.ends, is_shown=is_shown, board=board, url=url)
+        watch = LinkWatch(settings, prepared.ends, prepared.target_ends, is_shown=is_shown, board=board, url=url)
         # From here on an error is no longer a wrong option: copying has begun.  It is printed after the bars, which would
         # overwrite it, and after the losses: those were accepted however the run ends.
         with ended_with(FAILED, as_json), _losses_told(watch), watch:

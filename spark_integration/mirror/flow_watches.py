@@ -96,6 +96,7 @@ class FlowWatches:
         watch = LinkWatch(
             settings,
             prepared.ends,
+            prepared.target_ends,
             is_shown=False,
             board=self._board,
             names=link.aliases,

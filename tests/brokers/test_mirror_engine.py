@@ -134,6 +134,8 @@ def test_a_copy_ends_at_the_offset_that_was_asked_for(source: str, target: str) 
             for until in (0, 10, 45, 300):
                 progress = await copier.copy({partition: until})
                 assert progress[partition].acked == (until + 9) // 10 * 10
+            again = await prepare_link(origin, copy, topic, "until")
+            assert [link.target_ends, again.target_ends] == [{partition: 0}, {partition: 300}]
 
         origin.run(run)
     assert ends(target, topic) == [300]

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import stable_ends
+from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.admin.transactions import init_producer_id
-from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import ClusterUnreachableError, OptionError, OrdersHiddenError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
@@ -86,7 +86,8 @@ class PlannedLink:
 class PreparedLink:
     """A link that can start: its producer id, and its partitions with the source's last stable offsets.
 
-    `producer_id` is NO_PRODUCER with translated offsets.  `waiting` says why other partitions cannot be copied now.
+    `producer_id` is NO_PRODUCER with translated offsets.  `waiting` says why other partitions cannot be copied now.  `target_ends` is
+    where the target's logs end before anything is copied, of those whose leaders say it.
     """
 
     producer_id: int
@@ -94,6 +95,7 @@ class PreparedLink:
     ends: Mapping[TopicPartition, int]
     warnings: tuple[str, ...] = ()
     waiting: Mapping[TopicPartition, str] = field(default_factory=dict)
+    target_ends: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 async def plan_link(
@@ -285,7 +287,10 @@ async def prepare_link(
     ends = made.ends if until_ms is None else await ends_at(source, made.ends, until_ms)
     warnings = made.warnings if warning is None else (*made.warnings, warning)
     created = tuple(topic.name for topic in made.topics.create)
-    return PreparedLink(NO_PRODUCER if producer_id is None else producer_id, created, ends, warnings, made.waiting)
+    new = {p: 0 for p in ends if p.topic in created}
+    begins = (await list_led_offsets(target, dict.fromkeys(ends.keys() - new.keys(), LATEST))).offsets
+    own_id = NO_PRODUCER if producer_id is None else producer_id
+    return PreparedLink(own_id, created, ends, warnings, made.waiting, {**new, **begins})
 
 
 async def _translated_starts(

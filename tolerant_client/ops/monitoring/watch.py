@@ -72,13 +72,15 @@ class LinkWatch:
     the current ones are.  A StatusServer shows the `board` at `url`; the caller owns both.
     `names` are the clusters' names, `duties` the intervals of the link's periodic duties in seconds.
     `say` gets what does not move, one sentence per call, from several threads; by default it is printed.
-    Topics that are in the reports but not in `ends` are watched, too.
+    `target_ends` is where the target's logs ended before anything was copied: what they gain is counted from there, as the first
+    sample may be late.  Topics that are in the reports but not in `ends` are watched, too.
     """
 
     def __init__(
         self,
         settings: MirrorSettings,
         ends: Mapping[TopicPartition, int],
+        target_ends: Mapping[TopicPartition, int] = {},
         *,
         is_shown: bool,
         board: Board | None = None,
@@ -91,6 +93,7 @@ class LinkWatch:
         source, target, link = settings.source, settings.target, settings.link
         self._open = functools.partial(LinkClusters, source, target, link, settings.names)
         self._ends = ends
+        self._begins = target_ends
         self._goals: Counter[str] = Counter()
         for partition, end in ends.items():
             self._goals[partition.topic] += end
@@ -366,13 +369,13 @@ class LinkWatch:
         self._problem = text_of(away["target"]) if away else problem
 
     def _took(self, target_ends: Mapping[TopicPartition, int]) -> None:
-        """Takes the target's ends; for new partitions, what was copied so far counts as gained.
+        """Takes the target's ends; for partitions that are new since the start, what is reported as copied so far counts as gained.
 
         A blocked partition gains nothing: another link may write to what is refused to us.
         """
         for partition in target_ends.keys() - self._first.keys() - self.state.blocked.keys():
             done = self.state.report.copied.get(partition, Copied())
-            self._first[partition] = max(target_ends[partition] - done.records, 0)
+            self._first[partition] = self._begins.get(partition, max(target_ends[partition] - done.records, 0))
         self._last = {**self._last, **target_ends}
 
     def _since_the_start(self, rows: Iterable[LedgerRow]) -> list[LedgerRow]:

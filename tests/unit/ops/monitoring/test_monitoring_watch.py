@@ -597,6 +597,16 @@ def test_last_look_sees_what_the_last_one_before_it_did_not(monkeypatch: pytest.
     assert (watch.copied, watch.behind, clusters.closed) == (6, [], 1)
 
 
+def test_what_the_logs_gained_before_a_late_first_sample_counts_though_no_task_has_reported_it() -> None:
+    """A blocked partition gains nothing, whatever another link writes there."""
+    clusters: Any = Clusters()
+    clusters.ends["target"] = {FIRST: 9, SECOND: 10}
+    watch = LinkWatch(link(), {FIRST: 10, SECOND: 10}, {FIRST: 2, SECOND: 0}, is_shown=False)
+    watch.tell(report(1, 1, acked={FIRST: 3}, copied={FIRST: Copied(1, 10)}, blocked={SECOND: "refused"}))
+    watch.look(clusters)
+    assert watch.copied == 7
+
+
 def test_what_nobody_thought_of_is_shown_and_the_watch_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
