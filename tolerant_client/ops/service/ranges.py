@@ -32,6 +32,7 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
 from tolerant_client.cluster.admin.topics import lacking
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.errors import (
+    ClusterUnreachableError,
     DataLossError,
     LinkPromotedError,
     OffsetMapError,
@@ -141,8 +142,15 @@ class RangesPlanner:
         return self._report is not None and self._report.done.read().is_repeating
 
     def look(self) -> None:
-        """Plans again, as often as is due; without any topic it waits a moment."""
-        self._refresh()
+        """Plans again, as often as is due; without any topic it waits a moment.
+
+        Raises LinkPromotedError for a link that was promoted, also if its source is gone: that is what ends its mirror.
+        """
+        try:
+            self._refresh()
+        except ClusterUnreachableError:
+            self._require_not_promoted()
+            raise
         if not self._scope.ends:
             time.sleep(_NO_TOPICS_S)  # topics may appear; until then no task limits the rate of micro-batches
 
@@ -186,6 +194,15 @@ class RangesPlanner:
             away = self._quickly(partial(unled_copies, map_of=map_of), led.offsets.keys(), target)
             self._take(self._scope.after_look(led.without(away or {})))
             self._looked_at = now
+
+    def _require_not_promoted(self) -> None:
+        source, target = self._connected()
+        try:
+            control = source.run(within_bound, target, read_control, target, self._settings.link)
+        except KafkaError:
+            return
+        if control is not None:
+            control.require_not_promoted(self._settings.link, target)
 
     def _may_be_free(self, now: float) -> bool:
         """Whether the facts that caused the refusal of topics have changed since the last check."""

@@ -24,7 +24,13 @@ from kafka.structs import TopicPartition
 from spark_integration.mirror.mirror_job import original_error
 from spark_integration.mirror.stream_ranges import RangesStreamReader, RangesStreamWriter
 from tolerant_client.cluster.admin.offsets import LedOffsets
-from tolerant_client.errors import OptionError, TargetDivergedError, TolerantClientError
+from tolerant_client.errors import (
+    ClusterUnreachableError,
+    LinkPromotedError,
+    OptionError,
+    TargetDivergedError,
+    TolerantClientError,
+)
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.preflight import RefusalFacts
 from tolerant_client.mirror.engine.prepare import PlannedLink
@@ -117,6 +123,33 @@ def test_ends_that_are_cut_by_a_time_are_final_however_long_that_took(monkeypatc
     made._refreshed_at = made._looked_at = time.monotonic() - 3600
     monkeypatch.setattr(made, "_planned", lambda: Scope({FIRST: 10}))
     assert planned(made) == [[("orders", 0, 7)]]
+
+
+@pytest.mark.parametrize(
+    "is_promoted", [True, False, None], ids=["promoted", "not promoted", "the target is away, too"]
+)
+def test_a_mirror_whose_source_is_gone_ends_with_the_promotion_of_its_link(
+    monkeypatch: pytest.MonkeyPatch, is_promoted: bool | None
+) -> None:
+    made: Any = reader()
+    away = ClusterUnreachableError("The source at a:1 could not be reached")
+
+    class Clusters:
+        file_options, bootstrap_servers = "", "b:1"
+
+        def run(self, *_: Any) -> LinkControl:
+            if is_promoted is None:
+                raise ClusterUnreachableError("The target at b:1 could not be reached")
+            return LinkControl(is_promotion_begun=is_promoted, is_fenced=is_promoted)
+
+    def refresh() -> None:
+        raise away
+
+    made._clusters = (Clusters(), Clusters())
+    monkeypatch.setattr(made, "_refresh", refresh)
+    with pytest.raises(LinkPromotedError if is_promoted else ClusterUnreachableError) as caught:
+        made.look()
+    assert "was promoted: its target belongs" in str(caught.value) if is_promoted else caught.value is away
 
 
 @pytest.mark.parametrize("has_planned", [False, True])
