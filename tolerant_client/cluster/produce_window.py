@@ -49,12 +49,15 @@ class ProduceWindow:
     ) -> None:
         self.room_bytes = _FIRST_BYTES
         self._throttled_until = float("-inf")
+        # When all throttles end that the node told of, also those of connections that are closed: it reads these then.
+        self.told_until = float("-inf")
         self._cluster = cluster
         self._lane = lane_of(purpose, node_id)
         self._most = most
         self._on_room = on_room
         self._clock = clock
         self.in_flight = 0
+        self._heard_at = float("-inf")
         self._bytes = 0
         self._measured_since = 0.0
         self._measured_bytes = 0.0  # since then
@@ -70,9 +73,9 @@ class ProduceWindow:
         return self._throttled_until
 
     @property
-    def told_until(self) -> float:
-        """When the last throttle will end by what the node told, also of a connection that is closed: it reads that then."""
-        return self._throttled_until
+    def waits_since(self) -> float:
+        """Since when the node has been silent with requests in flight; infinitely late without any."""
+        return self._heard_at if self.in_flight else float("inf")
 
     def flush(self) -> None:
         """Calls `on_room`, unless that is at work and sends on: a request to a node that is away fails while it is being sent."""
@@ -107,10 +110,13 @@ class ProduceWindow:
 
     def keep(self, size: int) -> None:
         """Keeps the room of a request until `leave`."""
+        if not self.in_flight:
+            self._heard_at = self._clock()
         self.in_flight += 1
         self._bytes += size
 
     def leave(self, size: int) -> None:
+        self._heard_at = self._clock()
         self.in_flight -= 1
         self._bytes -= size
         self.flush()
@@ -123,6 +129,7 @@ class ProduceWindow:
             self._measured_since, self._measured_bytes = now, 0.0
         if response.throttle_time_ms:
             self._throttled_until = now + response.throttle_time_ms / 1000
+            self.told_until = max(self.told_until, self._throttled_until)
         if now - self.throttled_until <= QUOTA_S:
             self._measure(size, now)
         self.leave(size)

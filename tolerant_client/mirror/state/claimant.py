@@ -26,7 +26,7 @@ class Claimant:
         self.holder = holder
         self.log = ClaimsLog()
         self.waiting: Mapping[TopicPartition, Waiting] = {}
-        self.is_throttled = False
+        self.is_held_up = False
         self._wanted: set[TopicPartition] = set()
         self._held: Names = NO_NAMES
         self._terms: Mapping[TopicPartition, int] = {}
@@ -35,7 +35,7 @@ class Claimant:
         self._is_ended = False
         self._sent: dict[int, _Sent] = {}
         self._said: tuple[Names, Names] | None = NO_NAMES, NO_NAMES  # by the newest record; None: to be sent again
-        self._said_throttled = False
+        self._said_held_up = False
         self._renew_at = float("-inf")
 
     def want(self, names: Iterable[TopicPartition]) -> None:
@@ -99,7 +99,7 @@ class Claimant:
         """Whether a record is to be appended."""
         if self._said is None:
             return True
-        is_news = self._to_say() != self._said or self.is_throttled and not self._said_throttled
+        is_news = self._to_say() != self._said or self.is_held_up and not self._said_held_up
         return is_news or bool(self._wanted) and now >= self._renew_at
 
     def end(self) -> None:
@@ -110,7 +110,7 @@ class Claimant:
     def record(self, now: float) -> ClaimsRecord:
         """The next record; the caller appends it at once."""
         self._said = names, asks = self._to_say()
-        self._said_throttled = self.is_throttled
+        self._said_held_up = self.is_held_up
         self._sequence += 1
         self._sent[self._sequence] = _Sent(now, names)
         self._renew_at = now + RENEW_MS / 1000
@@ -125,7 +125,7 @@ class Claimant:
             self._is_ended,
             int(1000 * now),
             self.log.end,
-            self.is_throttled,
+            self.is_held_up,
         )
 
     def _to_say(self) -> tuple[Names, Names]:

@@ -194,7 +194,7 @@ class ClaimsLog:
         return _copied(seen for seen in self._seen.values() if seen.record.holder.link == link)
 
     def silent_ms(self, name: TopicPartition) -> float:
-        """How long ago, by the log's times, one spoke last that fell silent while it was throttled and held this name; or inf.
+        """How long ago, by the log's times, one spoke last that fell silent while it was held up and held this name; or inf.
 
         It counts though it spoke again: nobody knows what became of that which it had sent.
         """
@@ -247,8 +247,8 @@ class ClaimsLog:
 
 
 def _cut_off(seen: _Seen) -> dict[TopicPartition, int]:
-    """When a holder that fell silent had spoken last, for each of its names; empty if it was not throttled."""
-    return dict.fromkeys(seen.terms, seen.append_ms) if seen.record.is_throttled else {}
+    """When a holder that fell silent had spoken last, for each of its names; empty if it was not held up."""
+    return dict.fromkeys(seen.terms, seen.append_ms) if seen.record.is_held_up else {}
 
 
 def _slept(before: ClaimsRecord, now: ClaimsRecord) -> bool:

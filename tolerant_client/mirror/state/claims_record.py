@@ -6,11 +6,12 @@ copies, or the mirror that started it), its value JSON, complete in itself:
     {"version": 1, "link": "dr", "run": "5f0c...", "role": "copier", "host": "m1", "pid": 812, "since_ms": 1763775000000,
      "sequence": 7, "clock_ms": 81234567, "read": 4711, "names": {"orders": [[0, 3]], "clicks": [[2, 2]]}, "asks": {},
      "waiting": {"orders-3": ["the target's broker ...", 1763775003000]}, "blocked": ["orders-3"],
-     "remedies": {"orders-3": "..."}, "waiting_count": 1, "is_end": false, "is_throttled": false}
+     "remedies": {"orders-3": "..."}, "waiting_count": 1, "is_end": false, "is_held_up": false}
 
 Ranges of partitions include both ends.  A record names every partition that its holder keeps or takes; it releases all others.
 `blocked` are the waiting partitions that need a person, `remedies` the ends of their reasons that say what to do; earlier
-versions did not write them.  `is_throttled`: a node of the target throttles what the holder appends, or did lately.
+versions did not write them.  `is_held_up`: a node of the target may have batches of the holder that it
+has not read: it throttles the holder, or did lately, or has not responded to it for a second.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class ClaimsRecord:
     is_end: bool = False
     clock_ms: int = 0
     read: int = 0
-    is_throttled: bool = False
+    is_held_up: bool = False
 
 
 def claimed_part(partition: TopicPartition, link: str) -> TopicPartition:
@@ -122,7 +123,7 @@ class _Document(msgspec.Struct):
     read: Whole = 0
     blocked: list[str] = []
     remedies: dict[str, str] = {}
-    is_throttled: bool = False
+    is_held_up: bool = False
 
 
 def encode_claims(record: ClaimsRecord) -> bytes:
@@ -167,7 +168,7 @@ def decode_claims(key: bytes | None, value: bytes | None) -> ClaimsRecord | None
             found.is_end,
             found.clock_ms,
             found.read,
-            found.is_throttled,
+            found.is_held_up,
         )
     except ValueError:
         return None

@@ -118,7 +118,7 @@ class Claims:
         self, target: Cluster, holder: Holder, spawn: Callable[..., None], on_change: Callable[[], None]
     ) -> None:
         self.claimant = Claimant(holder)
-        self.is_throttled: Callable[[], bool] = lambda: False  # whether a quota limits what is appended
+        self.is_held_up: Callable[[], bool] = lambda: False  # whether a broker may have batches that it has not read
         self._problems: dict[str, str] = {}  # why the log cannot be written or read now
         self._is_forbidden = False  # and waiting does not change that
         self._guarded = target
@@ -257,7 +257,7 @@ class Claims:
         try:
             while not claimant.is_said or self._is_ending:
                 self._see_to_lapse()
-                claimant.is_throttled = self.is_throttled()
+                claimant.is_held_up = self.is_held_up()
                 if not self._is_current or boot_s() < self._quiet_until or not claimant.is_due(boot_s()):
                     await self._wakeup(_TICK_S)
                     continue

@@ -82,7 +82,7 @@ def test_a_throttled_holder_that_fell_silent_is_told_though_it_speaks_again() ->
     releasing.want(P[2:3])
     unthrottled.want(P[3:])
     log.settle()
-    silent.is_throttled = releasing.is_throttled = True
+    silent.is_held_up = releasing.is_held_up = True
     assert silent.is_due(log.ms / 1000), "it is said at once"
     log.settle()
     releasing.leave(P)
@@ -149,7 +149,7 @@ def test_a_record_of_a_version_that_does_not_tell_what_is_blocked_is_read() -> N
         encode_claims(record)
         .replace(b',"blocked":[]', b"")
         .replace(b',"remedies":{}', b"")
-        .replace(b',"is_throttled":false', b"")
+        .replace(b',"is_held_up":false', b"")
     )
     assert b"blocked" not in value and b"remedies" not in value and decode_claims(b"a", value) == record
 

@@ -28,6 +28,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends_at
 from tolerant_client.cluster.admin.topics import require_topic
 from tolerant_client.cluster.connections import PRODUCE, PRODUCE_OLD
+from tolerant_client.cluster.patience import QUOTA_S
 from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.cluster.produce_window import ProduceWindow
 from tolerant_client.errors import OptionError, text_of
@@ -39,6 +40,7 @@ from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.records.record_batch import BatchHeader
 
+_HELD_UP_S = 1.0
 _LONG_FILL_S = 0.1  # long enough for a topic to be deleted and created again
 
 
@@ -85,6 +87,11 @@ class Appender:
     def throttled_until(self) -> float:
         """When the last throttle of any node ended, or will: no time of trouble (by the clock)."""
         return max((sender.window.throttled_until for sender in self._senders.values()), default=float("-inf"))
+
+    def is_held_up(self) -> bool:
+        """Whether batches may lie unread at a node: it throttles us, or did lately, or has not responded for a second."""
+        now, windows = self._clock(), [sender.window for sender in self._senders.values()]
+        return any(now - w.told_until <= QUOTA_S or now - w.waits_since > _HELD_UP_S for w in windows)
 
     def enqueue(self, accepted: list[tuple[PartitionCopy, Appendable]]) -> None:
         """Stamps and sends what was taken; drops what a partition in trouble took."""

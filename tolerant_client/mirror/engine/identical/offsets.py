@@ -15,7 +15,6 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.transactions import init_producer_id
-from tolerant_client.cluster.patience import QUOTA_S
 from tolerant_client.mirror.engine.identical.begun import Begun
 from tolerant_client.mirror.engine.identical.facts import TargetFacts
 from tolerant_client.mirror.engine.identical.flow import Flow
@@ -55,7 +54,7 @@ class IdenticalOffsets(Flow):
         facts = TargetFacts(link.source, link.target, link.policy, link.clock)
         self.sync_loop = SyncLoop(self, producer_id, facts, self._begun, losses)
         self._resting = RestingLogs(link.target, link.clock, link.tasks.spawn, self.after_trouble)
-        link.claims.is_throttled = lambda: link.clock() - self.appender.throttled_until <= QUOTA_S
+        link.claims.is_held_up = self.appender.is_held_up
         self._next_id_use = link.clock() + _KEEP_ID_S
         self._next_remembered = link.clock() + _REMEMBER_S
 

@@ -1,20 +1,23 @@
 """Batches that may lie unread at a broker: what was sent to it before the log was read, and may be appended after that.
 
 Laws:
-A. A broker that throttles a connection reads what lies there once the throttle ends, whether the client still lives or not
-   (also if the client has reset the connection: Linux leaves what has arrived readable, measured).  It then refuses a batch that was appended meanwhile as a repeat,
-   while it remembers the producer, and it forgets that after old records.  So while batches may lie unread, a batch that will be old
-   by the end of that time is not appended after one that was not old.
+A. A broker reads the next request of a connection once it has responded to the one before, and has throttled that connection for as
+   long as it then said: after minutes of a quota, or half a minute in which a replica of that request's partitions does not follow.
+   It does so whether the client still lives or not (also if the client has reset the connection under a throttle: Linux leaves what
+   has arrived readable, measured).  It then refuses a batch that was appended meanwhile as a repeat, while it remembers the producer,
+   and it forgets that after old records.  So while batches may lie unread, a batch that will be old by the end of that time is not
+   appended after one that was not old.
 B. After a batch that was old when it was sent nothing lies unread: it goes alone (law G of identical/partition.py), on a connection of
    its own, which is read at once (Law A of identical/append.py).  So a log that ends with one may go on with one.  Who took a log over
    does not know when its last batch was sent, and a batch ages: it counts as sent within the last hour (_SENT_MS).
 C. Another writer that released its claim had nothing in flight.  One that fell silent may have had, if its claims say that it was
-   throttled: that counts for LATE_S from when it last renewed them, since nobody knows how long the broker throttles it.  This process
-   knows what it was told, also of connections that were lost, and keeps its claim that long.
+   held up (append.py): that counts for LATE_S from when it last renewed them, since nobody knows how long a broker throttles it.  This
+   process knows what it was told, also of connections that were lost, and keeps its claim that long.
 D. What no broker has received when a connection is closed is gone (cluster/connections.py): no network delivers it later.
 
 Not covered: a throttle of more than LATE_S after a writer was killed; one that was told in a response that was lost, or, as the
-first in half a minute, so shortly before the writer was killed that its claims do not say it (half a second).
+first in half a minute, so shortly before the writer was killed that its claims do not say it (half a second); a replica that stopped
+to follow so shortly before the writer was frozen, its connections open (a second and a half).
 
 Pure: no I/O, no clock; times are seconds of the caller's clock, timestamps ms since 1970.
 """
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-LATE_S = 300.0  # the longest throttle that a killed writer may have had
+LATE_S = 300.0  # the longest that a writer which fell silent may have been held up
 _SENT_MS = 3_600_000
 _NEVER = float("-inf")
 
@@ -51,7 +54,7 @@ class Unread:
         self.lost_until = max(self.lost_until, until)
 
     def took_over(self, silent_s: float, now: float) -> None:
-        """Notes how long ago another writer fell silent that was throttled and had not released the partition (Law C)."""
+        """Notes how long ago another writer fell silent that was held up and had not released the partition (Law C)."""
         self._silent_until = max(self._silent_until, now + LATE_S - silent_s)
 
     def ends_with(self, remembered_ms: float) -> None:
@@ -73,5 +76,5 @@ class Unread:
     def reason(self) -> str:
         return (
             f"old records come next, which wait for up to {LATE_S / 60:.0f} minutes: a writer before was cut off, and a broker that"
-            " throttled it (a quota) may still append what it had sent"
+            " held it up (a quota, or a replica that does not follow) may still append what it had sent"
         )

@@ -292,6 +292,27 @@ def test_what_was_lost_while_a_quota_throttles_is_awaited_before_old_records() -
     asyncio.run(run())
 
 
+def test_it_is_held_up_by_a_throttle_for_half_a_minute_and_by_a_node_that_says_nothing_for_a_second() -> None:
+    async def run() -> None:
+        rig = Rig()
+        seen = [rig.appender.is_held_up()]
+        rig.enqueue(FIRST, batch(0))
+        for rig.now in (1.0, 1.1):
+            seen.append(rig.appender.is_held_up())
+        rig.target.answer({FIRST: 0})
+        rig.enqueue(FIRST, batch(5), batch(10))
+        seen.append(rig.appender.is_held_up())
+        rig.target.answer({FIRST: 5}, throttle_time_ms=400)
+        _, cut_off = rig.target.sent.pop(0)
+        cut_off.failure(Errors.KafkaConnectionError("its connection is closed, which ends no throttle at the node"))
+        for rig.now in (1.2, 2.0, 31.4, 31.6):
+            assert rig.appender.throttled_until <= 1.2
+            seen.append(rig.appender.is_held_up())
+        assert seen == [False, False, True, False, True, True, True, False]
+
+    asyncio.run(run())
+
+
 def test_nothing_is_sent_while_the_broker_throttles_and_no_partition_is_in_trouble() -> None:
     async def run() -> None:
         rig = Rig()
