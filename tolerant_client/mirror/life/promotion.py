@@ -12,6 +12,7 @@ Laws, besides those of promotion_steps.py:
 - Topics that only the source has, and that the link did not make because they are another link's, are named and left.
 - The groups are rehearsed before anything is written.  Groups that cannot be moved are left and reported.
 - What is lost after a promotion was interrupted no longer blocks it.  The report still names it.
+- A promotion that finishes a failover reports what that one has left behind, too, of the partitions that it has fenced.
 
 promotion_blockers.py decides what blocks a promotion; it is pure.  Offsets are half-open and the source's.
 """
@@ -33,8 +34,8 @@ from tolerant_client.mirror.engine.circles import link_back, refuse_one_cluster
 from tolerant_client.mirror.life.comparison import compare_ends, split
 from tolerant_client.mirror.life.deleted_copies import deleted_warnings
 from tolerant_client.mirror.life.fence import Fenced
-from tolerant_client.mirror.life.left_behind import shorter, unknown_left, with_left, without_ends
-from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans
+from tolerant_client.mirror.life.left_behind import promoted_before, shorter, unknown_left, with_left, without_ends
+from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans, positions_of
 from tolerant_client.mirror.life.mirrors import look_at_claims, mirror_reasons, seen_mirrors, standing
 from tolerant_client.mirror.life.promotion_blockers import (
     Blocker,
@@ -225,7 +226,16 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
     # Last: a source that dies meanwhile leaves no promotion half done.
     if ready.blockers:
         return report
-    return replace(report, partitions=tuple(await with_left(source, report.partitions, ends)))
+    report = replace(report, partitions=tuple(await with_left(source, report.partitions, ends)))
+    if not (before := positions_of(fenced_before(control))):
+        return report
+    known = replace(control, copied_until=before)
+    former = await promoted_before("promote", source, target, link, known, None, is_dry_run=True)
+    return replace(
+        report,
+        partitions=(*former.partitions, *report.partitions),
+        unknown_left=(*former.unknown_left, *report.unknown_left),
+    )
 
 
 async def _find_scope(order: _Order, source: Cluster, target: Cluster, link: str, control: LinkControl) -> _Scope:

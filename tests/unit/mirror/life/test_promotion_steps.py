@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from typing import cast
+from typing import Any, cast
 from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
@@ -19,7 +19,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, OptionError, TolerantClientError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.preflight import Others
-from tolerant_client.mirror.life import promotion, promotion_steps, promotion_view
+from tolerant_client.mirror.life import left_behind, promotion, promotion_steps, promotion_view
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.lens import PartitionLag
@@ -27,6 +27,7 @@ from tolerant_client.mirror.life.owners import Evidence
 from tolerant_client.mirror.life.promotion_groups import STAY
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport
 from tolerant_client.mirror.life.promotion_view import PromotedLink
+from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import half_done
@@ -474,6 +475,32 @@ def test_a_link_that_was_promoted_in_part_is_never_called_not_promoted_and_its_r
             assert (P.partition, 10) in [(row.partition, row.copied_until) for row in report.partitions]
             assert "orders-1 cannot be fenced" in report.blockers[0] and "elete" not in "".join(report.blockers)
             assert len(report.blockers) == 1
+
+
+def test_a_promotion_that_finishes_a_failover_tells_what_that_one_left_behind(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.ends, world.partitions, world.leaderless = ends(10, None, None), (P, Q), (Q,)
+    world.failover()
+    world.ends, world.leaderless = ends(10, 10, 10), ()
+
+    async def look_led(_: Any, __: Any, ___: str, wanted: Any, *____: Any) -> Any:
+        assert list(wanted) == [P]
+        return [ends(10, 14, 14)], {}
+
+    async def as_left(_: Any, __: Any, ___: Any, lags: Any) -> Any:
+        return lags, {}
+
+    async def count(_: Any, spans: Any) -> Any:
+        return {p: Committed(until - start, until) for p, (start, until) in spans.items()}
+
+    monkeypatch.setattr(left_behind, "has_map", AsyncMock(return_value=False))
+    for name, function in {"look_led": look_led, "as_left": as_left, "count_committed": count}.items():
+        monkeypatch.setattr(left_behind, name, function)
+    report = world.promote(groups=None)
+    assert [(row.partition, row.left_records) for row in report.partitions] == [(0, 4), (1, 0)]
+    assert report.is_done and report.exit_code == 3
+    assert "4 committed records of orders-0 were not copied" in report.left_behind
 
 
 def test_of_an_interrupted_promotion_every_partition_is_named_that_may_still_be_written_to(world: World) -> None:
