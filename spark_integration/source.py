@@ -76,6 +76,17 @@ class TolerantKafkaDataSource(DataSource):
         return KafkaReader(options, chosen_columns(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from tolerant_client.errors import OptionError
+
+        try:
+            return self._stream_reader(schema)
+        except OptionError as error:
+            from spark_integration.reading.refused_stream import RefusedStream
+
+            # Raised here it would not be the last line: Spark adds an UnboundLocalError of its own to it.
+            return RefusedStream(error)
+
+    def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         if self._is_ranges:
             from spark_integration.mirror.stream_ranges import RangesStreamReader
 

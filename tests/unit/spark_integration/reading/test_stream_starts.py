@@ -16,8 +16,9 @@ from spark_integration.reading.options import parse_read_options
 from spark_integration.reading.reader import RangePartition
 from spark_integration.reading.schema import chosen_columns, full_schema
 from spark_integration.reading.stream_reader import KafkaStreamReader
+from spark_integration.source import TolerantKafkaDataSource
 from support.log_ends import Logs
-from tolerant_client.errors import DataLossError
+from tolerant_client.errors import DataLossError, OptionError
 
 A0, A1, A2, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("a", 2), TopicPartition("b", 0)
 EARLIEST = {"startingOffsets": "earliest"}
@@ -155,3 +156,13 @@ def test_a_first_batch_that_names_no_start_begins_where_the_options_say_now() ->
     """As written by earlier versions and by Spark's own source."""
     cluster = Logs({A0: (3, 10)})
     assert Run(cluster, **EARLIEST).again({"a": {"0": 8}}) == [OffsetRange("a", 0, 3, 8)]
+
+
+def test_a_stream_whose_options_are_refused_says_so_when_spark_first_asks() -> None:
+    """If streamReader raised it, Spark would end with an UnboundLocalError of its own."""
+    options = {"kafka.bootstrap.servers": "h:1", "subscribe": "a", "endingTimestamp": "5"}
+    source = TolerantKafkaDataSource(options)
+    reader = source.streamReader(cast(Any, source.schema()))
+    for ask in (reader.initialOffset, cast(Any, reader).latestOffset):
+        with pytest.raises(OptionError, match="endingTimestamp is not valid in a streaming query"):
+            ask()
