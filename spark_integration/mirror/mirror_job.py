@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark.conf import SparkConf
@@ -87,7 +87,13 @@ def spark_session(
             .config("spark.driver.memory", "512m")
             .config(map={**SETTINGS})
         )
-    return _awaited(builder.getOrCreate, goes_on)
+    session = _awaited(builder.getOrCreate, goes_on)
+    server: Any = None if session is None else session.sparkContext._accumulatorServer
+    if server is not None:
+        server.handle_error = lambda *_: (
+            None
+        )  # it would print a traceback when the JVM ends first; we use no accumulators
+    return session
 
 
 def _awaited(start: Callable[[], _T], goes_on: Callable[[], bool]) -> _T | None:

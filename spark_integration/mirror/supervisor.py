@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
@@ -319,9 +319,6 @@ class SparkPulse:
 
     def kill(self) -> None:
         """Kills the JVM if it is ours; under spark-submit it is our parent, and ends with us."""
-        server: Any = self._context._accumulatorServer
-        if server is not None:
-            server.handle_error = lambda *_: None  # it would print a traceback for the JVM's end of the connection
         process = getattr(self._context._gateway, "proc", None)
         if process is not None:
             process.kill()

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from py4j.protocol import Py4JNetworkError
+from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
@@ -175,14 +176,29 @@ def test_a_stop_that_is_asked_for_before_the_query_starts_starts_none(
 def test_spark_starts_in_a_thread_where_pyspark_takes_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
-    def start(_: Any) -> str:
+    def start(_: Any) -> Any:
         threads.append(threading.current_thread())
-        return "session"
+        return SimpleNamespace(sparkContext=SimpleNamespace(_accumulatorServer=None))
 
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", start)
-    assert cast(str, mirror_job.spark_session(1)) == "session"
+    assert mirror_job.spark_session(1) is not None
     (starting,) = threads
     assert starting is not threading.main_thread() and not starting.is_alive()
+
+
+def test_a_jvm_that_ends_in_the_middle_of_a_connection_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a stop of the driver alone it ends its connection to pyspark's server of accumulators before that server."""
+    server = object.__new__(AccumulatorTCPServer)
+    session = SimpleNamespace(sparkContext=SimpleNamespace(_accumulatorServer=server))
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda _: session)
+    assert mirror_job.spark_session(1) is not None
+    try:
+        raise EOFError
+    except EOFError:
+        server.handle_error(None, ("127.0.0.1", 1))  # type: ignore[arg-type]  # it is only printed
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("error", GONE)

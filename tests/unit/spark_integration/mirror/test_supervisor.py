@@ -718,18 +718,7 @@ class SilentJvm:
         self.responds = threading.Event()
         self.asked = threading.Event()
         java = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=self._is_stopped))
-        server = SimpleNamespace(handle_error=self._print)
-        self.sparkContext = SimpleNamespace(_jsc=java, _accumulatorServer=server, _gateway=SimpleNamespace(proc=self))
-        self.printed: list[object] = []
-        self.is_killed = False
-
-    def _print(self, *connection: object) -> None:
-        self.printed.append(connection)
-
-    def kill(self) -> None:
-        """The JVM's end ends its connection to the server of accumulators in the middle."""
-        self.is_killed = True
-        self.sparkContext._accumulatorServer.handle_error(None, ("127.0.0.1", 1))
+        self.sparkContext = SimpleNamespace(_jsc=java)
 
     def _is_stopped(self) -> bool:
         self.asked.set()
@@ -755,10 +744,3 @@ def test_spark_is_dead_after_a_minute_of_silence() -> None:
     assert {pulse.death(now / 2) for now in range(121)} == {""}
     assert pulse.death(60.5)
     jvm.responds.set()
-
-
-def test_a_killed_jvm_leaves_no_traceback_of_its_connections() -> None:
-    jvm: Any = SilentJvm()
-    jvm.responds.set()
-    SparkPulse(jvm).kill()
-    assert jvm.is_killed and not jvm.printed
