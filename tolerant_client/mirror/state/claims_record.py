@@ -9,9 +9,9 @@ copies, or the mirror that started it), its value JSON, complete in itself:
      "remedies": {"orders-3": "..."}, "waiting_count": 1, "is_end": false, "is_held_up": false}
 
 Ranges of partitions include both ends.  A record names every partition that its holder keeps or takes; it releases all others.
-`blocked` are the waiting partitions that need a person, `remedies` the ends of their reasons that say what to do; earlier
-versions did not write them.  `is_held_up`: a node of the target may have batches of the holder that it
-has not read: it throttles the holder, or did lately, or has not responded to it for a second.
+`blocked` are the waiting partitions that need a person, `remedies` the ends of their reasons that say what to do.  `is_held_up`:
+a node of the target may have batches of the holder that it has not read: it throttles the holder, or did lately, or has not
+responded to it for a second.  Earlier versions wrote none of these three: their holders may be held up.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Document(msgspec.Struct):
     read: Whole = 0
     blocked: list[str] = []
     remedies: dict[str, str] = {}
-    is_held_up: bool = False
+    is_held_up: bool = True
 
 
 def encode_claims(record: ClaimsRecord) -> bytes:

@@ -144,7 +144,7 @@ def test_a_record_survives_its_encoding() -> None:
 
 
 def test_a_record_of_a_version_that_does_not_tell_what_is_blocked_is_read() -> None:
-    record = ClaimsRecord(holder("a"), 7, waiting={P[1]: Waiting("no leader", 5)}, waiting_count=1)
+    record = ClaimsRecord(holder("a"), 7, waiting={P[1]: Waiting("no leader", 5)}, waiting_count=1, is_held_up=True)
     value = (
         encode_claims(record)
         .replace(b',"blocked":[]', b"")
