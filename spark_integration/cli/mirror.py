@@ -16,7 +16,7 @@ from kafka.structs import TopicPartition
 from spark_integration.cli.exits import FAILED, NOT_STARTED, echo_failure, ended_with, require_spark, tell_failure
 from spark_integration.cli.link import end_with, time_ms, unnamed_link
 from spark_integration.cli.mirror_flows import mirror_flows
-from spark_integration.cli.mirror_report import MirrorReport
+from spark_integration.cli.mirror_report import MirrorReport, unsettled_warnings
 from spark_integration.cli.options import GivenTopics, Json, Offsets, OffsetsKind, WhichLink, client_properties
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, StoppedError
@@ -176,7 +176,7 @@ def _copied(settings: MirrorSettings, engine: _Engine, metrics: str | None, *, a
         watch = LinkWatch(settings, prepared.ends, prepared.target_ends, is_shown=is_shown, board=board, url=url)
         # From here on an error is no longer a wrong option: copying has begun.  It is printed after the bars, which would
         # overwrite it, and after the losses: those were accepted however the run ends.
-        with ended_with(FAILED, as_json), _losses_told(watch), watch:
+        with ended_with(FAILED, as_json), _unsettled_told(claim), _losses_told(watch), watch:
             try:
                 goals = held_at_start(settings, prepared.ends, stopping.is_set) if settings.once else {}
                 is_done = engine.run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
@@ -185,6 +185,7 @@ def _copied(settings: MirrorSettings, engine: _Engine, metrics: str | None, *, a
             except StoppedError:
                 is_done, late, held = False, [], []
     if settings.once and not is_done:
+        _tell_unsettled(claim)
         _tell_interruption(settings, prepared.ends)
         raise typer.Exit(stopping.exit_code)
     report = _report(settings, prepared, watch, late, held, time.monotonic() - started)
@@ -252,6 +253,21 @@ def _losses_told(watch: LinkWatch) -> Iterator[None]:
         yield
     finally:
         echo_each("loss", watch.losses)
+
+
+@contextlib.contextmanager
+def _unsettled_told(claim: RunClaim) -> Iterator[None]:
+    """Tells it of a mirror that fails, and so has no report."""
+    try:
+        yield
+    except KafkaError:
+        _tell_unsettled(claim)
+        raise
+
+
+def _tell_unsettled(claim: RunClaim) -> None:
+    for text in unsettled_warnings(claim.unsettled):
+        echo(f"tolerant-kafka: {text}", err=True)
 
 
 class _Engine(NamedTuple):

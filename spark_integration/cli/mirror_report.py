@@ -19,6 +19,11 @@ _UNSETTLED = (
 )
 
 
+def unsettled_warnings(partitions: Collection[TopicPartition]) -> list[str]:
+    """The sentence about these partitions that were not released, however the mirror ends."""
+    return [_UNSETTLED.format(names(partitions))] if partitions else []
+
+
 @dataclass(frozen=True)
 class MirrorReport:
     """What a mirror has copied, and what needs an operator's attention.
@@ -63,7 +68,7 @@ class MirrorReport:
                 f"behind: {_name(p)} had an open transaction at the start, which has ended since; {again}"
                 for p in self.ended
             ),
-            *([_UNSETTLED.format(names(self.unsettled))] if self.unsettled else ()),
+            *unsettled_warnings(self.unsettled),
         ]
 
     def __str__(self) -> str:

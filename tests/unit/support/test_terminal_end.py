@@ -17,6 +17,7 @@ SENTENCE = (
 )
 CHILD = """
 import contextlib, sys, time
+from types import SimpleNamespace
 from kafka.structs import TopicPartition
 from spark_integration.cli import app as cli
 from spark_integration.cli import mirror as command
@@ -37,7 +38,7 @@ def run(settings, link, is_stopping, tell, claim):
     raise TargetDivergedError(sentence)
 
 command.unnamed_link = lambda source, target, is_start: "default"
-mirror_settings.run_claim = lambda settings: contextlib.nullcontext()
+mirror_settings.run_claim = lambda settings: contextlib.nullcontext(SimpleNamespace(unsettled=()))
 mirror_job.prepare = lambda settings, claim, is_stopping: PreparedLink(1, (), ends)
 mirror_job.run = run
 cli.main()

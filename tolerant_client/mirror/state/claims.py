@@ -106,6 +106,13 @@ class _Seen(NamedTuple):
     steps: deque[_Step]
 
 
+class _CutOff(NamedTuple):
+    """When a holder that fell silent while it was held up had spoken last, and whose it was."""
+
+    spoke_ms: int
+    run: str
+
+
 class ClaimsLog:
     """The state of the claims log after the last record that was read; records are read in the order of their offsets."""
 
@@ -113,7 +120,7 @@ class ClaimsLog:
         self.end = 0  # the offset after the last record
         self.silent_before = 0  # a holder without a record from this offset on no longer counts (law C)
         self._seen: dict[str, _Seen] = {}
-        self._cut_off: dict[TopicPartition, int] = {}  # of holders that fell silent and spoke again
+        self._cut_off: dict[TopicPartition, _CutOff] = {}  # of holders that fell silent and spoke again
 
     def read(self, record: ClaimsRecord, append_ms: int, offset: int) -> Names | None:
         """Takes the next record, with its LogAppendTime and its offset; returns the names that it is granted.
@@ -199,7 +206,7 @@ class ClaimsLog:
         It counts though it spoke again: nobody knows what became of that which it had sent.
         """
         silent = (_cut_off(s) for s in self._seen.values() if not self._counts(s))
-        spoke = [cut_off[name] for cut_off in (self._cut_off, *silent) if name in cut_off]
+        spoke = [cut_off[name].spoke_ms for cut_off in (self._cut_off, *silent) if name in cut_off]
         return max(s.append_ms for s in self._seen.values()) - max(spoke) if spoke else float("inf")
 
     def asks_of(self, holder: Holder) -> Names:
@@ -219,6 +226,12 @@ class ClaimsLog:
     def names_of_run(self, holder: Holder) -> Names:
         """The names that other processes of a holder's run claim."""
         return frozenset(name for name, claim in self.others(holder.id).items() if claim.holder.run == holder.run)
+
+    def cut_off_of_run(self, holder: Holder) -> Names:
+        """The names that other processes of a holder's run held when they fell silent while they were held up."""
+        silent = (_cut_off(s) for s in self._seen.values() if not self._counts(s))
+        found = (item for cut_off in (self._cut_off, *silent) for item in cut_off.items())
+        return frozenset(name for name, of in found if of.run == holder.run)
 
     def waits_of_run(self, holder: Holder) -> dict[TopicPartition, Waiting]:
         """What other processes of a holder's run say to wait, as of their newest records."""
@@ -246,9 +259,9 @@ class ClaimsLog:
         return frozenset(h for h, seen in self._seen.items() if h not in known or seen.record.sequence > known[h])
 
 
-def _cut_off(seen: _Seen) -> dict[TopicPartition, int]:
+def _cut_off(seen: _Seen) -> dict[TopicPartition, _CutOff]:
     """When a holder that fell silent had spoken last, for each of its names; empty if it was not held up."""
-    return dict.fromkeys(seen.terms, seen.append_ms) if seen.record.is_held_up else {}
+    return dict.fromkeys(seen.terms, _CutOff(seen.append_ms, seen.record.holder.run)) if seen.record.is_held_up else {}
 
 
 def _slept(before: ClaimsRecord, now: ClaimsRecord) -> bool:

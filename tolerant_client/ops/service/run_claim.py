@@ -15,6 +15,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import NetworkSelector
+from tolerant_client.mirror.engine.identical.unread import LATE_S
 from tolerant_client.mirror.state.claims import Claim
 from tolerant_client.mirror.state.claims_record import MIRROR, WHOLE_TOPIC, Waiting, claimed_part, whole_of
 from tolerant_client.mirror.state.claims_topic import Claims, claimed_by, new_holder
@@ -85,7 +86,10 @@ class RunClaim:
 
     def end(self) -> None:
         """Says that the run is over, and gives its tasks' processes a moment to release what they hold."""
-        self.unsettled = sorted({whole_of(name) for name in self._net.run(self._claims.end)})
+        left, log = self._net.run(self._claims.end), self._claims.claimant.log
+        # Frozen while a broker held them up, they lost it with what they had sent: the next mirror counts that, too (identical/unread.py).
+        lost = {n for n in log.cut_off_of_run(self._claims.claimant.holder) if log.silent_ms(n) < 1000 * LATE_S}
+        self.unsettled = sorted({whole_of(name) for name in left | lost})
 
     def close(self) -> None:
         """Ends the run, and its thread; idempotent."""

@@ -99,10 +99,13 @@ def test_a_throttled_holder_that_fell_silent_is_told_though_it_speaks_again() ->
     log.broker_ms += RENEW_MS
     log.say(later)
     assert later.log.silent_ms(P[0]) == told[0] + RENEW_MS
+    its_mirror = holder("m", role=MIRROR)
+    assert later.log.cut_off_of_run(its_mirror) == set(P[:2])
     silent.leave(P)
     silent.not_said()
     log.say(silent)
     assert later.log.silent_ms(P[0]) == told[0] + RENEW_MS
+    assert later.log.cut_off_of_run(its_mirror) == set(P[:2]) and not later.log.cut_off_of_run(later.holder)
 
 
 def test_what_the_processes_of_a_run_wait_for_is_known_to_its_mirror_while_they_are_heard_of() -> None:

@@ -149,6 +149,17 @@ def test_an_interrupted_copy_ends_as_a_process_that_a_signal_ended_and_says_wher
     ]
 
 
+@pytest.mark.parametrize(
+    ("outcome", "number", "code"), [(TargetClaimedError("held"), 0, 1), (False, signal.SIGINT, 130)]
+)
+def test_what_is_unsettled_is_told_of_a_mirror_that_has_no_report_too(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any], outcome: Exception | bool, number: int, code: int
+) -> None:
+    monkeypatch.setattr(NO_CLAIM, "unsettled", (FIRST,))
+    done = run(outcome, "--once", number=number)
+    assert done.exit_code == code and "tolerant-kafka: unsettled: orders-0: " in done.stderr
+
+
 def test_an_address_for_metrics_that_cannot_be_had_is_told_before_anything_is_written(
     run: Callable[..., Any], prepared: list[str]
 ) -> None:
