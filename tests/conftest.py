@@ -25,7 +25,7 @@ from tolerant_client.testing.artifacts import ClusterStartError, spark_kafka_jar
 TESTS = Path(__file__).parent
 # The files that take minutes come first, so that no process is left with one when the others have nothing more to do.
 ONE_SESSION = ("spark", "parity")  # Spark takes half a minute of CPU until its first queries are quick
-LONGEST_FIRST = (*ONE_SESSION, "jobs", "brokers", "faults", "matrix", "fuzz")
+LONGEST_FIRST = (*ONE_SESSION, "matrix", "jobs", "brokers", "faults", "fuzz")  # one file of matrix takes minutes of CPU
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 if LONG:

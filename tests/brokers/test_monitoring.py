@@ -75,7 +75,11 @@ def test_lag_is_told_before_a_copy_and_what_was_copied_after_it(source: str, tar
         )
         writer.commit([message], 0)
         watch.tell(RunReport(tmp_path).done.read())
-        after = until(watch, lambda _: board.states()[0].topics[topic].lag_offsets == 0)  # the board is told last
+        done = EACH * PARTITIONS, 0
+        after = until(  # the board is told last
+            watch,
+            lambda _: (board.states()[0].topics[topic].records, board.states()[0].topics[topic].lag_offsets) == done,
+        )
         copied = after.topics[topic]
         assert (copied.records, copied.lag_seconds, after.phase) == (EACH * PARTITIONS, 0, Phase.RUNNING)
         assert copied.bytes / copied.records == pytest.approx(before.lag_bytes / before.lag_offsets, rel=0.2)
