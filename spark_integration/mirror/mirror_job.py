@@ -90,9 +90,8 @@ def spark_session(
     session = _awaited(builder.getOrCreate, goes_on)
     server: Any = None if session is None else session.sparkContext._accumulatorServer
     if server is not None:
-        server.handle_error = lambda *_: (
-            None
-        )  # it would print a traceback when the JVM ends first; we use no accumulators
+        # It would print a traceback when the JVM ends first; we use no accumulators.
+        server.handle_error = lambda *_: None
     return session
 
 

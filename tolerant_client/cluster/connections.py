@@ -324,9 +324,8 @@ class Connections:
             return await connection.send_request(request)
         except Errors.SaslAuthenticationFailedError as error:
             self._refuse_login(error)
-        except (
-            Errors.UnknownBrokerIdError
-        ) as error:  # another node names it: it was away when our metadata was read, or is now
+        except Errors.UnknownBrokerIdError as error:
+            # Another node names it: it was away when our metadata was read, or is now.
             self.manager.cluster.request_update()
             raise Errors.NodeNotReadyError(f"node {node_id} is not among the nodes of the {self.name} yet") from error
 

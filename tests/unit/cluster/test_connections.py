@@ -36,9 +36,11 @@ def test_what_a_closed_connection_has_not_delivered_is_gone() -> None:
     assert 0 < received < sent
 
 
-def test_a_node_that_only_another_node_names_is_awaited_while_our_metadata_is_read_anew() -> None:
+def test_a_node_that_only_another_node_names_is_awaited_while_our_metadata_is_read_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with Cluster({"bootstrap_servers": "localhost:1"}, name="target") as cluster:
-        cluster.connect = AsyncMock()  # type: ignore[method-assign]
+        monkeypatch.setattr(cluster, "connect", AsyncMock())
         asked = cluster.manager.cluster.request_update = Mock()
         with pytest.raises(Errors.NodeNotReadyError, match="node 2 is not among the nodes of the target"):
             cluster.run(cluster.send, object(), 2)

@@ -17,9 +17,8 @@ from tolerant_client.errors import PartitionRefusedError, TargetDivergedError, T
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 
-WITH_WHAT_IT_HAS = (
-    "with what only it has (compare both with tolerant-kafka verify first)"  # what deleting a target topic takes
-)
+# What deleting a target topic takes.
+WITH_WHAT_IT_HAS = "with what only it has (compare both with tolerant-kafka verify first)"
 _ABSENT_S = 3.0  # brokers learn of a new topic at slightly different times
 _PAUSES = Backoff()
 

@@ -31,7 +31,7 @@ J. Another run is alive if it has renewed a claim between two looks at the log's
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -135,8 +135,9 @@ class ClaimsLog:
         self._measure(steps, _Step(record.clock_ms, min(record.read, offset)))
         held = {} if seen is None else seen.terms
         if seen is not None and (not self._counts(seen) or _slept(seen.record, record)):
-            self._cut_off.update(_cut_off(seen))
             held = {}
+            if seen.record.is_held_up:
+                self._cut_off.update(dict.fromkeys(seen.terms, _CutOff(seen.append_ms, seen.record.holder.run)))
         terms = {name: held[name] for name in record.names if name in held}
         if missing := record.names - terms.keys():
             terms |= dict.fromkeys(missing - self.blocking(record.holder.id, missing).keys(), record.sequence)
@@ -205,8 +206,8 @@ class ClaimsLog:
 
         It counts though it spoke again: nobody knows what became of that which it had sent.
         """
-        silent = (_cut_off(s) for s in self._seen.values() if not self._counts(s))
-        spoke = [cut_off[name].spoke_ms for cut_off in (self._cut_off, *silent) if name in cut_off]
+        spoke = [s.append_ms for s in self._silent_while_held_up() if name in s.terms]
+        spoke += [self._cut_off[name].spoke_ms] if name in self._cut_off else []
         return max(s.append_ms for s in self._seen.values()) - max(spoke) if spoke else float("inf")
 
     def asks_of(self, holder: Holder) -> Names:
@@ -229,9 +230,13 @@ class ClaimsLog:
 
     def cut_off_of_run(self, holder: Holder) -> Names:
         """The names that other processes of a holder's run held when they fell silent while they were held up."""
-        silent = (_cut_off(s) for s in self._seen.values() if not self._counts(s))
-        found = (item for cut_off in (self._cut_off, *silent) for item in cut_off.items())
-        return frozenset(name for name, of in found if of.run == holder.run)
+        silent = (s.terms for s in self._silent_while_held_up() if s.record.holder.run == holder.run)
+        spoke_again = (name for name, of in self._cut_off.items() if of.run == holder.run)
+        return frozenset().union(*silent, spoke_again)
+
+    def _silent_while_held_up(self) -> Iterator[_Seen]:
+        """Holders that fell silent while they were held up, and have not spoken again."""
+        return (s for s in self._seen.values() if s.record.is_held_up and not self._counts(s))
 
     def waits_of_run(self, holder: Holder) -> dict[TopicPartition, Waiting]:
         """What other processes of a holder's run say to wait, as of their newest records."""
@@ -257,11 +262,6 @@ class ClaimsLog:
         """The holders with a record that an earlier look had not seen."""
         known = {holder_id: seen.record.sequence for holder_id, seen in before._seen.items()}
         return frozenset(h for h, seen in self._seen.items() if h not in known or seen.record.sequence > known[h])
-
-
-def _cut_off(seen: _Seen) -> dict[TopicPartition, _CutOff]:
-    """When a holder that fell silent had spoken last, for each of its names; empty if it was not held up."""
-    return dict.fromkeys(seen.terms, _CutOff(seen.append_ms, seen.record.holder.run)) if seen.record.is_held_up else {}
 
 
 def _slept(before: ClaimsRecord, now: ClaimsRecord) -> bool:

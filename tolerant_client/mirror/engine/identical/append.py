@@ -40,7 +40,7 @@ from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.records.record_batch import BatchHeader
 
-_HELD_UP_S = 1.0
+_HELD_UP_S = 1.0  # without a response, with requests in flight
 _LONG_FILL_S = 0.1  # long enough for a topic to be deleted and created again
 
 

@@ -34,7 +34,7 @@ from tolerant_client.mirror.logs.reading import has_nothing_at, read_headers, re
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.records.record_batch import BatchHeader
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -183,15 +183,19 @@ class Read(NamedTuple):
 
     def replaced(self, partitions: Collection[TopicPartition], anew: Read) -> Read:
         """With what was read `anew` of these partitions in place of what was read before.  Pure."""
-
-        def merged(before: Mapping[TopicPartition, T], after: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
-            return {p: what for p, what in before.items() if p not in partitions} | dict(after)
-
         return Read(
-            merged(self.evidence, anew.evidence),
-            merged(self.left_out, anew.left_out),
-            merged(self.opened, anew.opened),
+            with_anew(self.evidence, anew.evidence, partitions),
+            with_anew(self.left_out, anew.left_out, partitions),
+            with_anew(self.opened, anew.opened, partitions),
         )
+
+
+def with_anew(
+    before: Mapping[TopicPartition, _T], anew: Mapping[TopicPartition, _T], partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, _T]:
+    """What is said of partitions: `anew` of these, and as `before` of all others.  Pure."""
+    kept = {p: said for p, said in before.items() if p not in partitions}
+    return kept | {p: said for p, said in anew.items() if p in partitions}
 
 
 async def read_evidence(source: Cluster, target: Cluster, partitions: Collection[TopicPartition], known: Known) -> Read:

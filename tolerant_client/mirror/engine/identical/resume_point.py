@@ -55,11 +55,11 @@ from tolerant_client.mirror.engine.identical.difference import (
     overtaken,
     recreated,
 )
-from tolerant_client.mirror.engine.identical.evidence import Evidence, Known, read_evidence
+from tolerant_client.mirror.engine.identical.evidence import Evidence, Known, read_evidence, with_anew
 from tolerant_client.mirror.engine.identical.log_start import find_log_start
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import Ledger
-from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topics import read_ids
 
 
@@ -142,16 +142,11 @@ async def read_append_states(
 
 def _begun_since(control: LinkControl, now: LinkControl, partitions: Collection[TopicPartition]) -> LinkControl:
     """The control with what it says `now` of partitions whose logs were begun anew since it was read.  Pure."""
-
-    def said(before: Positions, after: Positions) -> Positions:
-        kept = {p: offset for p, offset in before.items() if p not in partitions}
-        return kept | {p: offset for p, offset in after.items() if p in partitions}
-
     return replace(
         control,
-        begun={**control.begun, **{p: now.begun[p] for p in partitions}},
-        copied=said(control.copied, now.copied),
-        log_starts=said(control.log_starts, now.log_starts),
+        begun=with_anew(control.begun, now.begun, partitions),
+        copied=with_anew(control.copied, now.copied, partitions),
+        log_starts=with_anew(control.log_starts, now.log_starts, partitions),
         producer_ids=tuple(dict.fromkeys((*control.producer_ids, *now.producer_ids))),
     )
 

@@ -255,12 +255,13 @@ class SyncLoop:
         due = [p for p in due if p.topic in ids]
         if not due:
             return {}
-        control = self._control.value
-        remembered = control
+        remembered = self._control.value
         # Another process of the run may have copied further since.
-        copied_to = {p: max(c.acked, control.copied.get(p, 0)) for p, c in copies.items() if c.is_placed}
+        copied_to = {p: max(c.acked, remembered.copied.get(p, 0)) for p, c in copies.items() if c.is_placed}
         filled = {p: c.log_start for p, c in copies.items() if c.log_start}
-        control = replace(control, copied={**control.copied, **copied_to}, log_starts={**control.log_starts, **filled})
+        control = replace(
+            remembered, copied={**remembered.copied, **copied_to}, log_starts={**remembered.log_starts, **filled}
+        )
         places = await read_append_states(
             self._source, self._target, due, self._producer_id, self._ledger, copied, control, ids
         )
