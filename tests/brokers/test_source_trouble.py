@@ -20,6 +20,7 @@ from support.mirror_link import (
     both,
     compare,
     consume,
+    create_replicated,
     create_topic,
     delete_records,
     ends,
@@ -364,80 +365,9 @@ def test_what_an_election_took_back_is_lost_even_where_equal_records_came_again(
 
 @pytest.fixture
 def three_nodes() -> Iterator[KafkaCluster]:
-    # One election by unclean replicas at once, not after five minutes.
-    settings = {"unclean.leader.election.enable": "true", "unclean.leader.election.interval.ms": "1000"}
-    with KafkaCluster(nodes=3, broker_config=settings, heap="256m") as cluster:
+    with KafkaCluster(nodes=3, heap="256m") as cluster:
         yield cluster
     gc.collect()  # the sockets of refused connections, while their warnings are still ignored
-
-
-def create_replicated(servers: str, topic: str, assignment: list[int], config: dict[str, str] | None = None) -> None:
-    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    admin.create_topics([NewTopic(topic, -1, -1, replica_assignments={0: assignment}, topic_configs=config or {})])
-    admin.close()
-
-
-def cut(cluster: KafkaCluster, topic: str, records_after: int) -> None:
-    """100 records on both replicas, 100 more on the leader alone; it dies, and the other one leads (an unclean election)."""
-    partition = TopicPartition(topic, 0)
-    third = f"127.0.0.1:{cluster.servers_of('PLAINTEXT').split(',')[2].rpartition(':')[2]}"
-    cluster.kill(1)
-    cluster.restart(2, wait=False)
-    with Cluster({"bootstrap_servers": third}, name="source", patience_ms=60_000) as source:
-
-        async def led_by_the_other() -> None:
-            while True:
-                await source.refresh()
-                if source.manager.cluster.leader_for_partition(partition) == 2:
-                    return
-                await source.net.sleep(0.5)
-
-        async def run() -> None:
-            await source.track([topic])
-            await led_by_the_other()
-
-        source.run(run)
-    other = encode_batch([Record(0, T0, None, b"other %d" % n) for n in range(records_after)])
-    append_batches(third, [(partition, other)])
-
-
-def shrink(cluster: KafkaCluster, topic: str) -> None:
-    """Leaves node 1 as the only in-sync replica, with 100 records more than node 2 has."""
-    servers = cluster.bootstrap_servers
-    create_replicated(servers, topic, [1, 2], {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"})
-    append_records(servers, topic, 100)
-    cluster.kill(2)
-    append_records(servers, topic, 100, first=100)  # waits until the in-sync replicas are one
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("records_after", [50, 150])
-def test_what_an_unclean_election_took_back_is_found_and_written_down(
-    three_nodes: KafkaCluster, target: str, records_after: int
-) -> None:
-    topic = f"trouble-cut-{records_after}"
-    servers, partition = three_nodes.bootstrap_servers, TopicPartition(topic, 0)
-    shrink(three_nodes, topic)
-    with both(servers, target) as (origin, copy):
-
-        async def run() -> dict[TopicPartition, int]:
-            link = await prepare_link(origin, copy, topic, topic)
-            copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link=topic)
-            await copier.copy({partition: 200}, lease_ms=600_000)
-            epoch = copier.strategy.partitions[partition].leader_epoch
-            cut(three_nodes, topic, records_after)  # blocks this loop: the mirror sleeps meanwhile
-            truncated = await source_truncations(origin, {partition: (epoch, 200)})
-            with pytest.raises(SourceTruncatedError, match="other records from offset 100 on"):
-                await copier.copy({partition: 250}, hold_ms=30_000, lease_ms=60_000)
-            return truncated
-
-        assert origin.run(run) == {partition: 100}
-    assert ends(target, topic) == [200]
-    (progress,) = mirror(servers, target, topic, topic, policy=CONTINUE).values()
-    assert losses(target, topic) == [(0, 100, 200, "truncation")]
-    assert progress.acked == max(200, 100 + records_after)
-    assert values(target, topic, 250).get(249) == (b"other 149" if records_after == 150 else None)
-    assert mirror(servers, target, topic, topic)[partition].losses == 0
 
 
 def test_a_partition_without_a_leader_holds_up_no_other_and_comes_back(

@@ -116,6 +116,13 @@ def append_batches(servers: str, batches: Iterable[tuple[TopicPartition, bytes]]
         cluster.run(run)
 
 
+def create_replicated(servers: str, topic: str, assignment: list[int], config: dict[str, str] | None = None) -> None:
+    """A topic of one partition with these replicas."""
+    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
+    admin.create_topics([NewTopic(topic, -1, -1, replica_assignments={0: assignment}, topic_configs=config or {})])
+    admin.close()
+
+
 def append_records(
     servers: str,
     topic: str,

@@ -10,20 +10,18 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import Untold, list_led_offsets
+from tolerant_client.cluster.admin.offsets import Untold
 from tolerant_client.cluster.admin.transactions import known_producer_id
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import EmptiedLogError, OpenTransaction
 from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states
-from tolerant_client.mirror.engine.translated.target_checks import check_target, resumption, taken_over
+from tolerant_client.mirror.engine.translated.foresight import contradicted
 from tolerant_client.mirror.life.mirrors import copied_now, within_bound
 from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import last_rows
-from tolerant_client.mirror.state.topics import read_ids
 
 _EMPTIED = (
     "its log on the target is empty, and how far the running mirror has copied it is not recorded yet: the mirror does so within a"
@@ -133,42 +131,6 @@ async def held_though_empty(
 def is_read(state: Found | None) -> bool:
     """Whether a log was compared this time: not without a state, nor if its leader said why it cannot be read (Untold)."""
     return state is not None and not isinstance(state, Untold)
-
-
-async def contradicted(
-    source: Cluster | None, target: Cluster, link: str, control: LinkControl, partitions: Collection[TopicPartition]
-) -> dict[TopicPartition, TolerantClientError]:
-    """What stops partitions of a link with translated offsets: their map is no longer true, or the source has lost records.
-
-    A topic was created again, a log is shorter than the copy, or retention took what was not copied: as the mirror decides
-    (target_checks.py), without reading records.  Without a source it checks the target alone.
-    """
-    # Before the rows: of a mirror at work, what they say is never behind a log start that was read earlier.
-    starts = {} if source is None else (await list_led_offsets(source, dict.fromkeys(partitions, EARLIEST))).offsets
-    rows = await last_rows(target, link, partitions)
-    begun = [p for p in partitions if p in rows or p in control.adopted]
-    ids = await read_ids(source, target, {p.topic for p in begun})
-    begun = [p for p in begun if p.topic in ids]
-    ends = (await list_led_offsets(target, dict.fromkeys(begun, LATEST))).offsets
-    source_ends = {} if source is None else (await list_led_offsets(source, dict.fromkeys(begun, LATEST))).offsets
-    found: dict[TopicPartition, TolerantClientError] = {}
-    for p in begun:
-        row, source_id, end = rows.get(p), ids[p.topic].source, source_ends.get(p)
-        target_end = ends.get(p, max(1, row.target_until if row is not None else 0))
-        adopted = control.adopted_of(p, target_end)
-        try:
-            if row is not None:
-                check_target(row, link, p, ids[p.topic], target_end)
-            row = taken_over(row, p, ids[p.topic], target_end, adopted)
-            if row is None:
-                continue
-            least = control.start_of(p, source_id, end) or 0
-            end = max(row.position, least) if end is None else end
-            for _, error in resumption(rows.get(p), row, ids[p.topic], starts.get(p, 0), end, least).losses:
-                raise error
-        except TolerantClientError as error:
-            found[p] = error
-    return found
 
 
 async def read_both(

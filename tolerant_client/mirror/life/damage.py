@@ -33,7 +33,7 @@ from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.open_gaps import ended_gaps
 from tolerant_client.mirror.engine.identical.other_writers import last_of_others
 from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, ends_of_link, step_back
-from tolerant_client.mirror.life.comparison import contradicted
+from tolerant_client.mirror.engine.translated.foresight import contradicted
 from tolerant_client.mirror.life.fence import before_markers
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.logs.reading import read_headers, read_slices

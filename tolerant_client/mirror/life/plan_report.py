@@ -19,12 +19,12 @@ from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.preflight import grown, look_for_others, require_same_source
 from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link, without_topics
 from tolerant_client.mirror.engine.translated.copied_before import find_copied
+from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.follow.group_positions import read_positions
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.life.comparison import (
-    contradicted,
     held_though_empty,
     read_both,
     with_own_id,
@@ -212,12 +212,14 @@ async def plan_everything(
     stopped: dict[TopicPartition, str] = {}
     if is_translated:
         reached = await copied_until(target, link, planned.ends)
-        for p, found in (await contradicted(source, target, link, control, planned.ends)).items():
-            if isinstance(found, DataLossError) and policy.for_topic(p.topic).on_loss is LossPolicy.CONTINUE:
-                warnings.append(f"will be in the ledger as lost: {text_of(found)}")
-            else:
-                stopped[p] = text_of(found)
-        there_before = await find_copied(source, target, link, control, present - stopped.keys())
+        foreseen = await foresee(source, target, link, control, planned.ends, present)
+        for p, found in foreseen.items():
+            if isinstance(found.error, DataLossError) and policy.for_topic(p.topic).on_loss is LossPolicy.CONTINUE:
+                warnings.append(f"will be in the ledger as lost: {text_of(found.error)}")
+            elif found.error is not None:
+                stopped[p] = text_of(found.error)
+        begun = {p: found for p, found in foreseen.items() if p in present and p not in stopped}
+        there_before = await find_copied(source, target, link, begun)
         stopped |= {p: text_of(error) for p, error in there_before.items()}
     else:
         reached = (await list_led_offsets(target, dict.fromkeys(present, LATEST))).offsets

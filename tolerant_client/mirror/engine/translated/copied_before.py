@@ -17,39 +17,37 @@ Laws:
 - What cannot be read is unknown, and nothing is appended before it is known; nor is it where what would be a copy of ours is in a
   transaction that is not over.  A map that takes longer to read than a partition waits
   is read on meanwhile, once for all of them (known_maps.py).
-- A plan does not say otherwise than the mirror does: where a copy begins, both have from one function (resumption).
+- A plan does not say otherwise than the mirror does: where a copy begins, both have from one function (resumption), and what that
+  decides by is read for all who foresee it in one place (foresight.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import takewhile
 from typing import NamedTuple
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
 from tolerant_client.mirror.engine.circles import links_back
-from tolerant_client.mirror.engine.translated.target_checks import resumption, taken_over
-from tolerant_client.mirror.logs.reading import read_headers, read_slices, source_truncations
+from tolerant_client.mirror.engine.translated.foresight import Foreseen
+from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import (
     NO_MAP,
-    last_rows,
     map_partition,
     map_topic,
     mapped_links,
     read_each_map,
 )
 from tolerant_client.mirror.state.offset_map import MapRow, is_another
-from tolerant_client.mirror.state.topics import read_ids
 
 # So many equal records in a row, timestamps and all, are a copy, also where both logs went on differently.
 _NO_CHANCE = 2
@@ -258,42 +256,21 @@ async def require_no_identical_copy(
 
 
 async def find_copied(
-    source: Cluster, target: Cluster, link: str, control: LinkControl, partitions: Collection[TopicPartition]
+    source: Cluster, target: Cluster, link: str, foreseen: Mapping[TopicPartition, Foreseen]
 ) -> dict[TopicPartition, Errors.KafkaError]:
-    """Which of these partitions a mirror of the link would not begin, and why.  Raises KafkaError.
+    """Which of these partitions a mirror of the link would not begin once policy has accepted their losses, and why.
 
-    They begin where the mirror has them begin (resumption), except that no record is compared to find where a log was cut.
+    Raises KafkaError.
     """
-    rows = await last_rows(target, link, partitions)
-    ends = (await list_led_offsets(target, dict.fromkeys(partitions, LATEST))).offsets
-    filled = [p for p, end in ends.items() if end]
-    starts = (await list_led_offsets(source, dict.fromkeys(filled, EARLIEST))).offsets if filled else {}
-    source_ends = (await list_led_offsets(source, dict.fromkeys(starts, LATEST))).offsets if starts else {}
-    ids = await read_ids(source, target, {p.topic for p in source_ends})
-    taken = {
-        p: taken_over(rows.get(p), p, ids[p.topic], ends[p], control.adopted_of(p, ends[p]))
-        for p in source_ends
-        if p.topic in ids
-    }
-    positions = {
-        p: (row.epoch, row.position)
-        for p, row in taken.items()
-        if row is not None and not is_another(row.ids[0], ids[p.topic].source)
-    }
-    cuts = await source_truncations(source, positions) if positions else {}
-    begins: dict[TopicPartition, int] = {}
-    for p, row in taken.items():
-        least = control.start_of(p, ids[p.topic].source, source_ends[p]) or 0
-        found = resumption(rows.get(p), row, ids[p.topic], starts[p], source_ends[p], least, cuts.get(p))
-        if not found.has_copied:
-            begins[p] = found.position
+    begins = {p: found.begin for p, found in foreseen.items() if found.begin is not None}
     maps = KnownMaps(time.monotonic)
     others = await other_copies(target, link, begins, maps, None) if begins else {}
     known = await origins(source, target, begins, maps, None) if begins else {}
     refused: dict[TopicPartition, Errors.KafkaError] = {}
     for p, begin in begins.items():
+        ids = foreseen[p].ids
         try:
-            await require_not_there(source, target, link, p, ids[p.topic], begin, others.get(p, ()), known.get(p, ()))
+            await require_not_there(source, target, link, p, ids, begin, others.get(p, ()), known.get(p, ()))
         except Errors.KafkaError as error:
             refused[p] = error
     return refused

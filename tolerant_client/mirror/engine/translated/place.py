@@ -40,7 +40,9 @@ from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.engine.translated.target_checks import (
     LostOffsets,
     Resumption,
+    asked_epochs,
     check_target,
+    cut_at,
     is_same_record,
     not_before,
     overwritten,
@@ -187,12 +189,12 @@ class Place:
         start = (await source.list_offsets({self.partition: EARLIEST}))[self.partition]
         end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
         least = self._link.control.value.start_of(self.partition, self.ids[0], end) or 0
-        self._dirty_from = cut_at = None
+        self._dirty_from = cut = None
         is_anew = row is not None and is_another(row.ids[0], self.ids[0])
         if row is not None:
             moved = not_before(row, self.ids[0], least)
             self.position = moved.position
-            cut_at = min(
+            cut = min(
                 (
                     accepted.from_offset
                     for accepted in self._accepted
@@ -205,8 +207,8 @@ class Place:
                 self.leader_epoch = -1  # it counts its leader epochs from 0
             else:
                 self.leader_epoch = max(self.leader_epoch, row.epoch)
-                cut_at = await self._cut_at(moved, adopted, start, end) if cut_at is None else cut_at
-        found = resumption(self._known, row, self.ids, start, end, least, cut_at, self._dirty_from)
+                cut = await self._cut_at(row, adopted, start, end) if cut is None else cut
+        found = resumption(self._known, row, self.ids, start, end, least, cut, self._dirty_from)
         for loss, error in found.losses:
             if not any(loss.is_part_of(accepted) for accepted in self._accepted):
                 self.loss = loss
@@ -232,28 +234,25 @@ class Place:
             require_no_copy(link.name, partition, self.ids, begin, start, others)
 
     async def _cut_at(self, row: MapRow, adopted: int, start: int, end: int) -> int | None:
-        """The offset from which on the source's log, [start, end), differs from what was copied, by its leader or its records."""
-        told = (await source_truncations(self._link.source, {self.partition: (row.epoch, row.position)})).get(
-            self.partition
-        )
+        """As cut_at, but the records may show that the source's log, [start, end), differs earlier from what was copied, or at all."""
+        asked = asked_epochs({self.partition: row}, {self.partition: self.ids[0]})
+        told = (await source_truncations(self._link.source, asked)).get(self.partition)
+        cut = cut_at(row, told, start, end, adopted)
         if row.is_adopted:
-            return told  # no run says which records are copies
+            return cut  # no run says which records are copies
         copied_until = max(start, row.runs[-1].source_until, adopted)  # no record that follows was copied
-        until = min(row.position, end) if told is None else min(told, end)
+        until = row.position if cut is None else cut
         ask = partial(first_other, self._link.source, self._link.target, self._link.name, self.partition, start, until)
-        is_cut = told is not None or row.position > end
-        found = await ask() if is_cut or self._is_other else None
-        if found is None and not is_cut and row.has_copied and copied_until < row.position:
+        found = await ask() if cut is not None or self._is_other else None
+        if found is None and cut is None and row.has_copied and copied_until < row.position:
             if not await self._has_more(copied_until, row.position):
                 return None
             found = await ask()
             if found is None and await self._is_cleaned():
                 self._dirty_from = copied_until
                 return None
-            is_cut = True
-        if found is None and is_cut and row.has_copied:
-            return min(until, copied_until)
-        return told if found is None else found
+            cut = copied_until
+        return cut if found is None else found
 
     async def limit_adopted(self) -> None:
         """Limits what the control calls adopted to what lies before a loss; call it before the map has the resume position.

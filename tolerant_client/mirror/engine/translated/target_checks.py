@@ -3,11 +3,15 @@
 The newest committed row of the offset map is the position; both logs must still be those that the row describes.  If the link
 took over from another mirror after that row, or has no row yet, the position is where it took over.
 
-The mirror (place.py) and all who foresee what stops it (status, plan, promote, failover: comparison.py) decide by these functions.
+The mirror (place.py) and all who foresee what stops it (status, plan, promote, failover: foresight.py) decide by these functions.
+
+Law: whether the source's log was cut below what was copied, and where, is the leader epochs' to say (asked_epochs, cut_at).  Its end
+tells it only until the log has grown past what was copied, and never where.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -92,6 +96,30 @@ def not_before(row: MapRow, source_id: str, start: int) -> MapRow:
     if row.has_copied or row.is_adopted or is_another(row.ids[0], source_id):
         return row
     return row._replace(position=max(row.position, start))
+
+
+def asked_epochs(
+    rows: Mapping[TopicPartition, MapRow | None], source_ids: Mapping[TopicPartition, str]
+) -> dict[TopicPartition, tuple[int, int]]:
+    """What to ask the source's leaders of these partitions (source_truncations): the leader epoch of each row, and its position."""
+    return {
+        p: (row.epoch, row.position)
+        for p, row in rows.items()
+        if row is not None and not is_another(row.ids[0], source_ids[p])
+    }
+
+
+def cut_at(row: MapRow, told: int | None, start: int, end: int, adopted: int) -> int | None:
+    """The offset from which on the source's log [start, end) is not the one that was copied; None if nothing says so.
+
+    `told` is where its leader says that the row's epoch ends, if that is before its position (asked_epochs), `adopted` until where
+    another mirror had copied it.
+    """
+    if told is None and row.position <= end:
+        return None
+    cut = end if told is None else min(told, end)
+    # No record that follows was copied.
+    return min(cut, max(start, row.runs[-1].source_until, adopted)) if row.has_copied else cut
 
 
 class Resumption(NamedTuple):

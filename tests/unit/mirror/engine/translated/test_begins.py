@@ -1,4 +1,4 @@
-"""A plan foresees where a mirror with translated offsets begins a log: from the same facts, both ask for the same offset, or for none."""
+"""A plan foresees where a mirror with translated offsets begins a log, and what stops it: from the same facts, both say the same."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import EARLIEST
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.engine.translated import copied_before, place
+from tolerant_client.mirror.engine.translated import copied_before, foresight, place
 from tolerant_client.mirror.engine.translated.copied_before import find_copied
+from tolerant_client.mirror.engine.translated.foresight import Foreseen, foresee
 from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair, resumption
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
@@ -68,8 +69,10 @@ async def led(cluster: Any, wanted: Mapping[TopicPartition, int], **_: Any) -> L
     return LedOffsets(await cluster.list_offsets(wanted), {})
 
 
-def of_mirror(source: Any, target: Any, row: MapRow | None, ids: TopicIds, control: LinkControl) -> int | None:
-    """Where the mirror begins, once policy has accepted every loss; None where it goes on, TolerantClientError where it stops."""
+def of_mirror(
+    source: Any, target: Any, row: MapRow | None, ids: TopicIds, control: LinkControl
+) -> tuple[int | None, str | None]:
+    """Where the mirror begins, once policy has accepted every loss, None where it goes on; and what it says first."""
 
     async def until(_: TopicPartition, end: int) -> int:
         return control.adopted_of(P, end)
@@ -82,27 +85,34 @@ def of_mirror(source: Any, target: Any, row: MapRow | None, ids: TopicIds, contr
     )
     link: Any = SimpleNamespace(source=source, target=target, name="dr", control=SimpleNamespace(value=control))
     found = Place(link, reads, SimpleNamespace(until=until), P)  # type: ignore[arg-type]
+    said: list[str] = []
     for _ in range(4):
         try:
             asyncio.run(found.read(7))
             break
-        except TolerantClientError:
+        except TolerantClientError as error:
+            said.append(str(error))
             if found.loss is None:
-                raise
+                break  # the target's log lost what was copied
             found._accepted.add(found.loss)
             found.loss = None
     else:
         raise AssertionError("there is no end of losses")
     asked = place.require_not_there
     assert isinstance(asked, AsyncMock)
-    return asked.await_args.args[5] if asked.await_args is not None else None
+    return asked.await_args.args[5] if asked.await_args is not None else None, said[0] if said else None
 
 
-def of_plan(source: Any, target: Any, control: LinkControl) -> int | None:
-    asyncio.run(find_copied(source, target, "dr", control, [P]))
+def of_plan(source: Any, target: Any, control: LinkControl) -> tuple[int | None, str | None]:
+    async def plan() -> Foreseen:
+        found = await foresee(source, target, "dr", control, [P], [P])
+        await find_copied(source, target, "dr", found)
+        return found[P]
+
+    error = asyncio.run(plan()).error
     asked = copied_before.require_not_there
     assert isinstance(asked, AsyncMock)
-    return asked.await_args.args[5] if asked.await_args is not None else None
+    return asked.await_args.args[5] if asked.await_args is not None else None, None if error is None else str(error)
 
 
 @pytest.mark.parametrize("told", [None, 30, 95])  # where the source's leaders say that the copied epoch ends
@@ -137,17 +147,14 @@ def test_a_plan_begins_every_log_where_the_mirror_begins_it(
     with pytest.MonkeyPatch.context() as patch:
         for module in (place, copied_before):
             patch.setattr(module, "require_not_there", AsyncMock())
+        for module in (place, foresight):
             patch.setattr(module, "source_truncations", cuts)
         patch.setattr(place, "read_headers", AsyncMock(return_value={}))
         patch.setattr(place, "first_other", AsyncMock(return_value=None))
         patch.setattr(Place, "_has_more", AsyncMock(return_value=False))
-        patch.setattr(copied_before, "last_rows", AsyncMock(return_value={} if row is None else {P: row}))
-        patch.setattr(copied_before, "list_led_offsets", led)
-        patch.setattr(copied_before, "read_ids", AsyncMock(return_value={P.topic: ids}))
+        patch.setattr(foresight, "last_rows", AsyncMock(return_value={} if row is None else {P: row}))
+        patch.setattr(foresight, "list_led_offsets", led)
+        patch.setattr(foresight, "read_ids", AsyncMock(return_value={P.topic: ids}))
         for name in ("other_copies", "origins"):
             patch.setattr(copied_before, name, AsyncMock(return_value={}))
-        try:
-            mirrors = of_mirror(source, target, row, ids, control)
-        except TolerantClientError:
-            return  # the target's log lost what was copied: a plan says that without asking who else has copied there
-        assert of_plan(source, target, control) == mirrors
+        assert of_plan(source, target, control) == of_mirror(source, target, row, ids, control)

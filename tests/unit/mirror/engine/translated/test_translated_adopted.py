@@ -19,12 +19,12 @@ from tolerant_client.errors import DataLossError, TargetDivergedError
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.translated import adopted as module
+from tolerant_client.mirror.engine.translated import foresight
 from tolerant_client.mirror.engine.translated import place as place_module
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.copied_before import OtherCopy
 from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_losses, taken_over
-from tolerant_client.mirror.life import comparison
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run, extend
 from tolerant_client.mirror.state.plan import TopicSpec
@@ -731,11 +731,12 @@ def test_what_stops_a_mirror_is_foreseen_and_nothing_else(
         ends = {"source": world.source_end, "target": target_end}
         return LedOffsets({p: world.source_start if at == EARLIEST else ends[cluster] for p, at in wanted.items()}, {})
 
-    monkeypatch.setattr(comparison, "last_rows", last_rows)
-    monkeypatch.setattr(comparison, "read_ids", ids)
-    monkeypatch.setattr(comparison, "list_led_offsets", led)
+    monkeypatch.setattr(foresight, "last_rows", last_rows)
+    monkeypatch.setattr(foresight, "read_ids", ids)
+    monkeypatch.setattr(foresight, "list_led_offsets", led)
+    monkeypatch.setattr(foresight, "source_truncations", none)
     both: list[Any] = ["source", "target"]
-    foreseen = asyncio.run(comparison.contradicted(*both, "dr", control, PLACES))
+    foreseen = asyncio.run(foresight.contradicted(*both, "dr", control, PLACES))
     if lost is None:
         assert not foreseen
         world.goes_on_at()

@@ -1,0 +1,147 @@
+"""What a mirror, plan, status and --once make of a source whose log an unclean election has cut (M7, incident 4)."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from support.mirror_link import (
+    T0,
+    append_batches,
+    append_records,
+    both,
+    create_replicated,
+    ends,
+    losses,
+    mirror,
+    values,
+)
+from support.raising_copier import LinkCopier
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import DataLossError, SourceTruncatedError, text_of
+from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
+from tolerant_client.mirror.engine.identical.offsets import identical_offsets
+from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.life.plan_report import LinkPlan, plan_everything
+from tolerant_client.mirror.life.status import LinkStatus, read_status
+from tolerant_client.mirror.logs.reading import source_truncations
+from tolerant_client.records.record_batch import Record, encode_batch
+from tolerant_client.testing import KafkaCluster
+
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+
+CONTINUE = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
+SHORTER, LONGER = "cut-shorter", "cut-longer"  # than what was copied; both with translated offsets
+KEPT = "cut-kept"  # shorter, with identical offsets
+
+
+@contextmanager
+def three_nodes() -> Iterator[KafkaCluster]:
+    # One election by unclean replicas at once, not after five minutes.
+    settings = {"unclean.leader.election.enable": "true", "unclean.leader.election.interval.ms": "1000"}
+    with KafkaCluster(nodes=3, broker_config=settings, heap="256m") as cluster:
+        yield cluster
+    gc.collect()  # the sockets of refused connections, while their warnings are still ignored
+
+
+def shrink(cluster: KafkaCluster, *topics: str) -> None:
+    """Leaves node 1 as the only in-sync replica, with 100 records more than node 2 has."""
+    servers = cluster.bootstrap_servers
+    for topic in topics:
+        create_replicated(
+            servers, topic, [1, 2], {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+        )
+        append_records(servers, topic, 100)
+    cluster.kill(2)
+    for topic in topics:
+        append_records(servers, topic, 100, first=100)  # waits until the in-sync replicas are one
+
+
+def cut(cluster: KafkaCluster, records_after: Mapping[str, int]) -> str:
+    """Node 1 dies, and node 2 leads these topics (an unclean election), and gets other records; the address of a node that lives."""
+    third = f"127.0.0.1:{cluster.servers_of('PLAINTEXT').split(',')[2].rpartition(':')[2]}"
+    cluster.kill(1)
+    cluster.restart(2, wait=False)
+    with Cluster({"bootstrap_servers": third}, name="source", patience_ms=60_000) as source:
+
+        async def led_by_the_other() -> None:
+            await source.track(records_after)
+            while {source.manager.cluster.leader_for_partition(TopicPartition(t, 0)) for t in records_after} != {2}:
+                await source.refresh()
+                await source.net.sleep(0.5)
+
+        source.run(led_by_the_other)
+    append_others(third, records_after)
+    return third
+
+
+def append_others(servers: str, records: Mapping[str, int]) -> None:
+    for topic, count in records.items():
+        other = encode_batch([Record(0, T0, None, b"other %d" % n) for n in range(count)])
+        append_batches(servers, [(TopicPartition(topic, 0), other)])
+
+
+@pytest.mark.parametrize("records_after", [50, 150])
+def test_what_an_unclean_election_took_back_is_found_and_written_down(target: str, records_after: int) -> None:
+    topic = f"trouble-cut-{records_after}"
+    with three_nodes() as cluster:
+        servers, partition = cluster.bootstrap_servers, TopicPartition(topic, 0)
+        shrink(cluster, topic)
+        with both(servers, target) as (origin, copy):
+
+            async def run() -> dict[TopicPartition, int]:
+                link = await prepare_link(origin, copy, topic, topic)
+                copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link=topic)
+                await copier.copy({partition: 200}, lease_ms=600_000)
+                epoch = copier.strategy.partitions[partition].leader_epoch
+                cut(cluster, {topic: records_after})  # blocks this loop: the mirror sleeps meanwhile
+                truncated = await source_truncations(origin, {partition: (epoch, 200)})
+                with pytest.raises(SourceTruncatedError, match="other records from offset 100 on"):
+                    await copier.copy({partition: 250}, hold_ms=30_000, lease_ms=60_000)
+                return truncated
+
+            assert origin.run(run) == {partition: 100}
+        assert ends(target, topic) == [200]
+        (progress,) = mirror(servers, target, topic, topic, policy=CONTINUE).values()
+        assert losses(target, topic) == [(0, 100, 200, "truncation")]
+        assert progress.acked == max(200, 100 + records_after)
+        assert values(target, topic, 250).get(249) == (b"other 149" if records_after == 150 else None)
+        assert mirror(servers, target, topic, topic)[partition].losses == 0
+
+
+@pytest.fixture(scope="module")
+def cut_source(target: str) -> Iterator[str]:
+    """A source that was cut at offset 100, after all links had copied 200 records."""
+    with three_nodes() as cluster:
+        shrink(cluster, SHORTER, LONGER, KEPT)
+        for topic in SHORTER, LONGER:
+            mirror(cluster.bootstrap_servers, target, topic, topic, is_translated=True)
+        mirror(cluster.bootstrap_servers, target, KEPT, KEPT)
+        yield cut(cluster, {SHORTER: 50, LONGER: 150, KEPT: 50})
+
+
+def foreseen(source: str, target: str, link: str, **policy: Any) -> tuple[LinkPlan, LinkStatus]:
+    with both(source, target) as (origin, copy):
+        planned = origin.run(partial(plan_everything, **policy), origin, copy, link, link)
+        return planned, origin.run(read_status, origin, copy, link)
+
+
+@pytest.mark.parametrize("topic", [SHORTER, LONGER])
+def test_plan_and_status_name_the_cut_that_ends_the_mirror(cut_source: str, target: str, topic: str) -> None:
+    """Also once the log has grown past what was copied, and the offset from which on records were lost, not the log's end."""
+    with pytest.raises(
+        DataLossError, match=f"{topic}-0 was cut at offset 100, but it was copied up to 200: "
+    ) as caught:
+        mirror(cut_source, target, topic, topic, is_translated=True)
+    text = text_of(caught.value)
+    planned, status = foreseen(cut_source, target, topic)
+    assert (planned.refusals, planned.exit_code) == ((text,), 3)
+    assert text in status.findings and status.exit_code == 3
+    continued, _ = foreseen(cut_source, target, topic, policy=CONTINUE)
+    assert f"will be in the ledger as lost: {text}" in continued.warnings and not continued.refusals

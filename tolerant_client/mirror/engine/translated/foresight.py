@@ -1,0 +1,113 @@
+"""Foresees where the mirror of a link with translated offsets resumes, and what stops it there: for status, plan, promote and failover.
+
+Laws:
+- The mirror (place.py) decides by the same functions (target_checks.py), and asks the source's leaders the same question.
+- One request of each kind for each broker, not for each partition; no records are read.  Records may show the mirror that the log is
+  another one from an earlier offset on than leader epochs say, or where no epoch says so (a restored source).
+- Links with identical offsets have no row that says of which leader epoch their copy is: for them the records are compared, by whoever
+  asks (identical/evidence.py); only a mirror at work knows the epoch, and asks for its end as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.offsets import list_led_offsets
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.errors import TolerantClientError
+from tolerant_client.mirror.engine.translated.target_checks import (
+    Resumption,
+    asked_epochs,
+    check_target,
+    cut_at,
+    resumption,
+    taken_over,
+)
+from tolerant_client.mirror.logs.reading import source_truncations
+from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.map_topic import last_rows
+from tolerant_client.mirror.state.offset_map import MapRow
+from tolerant_client.mirror.state.topics import read_ids
+
+
+class Foreseen(NamedTuple):
+    """What was read of a partition: its topic ids, and where its mirror resumes, or why it does not for what the target has lost.
+
+    `is_comparable`: the target's log has records, and both logs' leaders have responded.
+    """
+
+    ids: tuple[str, str]
+    found: Resumption | TolerantClientError
+    is_comparable: bool
+
+    @property
+    def error(self) -> TolerantClientError | None:
+        """What stops the mirror first."""
+        if isinstance(self.found, TolerantClientError):
+            return self.found
+        return next((error for _, error in self.found.losses), None)
+
+    @property
+    def begin(self) -> int | None:
+        """The offset from which on the mirror copies into a log that has records, and none of ours of the source's present log."""
+        if not self.is_comparable or isinstance(self.found, TolerantClientError) or self.found.has_copied:
+            return None
+        return self.found.position
+
+
+async def foresee(
+    source: Cluster | None,
+    target: Cluster,
+    link: str,
+    control: LinkControl,
+    partitions: Collection[TopicPartition],
+    fresh: Collection[TopicPartition] = (),
+) -> dict[TopicPartition, Foreseen]:
+    """What is foreseen of those of these partitions that the link has begun, and of `fresh` ones.  Raises KafkaError.
+
+    Without a source, or where its leader does not respond, the target alone is checked.
+    """
+    # Before the rows: of a mirror at work, what they say is never behind a log start that was read earlier.
+    starts = {} if source is None else (await list_led_offsets(source, dict.fromkeys(partitions, EARLIEST))).offsets
+    rows = await last_rows(target, link, partitions)
+    wanted = [p for p in partitions if p in rows or p in control.adopted or p in fresh]
+    ids = await read_ids(source, target, {p.topic for p in wanted})
+    wanted = [p for p in wanted if p.topic in ids]
+    target_ends = (await list_led_offsets(target, dict.fromkeys(wanted, LATEST))).offsets
+    source_ends = {} if source is None else (await list_led_offsets(source, dict.fromkeys(wanted, LATEST))).offsets
+    foreseen: dict[TopicPartition, Foreseen] = {}
+    taken: dict[TopicPartition, MapRow | None] = {}
+    ends = {p: target_ends.get(p, max(1, rows[p].target_until if p in rows else 0)) for p in wanted}
+    for p, target_end in ends.items():
+        try:
+            if p in rows:
+                check_target(rows[p], link, p, ids[p.topic], target_end)
+        except TolerantClientError as error:
+            foreseen[p] = Foreseen(ids[p.topic], error, False)
+        else:
+            taken[p] = taken_over(rows.get(p), p, ids[p.topic], target_end, control.adopted_of(p, target_end))
+    asked = asked_epochs(taken, {p: ids[p.topic].source for p in taken})
+    told = {} if source is None else await source_truncations(source, {p: asked[p] for p in asked if p in source_ends})
+    for p, row in taken.items():
+        least = control.start_of(p, ids[p.topic].source, source_ends.get(p)) or 0
+        start, end = starts.get(p, 0), source_ends.get(p, max(row.position if row is not None else 0, least))
+        adopted = control.adopted_of(p, ends[p])
+        cut = cut_at(row, told.get(p), start, end, adopted) if row is not None and p in asked else None
+        found = resumption(rows.get(p), row, ids[p.topic], start, end, least, cut)
+        is_comparable = target_ends.get(p, 0) > 0 and p in starts and p in source_ends
+        foreseen[p] = Foreseen(ids[p.topic], found, is_comparable)
+    return foreseen
+
+
+async def contradicted(
+    source: Cluster | None, target: Cluster, link: str, control: LinkControl, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, TolerantClientError]:
+    """What stops partitions that the link has begun: their map is no longer true, or the source has lost records.
+
+    A topic was created again, a log is shorter than the copy, an election cut the source's, or retention took what was not copied.
+    """
+    foreseen = await foresee(source, target, link, control, partitions)
+    return {p: error for p, one in foreseen.items() if (error := one.error) is not None}
