@@ -73,6 +73,10 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def test_a_broker_maps_the_classes_of_an_earlier_one(cluster: KafkaCluster) -> None:
+    assert ".jsa" in Path(f"/proc/{cluster.pid(1)}/maps").read_text()
+
+
 def test_records_outlive_a_stop_and_a_kill(cluster: KafkaCluster) -> None:
     create_topic(cluster, "restarts")
     produce(cluster, "restarts", b"1")

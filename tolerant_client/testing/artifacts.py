@@ -132,7 +132,7 @@ def resolved_jars(
     """
     if not place.is_dir():
         java = java_executable()
-        with _locked(place):
+        with locked(place):
             # Another process may have resolved them while this one waited for the lock.
             if not place.is_dir():
                 _resolve_into(place, wanted, what, is_transitive, java)
@@ -194,7 +194,8 @@ def _sum_of(jar: Path, changed_ns: int) -> str:
 
 
 @contextlib.contextmanager
-def _locked(place: Path) -> Iterator[None]:
+def locked(place: Path) -> Iterator[None]:
+    """Keep other processes from making `place`; raises ClusterStartError if its folder cannot be written to."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         lock = open(place.parent / f"{place.name}.lock", "w")

@@ -24,7 +24,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tolerant_client.testing.artifacts import ClusterStartError, jars, java_executable
+from tolerant_client.testing.class_archive import class_archive
 from tolerant_client.testing.node import HOST, Node, free_ports, is_free, javaproperties, log_tail
+from tolerant_client.testing.server_properties import GENERATED, server_properties
 
 _OLDEST = (3, 3)
 _STOP_TIMEOUT_S = 30.0
@@ -32,19 +34,6 @@ _STOP_TIMEOUT_S = 30.0
 _SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _formats: dict[str, dict[str, bytes]] = {}  # version -> the files that its tool wrote: file name -> content
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-_OURS = frozenset(
-    {
-        "process.roles",
-        "node.id",
-        "controller.quorum.voters",
-        "controller.listener.names",
-        "listeners",
-        "advertised.listeners",
-        "inter.broker.listener.name",
-        "listener.security.protocol.map",
-        "log.dirs",
-    }
-)
 
 # PR_SET_PDEATHSIG would end the brokers when the *thread* that started them ends, and needs code between fork
 # and exec.  Instead a shell reads a pipe, and ends the brokers when the last process with the pipe's other end is
@@ -60,7 +49,8 @@ class KafkaCluster:
     """Brokers of one Kafka version on 127.0.0.1, as a context manager.
 
     `nodes` is 1 or 3 (each is broker and controller, ids from 1).  `broker_config` overrides the settings for
-    tests.  `heap` is the JVM's heap size per broker; `java_options` () leaves Java's defaults, for benchmarks.
+    tests.  `heap` is the JVM's heap size per broker.  `java_options` None starts fast, with a class archive that the first
+    start makes beside the cached jars; () leaves Java's defaults, for benchmarks.
     `work_dir` is kept, and the next cluster may use it again; without it a temporary folder is used and removed.
     `ports` are the PLAINTEXT ports, one per node; free ports by default.
     `listeners` are additional client listeners, name -> security protocol (names in capitals: {"TLS": "SSL"});
@@ -79,14 +69,14 @@ class KafkaCluster:
         *,
         ports: Sequence[int] = (),
         listeners: Mapping[str, str] | None = None,
-        java_options: Sequence[str] = _SHORT_LIVED,
+        java_options: Sequence[str] | None = None,
         start_timeout: float = 90.0,
     ) -> None:
         if nodes not in (1, 3):
             raise ValueError(f"nodes is {nodes}: a cluster for tests has 1 or 3 nodes")
         if ports and len(ports) != nodes:
             raise ValueError(f"ports has {len(ports)} ports for {nodes} nodes: give one per node, or none")
-        reserved = sorted(_OURS & set(broker_config or ()))
+        reserved = sorted(GENERATED & set(broker_config or ()))
         if reserved:
             raise ValueError(f"broker_config sets {', '.join(reserved)}, which KafkaCluster sets itself: remove it")
         self._protocols = {"PLAINTEXT": "PLAINTEXT", "PROXIED": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
@@ -100,7 +90,9 @@ class KafkaCluster:
         self.version = version
         self.nodes = nodes
         self._broker_config = {key: str(value) for key, value in (broker_config or {}).items()}
-        self._java_flags = [f"-Xmx{heap}", *java_options]
+        self._heap = heap
+        self._java_options = java_options
+        self._java_flags: list[str] = []
         self._given_ports = tuple(ports)
         self._given_work_dir = work_dir
         self._start_timeout = start_timeout
@@ -172,8 +164,10 @@ class KafkaCluster:
                         f"Port {port} is in use on {HOST}: stop the process that listens there or choose another port"
                     )
             java = java_executable()
-            classpath = os.pathsep.join(str(jar) for jar in jars(self.version))
-            self._command = [java, "-cp", classpath]
+            found = jars(self.version)
+            self._command = [java, "-cp", os.pathsep.join(map(str, found))]
+            options = self._fast_start(found[0].parent) if self._java_options is None else self._java_options
+            self._java_flags = [f"-Xmx{self._heap}", *options]
             ours = self._given_work_dir is None
             self._work_dir = Path(tempfile.mkdtemp(prefix="tolerant-kafka-")) if ours else self._given_work_dir
             assert self._work_dir is not None
@@ -310,6 +304,14 @@ class KafkaCluster:
                 "use 3.3.0 or newer"
             )
 
+    def _fast_start(self, folder: Path) -> list[str]:
+        def run(option: str) -> None:
+            with KafkaCluster(self.version, java_options=(*_SHORT_LIVED, option)) as cluster:
+                cluster.stop(1)
+
+        archive = class_archive(folder, self._command[0], run)
+        return [*_SHORT_LIVED, *([] if archive is None else [f"-XX:SharedArchiveFile={archive}"])]
+
     def _make_nodes(self, work_dir: Path) -> dict[int, Node]:
         more = [name for name in self._protocols if name not in ("PLAINTEXT", "PROXIED", "CONTROLLER")]
         each = 3 + len(more) + (0 if self._given_ports else 1)
@@ -328,49 +330,6 @@ class KafkaCluster:
             for node_id in self.node_ids
         }
 
-    def _properties(self, node: Node) -> dict[str, str]:
-        clients = {"PLAINTEXT": node.port, "PROXIED": node.proxied_port, **node.more_ports}
-        advertised = {**clients, "PROXIED": node.advertised_port}
-        replication = str(min(self.nodes, 3))
-        min_isr = str(min(self.nodes, 2))
-        return {
-            "default.replication.factor": replication,
-            "auto.create.topics.enable": "false",
-            "offsets.topic.replication.factor": replication,
-            "offsets.topic.num.partitions": "4",
-            "transaction.state.log.replication.factor": replication,
-            "transaction.state.log.min.isr": min_isr,
-            "transaction.state.log.num.partitions": "4",
-            "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
-            "share.coordinator.state.topic.replication.factor": replication,
-            "share.coordinator.state.topic.min.isr": min_isr,
-            "share.coordinator.state.topic.num.partitions": "4",
-            "group.initial.rebalance.delay.ms": "0",
-            "group.min.session.timeout.ms": "1000",
-            # A killed broker cannot come back before its session ends; Kafka's default is 9 s.
-            "broker.session.timeout.ms": "4000",
-            "broker.heartbeat.interval.ms": "500",
-            "num.io.threads": "4",
-            # Records with timestamps of years ago stay, unless the topic sets a retention.
-            "log.retention.ms": "-1",
-            "log.retention.check.interval.ms": "5000",
-            "log.initial.task.delay.ms": "1000",
-            # The default would take a quarter of a small heap.
-            "log.cleaner.dedupe.buffer.size": str(8 << 20),
-            **self._broker_config,
-            "listener.security.protocol.map": ",".join(f"{name}:{how}" for name, how in self._protocols.items()),
-            "process.roles": "broker,controller",
-            "node.id": str(node.node_id),
-            "controller.quorum.voters": ",".join(
-                f"{other.node_id}@{HOST}:{other.controller_port}" for other in self._nodes.values()
-            ),
-            "controller.listener.names": "CONTROLLER",
-            "inter.broker.listener.name": "PLAINTEXT",
-            "listeners": _addresses({**clients, "CONTROLLER": node.controller_port}),
-            "advertised.listeners": _addresses(advertised),
-            "log.dirs": str(node.data_dir),
-        }
-
     def _format(self) -> None:
         """Write the configurations and format the new folders.
 
@@ -379,7 +338,7 @@ class KafkaCluster:
         """
         cluster_id = _new_id()
         for node in self._nodes.values():
-            node.write_properties(self._properties(node))
+            node.write_properties(server_properties(node, self._nodes, self._protocols, self._broker_config))
             if not node.is_formatted:
                 if self.version not in _formats:
                     _formats[self.version] = self._format_by_tool(node, cluster_id)
@@ -430,8 +389,3 @@ class KafkaCluster:
 def _new_id() -> str:
     """A random Kafka Uuid as text, without dashes: Kafka's tool would read a leading one as an option."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
-
-
-def _addresses(ports: Mapping[str, int]) -> str:
-    """Listeners in the format of server.properties."""
-    return ",".join(f"{name}://{HOST}:{port}" for name, port in ports.items())
