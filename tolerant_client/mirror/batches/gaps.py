@@ -19,6 +19,7 @@ No I/O and no clock here.
 from __future__ import annotations
 
 import enum
+import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -126,6 +127,19 @@ def is_filler(record: Record) -> bool:
     return name == FILLER and not others and record.value is None and record.key in (None, _KEY)
 
 
+def is_filler_batch(header: BatchHeader, batch: memoryview) -> bool:
+    """True for a batch of filler_batches, with its default codec, and for no batch of a source but one: its first record tells."""
+    if header.base_timestamp != header.max_timestamp or header.codec not in (codecs.NONE, codecs.GZIP):
+        return False
+    first = bytes(batch[HEADER_SIZE : HEADER_SIZE + _LONGEST_FIRST])
+    if header.codec:
+        try:
+            first = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(batch[HEADER_SIZE:], _LONGEST_FIRST)
+        except zlib.error:  # a source's batch, which is copied as it is
+            return False
+    return first.startswith(_FIRST_RECORDS)
+
+
 def marker_producer(offset: int) -> tuple[int, int]:
     """Producer id and epoch of the filler marker for an offset."""
     return FIRST_MARKER_PRODUCER_ID + (offset >> _EPOCH_BITS), offset & _EPOCH_MASK
@@ -139,6 +153,10 @@ def is_filler_marker(header: BatchHeader) -> bool:
 def _one_record(delta: int, is_compacted: bool) -> bytes:
     record = Record(delta, 0, _KEY if is_compacted else None, None, ((FILLER, None),))
     return encode_batch([record], offsets=[delta], last_offset_delta=delta)[HEADER_SIZE:]
+
+
+_FIRST_RECORDS: Final = (_one_record(0, is_compacted=False), _one_record(0, is_compacted=True))
+_LONGEST_FIRST: Final = max(map(len, _FIRST_RECORDS))
 
 
 def _records_in(room: int, is_compacted: bool) -> int:

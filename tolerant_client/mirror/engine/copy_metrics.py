@@ -24,6 +24,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.connections import FETCH, PRODUCE
 from tolerant_client.cluster.fetch import FetchResult
 from tolerant_client.cluster.produce import ProduceResult
+from tolerant_client.mirror.batches.gaps import is_filler_batch
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 from tolerant_client.records.record_batch import read_header
 from tolerant_client.tracker.events import RecoveryCounters
@@ -138,7 +139,8 @@ class MeasuredCluster(Cluster):
         future.add_callback(self._throttled, PRODUCE)
         if transactional_id is None or self._has_transactional_copies:
             now_ms = int(self._wall_clock() * 1000)
-            sent = [_sent(p, batch, now_ms) for p, batch in batches.items() if not p.topic.startswith(OWN_TOPICS)]
+            own = (_sent(p, batch, now_ms) for p, batch in batches.items() if not p.topic.startswith(OWN_TOPICS))
+            sent = [each for each in own if each is not None]
             future.add_callback(self._acknowledged, sent, transactional_id)
         return future
 
@@ -202,6 +204,9 @@ def spans_together(found: Iterable[Mapping[str, Span]]) -> dict[str, Span]:
     return total
 
 
-def _sent(partition: TopicPartition, batch: memoryview, now_ms: int) -> _Sent:
+def _sent(partition: TopicPartition, batch: memoryview, now_ms: int) -> _Sent | None:
+    """None for filler: it is no record of the source."""
     header = read_header(batch)
+    if is_filler_batch(header, batch):
+        return None
     return _Sent(partition, header.record_count, header.size, header.max_timestamp, now_ms)

@@ -13,6 +13,7 @@ from tolerant_client.mirror.batches.gaps import (
     filler_batches,
     filler_time,
     is_filler,
+    is_filler_batch,
     is_filler_marker,
     marker_producer,
 )
@@ -24,6 +25,7 @@ from tolerant_client.records.record_batch import (
     decode_records,
     encode_batch,
     iter_batches,
+    read_header,
     records_section,
     restamp,
 )
@@ -46,6 +48,28 @@ def test_filler_is_byte_for_byte_what_the_plain_encoder_writes(count: int, is_co
     records = [Record(n, NOW, key, None, ((FILLER, None),)) for n in range(count)]
     ((header, batch),) = fill(Gap(1000, 1000 + count), is_compacted=is_compacted)
     assert records_section(header, batch) == encode_batch(records)[HEADER_SIZE:]
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 100, 12_000])
+def test_a_batch_of_filler_is_told_from_every_other(count: int, is_compacted: bool) -> None:
+    ((header, batch),) = fill(Gap(1000, 1000 + count), is_compacted=is_compacted)
+    assert is_filler_batch(header, batch)
+    named = ((FILLER, None),)
+    for codec in (codecs.NONE, codecs.GZIP):
+        for record in (
+            Record(0, NOW, b"k", b"v", ()),
+            Record(0, NOW, None, b"v", named),
+            Record(0, NOW, b"k", None, named),
+        ):
+            other = encode_batch([record] * count, offsets=range(count), codec=codec)
+            assert not is_filler_batch(read_header(other), memoryview(other))
+
+
+def test_a_batch_that_cannot_be_unpacked_is_no_filler() -> None:
+    other = bytearray(encode_batch([Record(0, NOW, None, b"v" * 100, ())], codec=codecs.GZIP))
+    other[HEADER_SIZE : HEADER_SIZE + 4] = b"\0" * 4
+    assert not is_filler_batch(read_header(other), memoryview(other))
 
 
 @pytest.mark.parametrize("codec", range(5))

@@ -13,6 +13,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchResult
 from tolerant_client.cluster.produce import ProducedPartition, ProduceResult
+from tolerant_client.mirror.batches.gaps import Gap, filler_batches
 from tolerant_client.mirror.engine.copy_metrics import LATENCY_BOUNDS_MS, Copied, MeasuredCluster, Span
 from tolerant_client.records.record_batch import Record, encode_batch
 
@@ -109,6 +110,15 @@ def test_clock_of_a_producer_that_is_ahead_gives_no_negative_age(broker: Broker)
     broker.produce(T0 + 60_000)
     broker.answer()
     assert broker.cluster.take().copied[ORDERS].age == Span(1, 0, 0, 0, 0)
+
+
+def test_filler_records_are_none_of_the_source(broker: Broker) -> None:
+    ((_, batch),) = filler_batches(Gap(0, 30), is_compacted=False, max_batch_bytes=1000, timestamp_ms=T0)
+    broker.cluster.produce(1, {ORDERS: batch})
+    broker.produce(T0)
+    broker.answer()
+    broker.answer()
+    assert broker.cluster.take().copied[ORDERS].records == 1
 
 
 @pytest.mark.parametrize("has_copies", [False, True])
