@@ -25,8 +25,9 @@ G. One request in flight and one writer for each partition: only their order is 
    up to which all is replicated (admin/offsets.py): the leader may have more of our markers than clients see.
 H. The log end shows what became of a gap; error codes are merged by producer id (KafkaApis.scala,
    handleWriteTxnMarkersRequest), so they say nothing of a single marker.
-I. Nothing fences markers, so `may_write` is called before each request, and they lie unread behind no throttle
-   (write_abort_markers); fence.py says what may still come late.
+I. Nothing fences markers, so `may_write` is called before each request, and none lies unread at a broker: they have a connection
+   that is never throttled (write_abort_markers), with one request in flight for each node, since a broker reads the next one
+   only once the last is replicated.  fence.py says what may still come late.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError, PartitionRefusedError, ProducerFencedError
 from tolerant_client.mirror.batches.gaps import Gap, GapFill, marker_producer
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
-from tolerant_client.mirror.engine.partition_locks import PartitionLocks
+from tolerant_client.mirror.engine.locks import Locks
 
 # Offsets.  An empty transaction leaves no records, but each takes some ms; longer gaps get one transaction with filler
 # records, which only read_uncommitted consumers see.
@@ -87,7 +88,7 @@ class TransactionFiller:
         self._clock = clock
         self._coordinators = Coordinators(target)
         self._producers: dict[TopicPartition, GapProducer] = {}
-        self._locks = PartitionLocks()
+        self._locks = Locks[TopicPartition]()
 
     async def fill(
         self,
@@ -197,7 +198,8 @@ class MarkerFiller:
         self._may_write = may_write
         self._clock = clock
         self._unanswered: dict[TopicPartition, float] = {}  # when a request was sent that got no response
-        self._locks = PartitionLocks()
+        self._locks = Locks[TopicPartition]()
+        self._nodes = Locks[int]()  # law I
 
     async def fill(
         self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int = 0, topic_id: uuid.UUID | None = None
@@ -218,10 +220,14 @@ class MarkerFiller:
             offsets = range(end, min(end + _MARKERS_PER_REQUEST, gap.until_offset))
             producers = [marker_producer(offset) for offset in offsets]
             node = await self._target.leader(partition)
-            await self._may_write(partition)
-            self._unanswered[partition] = self._clock()
-            codes = await write_abort_markers(self._target, node, partition, producers)
-            del self._unanswered[partition]
+            async with self._nodes.held([node]) as has_waited:
+                await self._may_write(partition)
+                if has_waited and (now := await replicated_end(self._target, partition)) != end:
+                    end = now
+                    continue
+                self._unanswered[partition] = self._clock()
+                codes = await write_abort_markers(self._target, node, partition, producers)
+                del self._unanswered[partition]
             self._raise_for(codes - {Errors.InvalidProducerEpochError.errno}, partition)
             # Markers that are there already are refused; then at least one must be new.
             goal = offsets.start + 1 if codes else offsets.stop

@@ -296,6 +296,22 @@ def test_markers_carry_the_offsets_of_the_gap() -> None:
     assert [(m.producer_id, m.producer_epoch) for m in markers] == [marker_producer(n) for n in range(32_766, 40_000)]
 
 
+def test_no_request_lies_unread_behind_the_markers_of_another_partition() -> None:
+    target = FakeTarget()
+    target.responses["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
+    filler = marking(target)
+    filler._nodes._taken[1] = busy = Future()
+    filling = filler.fill(P, Gap(0, 3))
+    assert filling.send(None) is not None and not target.sent and not target.looks, "it waits"
+    del filler._nodes._taken[1]
+    target.log_end = 1  # as the log of one that took over meanwhile
+    busy.success(None)
+    with pytest.raises(StopIteration) as done:
+        filling.send(None)
+    assert done.value.value == 3
+    assert [len(request.markers) for request in target.sent] == [2]
+
+
 def test_markers_that_are_there_already_are_passed_over() -> None:
     target = FakeTarget()
 
