@@ -875,6 +875,50 @@ def test_nobody_is_told_to_delete_what_applications_write_after_a_failover_whose
     assert "delete the target topic, with what only it has" in told and "the topic is its applications'" in told
 
 
+def test_a_copy_that_retention_has_removed_is_unknown_once_the_control_was_deleted(source: str, target: str) -> None:
+    topic = "life-over-removed"
+    create_topic(source, topic)
+    append_records(source, topic, 20)
+    mirror(source, target, topic, topic)
+    assert fail_over(target, topic).is_done
+    append_records(source, topic, 2, first=20)
+    append_records(target, topic, 3, first=1_000)
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_records, cluster, TopicPartition(topic, 0), 21)
+        cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
+    again = fail_over(target, topic, topics=LinkTopics.of(topic))
+    assert again.exit_code == 3
+    (damaged,) = again.damaged
+    assert f"how far link {topic} had copied {topic}-0 is unknown: its log on the target begins at offset 21" in damaged
+    repeated = run(source, target, promote, topic)
+    (unknown,) = repeated.unknown_left
+    assert f"what {topic}-0 left behind on the source is unknown" in unknown and not repeated.left_behind
+    status = run(source, target, read_status, topic)
+    told = [*status.findings, *(reason.text for reason in status.reasons), *status.notes]
+    assert any("is unknown: no copy is on the target" in text for text in told), told
+    assert not any("were not copied" in text for text in told), told
+
+
+def test_a_promotion_of_a_translated_link_that_was_promoted_says_so_though_its_control_was_deleted(
+    source: str, target: str
+) -> None:
+    topic = "life-over-translated"
+    create_topic(source, topic)
+    append_records(source, topic, 20)
+    mirror(source, target, topic, topic, is_translated=True)
+    assert fail_over(target, topic).is_done
+    append_records(source, topic, 1, first=20)
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
+    for is_dry_run in (True, False):
+        with pytest.raises(
+            LinkPromotedError, match=f"{topic} was promoted, as .* tolerant-kafka failover .* writes it again"
+        ):
+            run(source, target, promote, topic, LinkTopics.of(topic), deadline_s=5.0, is_dry_run=is_dry_run)
+    assert fail_over(target, topic, topics=LinkTopics.of(topic)).is_done
+    assert "1 committed record of" in run(source, target, promote, topic).left_behind
+
+
 def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(source: str, target: str) -> None:
     topic, link = "life-lost", "lost"
     create_topic(source, topic, 1)

@@ -8,6 +8,8 @@ Laws:
 - Where the link's own part ends with the marker of its fence, it was promoted before, and its control lost that: the copy ends before
   the marker, which stands at an offset where the source may have a record.  However much others wrote after it, it is searched
   for in a log that begins with the link's records: it is never the target's own.
+- A log that does not begin at offset 0 may have begun with the link's records: unless the control says what the link has begun, it
+  is unknown whether it had a copy.
 - Data shows who wrote last, and so do the markers of the link's own gap transactions, however many: the link fills gaps only
   after records that it found to be a copy.  If markers of other transactions hide the last writer, it is reported as unknown.
 - A damaged or unknown partition counts as copied only up to where the link's own part ends.
@@ -90,7 +92,10 @@ def damage_of(link: str, control: LinkControl, partition: TopicPartition, now: T
     # A control without `begun` does not exclude that the hidden writer is the link.
     is_others = log.foreign is not None or log.hidden_by is not None and bool(control.begun)
     if is_others and begun is None and copied is None and not log.own_until:
-        return Damage("", 0)  # the target's own topic, which the link's topics match
+        if control.begun or not log.start:
+            return Damage("", 0)  # the target's own topic, which the link's topics match
+        text = f"how far link {link} had copied {name} is unknown: its log on the target begins at offset {log.start} with what others"
+        return Damage(f"{text} wrote, and the control says nothing of it (any more); it counts as not copied", 0)
     if log.foreign is not None:
         text = f"others have written to {name} on the target from offset {log.own_until} on (producer id {log.foreign})"
         return Damage(f"{text}: nothing shows that this is the source's", log.own_until)

@@ -40,6 +40,7 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 _CREATED_AGAIN = "its topic was created again on the source"
 _ANOTHER = "this source is another cluster than the one that the link copied"
 _UNFINISHED = "its promotion, which had no control to read, is not finished"
+_UNTOLD = "no copy is on the target, and whether there was one is unknown: its failover had no control to read"
 _SHORTER = "the source's log ends before what was copied"
 
 
@@ -140,6 +141,8 @@ async def as_left(
             why[e.partition] = theirs[e.partition.topic]
         elif control.tells_no_start and not control.is_fenced and e.partition not in control.copied_until:
             why[e.partition] = _UNFINISHED  # whose marker ends the log is in the control with the last write
+        elif control.is_of_unknown_source and control.is_identical and not e.position and e.source_end:
+            why[e.partition] = _UNTOLD
     why = {**shorter(known), **why}
     return without_ends(known, why), why
 

@@ -86,7 +86,7 @@ from tolerant_client.mirror.state.link_topics import (
     partitions_of_link,
     require_whole,
 )
-from tolerant_client.mirror.state.map_topic import mapped_topics
+from tolerant_client.mirror.state.map_topic import mapped_topics, require_not_last
 from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
@@ -243,6 +243,8 @@ async def _find_scope(order: _Order, source: Cluster, target: Cluster, link: str
     chosen = await require_whole(source, target, control, link, order.topics, of_file=order.of_file)
     beside = await beside_file(source, target, control, link, order.topics_of_file)
     mapped = await mapped_topics(target, link, control, patience_ms=LEADERS_MS)
+    if control.tells_no_start and not control.is_promotion_begun:
+        require_not_last(target, link, control, mapped.last)
     partitions, lacking = await partitions_of_link(source, target, chosen, link, control, mapped)
     # Topics that the source has deleted are promoted, too; nobody knows how much of them was not copied.
     gone = await only_on_target(source, target, chosen, link, control, mapped)

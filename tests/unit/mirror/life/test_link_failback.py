@@ -217,12 +217,15 @@ def origins(
 
     monkeypatch.setattr(failback, "read_ids", read_ids)
     monkeypatch.setattr(failback, "find_evidence", find_evidence)
-    source: Any = SimpleNamespace(wire_topic=str)
     forward = {} if control is None else {"dr": control}
     found: tuple[set[str], dict[str, str], dict[str, str]] = drive(
-        failback.taken_topics(source, None, shared or (OWN,), forward)  # type: ignore[arg-type]
+        failback.taken_topics(source_of_logs(), None, shared or (OWN,), forward)  # type: ignore[arg-type]
     )
     return found
+
+
+def source_of_logs() -> Any:
+    return SimpleNamespace(wire_topic=str)
 
 
 PLACE_OF_OWN = frozenset((TopicPartition("own", 0),))
@@ -299,6 +302,8 @@ def test_a_topic_of_the_target_that_was_created_again_is_not_the_one_that_was_co
     )
     found, others = taken(monkeypatch, control, Carried())
     assert not found and "created again there after" in others["own"]
+    last = {"dr": control, "zz": LINK}  # which matches the topic, and has nothing to do with it
+    assert drive(failback.taken_topics(source_of_logs(), None, (OWN,), last))[1] == others  # type: ignore[arg-type]
 
 
 def test_of_a_topic_that_was_created_again_on_the_source_the_targets_records_are_the_only_ones(

@@ -311,7 +311,10 @@ def fenced(case: Case, fence: BatchHeader) -> TargetDivergedError:
     return TargetDivergedError(
         f"The target log of {case} has at offset {fence.base_offset} the fence of this very link (a marker of producer id"
         f" {fence.producer_id}, the mirror's own), which its promotion or failover wrote: nothing more is copied into it"
-    ).advising("tolerant-kafka status says what it was, and tolerant-kafka failback copies back after a promotion")
+    ).advising(
+        "tolerant-kafka failback copies back. If tolerant-kafka status says nothing of the promotion (its record is gone), tolerant-kafka"
+        " failover with --target, --link and --topics writes it again"
+    )
 
 
 def _only_gaps(case: Case, first: int, marker: BatchHeader | None, remedy: str, *, is_own: bool) -> TargetDivergedError:
