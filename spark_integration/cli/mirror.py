@@ -18,12 +18,13 @@ from spark_integration.cli.link import end_with, time_ms, unnamed_link
 from spark_integration.cli.mirror_flows import mirror_flows
 from spark_integration.cli.mirror_report import MirrorReport, unsettled_warnings
 from spark_integration.cli.options import GivenTopics, Json, Offsets, OffsetsKind, WhichLink, client_properties
+from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, StoppedError
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.life.lens import MAP_LOST, look, positions_of
-from tolerant_client.mirror.state.health import counted, counted_are
+from tolerant_client.mirror.state.health import counted, counted_are, kept_beyond
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, names_of
@@ -182,14 +183,16 @@ def _copied(settings: MirrorSettings, engine: _Engine, metrics: str | None, *, a
                 is_done = engine.run(settings, prepared, stopping.is_set, watch.tell, claim=claim)
                 late = [p for p, end in goals.items() if watch.reached.get(p, 0) < end]
                 held = still_held(settings, {p: goals[p] for p in late}, stopping.is_set) if is_done else []
+                kept = kept_at_end(settings, prepared, watch.reached, stopping.is_set) if is_done else {}
             except StoppedError:
-                is_done, late, held = False, [], []
+                is_done, late, held, kept = False, [], [], {}
     if settings.once and not is_done:
         _tell_unsettled(claim)
         _tell_interruption(settings, prepared.ends)
         raise typer.Exit(stopping.exit_code)
     report = _report(settings, prepared, watch, late, held, time.monotonic() - started)
-    return replace(report, unsettled=claim.unsettled)
+    stands = report.paused.keys() | report.blocked.keys()
+    return replace(report, kept={p: why for p, why in kept.items() if p not in stands}, unsettled=claim.unsettled)
 
 
 def _tell_start(settings: MirrorSettings, prepared: PreparedLink, url: str) -> None:
@@ -317,6 +320,30 @@ def still_held(
     async def ask(source: Cluster) -> list[Held]:
         stable = await source.list_offsets(dict.fromkeys(goals, LATEST), isolation_level=READ_COMMITTED)
         return await find_held(source, {p: (stable[p], end) for p, end in goals.items()})
+
+    return _of_source(settings, ask, is_stopping)
+
+
+def kept_at_end(
+    settings: MirrorSettings,
+    prepared: PreparedLink,
+    reached: Mapping[TopicPartition, int],
+    is_stopping: Callable[[], bool],
+) -> dict[TopicPartition, str]:
+    """Why partitions that have `reached` an offset after the present end of their source's log are not copied.
+
+    Decided by both ends, and not by what a copier says that it waits for, which may be over.  Raises StoppedError once `is_stopping`.
+    """
+    begun = prepared.target_ends
+    ends = {p: max(reached.get(p, 0), begun.get(p, 0)) for p in prepared.ends} if settings.is_identical else {}
+    # Others may have copied what the source has gained since the start.
+    beyond = {p: end for p, end in ends.items() if end > prepared.ends[p]}
+    if not beyond or not settings.once:
+        return {}
+
+    async def ask(source: Cluster) -> dict[TopicPartition, str]:
+        there = (await list_led_offsets(source, dict.fromkeys(beyond, LATEST))).offsets
+        return {p: kept_beyond(beyond[p]) for p, end in there.items() if end < beyond[p]}
 
     return _of_source(settings, ask, is_stopping)
 

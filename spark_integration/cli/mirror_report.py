@@ -31,7 +31,7 @@ class MirrorReport:
     `offsets` include those of markers and fillers, and of other writers.  With `is_least` more `records` may have been copied.
     Of a copy up to the ends at its start, `waiting` are partitions that could not be copied to them, with the reason, `behind`
     others that did not reach them, `held` what open transactions hold back, and `ended` partitions whose open transactions
-    have ended since.  `unsettled` are partitions that the mirror's processes had not released when it ended.
+    have ended since, `kept` partitions whose target's log goes on after the end of their source's, and why they wait.  `unsettled` are partitions that the mirror's processes had not released when it ended.
     """
 
     topics: Sequence[str]
@@ -46,11 +46,12 @@ class MirrorReport:
     behind: Sequence[TopicPartition] = ()
     held: Sequence[Held] = ()
     ended: Sequence[TopicPartition] = ()
+    kept: Mapping[TopicPartition, str] = field(default_factory=dict)
     unsettled: Collection[TopicPartition] = ()
 
     @property
     def exit_code(self) -> int:
-        stands = self.losses or self.paused or self.blocked or self.waiting
+        stands = self.losses or self.paused or self.blocked or self.waiting or self.kept
         return LOOK if stands or self.behind or self.held or self.ended or self.unsettled else 0
 
     @property
@@ -67,6 +68,11 @@ class MirrorReport:
             *(
                 f"behind: {_name(p)} had an open transaction at the start, which has ended since; {again}"
                 for p in self.ended
+            ),
+            *(
+                f"not copied: {_name(p)}: {why}: what the source has before that offset is not on the target; tolerant-kafka status"
+                " names what was lost"
+                for p, why in sorted(self.kept.items())
             ),
             *unsettled_warnings(self.unsettled),
         ]
@@ -85,7 +91,7 @@ class MirrorReport:
             "losses": [row._asdict() for row in self.losses],
             "paused": _with_reasons(self.paused),
             "blocked": _with_reasons(self.blocked),
-            "waiting": _with_reasons(self.waiting),
+            "waiting": _with_reasons({**self.waiting, **self.kept}),
             "exit_code": self.exit_code,
             "open_transactions": [one.to_json() for one in self.held],
             "unsettled": [p._asdict() for p in self.unsettled],

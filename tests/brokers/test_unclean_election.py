@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
+from typer.testing import CliRunner
 
+from spark_integration.cli.app import app
 from support.mirror_link import (
     T0,
     append_batches,
@@ -145,3 +148,31 @@ def test_plan_and_status_name_the_cut_that_ends_the_mirror(cut_source: str, targ
     assert text in status.findings and status.exit_code == 3
     continued, _ = foreseen(cut_source, target, topic, policy=CONTINUE)
     assert f"will be in the ledger as lost: {text}" in continued.warnings and not continued.refusals
+
+
+def test_a_copy_up_to_the_ends_does_not_end_well_while_the_target_keeps_what_the_source_has_lost(
+    cut_source: str, target: str
+) -> None:
+    """Its source has other records at those offsets, which are not copied."""
+    once = ["mirror", "--source", cut_source, "--target", target, "--topics", KEPT, "--link", KEPT, "--once"]
+
+    def copied() -> dict[str, Any]:
+        done = CliRunner().invoke(app, [*once, "--tasks", "0", "--on-loss", "continue", "--json"])
+        found: dict[str, Any] = json.loads(done.stdout)
+        assert found["exit_code"] == done.exit_code
+        return found
+
+    first, again = copied(), copied()
+    assert [(row["from_offset"], row["until_offset"]) for row in first["losses"]] == [(100, 200)]
+    assert [(found["exit_code"], found["records"]) for found in (first, again)] == [(3, 0), (3, 0)]
+    why = "the source has not come to offset 200 again, which the target keeps"
+    assert again["losses"] == [] and again["waiting"] == [{"topic": KEPT, "partition": 0, "reason": why}]
+    planned, _ = foreseen(cut_source, target, KEPT, policy=CONTINUE)
+    ((number, waits),) = planned.topics[0].waiting.items()
+    assert (planned.exit_code, planned.topics[0].to_copy, number) == (3, 0, 0)
+    assert waits.startswith(f"{why}; in the ledger: {KEPT}-0 offsets 100 to 200: truncation")
+    append_others(cut_source, {KEPT: 80})
+    planned, _ = foreseen(cut_source, target, KEPT, policy=CONTINUE)
+    assert (planned.exit_code, planned.topics[0].to_copy) == (0, 30)
+    grown = copied()
+    assert (grown["exit_code"], grown["records"], grown["waiting"]) == (0, 30, [])

@@ -15,7 +15,7 @@ from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import DataLossError, LinkPromotedError, OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.circles import refuse_circle
-from tolerant_client.mirror.engine.identical.difference import OpenTransaction
+from tolerant_client.mirror.engine.identical.difference import AheadOfSource, OpenTransaction
 from tolerant_client.mirror.engine.preflight import grown, look_for_others, require_same_source
 from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link, without_topics
 from tolerant_client.mirror.engine.translated.copied_before import find_copied
@@ -39,6 +39,7 @@ from tolerant_client.mirror.state.health import (
     PARTITION_DELETED_ON_SOURCE,
     by_reason,
     few,
+    kept_beyond,
     with_pause,
 )
 from tolerant_client.mirror.state.ledger import Ledger
@@ -210,6 +211,7 @@ async def plan_everything(
     present = {p for p in planned.ends if p.partition in there.get(p.topic, ())}
     reached: Mapping[TopicPartition, int]
     stopped: dict[TopicPartition, str] = {}
+    ahead: Mapping[TopicPartition, str] = {}
     if is_translated:
         reached = await copied_until(target, link, planned.ends)
         foreseen = await foresee(source, target, link, control, planned.ends, present)
@@ -224,7 +226,7 @@ async def plan_everything(
     else:
         reached = (await list_led_offsets(target, dict.fromkeys(present, LATEST))).offsets
         known = await with_own_id(target, link, control)
-        stopped, told = await _differences(source, target, list(reached), Ledger(target, link), known, policy)
+        stopped, ahead, told = await _differences(source, target, list(reached), Ledger(target, link), known, policy)
         warnings += told
     stopping, of_paused = without_paused(stopped, control)
     refusals += stopping.values()
@@ -237,7 +239,7 @@ async def plan_everything(
     return LinkPlan(
         link,
         "translated" if is_translated else "identical",
-        tuple(topic_plans(planned, to_copy)),
+        tuple(topic_plans(replace(planned, waiting={**ahead, **planned.waiting}), to_copy)),
         tuple(refusals),
         tuple(warnings),
         tuple(durability(planned.described[0].values(), planned.described[1])),
@@ -327,11 +329,14 @@ async def _differences(
     ledger: Ledger,
     control: LinkControl,
     policy: MirrorPolicy,
-) -> tuple[dict[TopicPartition, str], list[str]]:
-    """Differences in the logs that would stop partitions; and warnings of losses and of logs that were not compared."""
+) -> tuple[dict[TopicPartition, str], dict[TopicPartition, str], list[str]]:
+    """Differences in the logs that would stop partitions; why others wait for a source that has lost records; and warnings of
+    losses and of logs that were not compared.
+    """
     producer_id = control.producer_ids[-1] if control.producer_ids else -1
     states, refused = await read_both(source, target, partitions, producer_id, ledger, control)
     stopped = {p: f"{p.topic}-{p.partition} could not be compared: {why}" for p, why in refused.items()}
+    ahead: dict[TopicPartition, str] = {}
     told: list[str] = []
     emptied = await held_though_empty(target, ledger.link, states)
     for partition, state in states.items():
@@ -343,6 +348,10 @@ async def _differences(
             stopped[partition] = text_of(state.error)
         elif isinstance(state, TolerantClientError):
             stopped[partition] = text_of(state)
+        elif isinstance(state, AheadOfSource):
+            end, rows = state.state.log_end, (await ledger.rows()).get(partition, ())
+            lost = [str(row) for row in rows if row.from_offset < end <= row.until_offset]
+            ahead[partition] = "; in the ledger: ".join([kept_beyond(end), *lost[-1:]])
         elif isinstance(state, OpenTransaction):
             told.append(f"{partition.topic}-{partition.partition} waits: {state}")
     untold = by_reason({p: str(state) for p, state in states.items() if isinstance(state, Untold)})
@@ -350,7 +359,7 @@ async def _differences(
     told += few(f"{some(f'{p.topic}-{p.partition}' for p in of)} {text}: {why}" for why, of in untold.items())
     if unread := [f"{p.topic}-{p.partition}" for p in sorted(partitions) if p not in states and p not in refused]:
         told.append(f"{text} (the mirror does so when it starts): {some(unread)}")
-    return stopped, told
+    return stopped, ahead, told
 
 
 async def _besides(

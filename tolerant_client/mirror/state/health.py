@@ -21,6 +21,7 @@ Laws:
 - A topic that the link has copied and the source no longer has is blocked; one that the target alone lacks is waiting; one that
   neither cluster has is no part of the link's state any more.
 - Rows of the ledger are no reason: an accepted loss is reported, counted and kept, and the run that wrote it exits with 3.
+  A target's log that goes on after the end of its source's is one (kept_beyond): what the source has before that offset is not copied.
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ PARTITION_DELETED_ON_SOURCE = (
     "the source no longer has this partition: its topic was created again there with fewer; the target keeps its copy. Once"
     " you have seen to it, pause it: that ends this message"
 )
+
+
+def kept_beyond(until: int) -> str:
+    """Why a partition is not copied whose target's log ends there, after the end of its source's, which has lost records."""
+    return f"the source has not come to offset {until} again, which the target keeps"
 
 
 def deleted_on_source(*, has_topic: bool) -> str:

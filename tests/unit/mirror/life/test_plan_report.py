@@ -85,7 +85,7 @@ def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytes
         "not_allowed": ["own"],
         "find_held": [],
         "with_own_id": LinkControl(),
-        "_differences": ({}, []),
+        "_differences": ({}, {}, []),
         "_besides": (None, None, None),
     }.items():
         say(name, value)

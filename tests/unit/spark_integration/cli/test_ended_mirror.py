@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
 
+from spark_integration.cli import mirror
 from spark_integration.cli.mirror_report import _UNSETTLED, MirrorReport
+from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.state.health import kept_beyond
 from tolerant_client.mirror.state.open_transactions import Held
 
 FIRST, SECOND = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -30,6 +36,13 @@ ROW = LedgerRow(1, "A-B", "orders", 0, 4, 8, "retention", "gone")
         ({"behind": [FIRST]}, ["behind: orders-0 did not reach the end that its source had at the start"]),
         ({"held": [HELD]}, [f"waiting: copied up to the last stable offset; {HELD}"]),
         ({"ended": [FIRST]}, ["behind: orders-0 had an open transaction at the start, which has ended since"]),
+        (
+            {"kept": {FIRST: "the source has lost records"}},
+            [
+                "not copied: orders-0: the source has lost records: what the source has before that offset is not on the target;"
+                " tolerant-kafka status names what was lost"
+            ],
+        ),
         ({"unsettled": [FIRST]}, [_UNSETTLED.format("orders-0")]),
     ],
 )
@@ -55,3 +68,32 @@ def test_a_whole_copy_is_one_sentence_or_one_document() -> None:
         "open_transactions": [],
         "unsettled": [],
     }
+
+
+@pytest.mark.parametrize("offsets", ["identical", "translated"])
+def test_a_target_that_goes_on_after_its_source_has_not_all_of_it(
+    monkeypatch: pytest.MonkeyPatch, offsets: str
+) -> None:
+    """Nor is it called so where another mirror copied what the source has gained since the start, or where nobody leads."""
+    asked: list[set[TopicPartition]] = []
+
+    async def ends(_: Any, wanted: Mapping[TopicPartition, int]) -> LedOffsets:
+        asked.append(set(wanted))
+        return LedOffsets({p: end for p, end in present.items() if p in wanted}, {})
+
+    def of_source(_: Any, ask: Any, is_stopping: Any) -> Any:
+        return asyncio.run(ask(None))
+
+    monkeypatch.setattr(mirror, "list_led_offsets", ends)
+    monkeypatch.setattr(mirror, "_of_source", of_source)
+    shorter, grown, level, unled, unseen = partitions = [TopicPartition("orders", n) for n in range(5)]
+    present = {shorter: 180, grown: 220, level: 200, unseen: 100}
+    settings: Any = SimpleNamespace(is_identical=offsets == "identical", once=True)
+    prepared: Any = SimpleNamespace(ends=dict.fromkeys(partitions, 190) | {level: 200}, target_ends={unseen: 200})
+    reached = dict.fromkeys((shorter, grown, level, unled), 200)
+    found = mirror.kept_at_end(settings, prepared, reached, lambda: False)
+    if offsets == "translated":
+        assert not found and not asked
+        return
+    assert asked == [{shorter, grown, unled, unseen}], "what is level costs no request"
+    assert found == dict.fromkeys([shorter, unseen], kept_beyond(200))

@@ -45,6 +45,7 @@ from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.engine.identical.queued_partition import Phase, QueuedPartition
 from tolerant_client.mirror.engine.troubles import fill_remedy, gone, refusal, shortened
+from tolerant_client.mirror.state.health import kept_beyond
 from tolerant_client.records.record_batch import BatchHeader
 
 
@@ -231,7 +232,7 @@ class PartitionCopy(QueuedPartition):
         troubles = self._troubles
         if self._ahead_since is not None:
             since = self._ahead_since
-            reason = f"the source has not come to offset {self.acked} again, which the target keeps"
+            reason = kept_beyond(self.acked)
         elif self.unread.since is not None:
             since, reason = self.unread.since, self.unread.reason
         elif troubles.since is not None and (self.phase is not Phase.COPYING or self.acked < self.last_stable_offset):
