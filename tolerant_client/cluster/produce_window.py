@@ -56,8 +56,7 @@ class ProduceWindow:
         self._most = most
         self._on_room = on_room
         self._clock = clock
-        self.in_flight = 0
-        self._heard_at = float("-inf")
+        self._sent_at: deque[float] = deque()  # of the requests in flight, which a node responds to in order
         self._bytes = 0
         self._measured_since = 0.0
         self._measured_bytes = 0.0  # since then
@@ -73,9 +72,13 @@ class ProduceWindow:
         return self._throttled_until
 
     @property
+    def in_flight(self) -> int:
+        return len(self._sent_at)
+
+    @property
     def waits_since(self) -> float:
-        """Since when the node has been silent with requests in flight; infinitely late without any."""
-        return self._heard_at if self.in_flight else float("inf")
+        """When the oldest request in flight was sent: what was sent after it may be unread. Infinitely late without any."""
+        return self._sent_at[0] if self._sent_at else float("inf")
 
     def flush(self) -> None:
         """Calls `on_room`, unless that is at work and sends on: a request to a node that is away fails while it is being sent."""
@@ -110,14 +113,11 @@ class ProduceWindow:
 
     def keep(self, size: int) -> None:
         """Keeps the room of a request until `leave`."""
-        if not self.in_flight:
-            self._heard_at = self._clock()
-        self.in_flight += 1
+        self._sent_at.append(self._clock())
         self._bytes += size
 
     def leave(self, size: int) -> None:
-        self._heard_at = self._clock()
-        self.in_flight -= 1
+        self._sent_at.popleft()
         self._bytes -= size
         self.flush()
 

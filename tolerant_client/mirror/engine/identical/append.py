@@ -40,7 +40,7 @@ from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.records.record_batch import BatchHeader
 
-_HELD_UP_S = 1.0  # without a response, with requests in flight
+_HELD_UP_S = 1.0  # for the response to a request
 _LONG_FILL_S = 0.1  # long enough for a topic to be deleted and created again
 
 
@@ -89,7 +89,7 @@ class Appender:
         return max((sender.window.throttled_until for sender in self._senders.values()), default=float("-inf"))
 
     def is_held_up(self) -> bool:
-        """Whether batches may lie unread at a node: it throttles us, or did lately, or has not responded for a second."""
+        """Whether batches may lie unread at a node: it throttles us, or did lately, or takes a second to respond."""
         now, windows = self._clock(), [sender.window for sender in self._senders.values()]
         return any(now - w.told_until <= QUOTA_S or now - w.waits_since > _HELD_UP_S for w in windows)
 

@@ -313,6 +313,20 @@ def test_it_is_held_up_by_a_throttle_for_half_a_minute_and_by_a_node_that_says_n
     asyncio.run(run())
 
 
+def test_it_is_held_up_by_a_node_that_responds_each_second_and_has_many_requests_in_flight() -> None:
+    async def run() -> None:
+        rig, seen = Rig(), []
+        rig.enqueue(FIRST, batch(0))  # the first one goes alone
+        rig.target.answer({FIRST: 0})
+        rig.enqueue(FIRST, *(batch(5 * number) for number in range(1, 5)))
+        for number, rig.now in enumerate((0.6, 1.2, 1.8), 1):
+            seen.append(rig.appender.is_held_up())
+            rig.target.answer({FIRST: 5 * number})
+        assert seen == [False, True, True] and rig.target.sent
+
+    asyncio.run(run())
+
+
 def test_nothing_is_sent_while_the_broker_throttles_and_no_partition_is_in_trouble() -> None:
     async def run() -> None:
         rig = Rig()
