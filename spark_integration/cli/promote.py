@@ -161,5 +161,7 @@ def _show(report: PromotionReport) -> None:
         )
     elif report.is_dry_run and not report.blockers:
         echo(f"Link {report.link} could be promoted now; nothing was written")
+    elif report.is_dry_run and report.action == "failover" and report.partitions:  # it leaves what it cannot fence
+        echo(f"Link {report.link} could be promoted in part now, without what is in the way; nothing was written")
     else:
         echo(f"Link {report.link} was not promoted; nothing was written")

@@ -1,0 +1,36 @@
+"""The last line of a promotion: what is done, in part or not, and what a rehearsal would do."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_integration.cli.promote import _show
+from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport
+
+PART = PromotedPartition("orders", 0, 7, 0, None)
+AWAY = ("orders-1 cannot be fenced: it has no leader",)
+
+
+@pytest.mark.parametrize(
+    ("report", "line"),
+    [
+        (PromotionReport("failover", "dr", False, True, (PART,)), "is promoted: nothing of it writes"),
+        (
+            PromotionReport("failover", "dr", False, False, (PART,), AWAY, is_begun=True),
+            "is promoted in part: processes",
+        ),
+        (PromotionReport("failover", "dr", False, False, (), AWAY), "was not promoted; nothing was written"),
+        (PromotionReport("failover", "dr", True, False, (PART,)), "could be promoted now; nothing was written"),
+        (
+            PromotionReport("failover", "dr", True, False, (PART,), AWAY),
+            "could be promoted in part now, without what is in",
+        ),
+        (PromotionReport("failover", "dr", True, False, (), AWAY), "was not promoted; nothing was written"),
+        (PromotionReport("promote", "dr", True, False, (PART,), AWAY), "was not promoted; nothing was written"),
+    ],
+)
+def test_the_last_line_says_what_was_or_would_be_promoted(
+    report: PromotionReport, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _show(report)
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"Link dr {line}")
