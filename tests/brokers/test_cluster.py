@@ -19,6 +19,9 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.admin import NewTopic
 
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.leaders import metadata_request
+from tolerant_client.errors import ClusterUnreachableError
 from tolerant_client.testing import ClusterStartError, KafkaCluster
 
 # Its tests end nodes, so they do not share the cluster of the session.
@@ -223,3 +226,19 @@ def test_kill_of_the_parent_leaves_nothing(cluster: KafkaCluster) -> None:
     while (is_alive(int(pid)) or Path(work_dir).exists()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_alive(int(pid)) and not Path(work_dir).exists()
+
+
+@pytest.mark.parametrize("on_lane", [False, True])
+def test_a_node_that_the_cluster_does_not_have_is_named_and_no_wrong_address(
+    cluster: KafkaCluster, on_lane: bool
+) -> None:
+    with Cluster({"bootstrap_servers": cluster.bootstrap_servers}, name="target", patience_ms=1_500) as target:
+
+        async def ask() -> None:
+            await target.connect()
+            await target.send(metadata_request([]), target.lane("fetch", 99) if on_lane else 99)
+
+        with pytest.raises(ClusterUnreachableError) as caught:
+            target.run(target.insist, "describing", ask)
+    said = "was reached, but describing failed for 2 s (node 99 is not among the nodes of the target): start that broker; if it was"
+    assert said in str(caught.value) and "address" not in str(caught.value)

@@ -49,12 +49,19 @@ from tolerant_client.tracker.rules.apis import Request
 _T = TypeVar("_T")
 _Self = TypeVar("_Self", bound="Connections")
 
+
+class _UnknownNodeError(Errors.NodeNotReadyError):  # type: ignore[misc]  # kafka-python is untyped
+    """A node that another one names is not among the cluster's: it was away when our metadata was read, or is now."""
+
+
 # Errors that show that brokers were reached, and what they mean if they last.
 _SAID_BY_BROKERS: Mapping[type[BaseException], str] = {
     Errors.UnknownTopicOrPartitionError: "the topic was deleted, or we may not describe it",
     Errors.CoordinatorNotAvailableError: "the broker that coordinates it is away, or there is none: the internal topic"
     " (__transaction_state of transactions, __consumer_offsets of groups) has no leader, or cannot be created, for example because"
     " its replication factor is greater than the number of brokers",
+    _UnknownNodeError: "start that broker; if it was removed for good, move what it still has to others"
+    " (kafka-reassign-partitions.sh)",
 }
 
 _STOP_LOOK_MS = 100  # between two looks whether a wait is to be given up
@@ -246,7 +253,7 @@ class Connections:
         cluster = self.manager.cluster
         broker = cluster.broker_metadata(node_id)
         if broker is None:
-            raise Errors.NodeNotReadyError(f"node {node_id} of the {self.name} is not in the metadata")
+            raise self._unknown_node(node_id)
         lane = lane_of(purpose, node_id)
         known = cluster._coordinator_brokers.get(lane)
         if known is None or (known.host, known.port) != (broker.host, broker.port):
@@ -325,9 +332,12 @@ class Connections:
         except Errors.SaslAuthenticationFailedError as error:
             self._refuse_login(error)
         except Errors.UnknownBrokerIdError as error:
-            # Another node names it: it was away when our metadata was read, or is now.
-            self.manager.cluster.request_update()
-            raise Errors.NodeNotReadyError(f"node {node_id} is not among the nodes of the {self.name} yet") from error
+            raise self._unknown_node(node_id) from error
+
+    def _unknown_node(self, node_id: int | str) -> _UnknownNodeError:
+        """The error for a node that is not in our metadata, which are read anew."""
+        self.manager.cluster.request_update()
+        return _UnknownNodeError(f"node {node_id} is not among the nodes of the {self.name}")
 
     def throttle_s(self, node_id: int | str) -> float:
         """Seconds until a node that throttles us (KIP-219) reads requests again; 0.0 for one that does not."""
