@@ -31,11 +31,13 @@ from support.mirror_link import append_records, both, create_topic, mirror, prep
 from support.raising_copier import LinkCopier
 from tolerant_client import KafkaProducer
 from tolerant_client.cluster.admin.asking import raise_for
+from tolerant_client.cluster.admin.configs import alter_configs
 from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
+from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.mirror.state.ledger import Ledger
@@ -241,6 +243,34 @@ def test_positions_of_a_renamed_link_with_translated_offsets_are_those_of_its_ma
     assert none_failed(checkup)
     assert "5 offsets of A.doctor-mapped-0 wait" in found(checkup, "retention", "link doctor-map").evidence
     assert not [f for f in checkup.findings if f.check == "topics"]
+
+
+def test_a_claims_topic_that_forgets_running_mirrors_is_named_with_the_command_that_mends_it(
+    source: str, target: str
+) -> None:
+    """An hour less ten seconds: that harms nobody who shares the target."""
+    create_topic(source, "doctor-claims")
+    mirror(source, target, "doctor-claims", "doctor-claims")
+
+    def told() -> list[str]:
+        checkup = examined(source, target, topics="doctor-claims", link="doctor-claims")
+        assert none_failed(checkup)
+        return [f"{f.evidence}; {f.remedy}" for f in checkup.findings if f.thing == f"topic {CLAIMS_TOPIC}"]
+
+    assert told() == []
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+
+        def keep(retention_ms: str) -> list[str]:
+            cluster.run(alter_configs, cluster, {CLAIMS_TOPIC: {"retention.ms": retention_ms}})
+            time.sleep(1)  # until all brokers know it
+            return told()
+
+        try:
+            (text,) = keep("3590000")
+        finally:
+            assert keep("3600000") == []
+    assert "it has retention.ms=3590000: running mirrors are not seen" in text
+    assert text.endswith(f"--entity-name {CLAIMS_TOPIC} --add-config retention.ms=3600000")
 
 
 def test_open_transactions_are_told_from_hanging_ones(source: str) -> None:

@@ -125,9 +125,17 @@ def examine_cluster(checkup: Checkup, raw: Cluster, probes: list[Probe], config:
 
 
 def examine_parts(
-    checkup: Checkup, found: Examined, topics: Collection[str], client_id: str, asked: Collection[Asked]
+    checkup: Checkup,
+    found: Examined,
+    topics: Collection[str],
+    client_id: str,
+    asked: Collection[Asked],
+    beside: Collection[str] = (),
 ) -> None:
-    """All checks of one cluster; `topics` are those of the mirror, `asked` the rights that it needs there."""
+    """All checks of one cluster; `topics` are those of the mirror, `asked` the rights that it needs there.
+
+    The configurations of topics `beside` them are read with theirs.
+    """
     raw, facts = found.raw, found.facts
     wished = [name for one in asked for name in one.names]
     unseen = sorted({name for name in (*topics, *wished) if name not in facts.topics})
@@ -135,7 +143,11 @@ def examine_parts(
     found.facts = facts = replace(facts, topics={**facts.topics, **hidden})
     talking = sorted(node for node in facts.living if node not in facts.silent)
     incomplete = {t.name for t in facts.topics.values() for p in t.partitions if len(p.isr) < len(p.replicas)}
-    wanted = {name for name in (*topics, *INTERNAL_TOPICS, *incomplete) if name in facts.topics and name not in hidden}
+    wanted = {
+        name
+        for name in (*topics, *beside, *INTERNAL_TOPICS, *incomplete)
+        if name in facts.topics and name not in hidden
+    }
     configs = checkup.ask("durability", raw, describe.topic_configs, raw, wanted, _TOPIC_CONFIGS) or {}
     settings = checkup.ask("durability", raw, describe.broker_configs, raw, talking, _BROKER_CONFIGS) or {}
     found.facts = facts = replace(facts, configs=configs, broker_configs=settings)

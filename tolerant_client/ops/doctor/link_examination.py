@@ -58,6 +58,7 @@ from tolerant_client.ops.doctor.link_checks import (
     topic_findings,
 )
 from tolerant_client.ops.doctor.rights import Duty, asked
+from tolerant_client.ops.doctor.state_topics import state_topic_findings, state_topics
 from tolerant_client.ops.mm2.loops import names_of
 from tolerant_client.ops.service.clusters import both
 from tolerant_client.security.kafka_config import kafka_python_config
@@ -191,7 +192,8 @@ class _Examination:
         client_id = subject.clusters[name].get("client.id", "")
         named = [subject.topics.to_target(topic) if is_target else topic for topic in literal_names(subject.topics)]
         rights = list(asked(name, subject.duties, {*topics, *named}, subject.called, found.facts.version))
-        examine_parts(self._checkup, found, list(topics), client_id, rights)
+        beside = state_topics(subject.link) if is_target else ()
+        examine_parts(self._checkup, found, list(topics), client_id, rights, beside)
 
     def _examine_coordinators(self) -> None:
         """Checks coordinators for all names that any of the clusters knows, and those that the operator gave."""
@@ -279,6 +281,7 @@ class _Link:
         self._examine_topics(control.begun if control is not None and is_live else ())
         ledger = checkup.ask("ledger", target.raw, read_ledger, target.raw)
         checkup.add(ledger_findings(link, ledger or ()))
+        checkup.add(state_topic_findings(target.facts, link))
         stopped: Mapping[TopicPartition, str] = {}
         if control is not None:
             lost = checkup.ask("control", target.raw, lost_map, target.raw, link, control)

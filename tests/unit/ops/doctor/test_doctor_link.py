@@ -70,6 +70,7 @@ from tolerant_client.ops.doctor.link_examination import literal_names
 from tolerant_client.ops.doctor.probing import parse_address, probe_all
 from tolerant_client.ops.doctor.report import as_json, print_report
 from tolerant_client.ops.doctor.rights import CHECKPOINTS, Duty
+from tolerant_client.ops.doctor.state_topics import state_topic_findings
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 NOW = 1_763_775_000_000
@@ -303,6 +304,37 @@ def test_a_lost_map_is_an_error_as_long_as_the_link_copies() -> None:
     assert severities(control_findings("dr", LinkControl(is_promotion_begun=True), LinkOptions(), LOST, None)) == [
         WARNING
     ]
+
+
+@pytest.mark.parametrize(
+    ("topic", "config", "change"),
+    [
+        ("claims", {"cleanup.policy": "delete", "retention.ms": "3600000"}, None),
+        ("claims", {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "1000"}, None),
+        ("claims", {"cleanup.policy": "compact", "retention.ms": "1000"}, None),
+        ("claims", {"cleanup.policy": "delete", "retention.ms": "1000"}, "retention.ms=3600000"),
+        ("ledger", {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}, None),
+        (
+            "ledger",
+            {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.bytes": "-1"},
+            "retention.ms=-1",
+        ),
+        ("ledger", {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "1"}, "retention.bytes=-1"),
+        ("ledger", {"cleanup.policy": "compact", "retention.ms": "1"}, "cleanup.policy=delete"),
+        ("control", {"cleanup.policy": "compact", "retention.ms": "1"}, None),
+        ("control", {"cleanup.policy": "compact,delete", "retention.ms": "1"}, "cleanup.policy=compact"),
+        ("offsets-dr", {"cleanup.policy": "delete", "retention.ms": "-1"}, "cleanup.policy=compact"),
+        ("offsets-dr", {}, None),  # the brokers do not tell
+    ],
+)
+def test_state_topics_that_lose_what_they_must_keep_are_named(
+    topic: str, config: dict[str, str], change: str | None
+) -> None:
+    found = list(state_topic_findings(replace(facts(), configs={f"tolerant-mirror-{topic}": config}), "dr"))
+    assert [(f.severity, f.thing) for f in found] == [(ERROR, f"topic tolerant-mirror-{topic}")] * (change is not None)
+    assert [f.remedy.endswith(f"--entity-name tolerant-mirror-{topic} --add-config {change}") for f in found] == [
+        True
+    ] * len(found)
 
 
 def test_a_mirror_that_runs_without_a_control_is_found() -> None:
