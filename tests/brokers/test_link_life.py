@@ -523,6 +523,29 @@ def test_of_what_a_failover_left_on_the_source_committed_records_are_counted(
     )
 
 
+def test_what_the_source_has_in_partitions_that_no_mirror_had_seen_is_left_behind(source: str, target: str) -> None:
+    topics = "life-unseen.*"
+    create_topic(source, "life-unseen-a", 2)
+    append_records(source, "life-unseen-a", 10, partitions=2)
+    mirror(source, target, topics, "unseen")
+    with closing(kafka.KafkaAdminClient(bootstrap_servers=source)) as admin:
+        admin.create_partitions({"life-unseen-a": 3})
+    create_topic(source, "life-unseen-b")
+    with closing(kafka.KafkaProducer(bootstrap_servers=source)) as producer:
+        for number in range(5):
+            producer.send("life-unseen-a", b"late%d" % number, partition=2).get(20)
+    append_records(source, "life-unseen-b", 3)
+    assert fail_over(target, "unseen").is_done
+    told = (
+        "8 committed records of life-unseen-a-2 and 1 more partition were not copied: only the source has what is there"
+    )
+    status = run(source, target, read_status, "unseen")
+    assert status.is_promoted and told in status.notes, status
+    for is_dry_run in (True, False):
+        report = run(source, target, promote, "unseen", is_dry_run=is_dry_run)
+        assert report.exit_code == 3 and report.left_behind == told, report
+
+
 @pytest.mark.parametrize("is_translated", [False, True])
 def test_what_the_source_has_deleted_of_what_a_failover_left_there_is_said_to_be_lost(
     source: str, target: str, is_translated: bool

@@ -15,7 +15,7 @@ import kafka.errors as Errors
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.connections import FETCH, PRODUCE, ROWS, STATE, LeftThrottledError, lane_of
+from tolerant_client.cluster.connections import FETCH, PRODUCE, PRODUCE_OLD, ROWS, STATE, LeftThrottledError, lane_of
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.fetch import (
     FIRST_BATCH_FETCH_VERSION,
@@ -261,9 +261,12 @@ class Cluster(Leaders):
                 if topic_ids.keys() >= batches.keys() and self.produces_by_id(node_id, lane)
                 else None,
             )
-            return self.manager.send(request, self.lane(lane, node_id))
+            future = self.manager.send(request, name := self.lane(lane, node_id))
         except Errors.KafkaError as error:  # the node is unknown, has refused our credentials, or is too old
             return Future().failure(error)
+        if lane in (PRODUCE, PRODUCE_OLD):
+            self.held_up.sent(name, future)
+        return future
 
     async def produce_soon(
         self, node_id: int, batches: Mapping[TopicPartition, memoryview], *, transactional_id: str | None = None

@@ -30,6 +30,7 @@ from typing import Any, NoReturn, TypeVar
 import kafka.errors as Errors
 
 from tolerant_client.cluster.event_loop import NetworkSelector
+from tolerant_client.cluster.held_up import HeldUp
 from tolerant_client.cluster.patience import Patience
 from tolerant_client.cluster.refused_rights import remedy_of
 from tolerant_client.cluster.soon import SoonTurns
@@ -120,6 +121,7 @@ class Connections:
     ) -> None:
         self._config = config
         self._apart: list[Connections] = []
+        self.held_up = HeldUp()
         self._soon: dict[str, SoonTurns] = {}  # by lane
         if not config.get("bootstrap_servers"):
             raise OptionError(f"No bootstrap servers were given for the {name}; give HOST:PORT[,HOST:PORT...]")

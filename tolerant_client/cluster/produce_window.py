@@ -49,14 +49,12 @@ class ProduceWindow:
     ) -> None:
         self.room_bytes = _FIRST_BYTES
         self._throttled_until = float("-inf")
-        # When all throttles end that the node told of, also those of connections that are closed: it reads these then.
-        self.told_until = float("-inf")
         self._cluster = cluster
         self._lane = lane_of(purpose, node_id)
         self._most = most
         self._on_room = on_room
         self._clock = clock
-        self._sent_at: deque[float] = deque()  # of the requests in flight, which a node responds to in order
+        self.in_flight = 0
         self._bytes = 0
         self._measured_since = 0.0
         self._measured_bytes = 0.0  # since then
@@ -70,15 +68,6 @@ class ProduceWindow:
         if self._throttled_until > now:
             self._throttled_until = now + self._cluster.throttle_s(self._lane)
         return self._throttled_until
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._sent_at)
-
-    @property
-    def waits_since(self) -> float:
-        """When the oldest request in flight was sent: what was sent after it may be unread. Infinitely late without any."""
-        return self._sent_at[0] if self._sent_at else float("inf")
 
     def flush(self) -> None:
         """Calls `on_room`, unless that is at work and sends on: a request to a node that is away fails while it is being sent."""
@@ -113,11 +102,11 @@ class ProduceWindow:
 
     def keep(self, size: int) -> None:
         """Keeps the room of a request until `leave`."""
-        self._sent_at.append(self._clock())
+        self.in_flight += 1
         self._bytes += size
 
     def leave(self, size: int) -> None:
-        self._sent_at.popleft()
+        self.in_flight -= 1
         self._bytes -= size
         self.flush()
 
@@ -129,7 +118,6 @@ class ProduceWindow:
             self._measured_since, self._measured_bytes = now, 0.0
         if response.throttle_time_ms:
             self._throttled_until = now + response.throttle_time_ms / 1000
-            self.told_until = max(self.told_until, self._throttled_until)
         if now - self.throttled_until <= QUOTA_S:
             self._measure(size, now)
         self.leave(size)

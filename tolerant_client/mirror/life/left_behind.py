@@ -3,7 +3,8 @@
 The copies end where the fence said (LinkControl.copied_until), and the committed records that the source has after that were left
 behind: a transaction that was open when the source was lost may have been aborted since (committed.py).  What it has deleted of that
 since is lost (PartitionLag.deleted), and counts as left behind: nothing tells how many committed records it had, unless a promotion
-that was run again before has found none, and written that into the control (`empty_until`).  All this is
+that was run again before has found none, and written that into the control (`empty_until`).  So was left behind what the source has in
+partitions that the link had not begun and the target does not have: no mirror had seen them.  All this is
 unknown where the source's log is no longer the one that was copied: where its topic was created again, where it ends before what was
 copied, and where a link copies back into it.  Offsets are half-open, those of the source.
 """
@@ -13,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import present_ids
-from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.mirror.life.lens import END_UNKNOWN, PartitionLag, look_led
 from tolerant_client.mirror.life.mirrors import within_bound
 from tolerant_client.mirror.life.promotion_groups import STAY, unmoved_groups
@@ -73,9 +76,10 @@ async def promoted_before(
     unmoved, alike, unknown = None, dict[TopicPartition, int](), dict[TopicPartition, str]()
     if source is not None and lags:
         seen, unseen = await look_led(source, target, link, list(ends), is_translated, control)
-        seen, unlike = await as_left(source, target, control, seen)
+        never = await never_copied(source, target, control)
+        seen, unlike = await as_left(source, target, control, [*seen, *never])
         known = {e.partition: e for e in seen}
-        lags = [known.get(e.partition, e) for e in lags]
+        lags = [known.get(e.partition, e) for e in (*lags, *never)]
         unknown = _of_data({**unseen, **unlike}, topics)
         alike = {p: at for p, at in ends.items() if p in known and p not in unlike}
     if source is not None and groups is not None and topics is not None:
@@ -84,7 +88,7 @@ async def promoted_before(
     rows = _rows(lags, topics)
     if source is not None:
         rows = await with_left(source, rows, lags)
-        if not is_dry_run and (empty := _empty_until(rows, lags)):
+        if not is_dry_run and (empty := _empty_until(rows, [e for e in lags if e.partition in ends])):
             await _write_empty(target, link, control, empty)
     return PromotionReport(
         action,
@@ -115,6 +119,24 @@ async def _write_empty(target: Cluster, link: str, control: LinkControl, empty: 
 
     with suppress(Errors.TopicAuthorizationFailedError, Errors.MessageSizeTooLargeError):  # then it stays unknown
         await update_control(target, link, change)
+
+
+async def never_copied(source: Cluster, target: Cluster, control: LinkControl) -> list[PartitionLag]:
+    """The lags of what the source has in partitions that a promoted link had not begun and the target does not have."""
+    if (topics := _topics_of(control)) is None:
+        return []
+    there, here = await source.partitions(), await target.partitions()
+    known = {*control.begun, *control.copied, *control.copied_until, *control.unfenced}
+    never = [
+        p
+        for name, numbers in there.items()
+        if topics.writes(name) and not is_heartbeats(topics, name)
+        for p in map(partial(TopicPartition, name), numbers)
+        if p not in known and p.partition not in here.get(name, ())
+    ]
+    starts = (await list_led_offsets(source, dict.fromkeys(never, EARLIEST))).offsets if never else {}
+    ends = (await list_led_offsets(source, dict.fromkeys(starts, LATEST))).offsets if starts else {}
+    return [PartitionLag(p, 0, end, end, starts[p]) for p, end in sorted(ends.items()) if end > starts[p]]
 
 
 async def as_left(

@@ -24,7 +24,7 @@ from tolerant_client.errors import LinkPromotedError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.preflight import unled_copies
 from tolerant_client.mirror.life.comparison import compare_ends
-from tolerant_client.mirror.life.left_behind import as_left, left_texts
+from tolerant_client.mirror.life.left_behind import as_left, left_texts, never_copied
 from tolerant_client.mirror.life.lens import PartitionLag, bytes_per_offset, look_led, positions_of, written_ms
 from tolerant_client.mirror.life.mirrors import (
     BOUND_S,
@@ -194,8 +194,10 @@ async def _look_twice(source: Cluster | None, target: Cluster, scope: LinkScope)
     if scope.control.is_promotion_begun:
         left = [_LEFT_UNKNOWN]
         if source is not None:
-            second, unlike = await as_left(source, target, scope.control, second)
-            left = await left_texts(source, scope.control, second, {**unseen, **unlike})
+            never = await never_copied(source, target, scope.control) if scope.control.is_fenced else []
+            seen, unlike = await as_left(source, target, scope.control, [*second, *never])
+            left = await left_texts(source, scope.control, seen, {**unseen, **unlike})
+            second = seen[: len(second)]
     unled: Mapping[TopicPartition, str] = {}
     if scope.is_translated and not scope.control.is_promotion_begun:  # else the copies themselves tell where they end
         unled = await unled_copies(target, scope.present, scope.link)

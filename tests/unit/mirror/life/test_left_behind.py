@@ -59,7 +59,7 @@ class Source:
     def wire_topic(self, name: str) -> str:
         return name
 
-    async def partitions(self, topics: list[str]) -> dict[str, list[int]]:
+    async def partitions(self, topics: list[str] | None = None) -> dict[str, list[int]]:
         return {}
 
     async def cluster_id(self) -> str:
@@ -67,6 +67,9 @@ class Source:
 
 
 class Target:
+    async def partitions(self) -> dict[str, list[int]]:
+        return {}
+
     async def cluster_id(self) -> str:
         return "B"
 

@@ -27,8 +27,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends_at
 from tolerant_client.cluster.admin.topics import require_topic
-from tolerant_client.cluster.connections import PRODUCE, PRODUCE_OLD
-from tolerant_client.cluster.patience import QUOTA_S
+from tolerant_client.cluster.connections import PRODUCE, PRODUCE_OLD, lane_of
 from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.cluster.produce_window import ProduceWindow
 from tolerant_client.errors import OptionError, text_of
@@ -40,7 +39,6 @@ from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
 from tolerant_client.records.record_batch import BatchHeader
 
-_HELD_UP_S = 1.0  # for the response to a request
 _LONG_FILL_S = 0.1  # long enough for a topic to be deleted and created again
 
 
@@ -87,11 +85,6 @@ class Appender:
     def throttled_until(self) -> float:
         """When the last throttle of any node ended, or will: no time of trouble (by the clock)."""
         return max((sender.window.throttled_until for sender in self._senders.values()), default=float("-inf"))
-
-    def is_held_up(self) -> bool:
-        """Whether batches may lie unread at a node: it throttles us, or did lately, or takes a second to respond."""
-        now, windows = self._clock(), [sender.window for sender in self._senders.values()]
-        return any(now - w.told_until <= QUOTA_S or now - w.waits_since > _HELD_UP_S for w in windows)
 
     def enqueue(self, accepted: list[tuple[PartitionCopy, Appendable]]) -> None:
         """Stamps and sends what was taken; drops what a partition in trouble took."""
@@ -233,7 +226,7 @@ class Appender:
             copy.in_flight -= 1
             copy.lost(header, f"append failed: {text_of(error)}", now)
             if not sender.is_old:
-                copy.unread.lost(sender.window.told_until)
+                copy.unread.lost(self._target.held_up.told_until(lane_of(sender.lane, sender.node_id)))
         self._settle(sender, [copy for copy, _ in sent], size)
 
     async def _look(self, sender: _Sender, copies: list[PartitionCopy]) -> None:

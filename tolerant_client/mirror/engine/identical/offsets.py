@@ -54,7 +54,7 @@ class IdenticalOffsets(Flow):
         facts = TargetFacts(link.source, link.target, link.policy, link.clock)
         self.sync_loop = SyncLoop(self, producer_id, facts, self._begun, losses)
         self._resting = RestingLogs(link.target, link.clock, link.tasks.spawn, self.after_trouble)
-        link.claims.is_held_up = self.appender.is_held_up
+        link.claims.is_held_up = link.target.held_up.is_now
         self._next_id_use = link.clock() + _KEEP_ID_S
         self._next_remembered = link.clock() + _REMEMBER_S
 

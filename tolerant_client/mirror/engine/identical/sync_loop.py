@@ -331,6 +331,7 @@ class SyncLoop:
                 may_send=partial(flow.require_ours, copy.partition),
             )
         except KafkaError as error:
+            copy.unread.lost(self._target.held_up.told_until())
             copy.not_filled(Gap(found.state.log_end, found.start), error, self._clock())
         copy.in_flight -= 1
         copy.adopted_at = self._clock()

@@ -16,6 +16,8 @@ from kafka.future import Future
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin import topics
+from tolerant_client.cluster.connections import lane_of
+from tolerant_client.cluster.held_up import HeldUp
 from tolerant_client.cluster.produce import ProducedPartition, ProduceResult
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
@@ -36,7 +38,8 @@ RULES = AppendRules(False, False, 1 << 20, remembered_ms=3_600_000, filler=GapFi
 class Target:
     """Keeps what was sent; `answer` settles the oldest request."""
 
-    def __init__(self, spawn: Callable[..., None]) -> None:
+    def __init__(self, spawn: Callable[..., None], clock: Callable[[], float]) -> None:
+        self.held_up = HeldUp(clock)
         self.manager = SimpleNamespace(cluster=SimpleNamespace(leader_for_partition=lambda partition: 1))
         self.sent: list[tuple[dict[TopicPartition, memoryview], Future]] = []
         self.throttled = 0.0
@@ -66,6 +69,7 @@ class Target:
         self.topic_ids.append(dict(topic_ids))
         future = Future()
         self.sent.append((dict(batches), future))
+        self.held_up.sent(lane_of(lane, node_id), future)
         return future
 
     def answer(
@@ -93,7 +97,7 @@ class Filler:
 
 class Rig:
     def __init__(self) -> None:
-        self.target, self.filler = Target(self._spawn), Filler()
+        self.target, self.filler = Target(self._spawn, lambda: self.now), Filler()
         self._tasks: list[asyncio.Task[None]] = []
         self.claimed = True
         self.now = 0.0
@@ -295,19 +299,19 @@ def test_what_was_lost_while_a_quota_throttles_is_awaited_before_old_records() -
 def test_it_is_held_up_by_a_throttle_for_half_a_minute_and_by_a_node_that_says_nothing_for_a_second() -> None:
     async def run() -> None:
         rig = Rig()
-        seen = [rig.appender.is_held_up()]
+        seen = [rig.target.held_up.is_now()]
         rig.enqueue(FIRST, batch(0))
         for rig.now in (1.0, 1.1):
-            seen.append(rig.appender.is_held_up())
+            seen.append(rig.target.held_up.is_now())
         rig.target.answer({FIRST: 0})
         rig.enqueue(FIRST, batch(5), batch(10))
-        seen.append(rig.appender.is_held_up())
+        seen.append(rig.target.held_up.is_now())
         rig.target.answer({FIRST: 5}, throttle_time_ms=400)
         _, cut_off = rig.target.sent.pop(0)
         cut_off.failure(Errors.KafkaConnectionError("its connection is closed, which ends no throttle at the node"))
         for rig.now in (1.2, 2.0, 31.4, 31.6):
             assert rig.appender.throttled_until <= 1.2
-            seen.append(rig.appender.is_held_up())
+            seen.append(rig.target.held_up.is_now())
         assert seen == [False, False, True, False, True, True, True, False]
 
     asyncio.run(run())
@@ -320,7 +324,7 @@ def test_it_is_held_up_by_a_node_that_responds_each_second_and_has_many_requests
         rig.target.answer({FIRST: 0})
         rig.enqueue(FIRST, *(batch(5 * number) for number in range(1, 5)))
         for number, rig.now in enumerate((0.6, 1.2, 1.8), 1):
-            seen.append(rig.appender.is_held_up())
+            seen.append(rig.target.held_up.is_now())
             rig.target.answer({FIRST: 5 * number})
         assert seen == [False, True, True] and rig.target.sent
 
