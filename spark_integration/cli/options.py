@@ -32,6 +32,7 @@ FlowName = Annotated[
 ]
 
 _SPARK_PREFIX = re.compile(r"(?<![\w.])kafka\.(?=[a-z])")
+_LINK_NAME = re.compile("[a-zA-Z0-9._-]{1,225}")  # after "tolerant-mirror-offsets-", within the 249 of Topic.java
 LONGEST_S = 366 * 86_400  # the longest wait of a command; clocks overflow
 
 
@@ -96,6 +97,13 @@ class WhichLink:
     target_properties: Annotated[
         Path | None, file_option("--target-properties", "Java client properties of the target.")
     ] = None
+
+    def __post_init__(self) -> None:
+        if self.link and not _LINK_NAME.fullmatch(self.link):
+            raise OptionError(
+                f"--link is {self.link!r}: the name of a link is part of a topic's, which has letters, digits, '.', '_' and '-' only;"
+                " give at most 225 of them"
+            )
 
     @property
     def says_what_a_file_does(self) -> bool:

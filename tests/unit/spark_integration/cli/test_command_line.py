@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import termios
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from spark_integration.cli import take_over, translate
 from spark_integration.cli.app import app
 from spark_integration.cli.exits import LOOK, exit_code
 from spark_integration.cli.link import GivenLink, confirm, time_ms
+from spark_integration.cli.options import WhichLink
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.follow import translate as follow
@@ -165,6 +167,12 @@ def test_the_command_is_what_the_entry_point_runs() -> None:
     assert done.returncode == 2 and b"is not UTF-8" in done.stderr
 
 
+@pytest.mark.parametrize(("link", "is_refused"), [("a b", True), ("a/b", True), ("a" * 226, True), ("a" * 225, False)])
+def test_a_link_name_that_no_topic_could_have_is_refused(link: str, *, is_refused: bool) -> None:
+    with pytest.raises(OptionError, match="the name of a link is part of a topic's") if is_refused else nullcontext():
+        WhichLink(link=link)
+
+
 def test_the_version_is_printed_and_short_options_for_help_are_known() -> None:
     assert re.fullmatch(r"tolerant-kafka \d+\.\d+\S*\n", CliRunner().invoke(app, ["--version"]).output)
     for words in (["-h"], ["status", "-h"]):
@@ -292,9 +300,9 @@ def test_a_question_that_is_interrupted_ends_the_command_as_sigint_does(key: byt
     assert "Abort" not in seen and "Traceback" not in seen
 
 
-def test_a_question_shows_the_name_of_a_link_as_it_is() -> None:
+def test_a_refusal_shows_the_name_of_a_link_as_it_is() -> None:
     code, seen = told_on_a_terminal(b"n\n", *FAILOVER, "x\x1b[31mred\u202eabc")
-    assert code == 2 and r"Fail link x\x1b[31mred\u202eabc over" in seen
+    assert code == 2 and r"--link is 'x\x1b[31mred\u202eabc'" in seen
     assert "\x1b[31m" not in seen and "\u202e" not in seen
 
 

@@ -17,7 +17,8 @@ D. What no broker has received when a connection is closed is gone (cluster/conn
 
 Not covered: a throttle of more than LATE_S after a writer was killed; one that was told in a response that was lost, or, as the
 first in half a minute, so shortly before the writer was killed that its claims do not say it (half a second); a replica that stopped
-to follow so shortly before the writer was frozen, its connections open (a second and a half).
+to follow, or is slow from the first batch on, so shortly before the writer was frozen, its connections open (a second and a half, and
+what the claims take to be written, which wait for replicas, too).
 
 Pure: no I/O, no clock; times are seconds of the caller's clock, timestamps ms since 1970.
 """
