@@ -58,6 +58,7 @@ from tolerant_client.mirror.engine.translated.partition import TranslatedPartiti
 from tolerant_client.mirror.life import comparison
 from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.life.failover import failover
+from tolerant_client.mirror.life.lens import NEVER_HAD
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.repair import repair
@@ -544,6 +545,17 @@ def test_what_the_source_has_in_partitions_that_no_mirror_had_seen_is_left_behin
     for is_dry_run in (True, False):
         report = run(source, target, promote, "unseen", is_dry_run=is_dry_run)
         assert report.exit_code == 3 and report.left_behind == told, report
+    create_topic(target, "life-unseen-b")  # by an application, or a broker that creates topics
+    report = run(source, target, promote, "unseen")
+    assert (
+        report.exit_code == 3
+        and report.left_behind == f"5 committed records of life-unseen-a-2 {told.partition('partition ')[2]}"
+    )
+    assert report.unknown_left == (f"what life-unseen-b-0 left behind on the source is unknown: {NEVER_HAD}",)
+    create_topic(source, "life-unseen-c")
+    append_records(source, "life-unseen-c", 4)
+    mirror(source, target, "life-unseen-c", "of-another-link")
+    assert run(source, target, promote, "unseen") == report
 
 
 @pytest.mark.parametrize("is_translated", [False, True])

@@ -4,8 +4,8 @@ The copies end where the fence said (LinkControl.copied_until), and the committe
 behind: a transaction that was open when the source was lost may have been aborted since (committed.py).  What it has deleted of that
 since is lost (PartitionLag.deleted), and counts as left behind: nothing tells how many committed records it had, unless a promotion
 that was run again before has found none, and written that into the control (`empty_until`).  So was left behind what the source has in
-partitions that the link had not begun and the target does not have: no mirror had seen them.  All this is
-unknown where the source's log is no longer the one that was copied: where its topic was created again, where it ends before what was
+partitions that no link had begun and the target does not have: no mirror had seen them.  All this is
+unknown where the target has such a partition, as its producers may have made it by now, and where the source's log is no longer the one that was copied: where its topic was created again, where it ends before what was
 copied, and where a link copies back into it.  Offsets are half-open, those of the source.
 """
 
@@ -22,8 +22,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
-from tolerant_client.mirror.life.lens import END_UNKNOWN, PartitionLag, look_led
+from tolerant_client.mirror.life.lens import END_UNKNOWN, NEVER_HAD, PartitionLag, look_led
 from tolerant_client.mirror.life.mirrors import within_bound
+from tolerant_client.mirror.life.owners import find_taken
 from tolerant_client.mirror.life.promotion_groups import STAY, unmoved_groups
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport, left_text
 from tolerant_client.mirror.logs.committed import count_committed
@@ -33,6 +34,7 @@ from tolerant_client.mirror.state.health import by_reason, few, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats, unread_map
 from tolerant_client.mirror.state.map_topic import (
+    NO_MAP,
     copied_until,
     has_map,
     lost_map,
@@ -76,11 +78,11 @@ async def promoted_before(
     unmoved, alike, unknown = None, dict[TopicPartition, int](), dict[TopicPartition, str]()
     if source is not None and lags:
         seen, unseen = await look_led(source, target, link, list(ends), is_translated, control)
-        never = await never_copied(source, target, control)
+        never, made = await never_copied(source, target, link, control, is_translated=is_translated)
         seen, unlike = await as_left(source, target, control, [*seen, *never])
         known = {e.partition: e for e in seen}
         lags = [known.get(e.partition, e) for e in (*lags, *never)]
-        unknown = _of_data({**unseen, **unlike}, topics)
+        unknown = _of_data({**unseen, **made, **unlike}, topics)
         alike = {p: at for p, at in ends.items() if p in known and p not in unlike}
     if source is not None and groups is not None and topics is not None:
         unmoved = await unmoved_groups(source, target, topics, groups, alike, map_of=link if is_translated else None)
@@ -121,22 +123,34 @@ async def _write_empty(target: Cluster, link: str, control: LinkControl, empty: 
         await update_control(target, link, change)
 
 
-async def never_copied(source: Cluster, target: Cluster, control: LinkControl) -> list[PartitionLag]:
-    """The lags of what the source has in partitions that a promoted link had not begun and the target does not have."""
+async def never_copied(
+    source: Cluster, target: Cluster, link: str, control: LinkControl, *, is_translated: bool
+) -> tuple[list[PartitionLag], dict[TopicPartition, str]]:
+    """The lags of what the source has in partitions that no link had begun, and why it is unknown what was left behind of others.
+
+    What the source has deleted of them does not count: nothing tells whether a mirror would have found it.
+    """
     if (topics := _topics_of(control)) is None:
-        return []
+        return [], {}
     there, here = await source.partitions(), await target.partitions()
-    known = {*control.begun, *control.copied, *control.copied_until, *control.unfenced}
+    mapped = await mapped_topics(target, link, control) if is_translated else NO_MAP
+    known = {*control.begun, *control.copied, *control.copied_until, *control.unfenced, *mapped.partitions}
     never = [
         p
         for name, numbers in there.items()
         if topics.writes(name) and not is_heartbeats(topics, name)
         for p in map(partial(TopicPartition, name), numbers)
-        if p not in known and p.partition not in here.get(name, ())
+        if p not in known
     ]
-    starts = (await list_led_offsets(source, dict.fromkeys(never, EARLIEST))).offsets if never else {}
-    ends = (await list_led_offsets(source, dict.fromkeys(starts, LATEST))).offsets if starts else {}
-    return [PartitionLag(p, 0, end, end, starts[p]) for p, end in sorted(ends.items()) if end > starts[p]]
+    if not never:
+        return [], {}
+    ask_taken = partial(find_taken, target, link, control, never, mapped.names, is_translated=is_translated)
+    taken = await within_bound(target, ask_taken) or {}
+    starts = (await list_led_offsets(source, {p: EARLIEST for p in never if p not in taken})).offsets
+    ends = (await list_led_offsets(source, dict.fromkeys(starts, LATEST))).offsets
+    lags = [PartitionLag(p, 0, end, end, starts[p]) for p, end in sorted(ends.items()) if end > starts[p]]
+    made = {e.partition: NEVER_HAD for e in lags if e.partition.partition in here.get(e.partition.topic, ())}
+    return [e for e in lags if e.partition not in made], made
 
 
 async def as_left(

@@ -194,7 +194,10 @@ async def _look_twice(source: Cluster | None, target: Cluster, scope: LinkScope)
     if scope.control.is_promotion_begun:
         left = [_LEFT_UNKNOWN]
         if source is not None:
-            never = await never_copied(source, target, scope.control) if scope.control.is_fenced else []
+            never = list[PartitionLag]()
+            if scope.control.is_fenced:
+                told = await never_copied(source, target, scope.link, scope.control, is_translated=scope.is_translated)
+                never = told[0]  # the others are among those `unseen`
             seen, unlike = await as_left(source, target, scope.control, [*second, *never])
             left = await left_texts(source, scope.control, seen, {**unseen, **unlike})
             second = seen[: len(second)]

@@ -365,7 +365,7 @@ def read_by(
         "seen_mirrors": mirrors or [],
         "why_forgotten": "A mirror of link dr runs on m1, and its control says nothing",
         "beside_file": BesideFile(),
-        "never_copied": [],
+        "never_copied": ([], {}),
         **told,
     }.items():
         say(name, value)
@@ -448,7 +448,7 @@ def test_what_a_promoted_link_left_behind_is_noted_and_no_fault_of_it(monkeypatc
     looks = [([lag], {NEW: "no leader"})] * 2
     unseen = PartitionLag(NEW, 0, 3, 3)  # on the source alone
     seen = [lag, unseen], {COPIED: "created again"}
-    found = read_by(monkeypatch, looks, {}, read_control=over, never_copied=[unseen], as_left=seen)
+    found = read_by(monkeypatch, looks, {}, read_control=over, never_copied=([unseen], {}), as_left=seen)
     assert (found.exit_code, found.health, found.notes) == (0, Health.PROMOTED, tuple(told))
     assert asked == [(over, [lag, unseen], {NEW: "no leader", COPIED: "created again"})]
     found = read_by(monkeypatch, [([PartitionLag(P, 100)], {})] * 2, {}, read_control=over, is_source_away=True)
