@@ -1,4 +1,4 @@
-"""Whose turn it is on a lane of small requests that may wait for no quota (Cluster.produce_soon).
+"""Whose turn it is on a lane of small requests that may wait for no quota (Cluster.produce_soon), or may not lie unread (markers).
 
 Laws:
 A. Under a quota one request is in flight: its response may throttle the connection for minutes, which is then left with nothing

@@ -29,8 +29,8 @@ from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.emptiness import EmptinessChecks
 from tolerant_client.mirror.engine.limits import CopyLimits, Progress
-from tolerant_client.mirror.engine.locks import Locks
 from tolerant_client.mirror.engine.memory import Memory
+from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink, Strategy
 from tolerant_client.mirror.engine.throttle import TokenBucket
 from tolerant_client.mirror.state.claims_record import Waiting
@@ -87,7 +87,7 @@ class LinkCopier:
         self.strategy = offsets(self.link)
         self._bytes_per_s = bytes_per_s
         self._shares = shares
-        self._locks = Locks[TopicPartition]()
+        self._locks = PartitionLocks()
         self._quota_at = float("-inf")  # when a quota was last seen
         # Under a quota: how far each partition that has more to copy was copied, and since when.
         self._stands: dict[TopicPartition, tuple[int, float]] = {}

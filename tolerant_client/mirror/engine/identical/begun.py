@@ -24,7 +24,7 @@ from tolerant_client.cluster.admin.transactions import fresh_producer_id
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.appendable import AppendState
-from tolerant_client.mirror.engine.locks import Locks
+from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 from tolerant_client.mirror.engine.strategy import NO_CLAIM
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import ControlWatch, update_control
@@ -84,7 +84,7 @@ class Begun:
         self._control = control
         self._is_ours = is_ours
         self._unwritten: list[_Change] = []
-        self._locks = Locks[TopicPartition]()
+        self._locks = PartitionLocks()
 
     async def write(
         self,

@@ -25,7 +25,7 @@ G. One request in flight and one writer for each partition: only their order is 
    up to which all is replicated (admin/offsets.py): the leader may have more of our markers than clients see.
 H. The log end shows what became of a gap; error codes are merged by producer id (KafkaApis.scala,
    handleWriteTxnMarkersRequest), so they say nothing of a single marker.
-I. Nothing fences markers, so `may_write` is called before each request, and none lies unread at a broker: they have a connection
+I. Nothing fences markers, so `may_write` is called at most _FRESH_S before each request, `may_send` directly before it, and none lies unread at a broker: they have a connection
    that is never throttled (write_abort_markers), with one request in flight for each node, since a broker reads the next one
    only once the last is replicated.  fence.py says what may still come late.
 """
@@ -45,10 +45,11 @@ from tolerant_client.cluster.admin.coordinators import Coordinators
 from tolerant_client.cluster.admin.offsets import replicated_end
 from tolerant_client.cluster.admin.transactions import can_write_markers, write_abort_markers
 from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.cluster.soon import SoonTurns
 from tolerant_client.errors import OptionError, PartitionRefusedError, ProducerFencedError
 from tolerant_client.mirror.batches.gaps import Gap, GapFill, marker_producer
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
-from tolerant_client.mirror.engine.locks import Locks
+from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 
 # Offsets.  An empty transaction leaves no records, but each takes some ms; longer gaps get one transaction with filler
 # records, which only read_uncommitted consumers see.
@@ -61,6 +62,7 @@ _MARKERS_PER_REQUEST = 2_000
 _CONTENTIONS = 8  # takeovers in one call
 _QUIET_S = (0.05, 1.0)  # how long the log must not move before we fence back: at first, at most
 _SETTLED_S = 5.0
+_FRESH_S = 1.0  # what was read before markers waited for those of other partitions
 
 # Raises once the partition may not be written: LinkPromotedError, or a retriable error if it is not claimed.
 MayWrite = Callable[[TopicPartition], Awaitable[None]]
@@ -88,7 +90,7 @@ class TransactionFiller:
         self._clock = clock
         self._coordinators = Coordinators(target)
         self._producers: dict[TopicPartition, GapProducer] = {}
-        self._locks = Locks[TopicPartition]()
+        self._locks = PartitionLocks()
 
     async def fill(
         self,
@@ -193,13 +195,21 @@ class TransactionFiller:
 class MarkerFiller:
     """Fills gaps with bare abort markers (laws G to I); on the loop of `target`."""
 
-    def __init__(self, target: Cluster, may_write: MayWrite, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        target: Cluster,
+        may_write: MayWrite,
+        may_send: MaySend = lambda partition: None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._target = target
         self._may_write = may_write
+        self._may_send = may_send
         self._clock = clock
         self._unanswered: dict[TopicPartition, float] = {}  # when a request was sent that got no response
-        self._locks = Locks[TopicPartition]()
-        self._nodes = Locks[int]()  # law I
+        self._locks = PartitionLocks()
+        self._turns: dict[int, SoonTurns] = {}  # by node, law I
 
     async def fill(
         self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int = 0, topic_id: uuid.UUID | None = None
@@ -220,11 +230,15 @@ class MarkerFiller:
             offsets = range(end, min(end + _MARKERS_PER_REQUEST, gap.until_offset))
             producers = [marker_producer(offset) for offset in offsets]
             node = await self._target.leader(partition)
-            async with self._nodes.held([node]) as has_waited:
-                await self._may_write(partition)
-                if has_waited and (now := await replicated_end(self._target, partition)) != end:
-                    end = now
-                    continue
+            asked_at = self._clock()
+            await self._may_write(partition)
+            async with self._turns.setdefault(node, SoonTurns(has_sequences=False)).turn():
+                if self._clock() - asked_at > _FRESH_S:
+                    await self._may_write(partition)
+                    if (now := await replicated_end(self._target, partition)) != end:
+                        end = now
+                        continue
+                self._may_send(partition)
                 self._unanswered[partition] = self._clock()
                 codes = await write_abort_markers(self._target, node, partition, producers)
                 del self._unanswered[partition]
@@ -274,5 +288,5 @@ def gap_fillers(
     """What fills a gap in each way but RECORDS, which are data (AppendRules.fills_with_records)."""
     return {
         GapFill.TRANSACTIONS: TransactionFiller(target, link, may_write, may_send),
-        GapFill.MARKERS: MarkerFiller(target, may_write),
+        GapFill.MARKERS: MarkerFiller(target, may_write, may_send),
     }

@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.mirror.engine.locks import Locks
+from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import ControlWatch, update_control
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -26,7 +26,7 @@ class Adopted:
     def __init__(self, target: Cluster, control: ControlWatch) -> None:
         self._target = target
         self._control = control
-        self._locks = Locks[TopicPartition]()
+        self._locks = PartitionLocks()
 
     async def until(self, partition: TopicPartition, end: int) -> int:
         """The source offset before which a target log that ends at `end` has everything; 0 if nobody had copied there.

@@ -13,6 +13,7 @@ from kafka.future import Future
 from kafka.protocol.producer import WriteTxnMarkersRequest
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.soon import SoonTurns
 from tolerant_client.errors import LinkPromotedError, OptionError, OutcomeUnknownError, PartitionRefusedError
 from tolerant_client.mirror.batches.gaps import Gap, GapFill, marker_producer
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller, gap_fillers
@@ -300,16 +301,30 @@ def test_no_request_lies_unread_behind_the_markers_of_another_partition() -> Non
     target = FakeTarget()
     target.responses["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
     filler = marking(target)
-    filler._nodes._taken[1] = busy = Future()
-    filling = filler.fill(P, Gap(0, 3))
-    assert filling.send(None) is not None and not target.sent and not target.looks, "it waits"
-    del filler._nodes._taken[1]
-    target.log_end = 1  # as the log of one that took over meanwhile
-    busy.success(None)
-    with pytest.raises(StopIteration) as done:
-        filling.send(None)
-    assert done.value.value == 3
-    assert [len(request.markers) for request in target.sent] == [2]
+    for waited_s, count in ((0.5, 3), (1.5, 2)):
+        target.log_end, target.looks = 0, 0
+        target.sent.clear()
+        other = filler._turns.setdefault(1, SoonTurns(has_sequences=False)).turn()
+        run(other.__aenter__())
+        filling = filler.fill(P, Gap(0, 3))
+        assert filling.send(None) is not None and not target.sent, "it waits"
+        target.now += waited_s
+        target.log_end = 3 - count  # as the log of one that took over meanwhile
+        run(other.__aexit__(None, None, None))
+        with pytest.raises(StopIteration) as done:
+            filling.send(None)
+        assert (done.value.value, target.looks) == (3, 1 if waited_s < 1 else 3)
+        assert [len(request.markers) for request in target.sent] == [count]
+
+
+def test_markers_are_not_sent_once_the_partition_is_lost_while_they_waited() -> None:
+    def refuse(_: TopicPartition) -> None:
+        raise Errors.NotLeaderForPartitionError("not claimed")
+
+    target = FakeTarget()
+    with pytest.raises(Errors.NotLeaderForPartitionError):
+        run(MarkerFiller(target, target.may_write, refuse, clock=target.clock).fill(P, Gap(0, 3)))  # type: ignore[arg-type]
+    assert not target.sent
 
 
 def test_markers_that_are_there_already_are_passed_over() -> None:
