@@ -267,7 +267,7 @@ def can_write_markers(cluster: Cluster) -> bool:
 
 
 async def write_abort_markers(
-    cluster: Cluster, node_id: int, partition: TopicPartition, producers: Sequence[tuple[int, int]]
+    cluster: Cluster, node_id: int, partition: TopicPartition, producers: Sequence[tuple[int, int]], lane: str = MARKERS
 ) -> set[int]:
     """Has a leader append abort markers in order, each given as (producer id, epoch); the error codes other than 0.
 
@@ -293,7 +293,7 @@ async def write_abort_markers(
     )
     codes: set[int] = set()
     named: set[tuple[int, str, int]] = set()
-    for result in (await cluster.send(request, cluster.lane(MARKERS, node_id))).markers:
+    for result in (await cluster.send(request, cluster.lane(lane, node_id))).markers:
         for topic in result.topics:
             for part in topic.partitions:
                 codes.add(part.error_code)

@@ -25,9 +25,9 @@ G. One request in flight and one writer for each partition: only their order is 
    up to which all is replicated (admin/offsets.py): the leader may have more of our markers than clients see.
 H. The log end shows what became of a gap; error codes are merged by producer id (KafkaApis.scala,
    handleWriteTxnMarkersRequest), so they say nothing of a single marker.
-I. Nothing fences markers, so `may_write` is called at most _FRESH_S before each request, `may_send` directly before it, and none lies unread at a broker: they have a connection
-   that is never throttled (write_abort_markers), with one request in flight for each node, since a broker reads the next one
-   only once the last is replicated.  fence.py says what may still come late.
+I. Nothing fences markers, so `may_write` is called at most _FRESH_S before each request, and `may_send` directly before it.  None
+   lies unread at a broker: they have connections that are never throttled (write_abort_markers), with one request in flight on
+   each, since a broker reads the next one only once the last is replicated.  fence.py says what may still come late.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from tolerant_client.cluster.admin.coordinators import Coordinators
 from tolerant_client.cluster.admin.offsets import replicated_end
 from tolerant_client.cluster.admin.transactions import can_write_markers, write_abort_markers
 from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.cluster.connections import MARKERS
 from tolerant_client.cluster.soon import SoonTurns
 from tolerant_client.errors import OptionError, PartitionRefusedError, ProducerFencedError
 from tolerant_client.mirror.batches.gaps import Gap, GapFill, marker_producer
@@ -62,6 +63,7 @@ _MARKERS_PER_REQUEST = 2_000
 _CONTENTIONS = 8  # takeovers in one call
 _QUIET_S = (0.05, 1.0)  # how long the log must not move before we fence back: at first, at most
 _SETTLED_S = 5.0
+_LANES = 8  # connections to a node for markers: over a distance each takes as long as a response
 _FRESH_S = 1.0  # what was read before markers waited for those of other partitions
 
 # Raises once the partition may not be written: LinkPromotedError, or a retriable error if it is not claimed.
@@ -209,7 +211,7 @@ class MarkerFiller:
         self._clock = clock
         self._unanswered: dict[TopicPartition, float] = {}  # when a request was sent that got no response
         self._locks = PartitionLocks()
-        self._turns: dict[int, SoonTurns] = {}  # by node, law I
+        self._turns: dict[tuple[int, str], SoonTurns] = {}  # by node and lane, law I
 
     async def fill(
         self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int = 0, topic_id: uuid.UUID | None = None
@@ -232,7 +234,8 @@ class MarkerFiller:
             node = await self._target.leader(partition)
             asked_at = self._clock()
             await self._may_write(partition)
-            async with self._turns.setdefault(node, SoonTurns(has_sequences=False)).turn():
+            lane = f"{MARKERS}-{partition.partition % _LANES}"
+            async with self._turns.setdefault((node, lane), SoonTurns(has_sequences=False)).turn():
                 if self._clock() - asked_at > _FRESH_S:
                     await self._may_write(partition)
                     if (now := await replicated_end(self._target, partition)) != end:
@@ -240,7 +243,7 @@ class MarkerFiller:
                         continue
                 self._may_send(partition)
                 self._unanswered[partition] = self._clock()
-                codes = await write_abort_markers(self._target, node, partition, producers)
+                codes = await write_abort_markers(self._target, node, partition, producers, lane)
                 del self._unanswered[partition]
             self._raise_for(codes - {Errors.InvalidProducerEpochError.errno}, partition)
             # Markers that are there already are refused; then at least one must be new.

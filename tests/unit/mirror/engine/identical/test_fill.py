@@ -304,7 +304,7 @@ def test_no_request_lies_unread_behind_the_markers_of_another_partition() -> Non
     for waited_s, count in ((0.5, 3), (1.5, 2)):
         target.log_end, target.looks = 0, 0
         target.sent.clear()
-        other = filler._turns.setdefault(1, SoonTurns(has_sequences=False)).turn()
+        other = filler._turns.setdefault((1, "markers-0"), SoonTurns(has_sequences=False)).turn()
         run(other.__aenter__())
         filling = filler.fill(P, Gap(0, 3))
         assert filling.send(None) is not None and not target.sent, "it waits"
