@@ -33,12 +33,12 @@ def state_topic_findings(facts: ClusterFacts, link: str) -> Iterator[Told]:
         config = facts.configs.get(topic, {})
         if (kept := Retention.of(config)) is None:
             continue
-        limits = {RETENTION_MS: kept.ms, RETENTION_BYTES: kept.bytes}
         if topic == CLAIMS_TOPIC:
             wrong = {RETENTION_MS: str(_CLAIMS_MS)} if kept.ms is not None and kept.ms < _CLAIMS_MS else {}
             what = "running mirrors are not seen, and claims are lost: status, and other mirrors, take them for ended"
         elif topic == LEDGER_TOPIC:
-            wrong = {name: "-1" for name, limit in limits.items() if limit is not None}
+            # Also those that count only once the policy is set right.
+            wrong = {name: "-1" for name in (RETENTION_MS, RETENTION_BYTES) if config.get(name, "-1") != "-1"}
             what = _ROWS
             if "compact" in config[CLEANUP_POLICY].split(","):
                 wrong[CLEANUP_POLICY] = "delete"
