@@ -13,8 +13,8 @@ if TYPE_CHECKING:
         TolerantClientError,
         TransactionOutcomeUnknownError,
     )
-    from tolerant_client.stock.clients import KafkaAdminClient, KafkaProducer
-    from tolerant_client.stock.consumer import KafkaConsumer
+    from tolerant_client.mirror.standby.clients import KafkaAdminClient, KafkaConsumer
+    from tolerant_client.stock.clients import KafkaProducer
     from tolerant_client.stock.installation import install, uninstall
     from tolerant_client.tracker.policy import RecoveryPolicy
 
@@ -35,8 +35,8 @@ __all__ = [
 
 _HOMES = {
     "CoordinatorUnavailableError": "tolerant_client.errors",
-    "KafkaAdminClient": "tolerant_client.stock.clients",
-    "KafkaConsumer": "tolerant_client.stock.consumer",
+    "KafkaAdminClient": "tolerant_client.mirror.standby.clients",
+    "KafkaConsumer": "tolerant_client.mirror.standby.clients",
     "KafkaProducer": "tolerant_client.stock.clients",
     "OptionError": "tolerant_client.errors",
     "OutcomeUnknownError": "tolerant_client.errors",

@@ -1,4 +1,5 @@
-"""How a connection manager finds the brokers: at the start, and again when none of those that it knows can be connected to.
+"""How a connection manager finds the brokers: at the start, when none of those that it knows can be connected to, and of
+another cluster that it moves to.
 
 Laws:
 - No bootstrap address holds up another one, or anybody who knows a broker.
@@ -6,14 +7,20 @@ Laws:
   kafka-python: an address may stand for several brokers, and a rolling restart may be about to cure them.  They say more than
   a failure to connect, so the error names them.  Who prefers an early error to a late connection sets `ends_refused`:
   then they are believed once every address has refused us, and nothing else, _TRIES times.
+- A move is one step of the event loop: before it all requests belong to the former cluster, after it all to the next one.
+  Node ids, topic ids and coordinators are the former one's, so nothing of what was known is kept.
+- A coroutine goes on some turns of the event loop after its response has come.  So a client leaves first: it closes its
+  connections, sends nothing, and waits until whatever came from the former cluster has been applied to what is known of that one.
+- The next cluster is looked for until it responds, whatever it refuses meanwhile: nobody else would ask it again.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import kafka.errors as Errors
@@ -21,12 +28,16 @@ import kafka.errors as Errors
 from tolerant_client.errors import SslAuthenticationError, text_of
 from tolerant_client.stock.stock_names import Future, KafkaConnectionManager
 
+log = logging.getLogger(__name__)
+
 BESIDE_S = 1.0  # after which the next bootstrap address is tried in parallel
 _LAST_WORDS_S = 0.25  # in which attempts that end at the deadline may report why
 _TRIES = 5  # so often each address refuses us before that is believed
 # No retry cures these; IncompatibleBrokerVersion may come from a controller, for example.
 _NOT_CURED = (Errors.IncompatibleBrokerVersion, Errors.SaslAuthenticationFailedError, Errors.AuthorizationError)
 REFUSED = (SslAuthenticationError, Errors.UnsupportedSaslMechanismError)
+_TURNS = 20  # of the event loop: more than any coroutine here needs to go on after a response
+_LONGEST_PAUSE_S = 30.0  # between two searches for the cluster of a move
 _SILENT = (Errors.KafkaTimeoutError, Errors.RequestTimedOutError)
 
 
@@ -53,9 +64,14 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
 
     cluster: Any
     ends_refused = False
+    broker_version_data: Any
     is_misunderstood = False  # a bootstrap address accepted a connection, then broke it off: another protocol
     _accepted: set[Any]  # nodes that accepted a TCP connection
+    _failures: dict[Any, BaseException]  # nodes whose last attempt to connect failed, the newest at the end
+    _disproved: set[Any]  # nodes that do not respond in order, so that probes prove nothing
     _bootstrapping: Any = None  # done when the addresses have been asked
+    is_leaving = False  # a move has begun: nothing is sent
+    moves = 0
 
     async def rebootstrap(self, *, resets: bool) -> None:
         """Asks each bootstrap address once more for the brokers, which may have other addresses by now.
@@ -63,18 +79,54 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
         With `resets` these are connected to at once, whatever failed before.  Raises KafkaTimeoutError if none tells them,
         or the error of a refused login.
         """
-        known = {broker.node_id: (broker.host, broker.port) for broker in self.cluster.brokers()}
+        moves, known = self.moves, {broker.node_id: (broker.host, broker.port) for broker in self.cluster.brokers()}
         for broker in self.cluster.bootstrap_brokers():
             self.reset_backoff(broker.node_id)
         await self._do_bootstrap(
             time.monotonic() + self.config["socket_connection_setup_timeout_ms"] / 1000, is_once=True
         )
-        for broker in self.cluster.brokers():
+        for broker in self.cluster.brokers() if moves == self.moves else ():
             has_moved = known.get(broker.node_id) != (broker.host, broker.port)
             if resets or has_moved:
                 self.reset_backoff(broker.node_id)
             if has_moved:
                 self.close(broker.node_id)  # a connection to its former address
+
+    async def leave(self) -> None:
+        """Ends all that is in flight, as lost connections do; nothing is sent from then on until `move`."""
+        self.is_leaving = True
+        left = list(self._conns.values())
+        self._conns.clear()
+        for connection in left:
+            connection.close(Errors.KafkaConnectionError("the client moves to another cluster"))
+        for _ in range(_TURNS):
+            await self._net.sleep(0)
+
+    def move(self, config: Mapping[str, Any]) -> Any:
+        """Belongs to the cluster that `config` (kafka-python's keys) connects to; on the event loop, after `leave`.
+
+        Returns at once a future that is done when the next cluster has told its brokers, which who needs any broker waits for, too.
+        """
+        self.config.update(config)
+        self.cluster.forget(config)
+        self.broker_version_data = None
+        for failures in (self._backoff, self._failures, self._disproved, self._accepted):
+            failures.clear()
+        self.is_leaving, self.moves = False, self.moves + 1
+        return self.call_soon(self._find_cluster)
+
+    async def _find_cluster(self) -> None:
+        pause_s, told = BESIDE_S, ""
+        while not self.closed:
+            try:
+                await self.bootstrap_async()
+            except Exception as error:
+                if told != (told := text_of(error)):
+                    log.warning("The cluster that the client has moved to cannot be used yet: %s", told)
+            if self.cluster.brokers():
+                return
+            await self._net.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _do_bootstrap(self, deadline: float | None, *, is_once: bool = False) -> Any:
         """Finds the brokers: tries the addresses in parallel, and begins each BESIDE_S after the one before.

@@ -24,7 +24,7 @@ from kafka.structs import OffsetAndMetadata
 from tolerant_client.errors import CoordinatorUnavailableError
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC
 from tolerant_client.stock.coordinator_watch import CoordinatorWatch
-from tolerant_client.stock.stock_names import ConsumerCoordinator
+from tolerant_client.stock.moved_member import MovedMember
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _REACH = 0.5  # seconds between two checks whether any broker can be reached
 _HELD = 1.0  # seconds; a broker that is not the coordinator refuses a JoinGroup at once
 
 
-class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is untyped
+class TolerantCoordinator(MovedMember):
     """kafka-python's ConsumerCoordinator, same arguments, that does not wait silently for ever."""
 
     def __init__(self, client: Any, subscription: Any, **configs: Any) -> None:
@@ -58,7 +58,7 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
         is_patient = timeout_ms is not None and not self._is_closing
         self._unreached = 0
         deadline = float("inf") if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        while True:
+        while not self._ends_poll:
             now = time.monotonic()
             # At least one backoff: when the absence is due, the response to the lookup under way is still awaited.
             patience = max(self._absence.left(now), self.config["retry_backoff_ms"] / 1000)
@@ -84,6 +84,7 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
                 raise wrong
             if is_known or time.monotonic() >= deadline:
                 return bool(is_known)
+        return False
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
         """Like kafka-python's; where no broker can be connected to, its commit is given up and logged."""
@@ -99,7 +100,7 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
     def poll(self, timeout_ms: float | None = None) -> bool:
         """Like kafka-python's, which would take a CoordinatorUnavailableError for a poll that found nothing."""
         self._told = None
-        is_ready = bool(super().poll(timeout_ms=timeout_ms))
+        is_ready = super().poll(timeout_ms=timeout_ms)
         if self._told is not None:
             raise self._told
         return is_ready
@@ -158,6 +159,7 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
         """
         if self._assigned is not None:
             return self._assigned
+        await self._wait_for_other_members()
         # kafka-python drops the reasons to rejoin (another subscription, other metadata) once it has sent the
         # subscription and assigned by the metadata: a poll that ended before the join would have been the last
         # to check them.  This is requestRejoinIfNecessary of AbstractCoordinator.java.
@@ -216,6 +218,11 @@ class TolerantCoordinator(ConsumerCoordinator):  # type: ignore[misc]  # kafka-p
             why = f"coordinator {self.coordinator_id}: {_name(error)}"
             self._absence.failed(why, time.monotonic(), is_known=True)
         super().coordinator_dead(error)
+
+    def moved(self, move: Any) -> None:
+        """Leaves the group of the former cluster, whose coordinator is watched no more."""
+        self._watch.answered()
+        super().moved(move)
 
     def _process_join_group_response(self, response: Any, send_time: float) -> Any:
         if time.monotonic() - send_time > _HELD:

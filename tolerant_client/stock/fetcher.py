@@ -20,23 +20,27 @@ Laws:
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import kafka.errors as Errors
 import pyarrow as pa
-from kafka.protocol.consumer import IsolationLevel
+from kafka.protocol.consumer import IsolationLevel, OffsetResetStrategy
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from tolerant_client.stock.consumer_records import PartitionRecords
 from tolerant_client.stock.fetch_plan import PlannedFetches
+from tolerant_client.stock.moving import Destination, Move
 from tolerant_client.stock.out_of_range import report, report_truncations
 from tolerant_client.stock.stock_names import Future
 from tolerant_client.tracker.events import CorruptRecords
 from tolerant_client.tracker.rules.apis import FETCH_BY_ID_VERSION
+
+log = logging.getLogger(__name__)
 
 _CORRUPT_AFTER = 3  # fetches of the same offset
 
@@ -55,6 +59,7 @@ class TolerantFetcher(PlannedFetches):
         self._taking = threading.Lock()
         self._too_early: list[Any] = []  # fetches that follow what this fill has handed out: the next one may use them
         self._call = _Call()
+        self._move: Move | None = None
 
     # -- giving out -----------------------------------------------------------
 
@@ -118,6 +123,8 @@ class TolerantFetcher(PlannedFetches):
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         """Like kafka-python's, which forgets a resumed partition while another one is in its slot."""
+        if self._move is not None:
+            self._move.settle()
         self._topic_ids.apply()
         self._make_room_for_resumed()
         try:
@@ -217,6 +224,62 @@ class TolerantFetcher(PlannedFetches):
         if not self._subscriptions.is_fetchable(tp):
             return False
         return bool(self._subscriptions.position(tp).offset == part.next_fetch_offset)
+
+    # -- a move (moving.py) ---------------------------------------------------
+
+    def moved(self, move: Move) -> None:
+        """Fetches nothing before the move is settled; on the event loop, when the client has left the former cluster."""
+        self._move = move
+        self._session_handlers.clear()
+        self._asked.clear()
+        self._doubts.clear()
+        self._topic_ids.clear()
+
+    def settle(self, to: Destination) -> None:
+        """Drops what was fetched from the former cluster, and takes no position after the copies; in the polling thread."""
+        for buffered in (self._completed_fetches, self._paused_completed_fetches, self._paused_partition_records):
+            buffered.clear()
+        for known in (self._too_early, self._handed_out, self._corrupt, self._readable_ends):
+            known.clear()
+        self._next_partition_records = self._next_in_line_exception_metadata = None
+        self._cached_list_offsets_exception = self._cached_log_truncation = None
+        for tp, state in list(self._subscriptions.assignment.items()):
+            state.highwater = None
+            if state.position is not None:
+                self._place(to, tp, state)
+
+    def _place(self, to: Destination, tp: TopicPartition, state: Any) -> None:
+        offset = state.position.offset
+        place = to.place(tp, offset)
+        if place is not None:
+            self._subscriptions.seek(tp, place)
+        elif to.is_copied(tp.topic):
+            log.warning("No record of %s-%s is known to be copied: position %s becomes the first record", *tp, offset)
+            self._subscriptions.request_offset_reset(tp, OffsetResetStrategy.EARLIEST)
+        else:
+            log.warning("%s-%s was not copied: its position %s is reset", *tp, offset)
+            if self._subscriptions.has_default_offset_reset_policy():
+                self._subscriptions.request_offset_reset(tp)
+            else:
+                state._position = None  # poll() raises NoOffsetForPartitionError, unless one was committed there
+
+    @property
+    def _is_of_former_cluster(self) -> bool:
+        """Whether positions are still those on the cluster that the client has left."""
+        return self._move is not None and not self._move.is_settled
+
+    def _to_fetch(self) -> Iterator[tuple[Any, TopicPartition, int, int]]:
+        return iter(()) if self._is_of_former_cluster else super()._to_fetch()
+
+    def maybe_validate_positions(self) -> None:
+        """Like kafka-python's; a position of the former cluster has nothing to do with the leader epochs of the next one."""
+        if not self._is_of_former_cluster:
+            super().maybe_validate_positions()
+
+    async def _send_offset_for_leader_epoch_request(self, node_id: Any, positions: Any) -> Any:
+        if self._is_of_former_cluster:
+            raise Errors.StaleMetadata("the client has moved to another cluster")
+        return await super()._send_offset_for_leader_epoch_request(node_id, positions)
 
     # -- refusals (incident 2) ------------------------------------------------
 

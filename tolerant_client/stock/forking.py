@@ -19,7 +19,7 @@ Laws:
 - A consumer gets the parent's subscription.  The parent may have stopped anywhere (the fork took its threads away), so
   none of its locks is taken.  A group member joins as a new member, and the group decides which partitions it gets and
   where it begins.  Without a group, or with a manual assignment, the child takes over positions, requested resets and
-  pauses.
+  pauses; a client that follows a link and begins at another cluster than the parent's raises IllegalStateError instead.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class _Recipe:
         self.is_building = False  # only the building thread sees it true
         self.subscription: Any = None  # the parent's, of a dormant consumer
         self.is_iterated = False
+        self.cluster_id: Any = None  # the parent's, of a client that may move
 
 
 def watch(manager: Any) -> None:
@@ -125,6 +126,7 @@ def _put_to_sleep(client: Any) -> None:
         return
     recipe.subscription = getattr(client, "_subscription", None)
     recipe.is_iterated = getattr(client, "_iterator", None) is not None
+    recipe.cluster_id = client._manager.cluster.cluster_id if getattr(client, "may_move", False) else None
     kind: Any = type(client)
     client.__class__ = _dormant(kind)
 
@@ -170,7 +172,7 @@ def _wake(client: Any) -> None:
             else:
                 recipe.init(client, **recipe.configs)
                 try:
-                    _resubscribe(client, recipe.subscription)
+                    _resubscribe(client, recipe)
                 except BaseException:
                     kind.close(client, autocommit=False)
                     raise
@@ -180,13 +182,19 @@ def _wake(client: Any) -> None:
         recipe.subscription = None
 
 
-def _resubscribe(consumer: Any, other: Any) -> None:
-    """Subscribes or assigns a new consumer as in the SubscriptionState `other`.
+def _resubscribe(consumer: Any, recipe: _Recipe) -> None:
+    """Subscribes or assigns a new consumer as in the parent's SubscriptionState.
 
     Raises KafkaTimeoutError where the metadata lacks partitions of a consumer without a
     group after `request_timeout_ms`.
     """
+    other = recipe.subscription
     is_groupless = consumer.config["group_id"] is None
+    here = consumer._manager.cluster.cluster_id
+    if recipe.cluster_id not in (None, here) and (
+        is_groupless or other.subscription_type == SubscriptionType.USER_ASSIGNED
+    ):
+        raise _error(f"the parent's positions belong to cluster {recipe.cluster_id}, and this process begins at {here}")
     if other.subscription_type == SubscriptionType.USER_ASSIGNED:
         kafka.KafkaConsumer.assign(consumer, list(other.assignment))
         _take_place(consumer._subscription, other)

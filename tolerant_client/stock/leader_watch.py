@@ -59,11 +59,16 @@ class LeaderWatch:
         self._manager = weakref.ref(manager)
         self._net = manager._net
         self._cluster = manager.cluster
-        self._detector = StormDetector()
-        self._pace = RefreshPace(self._cluster.config["retry_backoff_ms"])
+        self._base_ms = self._cluster.config["retry_backoff_ms"]
         self._alarm = Alarm(self._net, self._on_alarm)
         self._search: Any = None
+        self.forget()
         self._cluster.add_listener(self.updated)
+
+    def forget(self) -> None:
+        """Knows no leaders any more: the client moves to another cluster."""
+        self._detector = StormDetector()
+        self._pace = RefreshPace(self._base_ms)
 
     def unreachable(self, node_id: Any) -> None:
         """Notes that a broker could not be connected to; on the event loop."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import kafka.errors as Errors
@@ -29,6 +29,7 @@ from tolerant_client.stock.connection import TolerantConnection
 from tolerant_client.stock.leader_watch import LeaderWatch
 from tolerant_client.stock.metadata import STRATEGIES, TolerantMetadata
 from tolerant_client.stock.stock_names import (
+    Future,
     KafkaConnectionManager,
     KafkaNetClient,
     KafkaNetSocket,
@@ -80,13 +81,10 @@ class TolerantConnectionManager(Bootstrap):
         self.recovery_counters = recovery_counters if recovery_counters is not None else RecoveryCounters()
         self._recovery_listener = recovery_listener
         self.guards: list[Callable[[], bool]] = []  # asked before anything is sent; see Cluster.guard
-        self._accepted: set[Any] = set()  # nodes that accepted a TCP connection
-        self._failures: dict[
-            Any, BaseException
-        ] = {}  # nodes whose last attempt to connect failed, the newest at the end
+        self._accepted, self._failures, self._disproved = set(), {}, set()
         self._leader_watch: LeaderWatch | None = None
+        self._moved: Any = None  # done when the cluster of a move has told its brokers
         self.called = ""  # what messages call the cluster
-        self._disproved: set[Any] = set()  # nodes that do not respond in order, so that probes prove nothing
         masking.attach()  # again: modules imported since then may log
         super().__init__(net, **configs)
         strategy = self.config["metadata_recovery_strategy"]
@@ -105,6 +103,28 @@ class TolerantConnectionManager(Bootstrap):
         future = super().bootstrap_async(timeout_ms, refresh)
         future.add_callback(lambda _: self.cluster.start_refresh_loop())  # the loop ends if a first attempt fails
         return future
+
+    async def leave(self) -> None:
+        """Leaves the cluster for another one; see Bootstrap."""
+        self._moved = self.cluster.moved = Future()
+        await super().leave()
+
+    def move(self, config: Mapping[str, Any]) -> Any:
+        """Belongs to the other cluster; see Bootstrap."""
+        if self._leader_watch is not None:
+            self._leader_watch.forget()
+        super().move(config).add_both(self._moved.success)
+        return self._moved
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the client has left its cluster, and the next one has not told its brokers."""
+        return self._moved is not None and not self._moved.is_done
+
+    async def moved(self, timeout_ms: float | None = None) -> None:
+        """Waits until the client belongs to a cluster whose brokers are known; raises KafkaTimeoutError."""
+        if self.is_moving:
+            await self.wait_for(self._moved, timeout_ms)
 
     def update_backoff(self, node_id: Any) -> Any:
         """Notes that connecting failed; returns the milliseconds until the next attempt may begin."""
@@ -186,6 +206,8 @@ class TolerantConnectionManager(Bootstrap):
 
         Raises what get_connection raises, except NodeNotReadyError, which is in the future.
         """
+        if node_id is None and self.is_moving:
+            return self.call_soon(self._send_once_moved, request, request_timeout_ms)
         is_for_any = is_for_any_broker(request, node_id)
         node_id = self.least_loaded_node() if node_id is None else node_id
         if not is_for_any:
@@ -198,6 +220,11 @@ class TolerantConnectionManager(Bootstrap):
         asked.ask(node_id, response)
         return asked.future
 
+    async def _send_once_moved(self, request: Any, request_timeout_ms: float | None) -> Any:
+        timeout_ms = self.config["request_timeout_ms"] if request_timeout_ms is None else request_timeout_ms
+        await self.moved(timeout_ms)
+        return await self.send(request, None, request_timeout_ms)
+
     def recovery_event(self, event: Event, node_id: Any = None) -> None:
         """Counts an event that belongs to no connection, and tells the listener."""
         self.recovery_counters.add(event, node_id)
@@ -209,8 +236,11 @@ class TolerantConnectionManager(Bootstrap):
 
     async def _connect(self, node: Any, connection: Any, *args: Any, **kwargs: Any) -> None:
         """Connects and keeps the reason of a failure."""
-        backoff = self._backoff.get(node.node_id)
+        moves, backoff = self.moves, self._backoff.get(node.node_id)
         await super()._connect(node, connection, *args, **kwargs)
+        if moves != self.moves:  # the node id is another node's by now
+            self._backoff.pop(node.node_id, None)
+            return
         failure = connection.init_future.exception
         self._failures.pop(node.node_id, None)
         if failure is None:
@@ -297,7 +327,7 @@ class TolerantConnectionManager(Bootstrap):
 
         Raises NodeNotReadyError while backing off, and UnknownBrokerIdError.
         """
-        if node_id is None:
+        if node_id is None or self.is_leaving:
             raise self.not_ready()
         if self.connection_delay(node_id) > 0:
             raise self.not_ready(node_id)
@@ -323,7 +353,7 @@ class TolerantConnectionManager(Bootstrap):
         closed = connection.close_future
         closed.add_errback(lambda _: self._back_off_from_useless(connection))
         if pop_on_close:
-            closed.add_both(lambda _: self._conns.pop(node.node_id, None))
+            closed.add_both(lambda _: self._drop(connection))
         if self._sensors:
             closed.add_both(lambda _: self._sensors.connection_closed.record())
         if refresh_metadata_on_err:
@@ -336,6 +366,11 @@ class TolerantConnectionManager(Bootstrap):
 
         self._net.call_soon(connect)
         return connection
+
+    def _drop(self, connection: Any) -> None:
+        """Forgets a connection that has ended; after a move its node id may be another node's."""
+        if self._conns.get(connection.node_id) is connection:
+            del self._conns[connection.node_id]
 
     def _back_off_from_useless(self, connection: Any) -> None:
         """Replaces a retired connection at once if it has served a request, else after a pause.

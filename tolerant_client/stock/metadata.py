@@ -6,13 +6,15 @@ Laws:
 - While no known broker can be connected to, the bootstrap addresses are asked, once a second, and their names are resolved
   again (KIP-899); also if no broker has told the metadata for metadata_recovery_rebootstrap_trigger_ms, or if one says
   REBOOTSTRAP_REQUIRED (KIP-1102).  kafka-python asks them only at the start: a cluster that moved to other addresses is lost.
-- An address that leads to another cluster than before is not followed: its topics and offsets are others.
+- An address that leads to another cluster than before is not followed: its topics and offsets are others.  Who knows that
+  they are the same moves the client there (bootstrap.py).
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import kafka.errors as Errors
@@ -24,6 +26,22 @@ log = logging.getLogger(__name__)
 
 STRATEGIES = ("rebootstrap", "none")
 _PAUSE_S = 1.0  # between two rounds of the bootstrap addresses
+# What ClusterMetadata keeps of the cluster that it belongs to.
+_OF_A_CLUSTER = (
+    "config",
+    "_bootstrap_brokers",
+    "_brokers",
+    "_partitions",
+    "_broker_partitions",
+    "_topic_ids",
+    "_topic_names_by_id",
+    "_coordinators",
+    "_coordinator_brokers",
+    "unauthorized_topics",
+    "internal_topics",
+    "controller",
+    "cluster_id",
+)
 _REBOOTSTRAP_REQUIRED = 129  # kafka-python 3.0 does not know the code
 
 
@@ -37,6 +55,18 @@ class TolerantMetadata(ClusterMetadata):  # type: ignore[misc]  # kafka-python i
     _rebootstrap_at = 0.0
     _pause_s = _PAUSE_S
     _has_warned = False
+    moved: Any = None  # done when the cluster that the client moves to has told its brokers
+    _moves = 0
+
+    def forget(self, config: Mapping[str, Any]) -> None:
+        """Knows nothing any more but the bootstrap servers of the next cluster, which are in `config`, and the topics that are asked for."""
+        known = ClusterMetadata(**{**self.config, **config})
+        with self._lock:
+            for name in _OF_A_CLUSTER:
+                setattr(self, name, getattr(known, name))
+        self._moves += 1
+        self._failing_since, self._is_required, self._pause_s, self._has_warned = None, False, _PAUSE_S, False
+        self.request_update()
 
     def start_refresh_loop(self) -> None:
         """Starts the loop; again where it has ended because no broker could be reached at first."""
@@ -60,6 +90,9 @@ class TolerantMetadata(ClusterMetadata):  # type: ignore[misc]  # kafka-python i
                 await self._ask_bootstrap_address(node_id)
             else:
                 await super()._do_refresh_metadata(node_id)
+            return
+        if self.moved is not None and not self.moved.is_done:
+            await self.moved  # which tells the metadata
             return
         if self._must_rebootstrap():
             self._rebootstrap_if_due()
@@ -103,16 +136,19 @@ class TolerantMetadata(ClusterMetadata):  # type: ignore[misc]  # kafka-python i
 
     async def _rebootstrap(self) -> None:
         """Asks the bootstrap addresses once."""
+        moves = self._moves
         try:
             if self.config["client_dns_lookup"] != "use_all_dns_ips":  # else names are resolved at each connect
                 self._bootstrap_brokers = self._generate_bootstrap_brokers()
             # A broker that could not be connected to since the last round may be out of this client's reach.
             await self._manager.rebootstrap(resets=self._pause_s == _PAUSE_S)
         except Exception as error:
-            if not self._has_warned and not self.closed:
+            if not self._has_warned and not self.closed and moves == self._moves:
                 self._has_warned = True
                 log.warning("No known broker responds, and no bootstrap server tells of others: %s", text_of(error))
             return
+        if moves != self._moves:
+            return  # they are those of the next cluster
         self._has_warned = False
         log.warning("No known broker responded; the bootstrap servers have told these: %s", self)
         # If these cannot be connected to either, the next rounds are further and further apart.

@@ -27,7 +27,9 @@ from kafka.consumer.fetcher import FetchRequestData as FetchRequestData
 from kafka.consumer.fetcher import FetchSessionHandler as FetchSessionHandler
 from kafka.consumer.subscription_state import SubscriptionState, TopicPartitionState
 from kafka.consumer.subscription_state import SubscriptionType as SubscriptionType
+from kafka.coordinator.base import Generation as Generation
 from kafka.coordinator.consumer import ConsumerCoordinator as ConsumerCoordinator
+from kafka.coordinator.consumer import RebalanceProtocol as RebalanceProtocol
 from kafka.future import Future as Future
 from kafka.net.compat import KafkaNetClient as KafkaNetClient
 from kafka.net.connection import KafkaConnection as KafkaConnection
@@ -80,6 +82,8 @@ _FORKING = ("tolerant_client.stock.forking",)
 _INSTALLATION = ("tolerant_client.stock.installation",)
 _BOOTSTRAP = ("tolerant_client.stock.bootstrap",)
 _MANAGER = ("tolerant_client.stock.manager",)
+_MOVING = ("tolerant_client.stock.moving",)
+_MOVED_MEMBER = ("tolerant_client.stock.moved_member",)
 _OUT_OF_RANGE = ("tolerant_client.stock.out_of_range",)
 _CONNECTIONS = ("tolerant_client.cluster.connections",)
 _RECORDS = ("tolerant_client.stock.consumer_records",)
@@ -242,6 +246,41 @@ USES: Final = (
         ("_enable_heartbeat", "_manager", "_net", "_subscription", "config", "coordinator_id",
          "fetch_committed_offsets_async", "group_id", "rebalance_in_progress", "request_rejoin"),
         _COORDINATOR, "the group protocol stays kafka-python's"),
+    # -- a move to another cluster (moving.py)
+    Use(KafkaConnectionManager, ("_backoff", "_conns", "_net", "bootstrap_async", "broker_version_data"), _BOOTSTRAP,
+        "what belongs to the former cluster"),
+    Use(KafkaConnectionManager, ("_net",), _MOVING, "its event loop"),
+    Use(ClusterMetadata,
+        ("_bootstrap_brokers", "_broker_partitions", "_brokers", "_coordinator_brokers", "_coordinators", "_lock", "_partitions",
+         "_topic_ids", "_topic_names_by_id", "cluster_id", "config", "controller", "internal_topics", "request_update",
+         "unauthorized_topics"),
+        ("tolerant_client.stock.metadata",), "what belongs to the former cluster"),
+    Use(KafkaConsumer, ("_coordinator", "_fetcher", "_iterator", "_manager"), _MOVING, "its parts"),
+    Use(KafkaAdminClient, ("_manager",), _MOVING, "the way to its connection manager"),
+    Use(Fetcher,
+        ("_cached_list_offsets_exception", "_cached_log_truncation", "_completed_fetches", "_next_in_line_exception_metadata",
+         "_next_partition_records", "_paused_completed_fetches", "_paused_partition_records", "_session_handlers"),
+        _FETCHER, "what came from the former cluster is dropped"),
+    Use(Fetcher, ("_send_offset_for_leader_epoch_request", "maybe_validate_positions"), _FETCHER,
+        "overridden: a position of the former cluster is not validated"),
+    Use(SubscriptionState, ("has_default_offset_reset_policy", "request_offset_reset", "seek"), _FETCHER, "positions on the next cluster"),
+    Use(ConsumerCoordinator,
+        ("_handle_offset_commit_response", "_on_join_complete_async", "_on_join_prepare_async", "_process_join_group_response",
+         "_send_offset_commit_request", "commit_offsets_sync", "generation_if_stable", "poll", "reset_generation", "time_to_next_poll"),
+        _MOVED_MEMBER, "overridden: a member leaves the former group, reads on, commits, and joins on the next cluster"),
+    Use(ConsumerCoordinator,
+        ("_commit_offsets_sync_async", "_disable_heartbeat", "_generation", "_invoke_completed_offset_commit_callbacks",
+         "_invoke_rebalance_listener_async", "_is_leader", "_join_task", "_manager", "_maybe_auto_commit_offsets_async", "_net",
+         "_rebalance_protocol", "_subscription", "config", "coordinator_dead", "ensure_active_group", "ensure_coordinator_ready_async",
+         "fetch_committed_offsets_async", "group_id", "next_auto_commit_deadline", "rejoining", "state"),
+        _MOVED_MEMBER, "the group protocol stays kafka-python's"),
+    Use(SubscriptionState,
+        ("all_consumed_offsets", "assigned_partitions", "assignment", "mark_pending_revocation", "partitions_auto_assigned",
+         "rebalance_listener", "reset_group_subscription", "seek"),
+        _MOVED_MEMBER, "what a member had committed, and its listener"),
+    Use(TopicPartitionState, ("position",), _MOVED_MEMBER, "what was read on the next cluster"),
+    Use(Generation, ("NO_GENERATION", "is_lost"), _MOVED_MEMBER, "commits before the join; a member that had lost its membership"),
+    Use(RebalanceProtocol, ("EAGER",), _MOVED_MEMBER, "whether the listener is told of the whole assignment"),
     # -- the producer
     Use(Sender,
         ("__init__", "_can_retry", "_complete_batch", "_dispatch_error", "_failed_produce", "_get_expired_inflight_batches",

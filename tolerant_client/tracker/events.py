@@ -180,6 +180,15 @@ class CoordinatorUnavailable(Event):
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Moved(Event):
+    """The client has left the cluster with the id `former_cluster` for the one that `servers` lead to."""
+
+    kind = "moved"
+    former_cluster: str
+    servers: str
+
+
 Listener = Callable[[Event], None]
 
 

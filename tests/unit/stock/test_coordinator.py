@@ -26,7 +26,7 @@ from kafka.protocol.consumer import (
     SyncGroupResponse,
 )
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse, MetadataResponse
-from kafka.structs import MemberState, TopicPartition
+from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
 
 import tolerant_client
 from support import fake_broker
@@ -42,6 +42,7 @@ from tolerant_client.stock.coordinator_partition import (
 )
 from tolerant_client.stock.coordinator_watch import Absence, describe_coordinator
 from tolerant_client.stock.manager import TolerantConnectionManager, TolerantNetClient
+from tolerant_client.stock.moving import Destination
 from tolerant_client.tracker.events import CoordinatorUnavailable, Event, Listener
 from tolerant_client.tracker.policy import RecoveryPolicy
 
@@ -740,3 +741,42 @@ def test_rejoin_that_lost_its_connection_is_begun_again(broker: GroupBroker, mem
     assert member.poll(timeout_ms=10_000)
     # kafka-python alone has assigned by the new metadata, and so believes that it has joined.
     assert (member.state, assigned(member)) == (MemberState.STABLE, {0, 1})
+
+
+# -- a move to another cluster --------------------------------------------------
+
+
+def test_what_was_committed_of_a_partition_is_forgotten_with_it(
+    broker: GroupBroker, member: TolerantCoordinator
+) -> None:
+    knows(member, broker, 2)
+    assert member.poll(timeout_ms=10_000)
+    assert member._is_alone
+    first, second = (TopicPartition("t", number) for number in (0, 1))
+    member._committed = {first: OffsetAndMetadata(5, "", 1), second: OffsetAndMetadata(6, "", 1)}
+    knows(member, broker, 1)  # so the other partition is lost
+    assert member.poll(timeout_ms=10_000)
+    assert member._committed.keys() == {first}
+    member.reset_generation()
+    assert not member._committed
+
+
+class Unsettled:
+    """A move whose positions are those of the former cluster."""
+
+    to = Destination({}, {TopicPartition("t", 0): 100}, lambda topic: topic == "t")
+    is_settled = False
+
+
+@pytest.mark.parametrize(("is_settled", "committed"), [(False, 100), (True, 110)])
+def test_until_positions_are_settled_nothing_is_committed_after_the_copies(
+    member: TolerantCoordinator, is_settled: bool, committed: int
+) -> None:
+    tp, other = TopicPartition("t", 0), TopicPartition("u", 0)
+    member._subscription.subscribe(topics=["t"])
+    member._subscription.assign_from_subscribed([tp])
+    member._subscription.seek(tp, 110)
+    member._move = Unsettled()  # type: ignore[assignment]
+    member._move.is_settled = is_settled
+    asked = {tp: OffsetAndMetadata(120, "m", 7), other: OffsetAndMetadata(3, "", 7)}
+    assert member._as_copied(asked) == {tp: OffsetAndMetadata(committed, "m", -1)}

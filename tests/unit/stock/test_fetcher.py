@@ -17,6 +17,7 @@ import pytest
 from kafka.consumer.fetcher import CompletedFetch, Fetcher
 from kafka.consumer.subscription_state import SubscriptionState
 from kafka.future import Future
+from kafka.protocol.consumer import OffsetResetStrategy
 from kafka.record import MemoryRecordsBuilder
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
@@ -25,6 +26,7 @@ from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.stock import consumer as consumer_module
 from tolerant_client.stock.consumer_records import PartitionRecords
 from tolerant_client.stock.fetcher import TolerantFetcher
+from tolerant_client.stock.moving import Destination, Move
 from tolerant_client.stock.out_of_range import Doubts
 from tolerant_client.tracker.events import Event, OffsetOutOfRange, RecoveryCounters
 
@@ -768,3 +770,61 @@ def test_a_position_that_moved_meanwhile_is_forgotten_without_a_word() -> None:
     drive(looking.manager.scheduled.pop()())
     assert A not in looking.doubts
     assert len(looking.manager.told) == 1 and not looking.given_back
+
+
+# -- a move to another cluster --------------------------------------------------
+
+
+def moved(fetcher: TolerantFetcher, ends: dict[TopicPartition, int]) -> Move:
+    consumer = SimpleNamespace(_fetcher=fetcher, _iterator="a fill")
+    move = Move(Destination({}, ends, lambda topic: topic == "orders"), consumer)
+    fetcher.moved(move)
+    return move
+
+
+def test_before_a_move_is_settled_nothing_is_asked_for_and_no_position_validated(fetcher: TolerantFetcher) -> None:
+    fetcher._subscriptions.seek(A, OffsetAndMetadata(30, "", 5))
+    fetcher._completed_fetches.append(answer(B, 0, batch(0)))
+    fetcher.fetched_records(max_records=10)  # what follows could be fetched ahead
+    assert asked(fetcher)
+    moved(fetcher, {A: 20, B: 5})
+    assert not asked(fetcher)
+    fetcher.maybe_validate_positions()
+    assert not fetcher._subscriptions.partitions_needing_validation()
+    with pytest.raises(Errors.StaleMetadata):
+        drive(fetcher._send_offset_for_leader_epoch_request(1, {}))
+    fetcher.fetched_records()
+    assert asked(fetcher) == {A: (20, -1, 7), B: (5, -1, 7)}
+
+
+def test_what_came_from_the_former_cluster_is_dropped_errors_and_the_fill_of_an_iterator_too(
+    fetcher: TolerantFetcher,
+) -> None:
+    fetcher._completed_fetches.append(answer(A, 0, batch(0)))
+    move = moved(fetcher, {A: 20, B: 5})
+    fetcher._cached_list_offsets_exception = fetcher._cached_log_truncation = ValueError()
+    fetcher._next_in_line_exception_metadata = SimpleNamespace(partition=A, fetched_offset=0, exception=ValueError())
+    assert fetcher.fetched_records() == ({}, False)
+    assert move._consumer._iterator is None
+    fetcher.reset_offsets_if_needed()
+    assert fetcher._cached_log_truncation is None
+
+
+def test_a_partition_of_which_nothing_was_copied_is_read_from_its_first_record(
+    fetcher: TolerantFetcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    fetcher._subscriptions.seek(B, 50)
+    moved(fetcher, {A: 20}).settle()
+    assert fetcher._subscriptions.assignment[B].reset_strategy == OffsetResetStrategy.EARLIEST
+    assert "No record of orders-1 is known to be copied: position 50 becomes the first record" in caplog.text
+
+
+def test_a_position_in_a_topic_that_was_not_copied_is_missing_without_auto_offset_reset() -> None:
+    fetcher = make()
+    fetcher._subscriptions = subscriptions = SubscriptionState("none")
+    other = TopicPartition("else", 0)
+    subscriptions.assign_from_user([other])
+    subscriptions.seek(other, 50)
+    moved(fetcher, {}).settle()
+    with pytest.raises(Errors.NoOffsetForPartitionError):
+        subscriptions.reset_missing_positions()

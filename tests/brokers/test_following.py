@@ -1,0 +1,337 @@
+"""Clients that follow a link: they move to its target when it is promoted, and keep their place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import kafka
+import pytest
+from kafka import ConsumerRebalanceListener
+from kafka.structs import TopicPartition
+
+from support.mirror_link import append_records, both, create_topic, delete_topic, ends, mirror
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.life.failover import failover
+from tolerant_client.mirror.life.promotion import promote
+from tolerant_client.mirror.standby.clients import KafkaAdminClient, KafkaConsumer
+from tolerant_client.testing import KafkaCluster
+from tolerant_client.tracker.events import Event, Moved
+
+PARTITIONS = 2
+
+
+class Reader:
+    """A consumer that follows a link, what it has read, and what its listeners were told."""
+
+    def __init__(self, source: str, standby: str, link: str, topic: str | None, **options: Any) -> None:
+        self.events: list[Event] = []
+        self.told: list[tuple[str, int]] = []
+        self.read: list[tuple[int, int]] = []
+        options = {"auto_offset_reset": "earliest", "enable_auto_commit": False, "max_poll_records": 25} | options
+        self.consumer = KafkaConsumer(
+            bootstrap_servers=source,
+            standby={"bootstrap_servers": standby},
+            link=link,
+            recovery_listener=self.events.append,
+            **options,
+        )
+        if topic is not None:
+            self.consumer.subscribe([topic], listener=self.listener())
+
+    def listener(self) -> ConsumerRebalanceListener:
+        told = self.told
+
+        class Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python is untyped
+            def on_partitions_revoked(self, revoked: Any) -> None:
+                told.append(("revoked", len(revoked)))
+
+            def on_partitions_assigned(self, assigned: Any) -> None:
+                told.append(("assigned", len(assigned)))
+
+        return Listener()
+
+    def reads(self, count: int, seconds: float = 20.0) -> None:
+        """Polls until so many records are read."""
+        ends = time.monotonic() + seconds
+        while len(self.read) < count and time.monotonic() < ends:
+            for partition, records in self.consumer.poll(200).items():
+                self.read += [(partition.partition, record.offset) for record in records]
+        assert len(self.read) == count
+
+    def joins(self, seconds: float = 20.0) -> None:
+        """Polls until it is a member on the next cluster; what it reads meanwhile counts."""
+        ends = time.monotonic() + seconds
+        while self.consumer._coordinator.is_moving or not self.consumer._coordinator.stable():
+            assert time.monotonic() < ends, "it has not joined"
+            self.polls()
+
+    def polls(self) -> None:
+        for partition, records in self.consumer.poll(100).items():
+            self.read += [(partition.partition, record.offset) for record in records]
+
+    @property
+    def has_moved(self) -> bool:
+        return any(isinstance(event, Moved) for event in self.events)
+
+    def moves(self, seconds: float = 20.0) -> None:
+        """Waits for the move, without a call of the application."""
+        ends = time.monotonic() + seconds
+        while not self.has_moved:
+            assert time.monotonic() < ends, "it has not moved"
+            time.sleep(0.02)
+
+    def offsets(self) -> list[int]:
+        """Read of each partition, none twice and in order."""
+        found = []
+        for number in range(PARTITIONS):
+            offsets = [offset for partition, offset in self.read if partition == number]
+            assert offsets == sorted(set(offsets))
+            found.append(len(offsets))
+        return found
+
+
+@pytest.fixture
+def reads(source: str, target: str) -> Iterator[Callable[..., Reader]]:
+    made: list[Reader] = []
+
+    def reader(link: str, topic: str | None, **options: Any) -> Reader:
+        made.append(Reader(source, target, link, topic, **options))
+        return made[-1]
+
+    yield reader
+    for one in made:
+        one.consumer.close()
+
+
+def copied(source: str, target: str, name: str, count: int = 100) -> None:
+    """A topic with `count` records in each partition, of which a link of the same name has copied all."""
+    create_topic(source, name, PARTITIONS)
+    append_records(source, name, count, partitions=PARTITIONS)
+    mirror(source, target, name, name)
+
+
+def promoted(source: str, target: str, link: str) -> None:
+    with both(source, target) as (origin, copy):
+
+        async def call() -> Any:
+            return await promote(origin, copy, link)
+
+        assert origin.run(call).is_done
+
+
+def failed_over(target: str, link: str) -> None:
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        assert cluster.run(failover, cluster, link).is_done
+
+
+def committed(servers: str, group: str, topic: str) -> list[int | None]:
+    with kafka.KafkaConsumer(bootstrap_servers=servers, group_id=group) as consumer:
+        return [consumer.committed(TopicPartition(topic, number)) for number in range(PARTITIONS)]
+
+
+@pytest.mark.parametrize("commits_by_itself", [False, True])
+def test_a_member_of_a_group_goes_on_at_its_place(
+    source: str, target: str, reads: Callable[..., Reader], commits_by_itself: bool
+) -> None:
+    name = f"following-group-{commits_by_itself}".lower()
+    copied(source, target, name)
+    reader = reads(name, name, group_id=name, enable_auto_commit=commits_by_itself, auto_commit_interval_ms=60_000)
+    reader.reads(100)
+    if not commits_by_itself:
+        reader.consumer.commit()
+    append_records(source, name, 10, partitions=PARTITIONS, first=100)
+    mirror(source, target, name, name)
+    promoted(source, target, name)
+    reader.moves()
+    append_records(target, name, 10, partitions=PARTITIONS, first=110)
+    reader.reads(240)
+    assert reader.offsets() == [120, 120]
+    reader.consumer.commit()
+    assert committed(target, name, name) == [121, 121]  # one offset is the fence's
+    # Of the former group the member was told nothing; on the next cluster its assignment begins again.
+    reader.joins()
+    assert reader.told[-3:] == [("assigned", 2), ("revoked", 2), ("assigned", 2)]
+    assert reader.consumer.config["bootstrap_servers"] == target
+
+
+def test_what_a_member_had_committed_is_committed_before_it_joins(
+    source: str, target: str, reads: Callable[..., Reader]
+) -> None:
+    """Else another member, to which a partition goes, would begin where an older round of the mirror had put the group."""
+    name = "following-commit"
+    copied(source, target, name)
+    reader = reads(name, name, group_id=name)
+    reader.reads(150)
+    reader.consumer.commit()
+    places = [reader.consumer.position(TopicPartition(name, number)) for number in range(PARTITIONS)]
+    reader.reads(175)
+    promoted(source, target, name)
+    reader.moves()
+    deadline = time.monotonic() + 10
+    while (found := committed(target, name, name)) != places:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+
+
+def test_records_that_were_not_copied_are_not_passed_over_by_what_others_write_there(
+    source: str, target: str, reads: Callable[..., Reader]
+) -> None:
+    name = "following-lost"
+    copied(source, target, name)
+    reader = reads(name, name, group_id=name)
+    append_records(source, name, 20, partitions=PARTITIONS, first=100)  # lost with the source
+    reader.reads(240)
+    reader.consumer.commit()
+    failed_over(target, name)
+    reader.moves()
+    append_records(target, name, 5, partitions=PARTITIONS, first=900)  # after the fence, which is at 100
+    kept, reader.read = reader.read, []
+    reader.reads(10)
+    assert sorted(reader.read) == [(number, offset) for number in range(PARTITIONS) for offset in range(101, 106)]
+    assert len(kept) == 240
+    reader.consumer.commit()
+    assert committed(target, name, name) == [106, 106]
+
+
+def test_a_consumer_without_a_group_keeps_its_positions_and_pauses(
+    source: str, target: str, reads: Callable[..., Reader]
+) -> None:
+    name = "following-alone"
+    copied(source, target, name)
+    reader = reads(name, None)
+    first, second = (TopicPartition(name, number) for number in range(PARTITIONS))
+    reader.consumer.assign([first, second])
+    reader.consumer.seek(first, 40)
+    reader.consumer.seek(second, 90)
+    reader.consumer.pause(second)
+    reader.reads(25)
+    promoted(source, target, name)
+    reader.moves()
+    reader.reads(60)
+    assert reader.consumer.paused() == {second}
+    reader.consumer.resume(second)
+    reader.reads(70)
+    assert sorted(reader.read) == [(0, at) for at in range(40, 100)] + [(1, at) for at in range(90, 100)]
+
+
+def test_a_loop_and_tables_of_arrow_go_on(source: str, target: str) -> None:
+    name = "following-loop"
+    copied(source, target, name)
+    options: Any = {
+        "bootstrap_servers": source,
+        "auto_offset_reset": "earliest",
+        "consumer_timeout_ms": 5_000,
+        "max_poll_records": 7,
+        "standby": {"bootstrap_servers": target},
+        "link": name,
+    }
+    with KafkaConsumer(name, **options) as loop, KafkaConsumer(name, **options) as tables:
+        found = [next(loop) for _ in range(31)]
+        rows = tables.poll_arrow(timeout_ms=5_000, max_records=31).num_rows
+        promoted(source, target, name)
+        append_records(target, name, 10, partitions=PARTITIONS, first=100)
+        found += list(loop)
+        deadline = time.monotonic() + 20
+        while rows < 220 and time.monotonic() < deadline:
+            rows += tables.poll_arrow(timeout_ms=500).num_rows
+    assert len(found) == len({(record.partition, record.offset) for record in found}) == 220
+    assert rows == 220
+
+
+def test_a_position_in_a_topic_that_was_not_copied_is_reset(
+    source: str, target: str, reads: Callable[..., Reader], caplog: pytest.LogCaptureFixture
+) -> None:
+    name, other = "following-scope", "following-scope-not"
+    copied(source, target, name)
+    for servers, count in ((source, 50), (target, 80)):
+        create_topic(servers, other, PARTITIONS)
+        append_records(servers, other, count, partitions=PARTITIONS)
+    reader = reads(name, other)
+    reader.reads(100)
+    promoted(source, target, name)
+    reader.moves()
+    reader.reads(100 + 160)
+    assert f"{other}-0 was not copied: its position 50 is reset" in caplog.text
+
+
+def test_a_client_that_is_made_after_the_promotion_begins_at_the_standby(
+    source: str, target: str, reads: Callable[..., Reader]
+) -> None:
+    name = "following-late"
+    copied(source, target, name)
+    promoted(source, target, name)
+    append_records(target, name, 10, partitions=PARTITIONS, first=100)
+    reader = reads(name, name)
+    reader.reads(220)
+    assert reader.consumer.config["bootstrap_servers"] == target and not reader.has_moved
+
+
+def test_an_admin_client_moves(source: str, target: str) -> None:
+    name = "following-admin"
+    copied(source, target, name)
+    events: list[Event] = []
+    with KafkaAdminClient(
+        bootstrap_servers=source,
+        standby={"bootstrap_servers": target},
+        link=name,
+        recovery_listener=events.append,
+    ) as admin:
+        former = admin.describe_cluster()["cluster_id"]
+        promoted(source, target, name)
+        deadline = time.monotonic() + 20
+        while not any(isinstance(event, Moved) for event in events):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert admin.describe_cluster()["cluster_id"] not in (None, former)
+
+
+def test_a_standby_that_does_not_respond_is_followed_once_it_does(
+    source: str, target: str, reads: Callable[..., Reader], caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = Reader(source, "127.0.0.1:1", "nowhere", None)
+    try:
+        assert "Whether link nowhere is promoted is unknown" in caplog.text
+        assert reader.consumer.config["bootstrap_servers"] == source
+    finally:
+        reader.consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        ("following-typo", "The standby knows no link following-typo"),
+        ("following-translated", "has translated offsets"),
+    ],
+)
+def test_a_link_that_cannot_be_followed_is_refused(source: str, target: str, link: str, message: str) -> None:
+    if "translated" in link:
+        create_topic(source, link)
+        append_records(source, link, 10)
+        mirror(source, target, link, link, is_translated=True)
+    with pytest.raises(OptionError, match=message):
+        KafkaConsumer(bootstrap_servers=source, standby={"bootstrap_servers": target}, link=link)
+
+
+def test_a_dead_cluster_is_left_at_the_failover(
+    target: str, kafka_cluster_factory: Callable[..., KafkaCluster]
+) -> None:
+    name = "following-dead"
+    with KafkaCluster(heap="320m") as lost:
+        source = lost.bootstrap_servers
+        copied(source, target, name)
+        reader = Reader(source, target, name, name, group_id=name, enable_auto_commit=True)
+        try:
+            reader.reads(150)
+            lost.kill(1)
+            time.sleep(2)  # it looks for its brokers
+            failed_over(target, name)
+            append_records(target, name, 10, partitions=PARTITIONS, first=100)
+            reader.reads(220)
+            assert reader.offsets() == [110, 110]
+        finally:
+            reader.consumer.close()
+        assert committed(target, name, name) == ends(target, name, PARTITIONS) == [111, 111]
+    delete_topic(target, name)

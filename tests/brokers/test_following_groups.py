@@ -1,0 +1,275 @@
+"""Groups whose members follow a link: what is read and committed once, and what a move may never lose."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import kafka
+import pytest
+from kafka import ConsumerRebalanceListener
+from kafka.structs import TopicPartition
+
+from support.mirror_link import append_records, both, create_topic, ends, mirror
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.life.failover import failover
+from tolerant_client.mirror.life.promotion import promote
+from tolerant_client.mirror.standby.clients import KafkaConsumer
+from tolerant_client.mirror.state.control_topic import update_control
+from tolerant_client.tracker.events import Event, Moved
+
+
+class Member:
+    """A consumer in a group, whose polls run in a thread of their own while `is_polling`."""
+
+    def __init__(self, source: str, standby: str, name: str, **options: Any) -> None:
+        self.events: list[Event] = []
+        self.told: list[str] = []
+        self.read: list[tuple[int, int]] = []
+        self.wrong: list[BaseException] = []
+        self.consumer = KafkaConsumer(
+            bootstrap_servers=source,
+            standby={"bootstrap_servers": standby},
+            link=name,
+            group_id=name,
+            auto_offset_reset="earliest",
+            recovery_listener=self.events.append,
+            **{"max_poll_records": 10, "auto_commit_interval_ms": 60_000, **options},
+        )
+        self.consumer.subscribe([name], listener=self._listener())
+
+    def _listener(self) -> ConsumerRebalanceListener:
+        told = self.told
+
+        class Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python is untyped
+            def on_partitions_revoked(self, revoked: Any) -> None:
+                told.append("revoked")
+
+            def on_partitions_assigned(self, assigned: Any) -> None:
+                told.append("assigned")
+
+            def on_partitions_lost(self, lost: Any) -> None:
+                told.append("lost")
+
+        return Listener()
+
+    @property
+    def has_moved(self) -> bool:
+        return any(isinstance(event, Moved) for event in self.events)
+
+    def poll(self) -> None:
+        for partition, records in self.consumer.poll(1_000).items():
+            self.read += [(partition.partition, record.offset) for record in records]
+
+    @contextmanager
+    def polling(self, commits: bool = False) -> Iterator[None]:
+        """Polls in another thread meanwhile."""
+
+        def run() -> None:
+            try:
+                while not is_over.is_set():
+                    self.poll()
+                    if commits:
+                        self.consumer.commit()
+            except BaseException as error:
+                self.wrong.append(error)
+
+        is_over = threading.Event()
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+        assert not self.wrong
+
+
+def until(is_true: Callable[[], Any], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def copied(source: str, target: str, name: str, partitions: int = 2, count: int = 100) -> None:
+    create_topic(source, name, partitions)
+    append_records(source, name, count, partitions=partitions)
+    mirror(source, target, name, name)
+
+
+def promoted(source: str, target: str, link: str) -> None:
+    with both(source, target) as (origin, copy):
+
+        async def call() -> Any:
+            return await promote(origin, copy, link)
+
+        assert origin.run(call).is_done
+
+
+def failed_over(target: str, link: str) -> None:
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        assert cluster.run(failover, cluster, link).is_done
+
+
+def committed(servers: str, name: str, partitions: int = 2) -> list[int | None]:
+    with kafka.KafkaConsumer(bootstrap_servers=servers, group_id=name) as consumer:
+        return [consumer.committed(TopicPartition(name, number)) for number in range(partitions)]
+
+
+@pytest.mark.parametrize("commits_itself", [False, True], ids=["by-hand", "auto"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_each_record_is_read_and_committed_by_one_member(
+    source: str, target: str, count: int, commits_itself: bool
+) -> None:
+    name = f"members-{count}-{commits_itself}".lower()
+    copied(source, target, name, count)
+    members = [Member(source, target, name, enable_auto_commit=commits_itself) for _ in range(count)]
+
+    def read() -> list[tuple[int, int]]:
+        return [place for member in members for place in member.read]
+
+    try:
+        threads = [member.polling(commits=not commits_itself) for member in members]
+        for thread in threads:
+            thread.__enter__()
+        until(lambda: all(member.told[-1:] == ["assigned"] for member in members) and len(read()) == 100 * count)
+        until(lambda: all(len(member.consumer.assignment()) == 1 for member in members))
+        promoted(source, target, name)
+        for first in range(100, 200, 10):  # they read on, commit, stop, and join
+            append_records(target, name, 10, partitions=count, first=first)
+            time.sleep(0.4)
+        until(lambda: len(read()) >= 200 * count)
+        until(lambda: all(member.consumer._coordinator.stable() for member in members))
+        time.sleep(0.5)
+        for thread in threads:
+            thread.__exit__(None, None, None)
+        assert {place: times for place, times in Counter(read()).items() if times != 1} == {}
+        assert all(member.told[-2:] == ["revoked", "assigned"] for member in members)
+        assert len({tp for member in members for tp in member.consumer.assignment()}) == count
+    finally:
+        for member in members:
+            member.consumer.close()
+    assert committed(target, name, count) == ends(target, name, count) == [201] * count
+
+
+def test_a_member_that_comes_after_others_have_joined_has_lost_its_partitions(source: str, target: str) -> None:
+    name = "members-late"
+    copied(source, target, name)
+    members = [Member(source, target, name, enable_auto_commit=True) for _ in range(2)]
+    early, late = members
+    try:
+        with early.polling():
+            with late.polling():
+                until(lambda: sum(len(member.read) for member in members) == 200)
+                until(lambda: all(len(member.consumer.assignment()) == 1 for member in members))
+                time.sleep(0.3)
+            promoted(source, target, name)
+            until(lambda: all(member.has_moved for member in members))
+            until(lambda: len(early.consumer.assignment()) == 2)
+            append_records(target, name, 50, partitions=2, first=100)
+            until(lambda: len(early.read) + len(late.read) >= 300)
+            with late.polling():
+                until(lambda: late.told[-2:] == ["lost", "assigned"])
+                append_records(target, name, 50, partitions=2, first=150)
+                until(lambda: len(set(early.read + late.read)) == 400)
+    finally:
+        for member in members:
+            member.consumer.close()
+    assert committed(target, name) == ends(target, name, 2)
+
+
+def test_records_that_are_not_processed_yet_are_not_committed_by_a_move(source: str, target: str) -> None:
+    name = "members-auto"
+    copied(source, target, name)
+    member = Member(source, target, name, enable_auto_commit=True)
+    try:
+        until(lambda: member.poll() or member.read, 20)
+        given = len(member.read)
+        promoted(source, target, name)
+        until(lambda: member.has_moved)
+        time.sleep(1)
+        assert committed(target, name) == [None, None]
+        member.poll()  # so they are processed
+        until(lambda: sum(offset or 0 for offset in committed(target, name)) == given)
+    finally:
+        member.consumer.close(autocommit=False)
+
+
+def test_an_iterator_that_commits_each_record_passes_over_nothing_that_others_write(source: str, target: str) -> None:
+    name = "members-iterator"
+    copied(source, target, name)
+    append_records(source, name, 20, partitions=2, first=100)  # lost with the source
+    member = Member(source, target, name, enable_auto_commit=False, max_poll_records=500, consumer_timeout_ms=5_000)
+    keys = []
+    try:
+        for record in member.consumer:
+            keys.append(record.key)
+            member.consumer.commit()
+            if len(keys) == 215:  # the rest is in hand
+                failed_over(target, name)
+                until(lambda: member.has_moved)
+                append_records(target, name, 30, partitions=2, first=900)
+            if len(keys) == 230:
+                places = [member.consumer.position(TopicPartition(name, number)) for number in range(2)]
+                assert committed(target, name) == [100, 100], places
+        assert Counter(key for key in keys if int(key) >= 900) == {b"%d" % n: 2 for n in range(900, 930)}
+    finally:
+        member.consumer.close()
+    assert committed(target, name) == [131, 131]
+
+
+def test_commits_in_flight_at_the_move_succeed(source: str, target: str) -> None:
+    name = "members-commits"
+    copied(source, target, name)
+    member = Member(source, target, name, enable_auto_commit=False)
+    try:
+        until(lambda: member.poll() or len(member.read) == 200)
+        with_move = threading.Thread(target=promoted, args=(source, target, name))
+        with_move.start()
+        while not member.has_moved:
+            member.consumer.commit()
+        with_move.join()
+        for _ in range(100):
+            member.consumer.commit()
+        assert committed(target, name) == [100, 100]
+        member.poll()
+        member.consumer.commit()  # while it joins
+        until(lambda: member.poll() or not member.consumer._coordinator.is_moving)
+        member.consumer.commit()
+    finally:
+        member.consumer.close()
+
+
+def test_a_later_generation_that_is_not_promoted_leaves_a_client_where_it_is(source: str, target: str) -> None:
+    name = "members-generation"
+    copied(source, target, name)
+    member = Member(source, target, name)
+    try:
+        until(lambda: member.poll() or len(member.read) == 200)
+        with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+            cluster.run(update_control, cluster, name, lambda now: replace(now, generation=now.generation + 1))
+        time.sleep(2)
+        assert not member.has_moved and member.consumer.config["bootstrap_servers"] == source
+        promoted(source, target, name)
+        until(lambda: member.has_moved)
+    finally:
+        member.consumer.close()
+
+
+def test_a_close_right_after_the_move_commits_and_takes_no_join(source: str, target: str) -> None:
+    name = "members-close"
+    copied(source, target, name)
+    member = Member(source, target, name, enable_auto_commit=True)
+    until(lambda: member.poll() or len(member.read) == 200)
+    promoted(source, target, name)
+    until(lambda: member.has_moved)
+    began = time.monotonic()
+    member.consumer.close()
+    assert time.monotonic() - began < 2.5
+    assert committed(target, name) == [100, 100]

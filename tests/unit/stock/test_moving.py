@@ -1,0 +1,120 @@
+"""Where a moved client goes on, and what parts the one cluster from the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.net.selector import NetworkSelector
+from kafka.structs import TopicPartition
+
+from support.fake_broker import FakeBroker, serve
+from tolerant_client.stock import forking
+from tolerant_client.stock.manager import TolerantConnectionManager
+from tolerant_client.stock.moving import Destination
+from tolerant_client.stock.stock_names import Future, SubscriptionType
+
+COPIED, BEGUN_EMPTY, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("else", 0)
+TO = Destination({}, {COPIED: 100}, lambda topic: topic == "orders")
+
+
+@pytest.mark.parametrize(
+    ("partition", "offset", "place"),
+    [(COPIED, 40, 40), (COPIED, 100, 100), (COPIED, 120, 100), (BEGUN_EMPTY, 7, None), (OTHER, 3, None)],
+)
+def test_a_position_stays_but_never_after_the_end_of_the_copies(
+    partition: TopicPartition, offset: int, place: int | None
+) -> None:
+    assert TO.place(partition, offset) == place
+
+
+@pytest.mark.parametrize(
+    ("offset", "position", "committed", "of_another"),
+    [(90, 95, 90, 90), (120, 100, 100, 100), (101, 101, 101, 101), (120, 110, 110, 110), (120, -1, 100, None)],
+)
+def test_nothing_is_committed_of_a_record_that_was_read_on_neither_cluster(
+    offset: int, position: int, committed: int, of_another: int | None
+) -> None:
+    assert TO.committed(COPIED, offset, position) == committed
+    assert TO.committed(OTHER, offset, position) == TO.committed(BEGUN_EMPTY, offset, position) == of_another
+
+
+@pytest.fixture
+def net() -> Iterator[NetworkSelector]:
+    net = NetworkSelector()
+    yield net
+    net.close()
+
+
+def test_what_waited_for_the_former_cluster_goes_on_before_the_client_belongs_to_the_next_one(
+    net: NetworkSelector,
+) -> None:
+    with serve(FakeBroker()) as address:
+        manager = TolerantConnectionManager(net, bootstrap_servers=address)
+        manager.bootstrap(10_000)
+        told: list[int] = []
+        response = Future()
+
+        async def hop(depth: int) -> None:
+            await (manager.call_soon(hop, depth - 1) if depth else response)
+
+        async def applied() -> None:
+            await hop(5)
+            told.append(manager.moves)
+
+        async def move() -> None:
+            manager.call_soon(applied)
+            await net.sleep(0.05)
+            response.success(None)
+            await manager.leave()
+            with pytest.raises(Errors.NodeNotReadyError):
+                manager.get_connection(1)
+            assert told == [0]
+            await manager.move({"bootstrap_servers": address})
+
+        net.run(move)
+        assert manager.moves == 1 and not manager.is_moving and manager.cluster.brokers()
+        manager.close()
+        net.drain()
+
+
+def test_a_cluster_that_refuses_at_first_is_asked_again(
+    net: NetworkSelector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve(FakeBroker()) as former, serve(FakeBroker()) as next_one:
+        manager = TolerantConnectionManager(net, bootstrap_servers=former)
+        manager.bootstrap(10_000)
+        ask, refusals = manager.bootstrap_async, [Errors.SaslAuthenticationFailedError("not yet")]
+        monkeypatch.setattr(manager, "bootstrap_async", lambda: Future().failure(refusals.pop()) if refusals else ask())
+
+        async def move() -> Any:
+            await manager.leave()
+            moved = manager.move({"bootstrap_servers": next_one})
+            waiting = manager.call_soon(manager.cluster.refresh_metadata)  # and says nothing of no node
+            await moved
+            await waiting
+            return manager.cluster.brokers()
+
+        with caplog.at_level(logging.WARNING):
+            (broker,) = net.run(move)
+        assert caplog.text.count("cannot be used yet: [Error 58] SaslAuthenticationFailedError: not yet") == 1
+        assert "No node available" not in caplog.text
+        manager.close()
+        net.drain()
+
+
+def of_cluster(cluster_id: str) -> Any:
+    manager = SimpleNamespace(cluster=SimpleNamespace(cluster_id=cluster_id))
+    return SimpleNamespace(config={"group_id": None}, _manager=manager)
+
+
+def test_a_forked_child_takes_over_no_position_of_another_cluster() -> None:
+    recipe = forking._Recipe(lambda: None, (), {})
+    recipe.subscription = SimpleNamespace(subscription_type=SubscriptionType.USER_ASSIGNED, assignment={})
+    recipe.cluster_id = "former"
+    with pytest.raises(Errors.IllegalStateError, match="the parent's positions belong to cluster former"):
+        forking._resubscribe(of_cluster("next"), recipe)

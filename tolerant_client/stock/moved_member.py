@@ -1,0 +1,297 @@
+"""The part of the coordinator that follows a move to another cluster (moving.py): its commits, and how a member joins there.
+
+Laws:
+- No commit is of a record that was read on neither cluster, nor names a leader epoch of the former one.
+- Whatever was committed on the former cluster is committed on the next one at once, before any later commit: those offsets win over the
+  ones that were copied before.  What is given out and not committed is committed only by who would do it anyway: auto-commit,
+  once poll() is called again.  A member commits nothing of a partition that it has lost since.
+- A group takes offsets from anybody until it has a member, then from members only.  So each member reads on for READS_ON_S after
+  the move, then commits, and stops; it joins only LATEST_S later: all that moved within LATEST_S of each other have committed
+  everything by then, and nobody reads what another one has read.
+- A member that comes later finds that others have joined, and may own its partitions: it has lost them, as if its session had
+  expired.
+- Where the first member to join gets all partitions for a moment (group.initial.rebalance.delay.ms=0), the others go on after what
+  it has committed, also in a partition that they keep.
+- A member that was alone in its group joins at once, and reads on until it has joined: nobody is assigned its partitions meanwhile.
+- A synchronous commit while the member is joining waits for the join, with one timeout for both.  Of partitions that others got
+  then it raises CommitFailedError, as after any rebalance, unless nothing new was to be committed.  A member that is closing joins
+  for it only if it was alone: the others have committed all that they were given out before they began to join.
+- A member that had lost its membership before the move, or had none, joins as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import kafka.errors as Errors
+from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
+
+from tolerant_client.stock.moving import Move
+from tolerant_client.stock.stock_names import ConsumerCoordinator, Generation, RebalanceProtocol
+
+log = logging.getLogger(__name__)
+
+READS_ON_S: Final = 1.0
+LATEST_S: Final = 0.5
+_POLLS_S: Final = 0.1  # between two polls of a member that reads while it joins
+_FIRST_COMMIT_S: Final = 5.0
+_LAST_COMMIT_MS: Final = 1_000
+
+_Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+
+
+class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is untyped
+    """kafka-python's ConsumerCoordinator, which can move."""
+
+    _is_closing: bool
+    _assigned: Any
+
+    def __init__(self, client: Any, subscription: Any, **configs: Any) -> None:
+        super().__init__(client, subscription, **configs)
+        self._committed: dict[TopicPartition, OffsetAndMetadata] = {}  # by this member, of what it is assigned
+        self._is_alone = False  # in its group, as of the last join
+        self._move: Move | None = None
+        self._first_commit: Any = None  # done before any other commit on the next cluster
+        self._joins_at: float | None = None  # until the member has joined there
+        self._is_revoked_later = False  # the listener is told of the revocation only after the join
+        self._is_polling = False
+        self._ends_poll = False  # which began before the move, and would wait for the join
+
+    def moved(self, move: Move) -> None:
+        """Leaves the group of the former cluster without a word, and keeps the assignment; on the event loop."""
+        is_auto = self._subscription.partitions_auto_assigned()
+        is_member = is_auto and self._assigned is None and not self._generation.is_lost()
+        offsets = self._last_commits() if is_member or not is_auto else {}
+        self._move, self._ends_poll = move, self._is_polling
+        super().coordinator_dead("the client has moved to another cluster")
+        self._assigned, self._join_task, self.rejoining = None, None, False
+        self._disable_heartbeat()
+        if is_auto:
+            self.reset_generation()
+        if self.group_id is None:
+            return
+        if is_member:
+            self._joins_at = time.monotonic() + (0.0 if self._is_alone else READS_ON_S)
+        if self.config["enable_auto_commit"]:
+            self.next_auto_commit_deadline = 0.0
+        self._first_commit = self._manager.call_soon(self._commit_first, self._as_copied(offsets))
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a member has not joined on the next cluster yet."""
+        return self._joins_at is not None and bool(self._subscription.partitions_auto_assigned())
+
+    @property
+    def _is_reading_on(self) -> bool:
+        """Whether it is too early to join."""
+        return self._joins_at is not None and self.is_moving and time.monotonic() < self._joins_at
+
+    # -- commits ------------------------------------------------------------------
+
+    def _last_commits(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        own = self._subscription.assigned_partitions()
+        return {tp: offset for tp, offset in self._committed.items() if tp in own}
+
+    def _as_copied(self, offsets: _Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What to commit on the next cluster for offsets that may be of the former one."""
+        move = self._move
+        if move is None:
+            return dict(offsets)
+        copied = {}
+        for tp, asked in offsets.items():
+            state = self._subscription.assignment.get(tp)
+            position = state.position if move.is_settled and state is not None else None
+            at = move.to.committed(tp, asked.offset, -1 if position is None else position.offset)
+            if at is not None:
+                copied[tp] = OffsetAndMetadata(at, asked.metadata, -1)
+        return copied
+
+    async def _commit_first(self, offsets: _Offsets) -> None:
+        """Commits what was committed on the former cluster."""
+        deadline = time.monotonic() + _FIRST_COMMIT_S
+        while time.monotonic() < deadline:
+            left_ms = (deadline - time.monotonic()) * 1000
+            try:
+                await self._manager.moved(left_ms)
+                if await super().ensure_coordinator_ready_async(left_ms):
+                    await super()._send_offset_commit_request(offsets)
+                    return
+            except Errors.CommitFailedError:
+                self._come_too_late()
+                break
+            except Exception as error:
+                log.debug("Group %r: offsets after the move: %s", self.group_id, error)
+            await self._net.sleep(self.config["retry_backoff_ms"] / 1000)
+        if offsets:
+            log.warning("Group %s: the offsets before the move could not be committed: %s", self.group_id, offsets)
+
+    async def _send_offset_commit_request(self, offsets: _Offsets) -> Any:
+        if self._move is not None:
+            await self._first_commit
+            offsets = self._as_copied(offsets)
+        if self.is_moving and self.rejoining:  # it has committed all, and others may have joined by now
+            raise Errors.RebalanceInProgressError("the member joins its group on the cluster that it has moved to")
+        try:
+            return await super()._send_offset_commit_request(offsets)
+        except Errors.CommitFailedError:
+            if self.is_moving:
+                self._come_too_late()
+            raise
+
+    def _come_too_late(self) -> None:
+        """Others have joined, so they may own the partitions of this member: it joins as one that has lost them."""
+        self._joins_at = None
+        self._committed.clear()
+        log.warning(
+            "Group %s: other members have joined before this one came: it has lost its partitions", self.group_id
+        )
+
+    def _handle_offset_commit_response(self, offsets: _Offsets, send_time: float, response: Any) -> Any:
+        result = super()._handle_offset_commit_response(offsets, send_time, response)
+        self._committed.update(offsets)
+        return result
+
+    def generation_if_stable(self) -> Any:
+        """The generation of the member; none is needed before anybody has joined on the next cluster."""
+        if self.is_moving and self.state is MemberState.UNJOINED:
+            return Generation.NO_GENERATION
+        return super().generation_if_stable()
+
+    def commit_offsets_sync(self, offsets: Any, timeout_ms: float | None = None) -> Any:
+        """Commits; a member that moves may have to join first."""
+        ends = time.monotonic() + (self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms) / 1000
+        try:
+            return super().commit_offsets_sync(offsets, timeout_ms=timeout_ms)
+        except Errors.RebalanceInProgressError:
+            if not self.is_moving or (self._is_closing and not self._is_alone):
+                raise
+        asked = self._as_copied(offsets)
+        committed = {tp: offset.offset for tp, offset in self._committed.items()}
+        if not self.ensure_active_group(timeout_ms=max(0.0, ends - time.monotonic()) * 1000):
+            raise Errors.KafkaTimeoutError(
+                f"group {self.group_id}: the join after the move lasts longer than the commit may"
+            )
+        own = self._subscription.assigned_partitions()
+        result = super().commit_offsets_sync(
+            {
+                tp: offset
+                for tp, offset in offsets.items()
+                if tp in own and tp in asked and asked[tp].offset != committed.get(tp)
+            },
+            timeout_ms=max(0.0, ends - time.monotonic()) * 1000,
+        )
+        if lost := sorted(tp for tp in asked.keys() - own if asked[tp].offset != committed.get(tp, -1)):
+            raise Errors.CommitFailedError(
+                f"The group was assigned anew after the move to another cluster: {lost} belong to other members, which"
+                " may read again what was not committed"
+            )
+        return result
+
+    # -- polls and the join ---------------------------------------------------------
+
+    def poll(self, timeout_ms: float | None = None) -> bool:
+        """Like kafka-python's; a member that has just moved reads on before it joins."""
+        if self._move is not None:
+            self._move.settle()
+        if self._is_reading_on:
+            self._invoke_completed_offset_commit_callbacks()
+            self._maybe_auto_commit_offsets_async()
+            return True
+        joins_beside = self._is_alone and self.is_moving
+        self._is_polling = True
+        try:
+            is_ready = bool(super().poll(timeout_ms=0 if joins_beside else timeout_ms))
+            if self._ends_poll and self._move is not None:
+                self._move.settle()
+                return True
+        finally:
+            self._is_polling = self._ends_poll = False
+        return is_ready or (joins_beside and self.is_moving)
+
+    def time_to_next_poll(self) -> float:
+        """Seconds until poll() should be called again."""
+        next_s = float(super().time_to_next_poll())
+        if self._joins_at is None or not self.is_moving:
+            return next_s
+        return max(_POLLS_S, min(next_s, self._joins_at - time.monotonic()))
+
+    async def _on_join_prepare_async(self, generation: int, member_id: str, timeout_ms: float | None = None) -> None:
+        if not self.is_moving:
+            await super()._on_join_prepare_async(generation, member_id, timeout_ms=timeout_ms)
+            return
+        await self._commit_last()
+        if not self.is_moving:
+            await super()._on_join_prepare_async(generation, member_id, timeout_ms=timeout_ms)  # tells what is lost
+            return
+        self._is_revoked_later = self._is_alone
+        if not self._is_alone:
+            await self._tell_revoked()
+        self._is_leader = False
+        self._subscription.reset_group_subscription()
+
+    async def _commit_last(self) -> None:
+        """Commits what this member would commit before any rebalance."""
+        offsets = self._last_commits()
+        if self.config["enable_auto_commit"] and self._is_polling:
+            offsets |= self._subscription.all_consumed_offsets()
+        try:
+            await self._commit_offsets_sync_async(offsets, timeout_ms=_LAST_COMMIT_MS)
+        except Errors.KafkaError as error:
+            log.warning("Group %s: the commit before the join after the move failed: %s", self.group_id, error)
+
+    async def _tell_revoked(self) -> None:
+        """Stops reading, and tells the listener what it is told before any join."""
+        own = set(self._subscription.assigned_partitions())
+        if self._rebalance_protocol != RebalanceProtocol.EAGER or not own:
+            return
+        self._subscription.mark_pending_revocation(own)
+        if self._subscription.rebalance_listener:
+            try:
+                await self._invoke_rebalance_listener_async("on_partitions_revoked", own)
+            except Exception:
+                log.exception("Group %s: the listener's on_partitions_revoked failed after the move", self.group_id)
+
+    async def _wait_for_other_members(self) -> None:
+        """Waits until all that moved with this member have committed, before it joins."""
+        if self._first_commit is not None:
+            await self._first_commit
+        if self._joins_at is not None and self.is_moving and not self._is_alone:
+            await self._net.sleep(max(0.0, self._joins_at + LATEST_S - time.monotonic()))
+
+    def _process_join_group_response(self, response: Any, send_time: float) -> Any:
+        result = super()._process_join_group_response(response, send_time)
+        self._is_alone = response.leader == response.member_id and len(response.members) == 1
+        return result
+
+    async def _on_join_complete_async(self, generation: int, member_id: str, protocol: str, assigned: bytes) -> None:
+        former = self._subscription.assigned_partitions()
+        if self._is_revoked_later:
+            await self._tell_revoked()
+        elif self.is_moving and former:
+            await self._go_on_after_others(former)
+        self._joins_at, self._is_revoked_later = None, False
+        await super()._on_join_complete_async(generation, member_id, protocol, assigned)
+        kept = former & self._subscription.assigned_partitions()
+        self._committed = {tp: offset for tp, offset in self._committed.items() if tp in kept}
+
+    async def _go_on_after_others(self, partitions: Collection[TopicPartition]) -> None:
+        """Takes over what others have committed since: the first to join may have had all partitions for a moment."""
+        try:
+            found = await self.fetch_committed_offsets_async(partitions, timeout_ms=_LAST_COMMIT_MS)
+        except Errors.KafkaError as error:
+            log.warning("Group %s: what others have committed after the move is unknown: %s", self.group_id, error)
+            return
+        for tp, theirs in found.items():
+            state, own = self._subscription.assignment.get(tp), self._committed.get(tp)
+            known = max((at.offset for at in (own, state and state.position) if at is not None), default=None)
+            if state is not None and state.position is not None and known is not None and theirs.offset > known:
+                self._subscription.seek(tp, OffsetAndMetadata(theirs.offset, "", theirs.leader_epoch))
+
+    def reset_generation(self, *args: Any, **kwargs: Any) -> None:
+        """Forgets the membership, and what was committed in it; while it moves, a member has not lost anything."""
+        if not self.is_moving:
+            self._committed.clear()
+        super().reset_generation(*args, **kwargs)

@@ -1,0 +1,109 @@
+"""A client moves, in place, to another cluster that has the same records at the same offsets: the target of a link.
+
+Laws:
+- Who moves a client knows that the copies are final there: the link is promoted and fenced.
+- First it leaves: its connections are closed, and nothing is sent.  Once everybody who waited for the former cluster has gone on
+  (bootstrap.py), one step of the event loop parts what belongs to the one from what belongs to the other.
+- What the polling thread has in hand at that moment was fetched from the former cluster.  So that thread settles positions, at
+  the beginning of its next poll(): before that nothing is fetched, validated or reset, and a commit is of nothing that was not copied.
+- A position stays, but it is never after the end of the copies: the records that follow were not copied, and others may have
+  been written there since.  What was fetched and not given out is dropped, and fetched again; an iterator ends as at a seek().
+- Of a partition whose copies end nowhere as far as the link tells, no record was copied: it is read from its first record on.
+- A position in a topic that was not copied belongs to nothing on the next cluster: it is reset as auto_offset_reset says.  Both
+  with a warning.
+- Leader epochs are a cluster's own: no position, fetch or commit of the next cluster names one of the former.
+- How a member of a group moves says moved_member.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import kafka
+from kafka.structs import TopicPartition
+
+from tolerant_client.tracker.events import Moved
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Destination:
+    """The cluster that a client moves to: `config` (kafka-python's keys) connects to it.
+
+    `ends` has the offsets after the last copied record; it need not have partitions without one.  `is_copied` tells whether the
+    other cluster has copies of a topic at all.
+    """
+
+    config: Mapping[str, Any]
+    ends: Mapping[TopicPartition, int]
+    is_copied: Callable[[str], bool]
+
+    def place(self, partition: TopicPartition, offset: int) -> int | None:
+        """Where the other cluster has what follows a position; None if it has no copies of the partition."""
+        end = self.ends.get(partition) if self.is_copied(partition.topic) else None
+        return None if end is None else min(offset, end)
+
+    def committed(self, partition: TopicPartition, offset: int, position: int) -> int | None:
+        """What to commit for an offset that a moved client asks for: nothing of a record that it has read on neither cluster.
+
+        `position` is that on the other cluster, -1 before it is known.  None: nothing can be committed.
+        """
+        place = self.place(partition, offset)
+        if place is not None:
+            return max(place, min(offset, position))
+        return min(offset, position) if position >= 0 else None
+
+
+class Move:
+    """One move of a consumer, which its parts share; `settle` ends it in the polling thread."""
+
+    def __init__(self, to: Destination, consumer: Any) -> None:
+        self.to = to
+        self.is_settled = False  # positions are those of the next cluster
+        self._consumer = consumer
+
+    def settle(self) -> None:
+        """Drops what is of the former cluster; in the polling thread, before it looks at positions or records."""
+        if not self.is_settled:
+            self._consumer._fetcher.settle(self.to)
+            self._consumer._iterator = None  # its fill holds records of the former cluster
+            self.is_settled = True
+
+
+class Mover:
+    """Moves one client, which it does not keep alive; `net` is the client's event loop."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = weakref.ref(client)
+        self.net = client._manager._net
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the client is still there, and not closed."""
+        client = self._client()
+        return client is not None and not client._manager.closed
+
+    async def move(self, to: Destination) -> None:
+        """Moves it, on its event loop, without waiting for the next cluster.  A client that is closed stays."""
+        if (client := self._client()) is None:
+            return
+        manager = client._manager
+        await manager.leave()
+        if manager.closed:
+            return
+        former, servers = manager.cluster.cluster_id, to.config["bootstrap_servers"]
+        moved = manager.move(to.config)
+        if isinstance(client, kafka.KafkaConsumer):
+            move = Move(to, client)
+            client._fetcher.moved(move)
+            client._coordinator.moved(move)
+        # api_version is what the client found out; the connections find it out anew.
+        known = client.config.keys() - {"api_version"}
+        client.config.update((key, value) for key, value in to.config.items() if key in known)
+        log.warning("The link was promoted: the client moves from cluster %s to %s", former, servers)
+        moved.add_callback(lambda _: manager.recovery_event(Moved("", -1, str(former), str(servers))))
