@@ -17,6 +17,8 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.standby.clients import KafkaAdminClient, KafkaConsumer
+from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.testing import KafkaCluster
 from tolerant_client.tracker.events import Event, Moved
 
@@ -269,6 +271,31 @@ def test_a_client_that_is_made_after_the_promotion_begins_at_the_standby(
     assert reader.consumer.config["bootstrap_servers"] == target and not reader.has_moved
 
 
+def test_a_client_that_is_made_after_the_promotion_takes_no_login_of_its_own_cluster_there(
+    source: str, target: str, reads: Callable[..., Reader]
+) -> None:
+    name = "following-login"
+    copied(source, target, name)
+    promoted(source, target, name)
+    own: Any = {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_username": "alice",
+        "sasl_plain_password": "of-the-source",
+        "proxy_url": "socks5://127.0.0.1:1",
+        "api_version": (1, 0),
+        "bootstrap_timeout_ms": 5_000,
+    }
+    reader = reads(name, name, **own)
+    reader.reads(200)
+    standby: Any = {"standby": {"bootstrap_servers": target}, "link": name}
+    with KafkaAdminClient(bootstrap_servers=source, **own, **standby) as admin:
+        assert admin.describe_cluster()["cluster_id"]
+        for config in (reader.consumer.config, admin.config):
+            assert config["security_protocol"] == "PLAINTEXT" and config["api_version"] != (1, 0)
+            assert config["sasl_plain_password"] is None and config["proxy_url"] is None
+
+
 def test_an_admin_client_moves(source: str, target: str) -> None:
     name = "following-admin"
     copied(source, target, name)
@@ -304,13 +331,16 @@ def test_a_standby_that_does_not_respond_is_followed_once_it_does(
     [
         ("following-typo", "The standby knows no link following-typo"),
         ("following-translated", "has translated offsets"),
+        ("following-renamed", "gives topics other names on the standby"),
     ],
 )
 def test_a_link_that_cannot_be_followed_is_refused(source: str, target: str, link: str, message: str) -> None:
-    if "translated" in link:
+    names = TopicNames(DefaultReplicationPolicy(), "A") if "renamed" in link else None
+    if "typo" not in link:
         create_topic(source, link)
         append_records(source, link, 10)
-        mirror(source, target, link, link, is_translated=True)
+        topics = LinkTopics(TopicFilter((link,)), names)
+        mirror(source, target, topics, link, is_translated="translated" in link)
     with pytest.raises(OptionError, match=message):
         KafkaConsumer(bootstrap_servers=source, standby={"bootstrap_servers": target}, link=link)
 

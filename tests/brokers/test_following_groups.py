@@ -13,7 +13,7 @@ from typing import Any
 import kafka
 import pytest
 from kafka import ConsumerRebalanceListener
-from kafka.structs import TopicPartition
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from support.mirror_link import append_records, both, create_topic, ends, mirror
 from tolerant_client.cluster.cluster import Cluster
@@ -67,13 +67,13 @@ class Member:
             self.read += [(partition.partition, record.offset) for record in records]
 
     @contextmanager
-    def polling(self, commits: bool = False) -> Iterator[None]:
-        """Polls in another thread meanwhile."""
+    def polling(self, commits: bool = False, step: Callable[[Member], None] | None = None) -> Iterator[None]:
+        """Polls in another thread meanwhile, or takes this `step` again and again."""
 
         def run() -> None:
             try:
                 while not is_over.is_set():
-                    self.poll()
+                    (step or Member.poll)(self)
                     if commits:
                         self.consumer.commit()
             except BaseException as error:
@@ -199,6 +199,97 @@ def test_records_that_are_not_processed_yet_are_not_committed_by_a_move(source: 
         until(lambda: sum(offset or 0 for offset in committed(target, name)) == given)
     finally:
         member.consumer.close(autocommit=False)
+
+
+def test_a_late_commit_of_a_lost_record_passes_over_nothing_that_others_write(source: str, target: str) -> None:
+    name = "members-workers"
+    copied(source, target, name)
+    append_records(source, name, 20, partitions=2, first=100)  # lost with the source
+    member = Member(source, target, name, enable_auto_commit=False)
+    try:
+        until(lambda: member.poll() or len(member.read) == 240)
+        failed_over(target, name)
+        until(lambda: member.has_moved)
+        append_records(target, name, 30, partitions=2, first=900)
+        until(lambda: member.poll() or len(member.read) == 300)  # given out, and not processed
+        until(lambda: member.poll() or not member.consumer._coordinator.is_moving)
+        first, second = (TopicPartition(name, number) for number in range(2))
+        for offset in (115, 120):  # what was read on the source is processed now
+            member.consumer.commit({first: OffsetAndMetadata(offset, "", -1)})
+            assert committed(target, name)[0] == 100
+        member.consumer.commit({second: OffsetAndMetadata(125, "", -1)})
+        assert committed(target, name) == [100, 125]
+        member.consumer.commit()
+        assert committed(target, name) == [131, 131]
+    finally:
+        member.consumer.close()
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before-the-move", "after-the-move"])
+def test_a_seek_back_is_not_undone(source: str, target: str, is_after: bool) -> None:
+    name = f"members-replay-{is_after}".lower()
+    copied(source, target, name)
+    for servers in (source, target):  # by an earlier run
+        with kafka.KafkaConsumer(bootstrap_servers=servers, group_id=name, enable_auto_commit=False) as earlier:
+            places = [TopicPartition(name, number) for number in range(2)]
+            earlier.assign(places)
+            earlier.commit({tp: OffsetAndMetadata(100, "", -1) for tp in places})
+    options: Any = {"enable_auto_commit": False, "max_poll_records": 5}
+    # Partitions are assigned by the order of member ids, which begin with the client's: so each keeps its own.
+    members = [Member(source, target, name, client_id=f"{number}", **options) for number in range(2)]
+    seeks: set[Member] = set()
+
+    def step(member: Member) -> None:
+        if member in seeks:
+            seeks.remove(member)
+            for tp in member.consumer.assignment():
+                member.consumer.seek(tp, 0)
+        member.poll()
+        time.sleep(0.2)
+
+    try:
+        with members[0].polling(step=step), members[1].polling(step=step):
+            until(lambda: all(len(member.consumer.assignment()) == 1 for member in members))
+            if not is_after:
+                seeks.update(members)
+                until(lambda: all(len(member.read) >= 10 for member in members))
+            promoted(source, target, name)
+            if is_after:
+                until(lambda: all(member.has_moved for member in members))
+                seeks.update(members)
+            until(lambda: not any(member.consumer._coordinator.is_moving for member in members))
+            until(lambda: all(len(member.read) >= 100 for member in members))
+        for number, member in enumerate(members):
+            assert member.read == [(number, offset) for offset in range(100)]
+    finally:
+        for member in members:
+            member.consumer.close()
+
+
+def test_what_was_committed_on_the_lost_cluster_is_not_read_again_by_a_member_that_comes_after_another(
+    source: str, target: str
+) -> None:
+    name = "members-beside"
+    copied(source, target, name)
+    member = Member(source, target, name, enable_auto_commit=False)
+    with kafka.KafkaConsumer(
+        name, bootstrap_servers=target, group_id=name, auto_offset_reset="latest", enable_auto_commit=False
+    ) as other:
+        try:
+            until(lambda: member.poll() or len(member.read) == 200)
+            member.consumer.commit()
+            until(lambda: other.poll(100) or len(other.assignment()) == 2)
+            promoted(source, target, name)
+            until(lambda: member.has_moved)
+            with member.polling():
+                until(lambda: other.poll(100) or len(other.assignment()) == 1)
+                until(lambda: len(member.consumer.assignment()) == 1)
+                append_records(target, name, 10, partitions=2, first=100)
+                until(lambda: other.poll(100) or len(member.read) >= 210)
+            assert len(member.read) == len(set(member.read)) == 210
+            assert member.told[-2:] == ["lost", "assigned"]
+        finally:
+            member.consumer.close()
 
 
 def test_an_iterator_that_commits_each_record_passes_over_nothing_that_others_write(source: str, target: str) -> None:

@@ -128,7 +128,7 @@ class TolerantCoordinator(MovedMember):
             raise
         except Errors.KafkaTimeoutError:
             return False
-        for partition, offset in committed.items():
+        for partition, offset in self.begin_at(missing, committed).items():
             self._subscription.seek(partition, OffsetAndMetadata(offset.offset, "", offset.leader_epoch))
         return True
 

@@ -60,6 +60,7 @@ class TolerantFetcher(PlannedFetches):
         self._too_early: list[Any] = []  # fetches that follow what this fill has handed out: the next one may use them
         self._call = _Call()
         self._move: Move | None = None
+        self._given_out: dict[TopicPartition, int] = {}  # until where, by the cluster that the client may leave
 
     # -- giving out -----------------------------------------------------------
 
@@ -183,6 +184,8 @@ class TolerantFetcher(PlannedFetches):
             part.drain()  # an interrupt may have left it between two records
             raise
         finally:
+            if tp in drained and (self._move is None or not self._move.is_settled):
+                self._given_out[tp] = max(self._given_out.get(tp, 0), part.next_fetch_offset)
             if state is not None and state._position is not before and tp in drained:
                 moved.append((state, before, state._position))
 
@@ -235,18 +238,24 @@ class TolerantFetcher(PlannedFetches):
         self._doubts.clear()
         self._topic_ids.clear()
 
-    def settle(self, to: Destination) -> None:
-        """Drops what was fetched from the former cluster, and takes no position after the copies; in the polling thread."""
+    def settle(self, to: Destination) -> dict[TopicPartition, int]:
+        """Drops what was fetched from the former cluster, and takes no position after the copies; in the polling thread.
+
+        Returns until where this client has read there.
+        """
         for buffered in (self._completed_fetches, self._paused_completed_fetches, self._paused_partition_records):
             buffered.clear()
         for known in (self._too_early, self._handed_out, self._corrupt, self._readable_ends):
             known.clear()
         self._next_partition_records = self._next_in_line_exception_metadata = None
         self._cached_list_offsets_exception = self._cached_log_truncation = None
+        read = self._given_out
         for tp, state in list(self._subscriptions.assignment.items()):
             state.highwater = None
             if state.position is not None:
+                read[tp] = max(read.get(tp, 0), state.position.offset)
                 self._place(to, tp, state)
+        return read
 
     def _place(self, to: Destination, tp: TopicPartition, state: Any) -> None:
         offset = state.position.offset

@@ -11,7 +11,11 @@ Laws:
 - A member that comes later finds that others have joined, and may own its partitions: it has lost them, as if its session had
   expired.
 - Where the first member to join gets all partitions for a moment (group.initial.rebalance.delay.ms=0), the others go on after what
-  it has committed, also in a partition that they keep.
+  it has committed, also in a partition that they keep: where more is committed by then than before anybody joined.  Then
+  the first one has read all that they pass over.  A position before that is one of a seek back, and stays; so does one that the
+  application has changed since the member stopped.
+- What was committed on the former cluster and could not be committed on the next one, since others had joined, counts where this
+  member is assigned the partition by its first join: it begins there, if the group is not further on.
 - A member that was alone in its group joins at once, and reads on until it has joined: nobody is assigned its partitions meanwhile.
 - A synchronous commit while the member is joining waits for the join, with one timeout for both.  Of partitions that others got
   then it raises CommitFailedError, as after any rebalance, unless nothing new was to be committed.  A member that is closing joins
@@ -24,6 +28,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, Final
 
 import kafka.errors as Errors
@@ -55,6 +60,9 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         self._is_alone = False  # in its group, as of the last join
         self._move: Move | None = None
         self._first_commit: Any = None  # done before any other commit on the next cluster
+        self._uncommitted: dict[TopicPartition, OffsetAndMetadata] = {}  # there, but on the former cluster
+        self._begins: dict[TopicPartition, OffsetAndMetadata] = {}  # of that, since the first join there
+        self._stopped: dict[TopicPartition, tuple[int, int]] = {}  # position and what was committed, before the join
         self._joins_at: float | None = None  # until the member has joined there
         self._is_revoked_later = False  # the listener is told of the revocation only after the join
         self._is_polling = False
@@ -66,6 +74,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         is_member = is_auto and self._assigned is None and not self._generation.is_lost()
         offsets = self._last_commits() if is_member or not is_auto else {}
         self._move, self._ends_poll = move, self._is_polling
+        self._subscription.all_consumed_offsets = partial(move.consumed, self._subscription.all_consumed_offsets)
         super().coordinator_dead("the client has moved to another cluster")
         self._assigned, self._join_task, self.rejoining = None, None, False
         self._disable_heartbeat()
@@ -77,7 +86,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             self._joins_at = time.monotonic() + (0.0 if self._is_alone else READS_ON_S)
         if self.config["enable_auto_commit"]:
             self.next_auto_commit_deadline = 0.0
-        self._first_commit = self._manager.call_soon(self._commit_first, self._as_copied(offsets))
+        self._uncommitted = self._as_copied(offsets)
+        self._first_commit = self._manager.call_soon(self._commit_first, self._uncommitted.copy())
 
     @property
     def is_moving(self) -> bool:
@@ -97,17 +107,11 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
 
     def _as_copied(self, offsets: _Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
         """What to commit on the next cluster for offsets that may be of the former one."""
-        move = self._move
+        move, states = self._move, self._subscription.assignment
         if move is None:
             return dict(offsets)
-        copied = {}
-        for tp, asked in offsets.items():
-            state = self._subscription.assignment.get(tp)
-            position = state.position if move.is_settled and state is not None else None
-            at = move.to.committed(tp, asked.offset, -1 if position is None else position.offset)
-            if at is not None:
-                copied[tp] = OffsetAndMetadata(at, asked.metadata, -1)
-        return copied
+        copied = {tp: move.committed(tp, asked, states.get(tp)) for tp, asked in offsets.items()}
+        return {tp: offset for tp, offset in copied.items() if offset is not None}
 
     async def _commit_first(self, offsets: _Offsets) -> None:
         """Commits what was committed on the former cluster."""
@@ -126,7 +130,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
                 log.debug("Group %r: offsets after the move: %s", self.group_id, error)
             await self._net.sleep(self.config["retry_backoff_ms"] / 1000)
         if offsets:
-            log.warning("Group %s: the offsets before the move could not be committed: %s", self.group_id, offsets)
+            left = ", ".join(f"{tp.topic}-{tp.partition} {offset.offset}" for tp, offset in offsets.items())
+            log.warning("Group %s: the offsets before the move could not be committed: %s", self.group_id, left)
 
     async def _send_offset_commit_request(self, offsets: _Offsets) -> Any:
         if self._move is not None:
@@ -152,7 +157,19 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
     def _handle_offset_commit_response(self, offsets: _Offsets, send_time: float, response: Any) -> Any:
         result = super()._handle_offset_commit_response(offsets, send_time, response)
         self._committed.update(offsets)
+        for tp in offsets:
+            self._uncommitted.pop(tp, None)
+            self._begins.pop(tp, None)
         return result
+
+    def begin_at(self, partitions: Collection[TopicPartition], committed: _Offsets) -> _Offsets:
+        """Where to begin in partitions without a position: what the group has committed, or later what this member had."""
+        later = {
+            tp: offset
+            for tp in partitions
+            if (offset := self._begins.pop(tp, None)) and (tp not in committed or committed[tp].offset < offset.offset)
+        }
+        return {**committed, **later}
 
     def generation_if_stable(self) -> Any:
         """The generation of the member; none is needed before anybody has joined on the next cluster."""
@@ -228,6 +245,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             return
         self._is_revoked_later = self._is_alone
         if not self._is_alone:
+            await self._note_where_it_stops()
             await self._tell_revoked()
         self._is_leader = False
         self._subscription.reset_group_subscription()
@@ -241,6 +259,17 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             await self._commit_offsets_sync_async(offsets, timeout_ms=_LAST_COMMIT_MS)
         except Errors.KafkaError as error:
             log.warning("Group %s: the commit before the join after the move failed: %s", self.group_id, error)
+
+    async def _note_where_it_stops(self) -> None:
+        positions = {tp: state.position for tp, state in self._subscription.assignment.items() if state.position}
+        try:
+            committed = await self.fetch_committed_offsets_async(positions.keys(), timeout_ms=_LAST_COMMIT_MS)
+        except Errors.KafkaError as error:
+            log.warning("Group %s: what is committed before the join is unknown: %s", self.group_id, error)
+            return
+        self._stopped = {
+            tp: (position.offset, committed[tp].offset if tp in committed else -1) for tp, position in positions.items()
+        }
 
     async def _tell_revoked(self) -> None:
         """Stops reading, and tells the listener what it is told before any join."""
@@ -270,24 +299,27 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         former = self._subscription.assigned_partitions()
         if self._is_revoked_later:
             await self._tell_revoked()
-        elif self.is_moving and former:
-            await self._go_on_after_others(former)
-        self._joins_at, self._is_revoked_later = None, False
+        elif self.is_moving and self._stopped:
+            await self._go_on_after_others()
+        self._joins_at, self._is_revoked_later, self._stopped = None, False, {}
+        self._begins, self._uncommitted = self._uncommitted, {}
         await super()._on_join_complete_async(generation, member_id, protocol, assigned)
         kept = former & self._subscription.assigned_partitions()
         self._committed = {tp: offset for tp, offset in self._committed.items() if tp in kept}
 
-    async def _go_on_after_others(self, partitions: Collection[TopicPartition]) -> None:
+    async def _go_on_after_others(self) -> None:
         """Takes over what others have committed since: the first to join may have had all partitions for a moment."""
         try:
-            found = await self.fetch_committed_offsets_async(partitions, timeout_ms=_LAST_COMMIT_MS)
+            found = await self.fetch_committed_offsets_async(self._stopped.keys(), timeout_ms=_LAST_COMMIT_MS)
         except Errors.KafkaError as error:
             log.warning("Group %s: what others have committed after the move is unknown: %s", self.group_id, error)
             return
-        for tp, theirs in found.items():
-            state, own = self._subscription.assignment.get(tp), self._committed.get(tp)
-            known = max((at.offset for at in (own, state and state.position) if at is not None), default=None)
-            if state is not None and state.position is not None and known is not None and theirs.offset > known:
+        for tp, (position, committed) in self._stopped.items():
+            state, theirs, own = self._subscription.assignment.get(tp), found.get(tp), self._committed.get(tp)
+            if state is None or state.position is None or state.position.offset != position or theirs is None:
+                continue
+            known = committed if own is None else max(committed, own.offset)
+            if known <= position < theirs.offset:
                 self._subscription.seek(tp, OffsetAndMetadata(theirs.offset, "", theirs.leader_epoch))
 
     def reset_generation(self, *args: Any, **kwargs: Any) -> None:

@@ -11,6 +11,9 @@ Laws:
 - Of a partition whose copies end nowhere as far as the link tells, no record was copied: it is read from its first record on.
 - A position in a topic that was not copied belongs to nothing on the next cluster: it is reset as auto_offset_reset says.  Both
   with a warning.
+- After the end of the copies both clusters have records, and they are others.  An offset there, up to which the client has read on
+  the former cluster, may be of a record of that one if an application names it, whatever was read on the next one since: what is
+  committed for it is the end of the copies.  Positions on the next cluster are known to be such (`consumed`).
 - Leader epochs are a cluster's own: no position, fetch or commit of the next cluster names one of the former.
 - How a member of a group moves says moved_member.py.
 """
@@ -24,11 +27,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import kafka
-from kafka.structs import TopicPartition
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from tolerant_client.tracker.events import Moved
 
 log = logging.getLogger(__name__)
+
+
+class OffsetThere(OffsetAndMetadata):  # type: ignore[misc]  # kafka-python is untyped
+    """An offset of the next cluster: a position there, or what is committed there for one of the former cluster."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -48,15 +57,17 @@ class Destination:
         end = self.ends.get(partition) if self.is_copied(partition.topic) else None
         return None if end is None else min(offset, end)
 
-    def committed(self, partition: TopicPartition, offset: int, position: int) -> int | None:
+    def committed(self, partition: TopicPartition, offset: int, position: int, read: int) -> int | None:
         """What to commit for an offset that a moved client asks for: nothing of a record that it has read on neither cluster.
 
-        `position` is that on the other cluster, -1 before it is known.  None: nothing can be committed.
+        `position` is that on the other cluster, -1 before it is known; until `read` it has read on the former one, whose
+        offset it may be.  None: nothing can be committed.
         """
         place = self.place(partition, offset)
-        if place is not None:
-            return max(place, min(offset, position))
-        return min(offset, position) if position >= 0 else None
+        if position < 0 or offset <= read:
+            return place
+        there = min(offset, position)
+        return there if place is None else max(place, there)
 
 
 class Move:
@@ -66,13 +77,29 @@ class Move:
         self.to = to
         self.is_settled = False  # positions are those of the next cluster
         self._consumer = consumer
+        self._read: Mapping[TopicPartition, int] = {}  # until where, on the former cluster
 
     def settle(self) -> None:
         """Drops what is of the former cluster; in the polling thread, before it looks at positions or records."""
         if not self.is_settled:
-            self._consumer._fetcher.settle(self.to)
+            self._read = self._consumer._fetcher.settle(self.to)
             self._consumer._iterator = None  # its fill holds records of the former cluster
             self.is_settled = True
+
+    def consumed(self, consumed: Callable[[], dict[TopicPartition, Any]]) -> dict[TopicPartition, Any]:
+        """What kafka-python's `all_consumed_offsets` says, so that it is known to be of the next cluster."""
+        offsets = consumed()
+        return {tp: OffsetThere(*at) for tp, at in offsets.items()} if self.is_settled else offsets
+
+    def committed(self, tp: TopicPartition, asked: OffsetAndMetadata, state: Any) -> OffsetThere | None:
+        """What to commit on the next cluster; `state` is that of the partition, None if it is not assigned."""
+        position = state.position if self.is_settled and state is not None else None
+        at: int | None = asked.offset
+        if not isinstance(asked, OffsetThere):
+            at = self.to.committed(
+                tp, asked.offset, -1 if position is None else position.offset, self._read.get(tp, -1)
+            )
+        return None if at is None else OffsetThere(at, asked.metadata, -1)
 
 
 class Mover:

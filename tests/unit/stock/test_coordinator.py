@@ -42,7 +42,7 @@ from tolerant_client.stock.coordinator_partition import (
 )
 from tolerant_client.stock.coordinator_watch import Absence, describe_coordinator
 from tolerant_client.stock.manager import TolerantConnectionManager, TolerantNetClient
-from tolerant_client.stock.moving import Destination
+from tolerant_client.stock.moving import Destination, Move
 from tolerant_client.tracker.events import CoordinatorUnavailable, Event, Listener
 from tolerant_client.tracker.policy import RecoveryPolicy
 
@@ -761,11 +761,57 @@ def test_what_was_committed_of_a_partition_is_forgotten_with_it(
     assert not member._committed
 
 
-class Unsettled:
-    """A move whose positions are those of the former cluster."""
+@pytest.mark.parametrize(
+    ("stopped", "own", "sought", "theirs", "goes_on"),
+    [
+        ((50, 40), None, None, 70, 70),  # the first to join has read on from 40
+        ((50, 40), 50, None, 70, 70),
+        ((50, -1), None, None, 70, 70),
+        ((50, 40), None, None, 40, 50),  # nobody has
+        ((20, 100), None, None, 100, 20),  # a seek back
+        ((20, 100), None, None, 130, 20),
+        ((20, -1), 45, None, 70, 20),
+        ((50, 40), None, 45, 70, 45),  # a seek while it joined
+    ],
+)
+def test_a_member_goes_on_after_what_others_have_committed_but_not_over_a_seek(
+    broker: GroupBroker,
+    member: TolerantCoordinator,
+    stopped: tuple[int, int],
+    own: int | None,
+    sought: int | None,
+    theirs: int,
+    goes_on: int,
+) -> None:
+    tp = TopicPartition("t", 0)
+    broker.committed = {("t", 0): (theirs, -1)}
+    knows(member, broker, 1)
+    member._subscription.assign_from_subscribed([tp])
+    member._subscription.seek(tp, stopped[0] if sought is None else sought)
+    member._stopped = {tp: stopped}
+    member._committed = {} if own is None else {tp: OffsetAndMetadata(own, "", -1)}
+    member._net.run(member._go_on_after_others)
+    assert member._subscription.position(tp).offset == goes_on
 
-    to = Destination({}, {TopicPartition("t", 0): 100}, lambda topic: topic == "t")
-    is_settled = False
+
+def test_a_member_that_came_too_late_begins_at_what_it_had_committed_once_and_unless_the_group_is_further_on(
+    broker: GroupBroker, member: TolerantCoordinator
+) -> None:
+    first, second, third = (TopicPartition("t", number) for number in range(3))
+    broker.committed = {("t", 0): (10, -1), ("t", 1): (60, -1)}
+    knows(member, broker, 3)
+    member._uncommitted = {tp: OffsetAndMetadata(50, "", -1) for tp in (first, second, third)}
+
+    def begins() -> list[int | None]:
+        assert member.refresh_committed_offsets_if_needed(timeout_ms=10_000)
+        positions = [member._subscription.position(tp) for tp in (first, second, third)]
+        return [position and position.offset for position in positions]
+
+    assert member.poll(timeout_ms=10_000)
+    assert begins() == [50, 60, 50]
+    member._subscription.assign_from_subscribed([])
+    member._subscription.assign_from_subscribed([first, second, third])
+    assert begins() == [10, 60, None]
 
 
 @pytest.mark.parametrize(("is_settled", "committed"), [(False, 100), (True, 110)])
@@ -776,7 +822,7 @@ def test_until_positions_are_settled_nothing_is_committed_after_the_copies(
     member._subscription.subscribe(topics=["t"])
     member._subscription.assign_from_subscribed([tp])
     member._subscription.seek(tp, 110)
-    member._move = Unsettled()  # type: ignore[assignment]
+    member._move = Move(Destination({}, {tp: 100}, lambda topic: topic == "t"), None)
     member._move.is_settled = is_settled
     asked = {tp: OffsetAndMetadata(120, "m", 7), other: OffsetAndMetadata(3, "", 7)}
     assert member._as_copied(asked) == {tp: OffsetAndMetadata(committed, "m", -1)}

@@ -810,6 +810,13 @@ def test_what_came_from_the_former_cluster_is_dropped_errors_and_the_fill_of_an_
     assert fetcher._cached_log_truncation is None
 
 
+def test_until_where_it_has_read_on_the_former_cluster_is_known_after_a_seek_back_too(fetcher: TolerantFetcher) -> None:
+    fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(B, 0, batch(0))])
+    assert sum(map(len, fetcher.fetched_records()[0].values())) == 60
+    fetcher._subscriptions.seek(A, 3)
+    assert fetcher.settle(Destination({}, {A: 20, B: 20}, lambda topic: True)) == {A: 30, B: 30}
+
+
 def test_a_partition_of_which_nothing_was_copied_is_read_from_its_first_record(
     fetcher: TolerantFetcher, caplog: pytest.LogCaptureFixture
 ) -> None:

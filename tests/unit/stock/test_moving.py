@@ -10,12 +10,12 @@ from typing import Any
 import kafka.errors as Errors
 import pytest
 from kafka.net.selector import NetworkSelector
-from kafka.structs import TopicPartition
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from support.fake_broker import FakeBroker, serve
 from tolerant_client.stock import forking
 from tolerant_client.stock.manager import TolerantConnectionManager
-from tolerant_client.stock.moving import Destination
+from tolerant_client.stock.moving import Destination, Move
 from tolerant_client.stock.stock_names import Future, SubscriptionType
 
 COPIED, BEGUN_EMPTY, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("else", 0)
@@ -39,8 +39,32 @@ def test_a_position_stays_but_never_after_the_end_of_the_copies(
 def test_nothing_is_committed_of_a_record_that_was_read_on_neither_cluster(
     offset: int, position: int, committed: int, of_another: int | None
 ) -> None:
-    assert TO.committed(COPIED, offset, position) == committed
-    assert TO.committed(OTHER, offset, position) == TO.committed(BEGUN_EMPTY, offset, position) == of_another
+    assert TO.committed(COPIED, offset, position, 80) == committed
+    assert TO.committed(OTHER, offset, position, 80) == TO.committed(BEGUN_EMPTY, offset, position, 80) == of_another
+
+
+@pytest.mark.parametrize(("offset", "committed", "of_another"), [(90, 90, None), (115, 100, None), (121, 121, 121)])
+def test_an_offset_that_may_be_of_a_record_of_either_cluster_commits_the_end_of_the_copies(
+    offset: int, committed: int, of_another: int | None
+) -> None:
+    assert TO.committed(COPIED, offset, 131, 120) == committed
+    assert TO.committed(OTHER, offset, 131, 120) == TO.committed(BEGUN_EMPTY, offset, 131, 120) == of_another
+
+
+def test_what_was_given_out_on_the_next_cluster_is_known_once_positions_are_its_own() -> None:
+    consumer = SimpleNamespace(_fetcher=SimpleNamespace(settle=lambda to: {COPIED: 120}), _iterator=None)
+    move, state = Move(TO, consumer), SimpleNamespace(position=OffsetAndMetadata(115, "", 3))
+
+    def committed() -> Any:
+        return move.committed(COPIED, move.consumed(lambda: {COPIED: state.position})[COPIED], state)
+
+    assert committed() == OffsetAndMetadata(100, "", -1)
+    move.settle()
+    assert committed() == OffsetAndMetadata(115, "", -1)
+    assert move.committed(COPIED, state.position, state) == OffsetAndMetadata(100, "", -1)  # named by the application
+    once = move.committed(COPIED, move.consumed(lambda: {COPIED: state.position})[COPIED], state)
+    state.position = OffsetAndMetadata(50, "", 1)  # a seek back
+    assert once is not None and move.committed(COPIED, once, state) == OffsetAndMetadata(115, "", -1)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ Laws:
 - The operator decides when a client moves, by `promote` or `failover` (link_watch.py); how it moves says stock/moving.py.
 - A client that is made after the promotion begins at the standby, and says so.  If the standby tells nothing then, for whatever
   reason, it begins at its own cluster, and moves as soon as the standby tells of the promotion.
-- `standby` has all that is needed to connect: no password goes to a cluster for which it was not given.
+- `standby` has all that is needed to connect, whenever the client is made: what it does not name has kafka-python's default there.
+  So no password goes to a cluster for which it was not given, and a login of the one is not tried at the other.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Following(clients.Recovering):
         self.may_move = True
         if _is_promoted(LinkWatch(to, link)):
             log.warning("Link %s is promoted: the client begins at its target %s", link, to["bootstrap_servers"])
-            super().__init__(*args, **{**configs, **standby})
+            super().__init__(*args, **{**configs, "socks5_proxy": None, **to})
             return
         super().__init__(*args, **configs)
         mover = Mover(self)

@@ -9,6 +9,7 @@ Laws:
   in place; a client that is made then begins at the standby, where its group's offsets are.
 - While the standby does not respond, refuses us or hides the control, nothing is known and nothing happens; it is asked again, and the
   log says each reason once.
+- A link that failback has prepared, and that has not run yet, is one to follow: failback is for identical offsets only.
 - It ends with its client, also with one that was never closed.
 - One request waits at the standby, for at most WAIT_MS: it costs next to nothing, and tells of a promotion at once.
 """
@@ -57,9 +58,14 @@ class LinkWatch:
         control = await self._control.refresh()
         if control.is_unwritten:
             raise OptionError(f"The standby knows no link {self._link}: check link, or start its mirror first")
-        if not control.is_identical:
+        if control.map_id is not None:
             raise OptionError(
                 f"Link {self._link} has translated offsets, and a client cannot keep its positions there: follow a link with identical ones"
+            )
+        if control.is_promotion_begun and not control.is_identical:
+            raise OptionError(
+                f"Link {self._link} was promoted and has never run with identical offsets, so nothing tells where a client's"
+                " positions are there: follow another link"
             )
         if control.topics is not None and LinkTopics.from_json(control.topics).to_target(_SOME_TOPIC) != _SOME_TOPIC:
             raise OptionError(

@@ -17,6 +17,7 @@ from tolerant_client.errors import OptionError, OrdersHiddenError
 from tolerant_client.mirror.standby.clients import _is_promoted
 from tolerant_client.mirror.standby.link_watch import LinkWatch, NewestControl
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 BEGUN = {TopicPartition("orders", 0): TopicIds()}
 PROMOTED = LinkControl(
@@ -101,3 +102,37 @@ def test_whatever_is_wrong_with_the_standby_does_not_stop_a_client_whose_cluster
 def test_a_link_that_cannot_be_followed_stops_it() -> None:
     with pytest.raises(OptionError):
         _is_promoted(Scripted(OptionError("translated")))
+
+
+def control_of(control: LinkControl) -> LinkControl:
+    """What a watch makes of it."""
+
+    async def connect(patience_ms: int) -> None:
+        pass
+
+    async def refresh() -> LinkControl:
+        return control
+
+    watch: Any = Scripted()
+    watch.cluster, watch._control = SimpleNamespace(connect=connect), SimpleNamespace(refresh=refresh)
+    watch._patience_ms = 0
+    return asyncio.run(LinkWatch.control(watch))
+
+
+def test_a_link_that_failback_has_prepared_is_followed_before_it_runs() -> None:
+    prepared = LinkControl(generation=1, source_cluster_id="A", topics=LinkTopics().to_json())
+    assert control_of(prepared) is prepared
+
+
+@pytest.mark.parametrize(
+    ("control", "message"),
+    [
+        (LinkControl(map_id="m", topics="{}"), "has translated offsets"),
+        (LinkControl(map_id="m", topics="{}", producer_ids=(1,)), "has translated offsets"),
+        (LinkControl(is_promotion_begun=True), "has never run with identical offsets"),
+        (LinkControl(), "The standby knows no link"),
+    ],
+)
+def test_a_link_whose_offsets_are_others_or_not_known_is_refused(control: LinkControl, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        control_of(control)
