@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import socket
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -320,10 +324,126 @@ def test_a_standby_that_does_not_respond_is_followed_once_it_does(
 ) -> None:
     reader = Reader(source, "127.0.0.1:1", "nowhere", None)
     try:
-        assert "Whether link nowhere is promoted is unknown" in caplog.text
+        assert "Whether link nowhere is promoted is unknown yet: the standby has not responded for 2.0 s" in caplog.text
         assert reader.consumer.config["bootstrap_servers"] == source
     finally:
         reader.consumer.close()
+
+
+def test_a_standby_whose_name_resolves_slowly_holds_up_nothing(
+    source: str, target: str, reads: Callable[..., Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "following-names"
+    copied(source, target, name)
+    resolve = socket.getaddrinfo
+
+    def slow(host: Any, *args: Any, **options: Any) -> Any:
+        if host == "standby.test":
+            time.sleep(3)
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return resolve(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    began = time.monotonic()
+    reader = Reader(source, "standby.test:9092", name, name, group_id=name)
+    try:
+        assert time.monotonic() - began < 2.9
+        reader.reads(200)
+        slowest, ends_at = 0.0, time.monotonic() + 8
+        while time.monotonic() < ends_at:
+            began = time.monotonic()
+            reader.consumer.poll(50)
+            reader.consumer.commit()
+            slowest = max(slowest, time.monotonic() - began)
+        assert slowest < 1.0
+    finally:
+        began = time.monotonic()
+        reader.consumer.close()
+    assert time.monotonic() - began < 2.0
+
+
+def test_a_link_of_another_cluster_is_refused(source: str, target: str) -> None:
+    name = "following-other"
+    copied(source, target, name)
+    before = set(threading.enumerate())
+    with pytest.raises(
+        OptionError, match=f"Link {name} copies from cluster .*, and the client's cluster is .*: give the link"
+    ):
+        KafkaConsumer(bootstrap_servers=target, standby={"bootstrap_servers": target}, link=name)
+    deadline = time.monotonic() + 10
+    while left := set(threading.enumerate()) - before:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_clients_that_are_closed_at_once_log_nothing(
+    source: str, target: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "following-short"
+    copied(source, target, name)
+    before = set(threading.enumerate())
+    caplog.clear()
+    options: Any = {"bootstrap_servers": source, "standby": {"bootstrap_servers": target}, "link": name}
+    for pause_s in (0.0, 0.005, 0.02, 0.1) * 5:
+        for kind in (KafkaAdminClient, KafkaConsumer):
+            with kind(**options):
+                time.sleep(pause_s)
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("tolerant_client.mirror")] == []
+    deadline = time.monotonic() + 10
+    while left := set(threading.enumerate()) - before:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_a_seek_after_the_move_is_one_on_the_next_cluster(
+    source: str, target: str, reads: Callable[..., Reader]
+) -> None:
+    name = "following-seek"
+    copied(source, target, name)
+    reader, tp = reads(name, None), TopicPartition(name, 0)
+    append_records(source, name, 20, partitions=PARTITIONS, first=100)  # lost with the source
+    reader.consumer.assign([tp])
+    reader.reads(120)
+    failed_over(target, name)
+    reader.moves()
+    append_records(target, name, 50, partitions=PARTITIONS, first=900)  # 101 to 150
+    reader.consumer.seek(tp, 130)
+    reader.read.clear()
+    reader.reads(21)
+    assert reader.read[0] == (0, 130)
+
+
+def test_a_pattern_finds_what_only_the_next_cluster_has(source: str, target: str, reads: Callable[..., Reader]) -> None:
+    name = "following-pattern"
+    copied(source, target, name)
+    create_topic(target, f"{name}-there", PARTITIONS)
+    append_records(target, f"{name}-there", 10, partitions=PARTITIONS)
+    reader = reads(name, None, group_id=name)
+    reader.consumer.subscribe(pattern=f"^{name}.*")
+    reader.reads(200)
+    promoted(source, target, name)
+    reader.moves()
+    reader.reads(220)
+
+
+def test_a_client_that_has_moved_and_is_dropped_is_collected(source: str, target: str) -> None:
+    name = "following-dropped"
+    copied(source, target, name)
+    reader = Reader(source, target, name, name, group_id=name)
+    reader.reads(200)
+    promoted(source, target, name)
+    reader.moves()
+    reader.joins()
+    # Its threads would go on: nobody can close it then, so the test keeps what ends them.
+    kept, dropped = reader.consumer._client, weakref.ref(reader.consumer)
+    try:
+        del reader
+        deadline = time.monotonic() + 10
+        while gc.collect() and dropped() or dropped() is not None:
+            assert time.monotonic() < deadline, "it is still there"
+            time.sleep(0.1)
+    finally:
+        kept.close()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.standby.clients import KafkaConsumer
 from tolerant_client.mirror.state.control_topic import update_control
+from tolerant_client.testing import KafkaCluster
 from tolerant_client.tracker.events import Event, Moved
 
 
@@ -156,6 +157,37 @@ def test_each_record_is_read_and_committed_by_one_member(
         for member in members:
             member.consumer.close()
     assert committed(target, name, count) == ends(target, name, count) == [201] * count
+
+
+def test_what_a_lone_member_reads_before_it_joins_is_not_read_by_one_that_starts_then(source: str) -> None:
+    name = "members-lone"
+
+    def slow(member: Member) -> None:
+        member.poll()
+        time.sleep(0.02)
+
+    with KafkaCluster(heap="320m", broker_config={"group.initial.rebalance.delay.ms": "3000"}) as standby:
+        target = standby.bootstrap_servers
+        copied(source, target, name, 2, 20_000)
+        options: Any = {"enable_auto_commit": True, "auto_commit_interval_ms": 500, "max_poll_records": 50}
+        member = Member(source, target, name, **options)
+        other = None
+        try:
+            with member.polling(step=slow):
+                until(lambda: len(member.read) >= 500)
+                promoted(source, target, name)
+                until(lambda: member.has_moved)
+                time.sleep(1.2)  # it has stopped, and joins
+                other = Member(source, target, name, **options)
+                with other.polling(step=slow):
+                    until(lambda: len(set(member.read + other.read)) == 40_000, 60)
+            assert len(member.read) + len(other.read) == 40_000
+            assert member.told[-2:] == ["revoked", "assigned"] and other.read
+        finally:
+            for one in (member, other):
+                if one is not None:
+                    one.consumer.close()
+        assert committed(target, name) == ends(target, name, 2)
 
 
 def test_a_member_that_comes_after_others_have_joined_has_lost_its_partitions(source: str, target: str) -> None:

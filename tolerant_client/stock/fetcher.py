@@ -124,8 +124,7 @@ class TolerantFetcher(PlannedFetches):
 
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         """Like kafka-python's, which forgets a resumed partition while another one is in its slot."""
-        if self._move is not None:
-            self._move.settle()
+        self.settle_move()
         self._topic_ids.apply()
         self._make_room_for_resumed()
         try:
@@ -237,6 +236,14 @@ class TolerantFetcher(PlannedFetches):
         self._asked.clear()
         self._doubts.clear()
         self._topic_ids.clear()
+
+    def settle_move(self) -> Move | None:
+        """Settles a move that is not settled yet, and returns it; in the polling thread."""
+        move = self._move
+        if move is None or move.is_settled:
+            return None
+        move.settle()
+        return move
 
     def settle(self, to: Destination) -> dict[TopicPartition, int]:
         """Drops what was fetched from the former cluster, and takes no position after the copies; in the polling thread.

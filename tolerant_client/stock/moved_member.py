@@ -11,15 +11,16 @@ Laws:
 - A member that comes later finds that others have joined, and may own its partitions: it has lost them, as if its session had
   expired.
 - Where the first member to join gets all partitions for a moment (group.initial.rebalance.delay.ms=0), the others go on after what
-  it has committed, also in a partition that they keep: where more is committed by then than before anybody joined.  Then
-  the first one has read all that they pass over.  A position before that is one of a seek back, and stays; so does one that the
+  it has committed, also in a partition that they keep: where something was committed before anybody joined, and more is by then.
+  So the first one began there, and has read all that they pass over; without a commit it began wherever auto_offset_reset says.  A position before that is one of a seek back, and stays; so does one that the
   application has changed since the member stopped.
 - What was committed on the former cluster and could not be committed on the next one, since others had joined, counts where this
   member is assigned the partition by its first join: it begins there, if the group is not further on.
-- A member that was alone in its group joins at once, and reads on until it has joined: nobody is assigned its partitions meanwhile.
+- A member that was alone in its group does the same: whoever starts beside it within group.initial.rebalance.delay.ms is in its first
+  assignment, and would read again what it read while it joined.
 - A synchronous commit while the member is joining waits for the join, with one timeout for both.  Of partitions that others got
-  then it raises CommitFailedError, as after any rebalance, unless nothing new was to be committed.  A member that is closing joins
-  for it only if it was alone: the others have committed all that they were given out before they began to join.
+  then it raises CommitFailedError, as after any rebalance, unless nothing new was to be committed.  A member that is closing does not
+  join for it: it has committed all that it was given out before it began to join.
 - A member that had lost its membership before the move, or had none, joins as ever.
 """
 
@@ -57,14 +58,12 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
     def __init__(self, client: Any, subscription: Any, **configs: Any) -> None:
         super().__init__(client, subscription, **configs)
         self._committed: dict[TopicPartition, OffsetAndMetadata] = {}  # by this member, of what it is assigned
-        self._is_alone = False  # in its group, as of the last join
         self._move: Move | None = None
         self._first_commit: Any = None  # done before any other commit on the next cluster
         self._uncommitted: dict[TopicPartition, OffsetAndMetadata] = {}  # there, but on the former cluster
         self._begins: dict[TopicPartition, OffsetAndMetadata] = {}  # of that, since the first join there
         self._stopped: dict[TopicPartition, tuple[int, int]] = {}  # position and what was committed, before the join
         self._joins_at: float | None = None  # until the member has joined there
-        self._is_revoked_later = False  # the listener is told of the revocation only after the join
         self._is_polling = False
         self._ends_poll = False  # which began before the move, and would wait for the join
 
@@ -83,7 +82,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         if self.group_id is None:
             return
         if is_member:
-            self._joins_at = time.monotonic() + (0.0 if self._is_alone else READS_ON_S)
+            self._joins_at = time.monotonic() + READS_ON_S
         if self.config["enable_auto_commit"]:
             self.next_auto_commit_deadline = 0.0
         self._uncommitted = self._as_copied(offsets)
@@ -183,7 +182,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         try:
             return super().commit_offsets_sync(offsets, timeout_ms=timeout_ms)
         except Errors.RebalanceInProgressError:
-            if not self.is_moving or (self._is_closing and not self._is_alone):
+            if not self.is_moving or self._is_closing:
                 raise
         asked = self._as_copied(offsets)
         committed = {tp: offset.offset for tp, offset in self._committed.items()}
@@ -217,16 +216,15 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             self._invoke_completed_offset_commit_callbacks()
             self._maybe_auto_commit_offsets_async()
             return True
-        joins_beside = self._is_alone and self.is_moving
         self._is_polling = True
         try:
-            is_ready = bool(super().poll(timeout_ms=0 if joins_beside else timeout_ms))
+            is_ready = bool(super().poll(timeout_ms=timeout_ms))
             if self._ends_poll and self._move is not None:
                 self._move.settle()
                 return True
         finally:
             self._is_polling = self._ends_poll = False
-        return is_ready or (joins_beside and self.is_moving)
+        return is_ready
 
     def time_to_next_poll(self) -> float:
         """Seconds until poll() should be called again."""
@@ -243,10 +241,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         if not self.is_moving:
             await super()._on_join_prepare_async(generation, member_id, timeout_ms=timeout_ms)  # tells what is lost
             return
-        self._is_revoked_later = self._is_alone
-        if not self._is_alone:
-            await self._note_where_it_stops()
-            await self._tell_revoked()
+        await self._note_where_it_stops()
+        await self._tell_revoked()
         self._is_leader = False
         self._subscription.reset_group_subscription()
 
@@ -287,21 +283,14 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         """Waits until all that moved with this member have committed, before it joins."""
         if self._first_commit is not None:
             await self._first_commit
-        if self._joins_at is not None and self.is_moving and not self._is_alone:
+        if self._joins_at is not None and self.is_moving:
             await self._net.sleep(max(0.0, self._joins_at + LATEST_S - time.monotonic()))
-
-    def _process_join_group_response(self, response: Any, send_time: float) -> Any:
-        result = super()._process_join_group_response(response, send_time)
-        self._is_alone = response.leader == response.member_id and len(response.members) == 1
-        return result
 
     async def _on_join_complete_async(self, generation: int, member_id: str, protocol: str, assigned: bytes) -> None:
         former = self._subscription.assigned_partitions()
-        if self._is_revoked_later:
-            await self._tell_revoked()
-        elif self.is_moving and self._stopped:
+        if self.is_moving and self._stopped:
             await self._go_on_after_others()
-        self._joins_at, self._is_revoked_later, self._stopped = None, False, {}
+        self._joins_at, self._stopped = None, {}
         self._begins, self._uncommitted = self._uncommitted, {}
         await super()._on_join_complete_async(generation, member_id, protocol, assigned)
         kept = former & self._subscription.assigned_partitions()
@@ -319,7 +308,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             if state is None or state.position is None or state.position.offset != position or theirs is None:
                 continue
             known = committed if own is None else max(committed, own.offset)
-            if known <= position < theirs.offset:
+            if 0 <= known <= position < theirs.offset:
                 self._subscription.seek(tp, OffsetAndMetadata(theirs.offset, "", theirs.leader_epoch))
 
     def reset_generation(self, *args: Any, **kwargs: Any) -> None:

@@ -14,12 +14,15 @@ Laws:
 - After the end of the copies both clusters have records, and they are others.  An offset there, up to which the client has read on
   the former cluster, may be of a record of that one if an application names it, whatever was read on the next one since: what is
   committed for it is the end of the copies.  Positions on the next cluster are known to be such (`consumed`).
+- A seek before that poll settles them, too, so it is one on the next cluster.  Of an offset after the end of the copies, up to which
+  the client had read on the former cluster, nobody knows on which it was found: it becomes the end of the copies.
 - Leader epochs are a cluster's own: no position, fetch or commit of the next cluster names one of the former.
 - How a member of a group moves says moved_member.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Callable, Mapping
@@ -76,15 +79,21 @@ class Move:
     def __init__(self, to: Destination, consumer: Any) -> None:
         self.to = to
         self.is_settled = False  # positions are those of the next cluster
-        self._consumer = consumer
+        self._consumer = weakref.ref(consumer)  # whose event loop keeps its parts alive, and so this
         self._read: Mapping[TopicPartition, int] = {}  # until where, on the former cluster
 
     def settle(self) -> None:
         """Drops what is of the former cluster; in the polling thread, before it looks at positions or records."""
-        if not self.is_settled:
-            self._read = self._consumer._fetcher.settle(self.to)
-            self._consumer._iterator = None  # its fill holds records of the former cluster
+        consumer = self._consumer()
+        if not self.is_settled and consumer is not None:
+            self._read = consumer._fetcher.settle(self.to)
+            consumer._iterator = None  # its fill holds records of the former cluster
             self.is_settled = True
+
+    def sought(self, tp: TopicPartition, offset: int) -> int:
+        """Where a seek goes whose offset may have been found on either cluster."""
+        place = self.to.place(tp, offset)
+        return offset if place is None or offset > self._read.get(tp, -1) else place
 
     def consumed(self, consumed: Callable[[], dict[TopicPartition, Any]]) -> dict[TopicPartition, Any]:
         """What kafka-python's `all_consumed_offsets` says, so that it is known to be of the next cluster."""
@@ -114,6 +123,26 @@ class Mover:
         """Whether the client is still there, and not closed."""
         client = self._client()
         return client is not None and not client._manager.closed
+
+    @property
+    def cluster_id(self) -> str | None:
+        """The id of the client's cluster."""
+        client = self._client()
+        cluster_id: str | None = None if client is None else client._manager.cluster.cluster_id
+        return cluster_id
+
+    def topics(self) -> set[str]:
+        """What the client is subscribed to, or assigned; from any thread."""
+        subscription = getattr(self._client(), "_subscription", None)
+        if subscription is None:
+            return set()
+        return set(subscription.subscription or ()) | {tp.topic for tp in list(subscription.assignment)}
+
+    def begin(self, to: Destination) -> None:
+        """Has it move, without waiting; from any thread."""
+        with contextlib.suppress(RuntimeError):  # it has just been closed
+            moved = self.net.call_soon_with_future(self.move, to)
+            moved.add_errback(lambda error: log.error("The client could not move to another cluster", exc_info=error))
 
     async def move(self, to: Destination) -> None:
         """Moves it, on its event loop, without waiting for the next cluster.  A client that is closed stays."""

@@ -84,6 +84,7 @@ _BOOTSTRAP = ("tolerant_client.stock.bootstrap",)
 _MANAGER = ("tolerant_client.stock.manager",)
 _MOVING = ("tolerant_client.stock.moving",)
 _MOVED_MEMBER = ("tolerant_client.stock.moved_member",)
+_STANDBY = ("tolerant_client.mirror.standby.clients",)
 _OUT_OF_RANGE = ("tolerant_client.stock.out_of_range",)
 _CONNECTIONS = ("tolerant_client.cluster.connections",)
 _RECORDS = ("tolerant_client.stock.consumer_records",)
@@ -255,7 +256,10 @@ USES: Final = (
          "_topic_ids", "_topic_names_by_id", "cluster_id", "config", "controller", "internal_topics", "request_update",
          "unauthorized_topics"),
         ("tolerant_client.stock.metadata",), "what belongs to the former cluster"),
-    Use(KafkaConsumer, ("_coordinator", "_fetcher", "_iterator", "_manager"), _MOVING, "its parts"),
+    Use(KafkaConsumer, ("_coordinator", "_fetcher", "_iterator", "_manager", "_subscription"), _MOVING, "its parts"),
+    Use(NetworkSelector, ("call_soon_threadsafe",), ("tolerant_client.mirror.standby.link_watch",), "the end of a watch"),
+    Use(KafkaConsumer, ("_fetcher",), _STANDBY, "a seek after the move is one on the next cluster"),
+    Use(SubscriptionState, ("assignment", "subscription"), _MOVING, "the topics that a client reads"),
     Use(KafkaAdminClient, ("_manager",), _MOVING, "the way to its connection manager"),
     Use(Fetcher,
         ("_cached_list_offsets_exception", "_cached_log_truncation", "_completed_fetches", "_next_in_line_exception_metadata",
@@ -265,7 +269,7 @@ USES: Final = (
         "overridden: a position of the former cluster is not validated"),
     Use(SubscriptionState, ("has_default_offset_reset_policy", "request_offset_reset", "seek"), _FETCHER, "positions on the next cluster"),
     Use(ConsumerCoordinator,
-        ("_handle_offset_commit_response", "_on_join_complete_async", "_on_join_prepare_async", "_process_join_group_response",
+        ("_handle_offset_commit_response", "_on_join_complete_async", "_on_join_prepare_async",
          "_send_offset_commit_request", "commit_offsets_sync", "generation_if_stable", "poll", "reset_generation", "time_to_next_poll"),
         _MOVED_MEMBER, "overridden: a member leaves the former group, reads on, commits, and joins on the next cluster"),
     Use(ConsumerCoordinator,

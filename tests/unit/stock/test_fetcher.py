@@ -775,11 +775,14 @@ def test_a_position_that_moved_meanwhile_is_forgotten_without_a_word() -> None:
 # -- a move to another cluster --------------------------------------------------
 
 
-def moved(fetcher: TolerantFetcher, ends: dict[TopicPartition, int]) -> Move:
-    consumer = SimpleNamespace(_fetcher=fetcher, _iterator="a fill")
-    move = Move(Destination({}, ends, lambda topic: topic == "orders"), consumer)
-    fetcher.moved(move)
-    return move
+class Consumer(SimpleNamespace):
+    """Which can be referred to weakly."""
+
+
+def moved(fetcher: TolerantFetcher, ends: dict[TopicPartition, int]) -> Consumer:
+    consumer = Consumer(_fetcher=fetcher, _iterator="a fill")
+    fetcher.moved(Move(Destination({}, ends, lambda topic: topic == "orders"), consumer))
+    return consumer
 
 
 def test_before_a_move_is_settled_nothing_is_asked_for_and_no_position_validated(fetcher: TolerantFetcher) -> None:
@@ -787,13 +790,14 @@ def test_before_a_move_is_settled_nothing_is_asked_for_and_no_position_validated
     fetcher._completed_fetches.append(answer(B, 0, batch(0)))
     fetcher.fetched_records(max_records=10)  # what follows could be fetched ahead
     assert asked(fetcher)
-    moved(fetcher, {A: 20, B: 5})
+    consumer = moved(fetcher, {A: 20, B: 5})
     assert not asked(fetcher)
     fetcher.maybe_validate_positions()
     assert not fetcher._subscriptions.partitions_needing_validation()
     with pytest.raises(Errors.StaleMetadata):
         drive(fetcher._send_offset_for_leader_epoch_request(1, {}))
     fetcher.fetched_records()
+    assert consumer._iterator is None and fetcher.settle_move() is None
     assert asked(fetcher) == {A: (20, -1, 7), B: (5, -1, 7)}
 
 
@@ -801,11 +805,11 @@ def test_what_came_from_the_former_cluster_is_dropped_errors_and_the_fill_of_an_
     fetcher: TolerantFetcher,
 ) -> None:
     fetcher._completed_fetches.append(answer(A, 0, batch(0)))
-    move = moved(fetcher, {A: 20, B: 5})
+    consumer = moved(fetcher, {A: 20, B: 5})
     fetcher._cached_list_offsets_exception = fetcher._cached_log_truncation = ValueError()
     fetcher._next_in_line_exception_metadata = SimpleNamespace(partition=A, fetched_offset=0, exception=ValueError())
     assert fetcher.fetched_records() == ({}, False)
-    assert move._consumer._iterator is None
+    assert consumer._iterator is None
     fetcher.reset_offsets_if_needed()
     assert fetcher._cached_log_truncation is None
 
@@ -821,7 +825,8 @@ def test_a_partition_of_which_nothing_was_copied_is_read_from_its_first_record(
     fetcher: TolerantFetcher, caplog: pytest.LogCaptureFixture
 ) -> None:
     fetcher._subscriptions.seek(B, 50)
-    moved(fetcher, {A: 20}).settle()
+    consumer = moved(fetcher, {A: 20})
+    assert consumer._fetcher.settle_move()
     assert fetcher._subscriptions.assignment[B].reset_strategy == OffsetResetStrategy.EARLIEST
     assert "No record of orders-1 is known to be copied: position 50 becomes the first record" in caplog.text
 
@@ -832,6 +837,7 @@ def test_a_position_in_a_topic_that_was_not_copied_is_missing_without_auto_offse
     other = TopicPartition("else", 0)
     subscriptions.assign_from_user([other])
     subscriptions.seek(other, 50)
-    moved(fetcher, {}).settle()
+    consumer = moved(fetcher, {})
+    assert consumer._fetcher.settle_move()
     with pytest.raises(Errors.NoOffsetForPartitionError):
         subscriptions.reset_missing_positions()

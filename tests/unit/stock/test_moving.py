@@ -51,8 +51,21 @@ def test_an_offset_that_may_be_of_a_record_of_either_cluster_commits_the_end_of_
     assert TO.committed(OTHER, offset, 131, 120) == TO.committed(BEGUN_EMPTY, offset, 131, 120) == of_another
 
 
+class Client(SimpleNamespace):
+    """Which can be referred to weakly."""
+
+
+@pytest.mark.parametrize(("offset", "goes_to"), [(40, 40), (100, 100), (110, 100), (120, 100), (121, 121)])
+def test_a_seek_before_the_next_poll_settles_the_move_and_is_one_on_the_next_cluster(offset: int, goes_to: int) -> None:
+    consumer = Client(_fetcher=SimpleNamespace(settle=lambda to: {COPIED: 120, OTHER: 9}), _iterator=None)
+    move = Move(TO, consumer)
+    move.settle()
+    assert move.sought(COPIED, offset) == goes_to
+    assert move.sought(OTHER, 5) == 5
+
+
 def test_what_was_given_out_on_the_next_cluster_is_known_once_positions_are_its_own() -> None:
-    consumer = SimpleNamespace(_fetcher=SimpleNamespace(settle=lambda to: {COPIED: 120}), _iterator=None)
+    consumer = Client(_fetcher=SimpleNamespace(settle=lambda to: {COPIED: 120}), _iterator=None)
     move, state = Move(TO, consumer), SimpleNamespace(position=OffsetAndMetadata(115, "", 3))
 
     def committed() -> Any:

@@ -4,8 +4,9 @@
 
 Laws:
 - The operator decides when a client moves, by `promote` or `failover` (link_watch.py); how it moves says stock/moving.py.
-- A client that is made after the promotion begins at the standby, and says so.  If the standby tells nothing then, for whatever
-  reason, it begins at its own cluster, and moves as soon as the standby tells of the promotion.
+- A client that is made after the promotion begins at the standby, and says so.  If the standby tells nothing within FIRST_WORD_S, for
+  whatever reason, it begins at its own cluster, and moves as soon as the standby tells of the promotion.
+- A client whose link is another cluster's is refused; one that learns of that later stays where it is.
 - `standby` has all that is needed to connect, whenever the client is made: what it does not name has kafka-python's default there.
   So no password goes to a cluster for which it was not given, and a login of the one is not tried at the other.
 """
@@ -14,24 +15,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final
 
-from tolerant_client.errors import OptionError, text_of
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import OptionError
 from tolerant_client.stock import clients, consumer, forking
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.stock.moving import Destination, Mover
 
 if TYPE_CHECKING:
     from tolerant_client.mirror.standby.link_watch import LinkWatch
+    from tolerant_client.mirror.state.link_control import LinkControl
 
 log = logging.getLogger(__name__)
 
+FIRST_WORD_S: Final = 2.0
 _PREFIXES: Final = ("ssl_", "sasl_")
 _NAMES: Final = ("bootstrap_servers", "security_protocol", "proxy_url", "client_dns_lookup", "api_version")
 
 
-def connection_to(standby: Mapping[str, Any]) -> dict[str, Any]:
+def connection_to(standby: Any) -> dict[str, Any]:
     """The whole configuration of connections to the standby; raises OptionError for what is none of it."""
+    if not isinstance(standby, Mapping):
+        raise OptionError(f'standby is {standby!r}: give a dict with options, as {{"bootstrap_servers": "HOST:PORT"}}')
     known = {
         name: default
         for name, default in TolerantConnectionManager.DEFAULT_CONFIG.items()
@@ -44,6 +52,48 @@ def connection_to(standby: Mapping[str, Any]) -> dict[str, Any]:
     if not standby.get("bootstrap_servers"):
         raise OptionError("standby has no bootstrap_servers: give those of the link's target")
     return {**known, **standby}
+
+
+class Follower:
+    """What a client makes of the controls of its link; it does not keep the client alive."""
+
+    def __init__(self, client: Any, link: str, to: Mapping[str, Any]) -> None:
+        self._mover = Mover(client)
+        self._link = link
+        self._to = to
+        self._told: set[str] = set()  # topics outside the link
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the client is still there, and not closed."""
+        return self._mover.is_wanted
+
+    def heard(self, control: LinkControl) -> None:
+        """Raises OptionError for a link that does not copy from the client's cluster; warns of topics that it does not copy."""
+        copies_from, own = control.source_cluster_id, self._mover.cluster_id
+        if copies_from is None or own is None:
+            raise OptionError(
+                f"Link {self._link} copies from cluster {copies_from or '(unknown)'} and the client's is {own or '(unknown)'}: it does not"
+                " follow a link that may copy from another one. Start the link's mirror again, which writes the id, or make a new client"
+                " after the promotion"
+            )
+        if copies_from != own:
+            raise OptionError(
+                f"Link {self._link} copies from cluster {copies_from}, and the client's cluster is {own}: give the link that copies from"
+                " that one, or the bootstrap_servers of the link's source"
+            )
+        if outside := {topic for topic in self._mover.topics() - self._told if not control.writes(topic)}:
+            self._told |= outside
+            log.warning(
+                "Link %s does not copy %s: at its promotion positions there are reset (auto_offset_reset). Read them with a consumer of"
+                " their own",
+                self._link,
+                ", ".join(sorted(outside)),
+            )
+
+    def promoted(self, control: LinkControl) -> None:
+        """Has the client move."""
+        self._mover.begin(Destination(self._to, control.copied_until, control.writes))
 
 
 class Following(clients.Recovering):
@@ -60,51 +110,57 @@ class Following(clients.Recovering):
         if standby is None or link is None:
             super().__init__(*args, **configs)
             return
+        if not isinstance(link, str) or not link:
+            raise OptionError(f"link is {link!r}: give the name of a link")
         from tolerant_client.mirror.standby.link_watch import (
             LinkWatch,  # a client without a link does not load a mirror
         )
 
         to = connection_to(standby)
         self.may_move = True
-        if _is_promoted(LinkWatch(to, link)):
-            log.warning("Link %s is promoted: the client begins at its target %s", link, to["bootstrap_servers"])
-            super().__init__(*args, **{**configs, "socks5_proxy": None, **to})
-            return
-        super().__init__(*args, **configs)
-        mover = Mover(self)
-        self._link_watch = LinkWatch(to, link, mover.net)
-        mover.net.call_soon_with_future(_follow, mover, self._link_watch, to)
+        watch = LinkWatch(to, link)
+        try:
+            control = _first_word(watch)
+            if control is not None and control.is_promoted:
+                log.warning(
+                    "Link %s from cluster %s is promoted: the client begins at its target %s",
+                    link,
+                    control.source_cluster_id,
+                    to["bootstrap_servers"],
+                )
+                super().__init__(*args, **{**configs, "socks5_proxy": None, **to})
+                watch.close()
+                return
+            super().__init__(*args, **configs)
+            follower = Follower(self, link, to)
+            try:
+                if control is not None:
+                    follower.heard(control)
+            except OptionError:
+                super().close()  # type: ignore[misc]  # of the client
+                raise
+        except BaseException:
+            watch.close()
+            raise
+        self._link_watch = watch
+        watch.follow(follower)
 
     def _stop_following(self) -> None:
-        watch = self._link_watch
-        if watch is not None and not watch.is_closed:
-            watch.cluster.net.call_soon_with_future(watch.close)
+        if self._link_watch is not None:
+            self._link_watch.close()
 
 
-def _is_promoted(watch: LinkWatch) -> bool:
-    """Whether the link is promoted already; False if the standby does not tell.  Raises OptionError (link_watch.py)."""
+def _first_word(watch: LinkWatch) -> LinkControl | None:
+    """What the link's control says, None if the standby does not tell now.  Raises OptionError (link_watch.py)."""
+    first = watch.start()
     try:
-        return bool(watch.cluster.run(watch.control).is_promoted)
+        return first.result(FIRST_WORD_S)
     except OptionError:
         raise
     except Exception as error:  # whatever is wrong with the standby, the client's own cluster may be well
-        log.warning("%s: %s", watch.unknown, text_of(error))
-        return False
-    finally:
-        watch.close()
-
-
-async def _follow(mover: Mover, watch: LinkWatch, to: Mapping[str, Any]) -> None:
-    try:
-        control = await watch.promoted(lambda: mover.is_wanted)
-        if control is not None:
-            await mover.move(Destination(to, control.copied_until, control.writes))
-    except OptionError as error:
-        log.error("%s", text_of(error))
-    except Exception:
-        log.exception("The client does not follow its link any more")
-    finally:
-        watch.close()
+        if isinstance(error, futures.TimeoutError) and not first.done():
+            log.warning("%s yet: the standby has not responded for %s s", watch.unknown, FIRST_WORD_S)
+        return None
 
 
 class KafkaConsumer(Following, consumer.KafkaConsumer):
@@ -120,6 +176,18 @@ class KafkaConsumer(Following, consumer.KafkaConsumer):
     With a `group_instance_id` calls raise IllegalStateError there.
     Raises OptionError for a link that cannot be followed.
     """
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Like kafka-python's; after a move an offset is one of the next cluster, unless it may be of either (moving.py)."""
+        settled = self._fetcher.settle_move()
+        super().seek(partition, offset)
+        if settled is not None:
+            super().seek(partition, settled.sought(partition, offset))
+
+    def position(self, *args: Any, **options: Any) -> Any:
+        """Like kafka-python's; after a move that on the next cluster."""
+        self._fetcher.settle_move()
+        return super().position(*args, **options)
 
     def close(self, *args: Any, **options: Any) -> None:
         """Like kafka-python's; the connection to the standby ends, too."""

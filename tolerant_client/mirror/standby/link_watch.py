@@ -1,14 +1,18 @@
-"""Tells a client when the link to its standby is promoted; on the client's event loop.
+"""Tells a client when the link to its standby is promoted.
 
 Laws:
+- It has a thread and an event loop of its own: a standby whose name resolves slowly blocks an event loop, and the client's never waits
+  for it.  Nobody waits for that thread either: a client that is closed ends it as soon as the resolver lets go.
 - Only the control of the link decides (control_topic.py), never the client: neither silence of the source nor its own errors move it.
 - A link is promoted once it is fenced, too: until then a process of it may still write to the standby.
 - A client has no life that a promotion ends, as an engine has: only the newest control counts.  One of a later generation that is
   not promoted tells of a link that copies again, and the client stays.
 - Whoever moves must know where the copies end, else it could pass over records.  A control that does not tell is followed by nobody
   in place; a client that is made then begins at the standby, where its group's offsets are.
-- While the standby does not respond, refuses us or hides the control, nothing is known and nothing happens; it is asked again, and the
-  log says each reason once.
+- A client follows a link that copies from its own cluster, as far as both tell their ids: another link's promotion says nothing of
+  this client's records.  Where either id is unknown, it stays; every cluster that can be mirrored has one.
+- While the standby does not respond, refuses us or hides the control, or the link cannot be followed, nothing is known and nothing
+  happens; it is asked again, and the log says each reason once.
 - A link that failback has prepared, and that has not run yet, is one to follow: failback is for identical offsets only.
 - It ends with its client, also with one that was never closed.
 - One request waits at the standby, for at most WAIT_MS: it costs next to nothing, and tells of a promotion at once.
@@ -16,12 +20,16 @@ Laws:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+import threading
+from collections.abc import Mapping
+from concurrent import futures
+from typing import Any, Final, Protocol
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.event_loop import Future, NetworkSelector
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.state.control_topic import ControlWatch, control_topic
@@ -43,14 +51,103 @@ class NewestControl(ControlWatch):
         return control
 
 
-class LinkWatch:
-    """The link `link` into the cluster that `standby` (kafka-python's keys) connects to; `net` is the client's event loop."""
+class Follower(Protocol):
+    """Who wants to know of the promotion; called in the watch's thread."""
 
-    def __init__(self, standby: Mapping[str, Any], link: str, net: Any = None, *, patience_ms: int = 5_000) -> None:
-        self.cluster = Cluster(standby, net, name="standby", patience_ms=patience_ms)
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is still anybody who wants to know."""
+
+    def heard(self, control: LinkControl) -> None:
+        """Takes note of a control; raises OptionError if it is none that can be followed."""
+
+    def promoted(self, control: LinkControl) -> None:
+        """The link is promoted and fenced, and tells where its copies end."""
+
+
+class LinkWatch:
+    """The link `link` into the cluster that `standby` (kafka-python's keys) connects to."""
+
+    def __init__(self, standby: Mapping[str, Any], link: str, *, patience_ms: int = 5_000) -> None:
+        self._net = NetworkSelector(slow_task_threshold_secs=0)  # a slow resolver holds up nobody else here
+        self.cluster = Cluster(standby, self._net, name="standby", patience_ms=patience_ms)
         self._control = NewestControl(self.cluster, link)
         self._link = link
         self._patience_ms = patience_ms
+        self._told: set[str] = set()  # reasons why nothing is known
+        self._follower: futures.Future[Follower | None] = futures.Future()
+        self._is_closing = False
+        self._over = Future()  # on its event loop
+
+    def start(self) -> futures.Future[LinkControl]:
+        """Begins to ask, and goes on after `follow`; returns what is told first: a control, or why there is none."""
+        first: futures.Future[LinkControl] = futures.Future()
+        threading.Thread(target=self._run, args=(first,), name=f"kafka-link-{self._link}", daemon=True).start()
+        return first
+
+    def follow(self, follower: Follower) -> None:
+        """Tells `follower` from now on."""
+        self._follower.set_result(follower)
+
+    def close(self) -> None:
+        """Ends the thread and the connections to the standby, without waiting for them; from any thread."""
+        if self.is_closed:
+            return
+        self._is_closing = True
+        if not self._follower.done():
+            self._follower.set_result(None)
+        with contextlib.suppress(RuntimeError):  # it has just ended
+            self._net.call_soon_threadsafe(self._end)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has been closed, or has ended."""
+        return self._is_closing or bool(self.cluster.manager.closed)
+
+    def _end(self, _: object = None) -> None:
+        if not self._over.is_done:
+            self._over.success(None)
+
+    def _run(self, first: futures.Future[LinkControl]) -> None:
+        try:
+            self._net.call_soon_with_future(self._watch, first).add_both(self._end)
+            self._net.poll(future=self._over)
+        finally:
+            self.cluster.close()
+            self._net.drain()
+            self._net.close()
+
+    async def _watch(self, first: futures.Future[LinkControl]) -> None:
+        try:
+            try:
+                first.set_result(await self.control())
+            except Exception as error:
+                if not isinstance(error, OptionError):  # else whoever waits raises it
+                    self._tell(error)
+                first.set_exception(error)
+            if (follower := self._follower.result()) is not None:  # nobody else is on this event loop
+                control = await self.promoted(follower)
+                if control is not None:
+                    follower.promoted(control)
+        except OptionError as error:
+            log.error("%s", text_of(error))
+        except Exception:
+            log.exception("The client does not follow link %s any more", self._link)
+
+    def _tell(self, error: Exception) -> None:
+        reason = _NUMBERS.sub("", text_of(error))
+        if reason in self._told or self.is_closed:
+            return
+        self._told.add(reason)
+        if isinstance(error, OptionError):
+            log.warning("%s", text_of(error))
+        else:
+            log.warning("%s: %s", self.unknown, text_of(error))
+
+    @property
+    def unknown(self) -> str:
+        """What to say while the standby tells nothing."""
+        return f"Whether link {self._link} is promoted is unknown"
 
     async def control(self) -> LinkControl:
         """The present control; raises OptionError for a link that clients cannot follow, KafkaError if the standby does not respond."""
@@ -73,30 +170,26 @@ class LinkWatch:
             )
         return control
 
-    @property
-    def unknown(self) -> str:
-        """What to say while the standby tells nothing."""
-        return f"Whether link {self._link} is promoted is unknown"
-
-    async def promoted(self, is_wanted: Callable[[], bool] = lambda: True) -> LinkControl | None:
+    async def promoted(self, follower: Follower) -> LinkControl | None:
         """The control of the link once it is promoted and fenced, however long that takes; None after close(), or if not wanted.
 
         Raises OptionError for a promoted link whose control does not tell where its copies end.
         """
-        failures, told = 0, set[str]()
-        while is_wanted() and not self.is_closed:
+        failures = 0
+        while follower.is_wanted and not self.is_closed:
             try:
                 control = await self.control()
+                follower.heard(control)
                 if control.is_promoted:
                     break
                 await self._changed()
-                failures, told = 0, set()
+                failures = 0
+                self._told.clear()
             except Exception as error:
                 failures += 1
-                reason = _NUMBERS.sub("", text_of(error))
-                if reason not in told and not self.is_closed:
-                    told.add(reason)
-                    log.warning("%s: %s", self.unknown, text_of(error))
+                self._tell(error)
+                if self.is_closed:
+                    return None
                 await self.cluster.net.sleep(_PAUSE.pause_s(failures))
         else:
             return None
@@ -110,12 +203,3 @@ class LinkWatch:
     async def _changed(self) -> None:
         """Waits until the control topic has a new record, or WAIT_MS are over."""
         await control_topic(self.cluster).fetch(self._control.position, max_wait_ms=WAIT_MS)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it has been closed."""
-        return bool(self.cluster.manager.closed)
-
-    def close(self) -> None:
-        """Closes the connections to the standby, which ends `promoted`."""
-        self.cluster.close()

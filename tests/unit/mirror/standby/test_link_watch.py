@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,11 +14,13 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import OptionError, OrdersHiddenError
-from tolerant_client.mirror.standby.clients import _is_promoted
+from tolerant_client.mirror.standby import clients, link_watch
+from tolerant_client.mirror.standby.clients import Follower, _first_word
 from tolerant_client.mirror.standby.link_watch import LinkWatch, NewestControl
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 BEGUN = {TopicPartition("orders", 0): TopicIds()}
 PROMOTED = LinkControl(
@@ -26,20 +29,15 @@ PROMOTED = LinkControl(
 
 
 class Scripted(LinkWatch):
-    """Whose standby responds as told."""
+    """Whose standby responds as told; `control` may take its time."""
 
-    def __init__(self, *told: LinkControl | Exception) -> None:
-        async def sleep(seconds: float) -> None:
-            pass
-
-        net = SimpleNamespace(sleep=sleep, run=lambda call: asyncio.run(call()))
-        manager = SimpleNamespace(closed=False)
-        cluster = SimpleNamespace(net=net, manager=manager, run=net.run, close=lambda: None)
-        self.cluster = cast(Cluster, cluster)
-        self._link = "A-B"
+    def __init__(self, *told: LinkControl | Exception, seconds: float = 0.0) -> None:
+        super().__init__({"bootstrap_servers": "127.0.0.1:1"}, "A-B")
         self.told = list(told)
+        self.seconds = seconds
 
     async def control(self) -> LinkControl:
+        time.sleep(self.seconds)  # as a resolver does
         said = self.told.pop(0)
         if isinstance(said, Exception):
             raise said
@@ -49,8 +47,52 @@ class Scripted(LinkWatch):
         pass
 
 
-def watch(*told: LinkControl | Exception, is_wanted: Callable[[], bool] = lambda: True) -> Any:
-    return asyncio.run(Scripted(*told).promoted(is_wanted))
+class Following:
+    """A follower that is wanted as often as `times` says."""
+
+    def __init__(self, times: int = 99, wrong: Exception | None = None) -> None:
+        self.times = times
+        self.wrong = wrong
+        self.moved: list[LinkControl] = []
+
+    @property
+    def is_wanted(self) -> bool:
+        self.times -= 1
+        return self.times >= 0
+
+    def heard(self, control: LinkControl) -> None:
+        if self.wrong is not None:
+            raise self.wrong
+
+    def promoted(self, control: LinkControl) -> None:
+        self.moved.append(control)
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_watch, "_PAUSE", Backoff(0.001, 0.001))
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "kafka-link-A-B"]
+
+
+def ends(scripted: LinkWatch) -> None:
+    """Waits for the end of its thread, and for everything that it has opened."""
+    deadline = time.monotonic() + 10
+    while threads():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert scripted.is_closed and scripted._net._selector.get_map() is None
+
+
+def watch(*told: LinkControl | Exception, follower: Following | None = None) -> Any:
+    scripted = Scripted(*told)
+    try:
+        return scripted.cluster.run(scripted.promoted, follower or Following())
+    finally:
+        scripted.cluster.close()
+        scripted._net.close()
 
 
 def test_it_waits_until_the_link_is_promoted_and_fenced() -> None:
@@ -67,8 +109,12 @@ def test_each_reason_why_nothing_is_known_is_told_once_until_something_is(caplog
 
 
 def test_nobody_waits_for_a_client_that_is_gone() -> None:
-    wanted = [True, True, False]
-    assert watch(LinkControl(), LinkControl(), PROMOTED, is_wanted=lambda: wanted.pop(0)) is None
+    assert watch(LinkControl(), LinkControl(), PROMOTED, follower=Following(2)) is None
+
+
+def test_a_link_that_is_not_the_clients_moves_nobody_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    assert watch(PROMOTED, PROMOTED, follower=Following(2, OptionError("copies from another cluster"))) is None
+    assert [record.getMessage() for record in caplog.records] == ["copies from another cluster"]
 
 
 def test_a_promoted_link_that_does_not_tell_where_its_copies_end_is_not_followed_in_place() -> None:
@@ -95,13 +141,89 @@ def test_a_later_generation_counts_as_what_it_says() -> None:
 def test_whatever_is_wrong_with_the_standby_does_not_stop_a_client_whose_cluster_is_well(
     wrong: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not _is_promoted(Scripted(wrong))
-    assert "Whether link A-B is promoted is unknown" in caplog.text
+    scripted = Scripted(wrong)
+    assert _first_word(scripted) is None
+    scripted.close()
+    ends(scripted)
+    assert caplog.text.count("Whether link A-B is promoted is unknown: ") == 1
 
 
 def test_a_link_that_cannot_be_followed_stops_it() -> None:
+    scripted = Scripted(OptionError("translated"))
     with pytest.raises(OptionError):
-        _is_promoted(Scripted(OptionError("translated")))
+        _first_word(scripted)
+    scripted.close()
+    ends(scripted)
+
+
+def test_a_standby_whose_name_resolves_slowly_holds_up_neither_the_start_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(clients, "FIRST_WORD_S", 0.1)
+    scripted, began = Scripted(PROMOTED, PROMOTED, seconds=0.8), time.monotonic()
+    assert _first_word(scripted) is None
+    assert "is unknown yet: the standby has not responded for 0.1 s" in caplog.text
+    following = Following()
+    scripted.follow(following)
+    scripted.close()
+    assert time.monotonic() - began < 0.6
+    ends(scripted)
+    assert not following.moved
+
+
+def test_what_it_is_told_after_the_start_moves_the_client_and_ends_the_thread() -> None:
+    scripted, following = Scripted(OSError("odd"), LinkControl(), PROMOTED), Following()
+    assert _first_word(scripted) is None
+    scripted.follow(following)
+    ends(scripted)
+    assert following.moved == [PROMOTED]
+    scripted.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.01, 0.1])
+def test_a_close_soon_after_the_start_logs_nothing(seconds: float, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a watch that is connecting, or waits for the next attempt."""
+    begun = LinkWatch({"bootstrap_servers": "127.0.0.1:1"}, "A-B")
+    begun.start()
+    begun.follow(Following())
+    time.sleep(seconds)
+    begun.close()
+    ends(begun)
+    assert not [record for record in caplog.records if record.name.startswith("tolerant_client")]
+
+
+def follower_of(cluster_id: str | None, *topics: str) -> Follower:
+    subscription = SimpleNamespace(subscription=set(topics), assignment={})
+    client: Any = FakeClient(_manager=SimpleNamespace(_net=None, cluster=SimpleNamespace(cluster_id=cluster_id)))
+    client._subscription = subscription
+    follower = Follower(client, "C-B", {})
+    follower.client = client  # type: ignore[attr-defined]  # it keeps none alive
+    return follower
+
+
+class FakeClient(SimpleNamespace):
+    """Which can be referred to weakly."""
+
+
+@pytest.mark.parametrize(
+    ("copies_from", "own", "message"),
+    [
+        ("of-c", "of-a", "Link C-B copies from cluster of-c, and the client's cluster is of-a: give the link"),
+        (None, "of-a", r"copies from cluster \(unknown\) and the client's is of-a: it does not follow"),
+        ("of-c", None, r"copies from cluster of-c and the client's is \(unknown\): it does not follow"),
+    ],
+)
+def test_a_link_of_another_cluster_is_not_followed(copies_from: str | None, own: str | None, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        follower_of(own).heard(LinkControl(source_cluster_id=copies_from))
+
+
+def test_topics_outside_the_link_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    follower = follower_of("A", "orders", "x", "y")
+    control = LinkControl(source_cluster_id="A", topics=LinkTopics(TopicFilter(("orders",))).to_json())
+    follower.heard(control)
+    follower.heard(control)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["Link C-B does not copy x, y"]
 
 
 def control_of(control: LinkControl) -> LinkControl:
@@ -113,9 +235,9 @@ def control_of(control: LinkControl) -> LinkControl:
     async def refresh() -> LinkControl:
         return control
 
-    watch: Any = Scripted()
-    watch.cluster, watch._control = SimpleNamespace(connect=connect), SimpleNamespace(refresh=refresh)
-    watch._patience_ms = 0
+    watch: Any = SimpleNamespace(
+        cluster=SimpleNamespace(connect=connect), _control=SimpleNamespace(refresh=refresh), _link="A-B", _patience_ms=0
+    )
     return asyncio.run(LinkWatch.control(watch))
 
 

@@ -21,6 +21,9 @@ def test_no_password_goes_to_a_cluster_for_which_it_was_not_given() -> None:
         ({"standby": {"bootstrap_servers": "b:9092"}}, "standby and link belong together"),
         ({"link": "orders"}, "standby and link belong together"),
         ({"standby": {}, "link": "orders"}, "standby has no bootstrap_servers"),
+        ({"standby": "b:9092", "link": "orders"}, "standby is 'b:9092': give a dict"),
+        ({"standby": {"bootstrap_servers": "b:9092"}, "link": 5}, "link is 5: give the name"),
+        ({"standby": {"bootstrap_servers": "b:9092"}, "link": ""}, "link is '': give the name"),
         (
             {"standby": {"bootstrap_servers": "b:9092", "group_id": "g"}, "link": "x"},
             "standby has group_id, which is no",
