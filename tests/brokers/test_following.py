@@ -362,6 +362,36 @@ def test_a_standby_whose_name_resolves_slowly_holds_up_nothing(
     assert time.monotonic() - began < 2.0
 
 
+@pytest.mark.parametrize("kind", [KafkaConsumer, KafkaAdminClient])
+def test_a_client_whose_cluster_is_lost_begins_at_a_standby_that_tells_of_the_promotion_late(
+    source: str, target: str, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"following-late-{kind.__name__}"
+    copied(source, target, name)
+    failed_over(target, name)
+    resolve = socket.getaddrinfo
+
+    def slow(host: Any, *args: Any, **options: Any) -> Any:
+        if host == "standby.test":
+            time.sleep(3)
+        return resolve("127.0.0.1" if host == "standby.test" else host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    standby = {"bootstrap_servers": f"standby.test:{target.rpartition(':')[2]}"}
+    before = set(threading.enumerate())
+    client = kind(bootstrap_servers="127.0.0.1:2", bootstrap_timeout_ms=4_000, standby=standby, link=name)
+    try:
+        assert client.config["bootstrap_servers"] == standby["bootstrap_servers"]
+        if kind is KafkaConsumer:
+            assert name in client.topics()
+    finally:
+        client.close()
+    deadline = time.monotonic() + 10
+    while left := set(threading.enumerate()) - before:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
 def test_a_link_of_another_cluster_is_refused(source: str, target: str) -> None:
     name = "following-other"
     copied(source, target, name)

@@ -5,7 +5,8 @@
 Laws:
 - The operator decides when a client moves, by `promote` or `failover` (link_watch.py); how it moves says stock/moving.py.
 - A client that is made after the promotion begins at the standby, and says so.  If the standby tells nothing within FIRST_WORD_S, for
-  whatever reason, it begins at its own cluster, and moves as soon as the standby tells of the promotion.
+  whatever reason, it begins at its own cluster, and moves as soon as the standby tells of the promotion; if its own cannot be
+  reached either, what the standby has told meanwhile counts.
 - A client whose link is another cluster's is refused; one that learns of that later stays where it is.
 - `standby` has all that is needed to connect, whenever the client is made: what it does not name has kafka-python's default there.
   So no password goes to a cluster for which it was not given, and a login of the one is not tried at the other.
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final
 
+import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
@@ -120,7 +122,19 @@ class Following(clients.Recovering):
         self.may_move = True
         watch = LinkWatch(to, link)
         try:
-            control = _first_word(watch)
+            first = watch.start()
+            control = _told(first, FIRST_WORD_S)
+            if not first.done():
+                log.warning("%s yet: the standby has not responded for %s s", watch.unknown, FIRST_WORD_S)
+            if control is None or not control.is_promoted:
+                try:
+                    super().__init__(*args, **configs)
+                except Errors.KafkaError:
+                    control = _told(
+                        first, 0.0
+                    )  # its own cluster may be lost: what the standby has told meanwhile counts
+                    if control is None or not control.is_promoted:
+                        raise
             if control is not None and control.is_promoted:
                 log.warning(
                     "Link %s from cluster %s is promoted: the client begins at its target %s",
@@ -131,7 +145,6 @@ class Following(clients.Recovering):
                 super().__init__(*args, **{**configs, "socks5_proxy": None, **to})
                 watch.close()
                 return
-            super().__init__(*args, **configs)
             follower = Follower(self, link, to)
             try:
                 if control is not None:
@@ -150,16 +163,13 @@ class Following(clients.Recovering):
             self._link_watch.close()
 
 
-def _first_word(watch: LinkWatch) -> LinkControl | None:
-    """What the link's control says, None if the standby does not tell now.  Raises OptionError (link_watch.py)."""
-    first = watch.start()
+def _told(first: futures.Future[LinkControl], within_s: float) -> LinkControl | None:
+    """What the standby told first, None if it tells nothing.  Raises OptionError (link_watch.py)."""
     try:
-        return first.result(FIRST_WORD_S)
+        return first.result(within_s)
     except OptionError:
         raise
-    except Exception as error:  # whatever is wrong with the standby, the client's own cluster may be well
-        if isinstance(error, futures.TimeoutError) and not first.done():
-            log.warning("%s yet: the standby has not responded for %s s", watch.unknown, FIRST_WORD_S)
+    except Exception:  # whatever is wrong with the standby, the client's own cluster may be well
         return None
 
 
