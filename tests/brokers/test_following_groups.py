@@ -6,13 +6,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import kafka
 import pytest
 from kafka import ConsumerRebalanceListener
+from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from support.mirror_link import append_records, both, create_topic, ends, mirror
@@ -38,9 +39,13 @@ class Member:
             standby={"bootstrap_servers": standby},
             link=name,
             group_id=name,
-            auto_offset_reset="earliest",
             recovery_listener=self.events.append,
-            **{"max_poll_records": 10, "auto_commit_interval_ms": 60_000, **options},
+            **{
+                "auto_offset_reset": "earliest",
+                "max_poll_records": 10,
+                "auto_commit_interval_ms": 60_000,
+                **options,
+            },
         )
         self.consumer.subscribe([name], listener=self._listener())
 
@@ -214,6 +219,93 @@ def test_a_member_that_comes_after_others_have_joined_has_lost_its_partitions(so
         for member in members:
             member.consumer.close()
     assert committed(target, name) == ends(target, name, 2)
+
+
+class OneOther(RangePartitionAssignor):  # type: ignore[misc]  # kafka-python is untyped
+    """Gives each member what the range assignor would give to the next one, once `is_on`."""
+
+    name = "one-other"
+    is_on = False
+
+    @classmethod
+    def assign(cls, cluster: Any, members: Any) -> dict[str, Any]:
+        shares = super().assign(cluster, members)
+        ids = sorted(shares)
+        return {ids[n - cls.is_on]: shares[one] for n, one in enumerate(ids)}
+
+
+@pytest.mark.parametrize("delay_ms", [0, 3_000])
+def test_an_idle_partition_that_goes_to_another_member_is_read_from_where_it_was_left(
+    source: str, target: str, delay_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"members-idle-{delay_ms}"
+    with ExitStack() as stack:
+        if delay_ms:
+            config = {"group.initial.rebalance.delay.ms": str(delay_ms)}
+            target = stack.enter_context(KafkaCluster(heap="320m", broker_config=config)).bootstrap_servers
+        copied(source, target, name)
+        options: Any = {"enable_auto_commit": False, "auto_offset_reset": "latest"}
+        members = [
+            Member(source, target, name, client_id=str(n), partition_assignment_strategy=[OneOther], **options)
+            for n in range(2)
+        ]
+
+        def step(member: Member) -> None:
+            known = len(member.read)
+            member.poll()
+            if len(member.read) > known:
+                member.consumer.commit()
+
+        def owned() -> list[set[TopicPartition]]:
+            return [member.consumer.assignment() for member in members]
+
+        try:
+            with members[0].polling(step=step), members[1].polling(step=step):
+                until(lambda: all(len(own) == 1 for own in owned()))
+                before = owned()
+                until(lambda: all(member.consumer.position(*own, 100) for member, own in zip(members, before)))
+                monkeypatch.setattr(OneOther, "is_on", True)
+                promoted(source, target, name)
+                until(lambda: all(member.has_moved for member in members))
+                time.sleep(1.2)  # they have stopped, and join
+                append_records(target, name, 50, partitions=2, first=100)
+                until(lambda: not any(member.consumer._coordinator.is_moving for member in members))
+                until(lambda: owned() == before[::-1])
+                append_records(target, name, 50, partitions=2, first=150)
+                until(lambda: sum(len(member.read) for member in members) >= 200)
+            read = sorted(members[0].read + members[1].read)
+            assert read == [(number, offset) for number in range(2) for offset in range(101, 201)]
+        finally:
+            for member in members:
+                member.consumer.close()
+
+
+def test_an_idle_member_that_comes_after_others_reads_nothing_that_they_have_read(source: str, target: str) -> None:
+    name = "members-idle-late"
+    copied(source, target, name)
+    with kafka.KafkaConsumer(bootstrap_servers=source, group_id=name, enable_auto_commit=False) as earlier:
+        places = [TopicPartition(name, number) for number in range(2)]
+        earlier.assign(places)
+        earlier.commit({tp: OffsetAndMetadata(100, "", -1) for tp in places})
+    members = [Member(source, target, name, client_id=f"{n}", enable_auto_commit=False) for n in range(2)]
+    early, late = members
+    try:
+        with early.polling(commits=True):
+            with late.polling():
+                until(lambda: all(len(member.consumer.assignment()) == 1 for member in members))
+                time.sleep(0.3)
+            promoted(source, target, name)
+            until(lambda: len(early.consumer.assignment()) == 2)
+            append_records(target, name, 50, partitions=2, first=100)
+            until(lambda: len(early.read) >= 100)
+            with late.polling():
+                until(lambda: late.told[-2:] == ["lost", "assigned"])
+                append_records(target, name, 50, partitions=2, first=150)
+                until(lambda: len(early.read) + len(late.read) >= 200)
+        assert len(set(early.read + late.read)) == len(early.read + late.read) == 200
+    finally:
+        for member in members:
+            member.consumer.close()
 
 
 def test_records_that_are_not_processed_yet_are_not_committed_by_a_move(source: str, target: str) -> None:

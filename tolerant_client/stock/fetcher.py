@@ -60,7 +60,9 @@ class TolerantFetcher(PlannedFetches):
         self._too_early: list[Any] = []  # fetches that follow what this fill has handed out: the next one may use them
         self._call = _Call()
         self._move: Move | None = None
-        self._given_out: dict[TopicPartition, int] = {}  # until where, by the cluster that the client may leave
+        self._given_out: dict[
+            TopicPartition, int
+        ] = {}  # until where, by the cluster that the client may leave; -1 is about to
 
     # -- giving out -----------------------------------------------------------
 
@@ -172,6 +174,7 @@ class TolerantFetcher(PlannedFetches):
         tp, moved = part.topic_partition, self._call.moved
         state = self._subscriptions.assignment.get(tp)
         before = None if state is None else state._position
+        self._given_out.setdefault(tp, -1)  # before the position moves (`_starts`)
         try:
             return self._give_out(drained, part, max_records, update_offsets)
         except Errors.CorruptRecordError:
@@ -184,7 +187,9 @@ class TolerantFetcher(PlannedFetches):
             raise
         finally:
             if tp in drained and (self._move is None or not self._move.is_settled):
-                self._given_out[tp] = max(self._given_out.get(tp, 0), part.next_fetch_offset)
+                self._given_out[tp] = max(self._given_out[tp], part.next_fetch_offset)
+            elif self._given_out[tp] < 0:
+                del self._given_out[tp]
             if state is not None and state._position is not before and tp in drained:
                 moved.append((state, before, state._position))
 
@@ -232,10 +237,20 @@ class TolerantFetcher(PlannedFetches):
     def moved(self, move: Move) -> None:
         """Fetches nothing before the move is settled; on the event loop, when the client has left the former cluster."""
         self._move = move
+        move.starts = self._starts()
         self._session_handlers.clear()
         self._asked.clear()
         self._doubts.clear()
         self._topic_ids.clear()
+
+    def _starts(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Positions from which nothing has been given out, also if the polling thread is about to."""
+        positions = {tp: state.position for tp, state in list(self._subscriptions.assignment.items())}
+        return {
+            tp: OffsetAndMetadata(position.offset, "", -1)
+            for tp, position in positions.items()
+            if position is not None and tp not in self._given_out
+        }
 
     def settle_move(self) -> Move | None:
         """Settles a move that is not settled yet, and returns it; in the polling thread."""

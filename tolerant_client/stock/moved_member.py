@@ -8,12 +8,13 @@ Laws:
 - A group takes offsets from anybody until it has a member, then from members only.  So each member reads on for READS_ON_S after
   the move, then commits, and stops; it joins only LATEST_S later: all that moved within LATEST_S of each other have committed
   everything by then, and nobody reads what another one has read.
-- A member that comes later finds that others have joined, and may own its partitions: it has lost them, as if its session had
-  expired.
-- Where the first member to join gets all partitions for a moment (group.initial.rebalance.delay.ms=0), the others go on after what
-  it has committed, also in a partition that they keep: where something was committed before anybody joined, and more is by then.
-  So the first one began there, and has read all that they pass over; without a commit it began wherever auto_offset_reset says.  A position before that is one of a seek back, and stays; so does one that the
-  application has changed since the member stopped.
+- A member that comes later finds, at its commit, that others have joined, and may own its partitions: it has lost them, as if its
+  session had expired.  It has something to commit wherever it has a position: what the group has committed, at least.
+- Of a partition of which the group has committed nothing, and this member has given out nothing, the position is committed with the
+  rest: it is where the group begins, and says nothing of any record.  Whoever is assigned the partition would begin at the end by then
+  (auto_offset_reset), and nobody would read what came while the members joined.  With "earliest" nothing is passed over, nor committed.
+- The first member to join may be assigned all partitions until its heartbeat tells of the others, if the broker does not wait for them
+  (group.initial.rebalance.delay.ms=0).  So what a first join within LATEST_S adds to a member's partitions is not read before that.
 - What was committed on the former cluster and could not be committed on the next one, since others had joined, counts where this
   member is assigned the partition by its first join: it begins there, if the group is not further on.
 - A member that was alone in its group does the same: whoever starts beside it within group.initial.rebalance.delay.ms is in its first
@@ -33,6 +34,7 @@ from functools import partial
 from typing import Any, Final
 
 import kafka.errors as Errors
+from kafka.protocol.consumer import OffsetResetStrategy
 from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
 
 from tolerant_client.stock.moving import Move
@@ -42,6 +44,7 @@ log = logging.getLogger(__name__)
 
 READS_ON_S: Final = 1.0
 LATEST_S: Final = 0.5
+_RESPONSE_S: Final = 0.5  # of a heartbeat
 _POLLS_S: Final = 0.1  # between two polls of a member that reads while it joins
 _FIRST_COMMIT_S: Final = 5.0
 _LAST_COMMIT_MS: Final = 1_000
@@ -57,13 +60,15 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
 
     def __init__(self, client: Any, subscription: Any, **configs: Any) -> None:
         super().__init__(client, subscription, **configs)
-        self._committed: dict[TopicPartition, OffsetAndMetadata] = {}  # by this member, of what it is assigned
+        self._committed: dict[TopicPartition, OffsetAndMetadata] = {}  # by its group, of what it is assigned
         self._move: Move | None = None
         self._first_commit: Any = None  # done before any other commit on the next cluster
         self._uncommitted: dict[TopicPartition, OffsetAndMetadata] = {}  # there, but on the former cluster
         self._begins: dict[TopicPartition, OffsetAndMetadata] = {}  # of that, since the first join there
-        self._stopped: dict[TopicPartition, tuple[int, int]] = {}  # position and what was committed, before the join
         self._joins_at: float | None = None  # until the member has joined there
+        self._began_to_join = 0.0
+        self._held: set[TopicPartition] = set()  # not read until, as others may come
+        self._held_until = 0.0
         self._is_polling = False
         self._ends_poll = False  # which began before the move, and would wait for the join
 
@@ -72,6 +77,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         is_auto = self._subscription.partitions_auto_assigned()
         is_member = is_auto and self._assigned is None and not self._generation.is_lost()
         offsets = self._last_commits() if is_member or not is_auto else {}
+        starts = self._starts(move) if is_member else {}
         self._move, self._ends_poll = move, self._is_polling
         self._subscription.all_consumed_offsets = partial(move.consumed, self._subscription.all_consumed_offsets)
         super().coordinator_dead("the client has moved to another cluster")
@@ -85,8 +91,10 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             self._joins_at = time.monotonic() + READS_ON_S
         if self.config["enable_auto_commit"]:
             self.next_auto_commit_deadline = 0.0
-        self._uncommitted = self._as_copied(offsets)
-        self._first_commit = self._manager.call_soon(self._commit_first, self._uncommitted.copy())
+        self._uncommitted = self._as_copied({**starts, **offsets})
+        self._first_commit = self._manager.call_soon(
+            self._commit_first, self._uncommitted.copy(), starts.keys() - offsets.keys()
+        )
 
     @property
     def is_moving(self) -> bool:
@@ -104,6 +112,11 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         own = self._subscription.assigned_partitions()
         return {tp: offset for tp, offset in self._committed.items() if tp in own}
 
+    def _starts(self, move: Move) -> _Offsets:
+        """What to commit of partitions of which nothing is committed."""
+        is_earliest = self._subscription._default_offset_reset_strategy == OffsetResetStrategy.EARLIEST
+        return {} if is_earliest else move.starts
+
     def _as_copied(self, offsets: _Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
         """What to commit on the next cluster for offsets that may be of the former one."""
         move, states = self._move, self._subscription.assignment
@@ -112,14 +125,18 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         copied = {tp: move.committed(tp, asked, states.get(tp)) for tp, asked in offsets.items()}
         return {tp: offset for tp, offset in copied.items() if offset is not None}
 
-    async def _commit_first(self, offsets: _Offsets) -> None:
-        """Commits what was committed on the former cluster."""
+    async def _commit_first(self, offsets: _Offsets, starts: Collection[TopicPartition]) -> None:
+        """Commits what was committed on the former cluster, and of the partitions `starts` where the group has committed nothing."""
         deadline = time.monotonic() + _FIRST_COMMIT_S
         while time.monotonic() < deadline:
             left_ms = (deadline - time.monotonic()) * 1000
             try:
                 await self._manager.moved(left_ms)
                 if await super().ensure_coordinator_ready_async(left_ms):
+                    known = await self.fetch_committed_offsets_async(starts, timeout_ms=left_ms)
+                    for tp in known:
+                        self._uncommitted.pop(tp, None)
+                    offsets = {tp: offset for tp, offset in offsets.items() if tp not in known}
                     await super()._send_offset_commit_request(offsets)
                     return
             except Errors.CommitFailedError:
@@ -168,6 +185,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             for tp in partitions
             if (offset := self._begins.pop(tp, None)) and (tp not in committed or committed[tp].offset < offset.offset)
         }
+        if self._subscription.partitions_auto_assigned():
+            self._committed.update(committed)
         return {**committed, **later}
 
     def generation_if_stable(self) -> Any:
@@ -224,11 +243,15 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
                 return True
         finally:
             self._is_polling = self._ends_poll = False
+        if self._held and time.monotonic() >= self._held_until:
+            self._read_held()
         return is_ready
 
     def time_to_next_poll(self) -> float:
         """Seconds until poll() should be called again."""
         next_s = float(super().time_to_next_poll())
+        if self._held:
+            next_s = max(0.0, min(next_s, self._held_until - time.monotonic()))
         if self._joins_at is None or not self.is_moving:
             return next_s
         return max(_POLLS_S, min(next_s, self._joins_at - time.monotonic()))
@@ -241,7 +264,6 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         if not self.is_moving:
             await super()._on_join_prepare_async(generation, member_id, timeout_ms=timeout_ms)  # tells what is lost
             return
-        await self._note_where_it_stops()
         await self._tell_revoked()
         self._is_leader = False
         self._subscription.reset_group_subscription()
@@ -255,17 +277,6 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             await self._commit_offsets_sync_async(offsets, timeout_ms=_LAST_COMMIT_MS)
         except Errors.KafkaError as error:
             log.warning("Group %s: the commit before the join after the move failed: %s", self.group_id, error)
-
-    async def _note_where_it_stops(self) -> None:
-        positions = {tp: state.position for tp, state in self._subscription.assignment.items() if state.position}
-        try:
-            committed = await self.fetch_committed_offsets_async(positions.keys(), timeout_ms=_LAST_COMMIT_MS)
-        except Errors.KafkaError as error:
-            log.warning("Group %s: what is committed before the join is unknown: %s", self.group_id, error)
-            return
-        self._stopped = {
-            tp: (position.offset, committed[tp].offset if tp in committed else -1) for tp, position in positions.items()
-        }
 
     async def _tell_revoked(self) -> None:
         """Stops reading, and tells the listener what it is told before any join."""
@@ -285,31 +296,31 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             await self._first_commit
         if self._joins_at is not None and self.is_moving:
             await self._net.sleep(max(0.0, self._joins_at + LATEST_S - time.monotonic()))
+        self._began_to_join = time.monotonic()
 
     async def _on_join_complete_async(self, generation: int, member_id: str, protocol: str, assigned: bytes) -> None:
         former = self._subscription.assigned_partitions()
-        if self.is_moving and self._stopped:
-            await self._go_on_after_others()
-        self._joins_at, self._stopped = None, {}
+        is_first, lasted_s = self.is_moving, time.monotonic() - self._began_to_join
+        self._joins_at, self._held = None, set()
         self._begins, self._uncommitted = self._uncommitted, {}
         await super()._on_join_complete_async(generation, member_id, protocol, assigned)
-        kept = former & self._subscription.assigned_partitions()
+        own = self._subscription.assigned_partitions()
+        kept = former & own
         self._committed = {tp: offset for tp, offset in self._committed.items() if tp in kept}
+        if is_first and lasted_s < LATEST_S:
+            self._hold(own - former)
 
-    async def _go_on_after_others(self) -> None:
-        """Takes over what others have committed since: the first to join may have had all partitions for a moment."""
-        try:
-            found = await self.fetch_committed_offsets_async(self._stopped.keys(), timeout_ms=_LAST_COMMIT_MS)
-        except Errors.KafkaError as error:
-            log.warning("Group %s: what others have committed after the move is unknown: %s", self.group_id, error)
-            return
-        for tp, (position, committed) in self._stopped.items():
-            state, theirs, own = self._subscription.assignment.get(tp), found.get(tp), self._committed.get(tp)
-            if state is None or state.position is None or state.position.offset != position or theirs is None:
-                continue
-            known = committed if own is None else max(committed, own.offset)
-            if 0 <= known <= position < theirs.offset:
-                self._subscription.seek(tp, OffsetAndMetadata(theirs.offset, "", theirs.leader_epoch))
+    def _hold(self, partitions: set[TopicPartition]) -> None:
+        """Does not read these until a heartbeat has told of members that come within LATEST_S; a join frees them, too."""
+        self._held = partitions
+        self._held_until = self._began_to_join + LATEST_S + self.config["heartbeat_interval_ms"] / 1000 + _RESPONSE_S
+        self._subscription.mark_pending_revocation(partitions)
+
+    def _read_held(self) -> None:
+        for tp in self._held:
+            if (state := self._subscription.assignment.get(tp)) is not None:
+                state.mark_pending_revocation(False)
+        self._held = set()
 
     def reset_generation(self, *args: Any, **kwargs: Any) -> None:
         """Forgets the membership, and what was committed in it; while it moves, a member has not lost anything."""

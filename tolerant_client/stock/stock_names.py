@@ -36,6 +36,7 @@ from kafka.net.connection import KafkaConnection as KafkaConnection
 from kafka.net.connection import SaslReauthenticator
 from kafka.net.inet import KafkaNetSocket as KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager as KafkaConnectionManager
+from kafka.net.sasl import SASL_MECHANISMS as SASL_MECHANISMS
 from kafka.net.selector import NetworkSelector as NetworkSelector
 from kafka.net.transport import KafkaSSLTransport as KafkaSSLTransport
 from kafka.net.transport import KafkaTCPTransport as KafkaTCPTransport
@@ -85,6 +86,7 @@ _MANAGER = ("tolerant_client.stock.manager",)
 _MOVING = ("tolerant_client.stock.moving",)
 _MOVED_MEMBER = ("tolerant_client.stock.moved_member",)
 _STANDBY = ("tolerant_client.mirror.standby.clients",)
+_OPTIONS = ("tolerant_client.stock.connection_options",)
 _OUT_OF_RANGE = ("tolerant_client.stock.out_of_range",)
 _CONNECTIONS = ("tolerant_client.cluster.connections",)
 _RECORDS = ("tolerant_client.stock.consumer_records",)
@@ -140,6 +142,8 @@ USES: Final = (
     Use(KafkaConnectionManager, ("_net",), _SENDER, "looks for late records from time to time"),
     Use(KafkaNetClient, ("throttle_delay",), _FETCH_PLAN, "a throttled node is not asked"),
     Use(KafkaNetSocket, ("dns_lookup", "sock_connect", "socket"), _MANAGER, "connects, also through a proxy"),
+    Use(KafkaNetSocket, ("__new__",), _OPTIONS, "whether it knows the kind of a proxy"),
+    Use(KafkaSSLTransport, ("_build_ssl_context",), _OPTIONS, "whether it can use its files"),
     Use(ClusterMetadata, ("_coordinator_brokers",), _CONNECTIONS, "a second address is a second connection"),
     Use(ClusterMetadata, ("_topics",), ("tolerant_client.cluster.admin.topics", "tolerant_client.cluster.leaders"), "topics that are tracked"),
     Use(ClusterMetadata, ("_partitions",), ("tolerant_client.stock.leader_watch",), "all leaders at once"),
@@ -279,10 +283,10 @@ USES: Final = (
          "fetch_committed_offsets_async", "group_id", "next_auto_commit_deadline", "rejoining", "state"),
         _MOVED_MEMBER, "the group protocol stays kafka-python's"),
     Use(SubscriptionState,
-        ("all_consumed_offsets", "assigned_partitions", "assignment", "mark_pending_revocation", "partitions_auto_assigned",
-         "rebalance_listener", "reset_group_subscription", "seek"),
-        _MOVED_MEMBER, "what a member had committed, and its listener"),
-    Use(TopicPartitionState, ("position",), _MOVED_MEMBER, "what was read on the next cluster"),
+        ("_default_offset_reset_strategy", "all_consumed_offsets", "assigned_partitions", "assignment", "mark_pending_revocation",
+         "partitions_auto_assigned", "rebalance_listener", "reset_group_subscription"),
+        _MOVED_MEMBER, "what a member had committed, its listener, and what it does not read yet"),
+    Use(TopicPartitionState, ("mark_pending_revocation", "position"), _MOVED_MEMBER, "what was read on the next cluster, and is not read yet"),
     Use(Generation, ("NO_GENERATION", "is_lost"), _MOVED_MEMBER, "commits before the join; a member that had lost its membership"),
     Use(RebalanceProtocol, ("EAGER",), _MOVED_MEMBER, "whether the listener is told of the whole assignment"),
     # -- the producer

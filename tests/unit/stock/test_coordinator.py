@@ -32,6 +32,7 @@ import tolerant_client
 from support import fake_broker
 from support.fake_broker import FakeBroker, serve
 from tolerant_client.errors import CoordinatorUnavailableError, TolerantClientError
+from tolerant_client.stock import moved_member
 from tolerant_client.stock.coordinator import TolerantCoordinator
 from tolerant_client.stock.coordinator_partition import (
     OFFSETS_TOPIC,
@@ -760,37 +761,56 @@ def test_what_was_committed_of_a_partition_is_forgotten_with_it(
     assert not member._committed
 
 
-@pytest.mark.parametrize(
-    ("stopped", "own", "sought", "theirs", "goes_on"),
-    [
-        ((50, 40), None, None, 70, 70),  # the first to join has read on from 40
-        ((50, 40), 50, None, 70, 70),
-        ((50, -1), None, None, 70, 50),  # from wherever auto_offset_reset says
-        ((50, 40), None, None, 40, 50),  # nobody has
-        ((20, 100), None, None, 100, 20),  # a seek back
-        ((20, 100), None, None, 130, 20),
-        ((20, -1), 45, None, 70, 20),
-        ((50, 40), None, 45, 70, 45),  # a seek while it joined
-    ],
-)
-def test_a_member_goes_on_after_what_others_have_committed_but_not_over_a_seek(
+@pytest.mark.parametrize(("latest_s", "is_held"), [(0.3, True), (0.0, False)], ids=["short-join", "long-join"])
+def test_what_a_short_first_join_adds_is_not_read_before_a_heartbeat_would_tell_of_others(
     broker: GroupBroker,
     member: TolerantCoordinator,
-    stopped: tuple[int, int],
-    own: int | None,
-    sought: int | None,
-    theirs: int,
-    goes_on: int,
+    monkeypatch: pytest.MonkeyPatch,
+    latest_s: float,
+    is_held: bool,
 ) -> None:
-    tp = TopicPartition("t", 0)
-    broker.committed = {("t", 0): (theirs, -1)}
-    knows(member, broker, 1)
-    member._subscription.assign_from_subscribed([tp])
-    member._subscription.seek(tp, stopped[0] if sought is None else sought)
-    member._stopped = {tp: stopped}
-    member._committed = {} if own is None else {tp: OffsetAndMetadata(own, "", -1)}
-    member._net.run(member._go_on_after_others)
-    assert member._subscription.position(tp).offset == goes_on
+    monkeypatch.setattr(moved_member, "LATEST_S", latest_s)
+    kept, added = (TopicPartition("t", number) for number in (0, 1))
+    knows(member, broker, 2)
+    member._subscription.assign_from_subscribed([kept])
+    member._subscription.seek(kept, 5)
+    member._joins_at = time.monotonic()
+    assert member.poll(timeout_ms=10_000)
+    began = time.monotonic()
+    member._subscription.seek(added, 7)
+    assert set(member._subscription.fetchable_partitions()) == ({kept} if is_held else {kept, added})
+    while member._held:
+        assert member.time_to_next_poll() <= 0.9 and time.monotonic() < began + 5
+        time.sleep(0.02)
+        member.poll(timeout_ms=0)
+    assert (time.monotonic() - began >= 0.7) == is_held
+    assert set(member._subscription.fetchable_partitions()) == {kept, added}
+
+
+def test_another_join_frees_what_is_held(broker: GroupBroker, member: TolerantCoordinator) -> None:
+    knows(member, broker, 2)
+    member._joins_at = time.monotonic()
+    assert member.poll(timeout_ms=10_000)
+    for tp in member._held:
+        member._subscription.seek(tp, 7)
+    assert len(member._held) == 2 and not member._subscription.fetchable_partitions()
+    member.request_rejoin()
+    assert member.poll(timeout_ms=10_000)
+    assert len(member._subscription.fetchable_partitions()) == 2 and not member._held
+
+
+def test_what_its_group_has_committed_is_known_of_a_member_only(
+    broker: GroupBroker, member: TolerantCoordinator, make: Callable[..., TolerantCoordinator]
+) -> None:
+    broker.committed = {("t", 0): (10, -1)}
+    knows(member, broker, 2)
+    assert member.poll(timeout_ms=10_000)
+    assert member.refresh_committed_offsets_if_needed(timeout_ms=10_000)
+    assert {tp.partition: offset.offset for tp, offset in member._last_commits().items()} == {0: 10}
+    other = make(f"{broker.host}:{broker.port}", limit_ms=60_000)
+    other._subscription.assign_from_user(PARTITIONS)
+    assert other.refresh_committed_offsets_if_needed(timeout_ms=10_000)
+    assert not other._last_commits()
 
 
 def test_a_member_that_came_too_late_begins_at_what_it_had_committed_once_and_unless_the_group_is_further_on(

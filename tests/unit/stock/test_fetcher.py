@@ -821,6 +821,24 @@ def test_until_where_it_has_read_on_the_former_cluster_is_known_after_a_seek_bac
     assert fetcher.settle(Destination({}, {A: 20, B: 20}, lambda topic: True)) == {A: 30, B: 30}
 
 
+def test_positions_from_which_nothing_was_given_out_are_known_also_while_something_is(fetcher: TolerantFetcher) -> None:
+    fetcher._subscriptions.seek(B, OffsetAndMetadata(50, "m", 5))
+    fetcher._completed_fetches.append(answer(A, 0, batch(0)))
+    found = []
+    give_out = fetcher._give_out
+
+    def gives_out(*args: Any) -> int:  # the event loop may look at any moment
+        count = give_out(*args)
+        found.append(fetcher._starts())
+        return count
+
+    fetcher._give_out = gives_out
+    assert fetcher._starts().keys() == {A, B}
+    assert fetcher.fetched_records()[0]
+    moved(fetcher, {A: 20, B: 60})
+    assert fetcher._move is not None and found == [fetcher._move.starts] == [{B: OffsetAndMetadata(50, "", -1)}]
+
+
 def test_a_partition_of_which_nothing_was_copied_is_read_from_its_first_record(
     fetcher: TolerantFetcher, caplog: pytest.LogCaptureFixture
 ) -> None:

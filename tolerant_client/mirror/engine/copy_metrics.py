@@ -27,7 +27,6 @@ from tolerant_client.cluster.produce import ProduceResult
 from tolerant_client.mirror.batches.gaps import is_filler_batch
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 from tolerant_client.records.record_batch import read_header
-from tolerant_client.tracker.events import RecoveryCounters
 
 # Upper bounds of the latency histogram in ms; a last bucket counts what is above them.
 LATENCY_BOUNDS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000)
@@ -157,16 +156,14 @@ class MeasuredCluster(Cluster):
 
     def take(self, *clusters: Cluster) -> Measured:
         """What was measured since the last call; recovery events and throttles are those of this cluster and of `clusters`."""
-        total = RecoveryCounters()
         throttles: dict[str, Span] = {}
+        events: Counter[str] = Counter()
         for cluster in (self, *clusters):
-            total.merge(cluster.manager.recovery_counters)
+            for (kind, _, _), count in cluster.manager.recovery_counters.as_dict().items():
+                if kind != "completed":
+                    events[kind] += count
             if isinstance(cluster, MeasuredCluster):
                 throttles, cluster._throttles = spans_together([throttles, cluster._throttles]), {}
-        events: Counter[str] = Counter()
-        for (kind, _, _), count in total.as_dict().items():
-            if kind != "completed":
-                events[kind] += count
         taken = Measured(self._copied, tuple(self._latencies), dict(events - self._recovered), throttles)
         self._copied, self._latencies, self._recovered = {}, [0] * (len(LATENCY_BOUNDS_MS) + 1), events
         return taken

@@ -24,6 +24,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
 from tolerant_client.stock import clients, consumer, forking
+from tolerant_client.stock.connection_options import check_connection
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.stock.moving import Destination, Mover
 
@@ -39,7 +40,7 @@ _NAMES: Final = ("bootstrap_servers", "security_protocol", "proxy_url", "client_
 
 
 def connection_to(standby: Any) -> dict[str, Any]:
-    """The whole configuration of connections to the standby; raises OptionError for what is none of it."""
+    """The whole configuration of connections to the standby; raises OptionError for what is none of it, or cannot connect."""
     if not isinstance(standby, Mapping):
         raise OptionError(f'standby is {standby!r}: give a dict with options, as {{"bootstrap_servers": "HOST:PORT"}}')
     known = {
@@ -53,7 +54,9 @@ def connection_to(standby: Any) -> dict[str, Any]:
         )
     if not standby.get("bootstrap_servers"):
         raise OptionError("standby has no bootstrap_servers: give those of the link's target")
-    return {**known, **standby}
+    to = {**known, **standby}
+    check_connection(to, "standby")
+    return to
 
 
 class Follower:
@@ -126,14 +129,12 @@ class Following(clients.Recovering):
             control = _told(first, FIRST_WORD_S)
             if not first.done():
                 log.warning("%s yet: the standby has not responded for %s s", watch.unknown, FIRST_WORD_S)
-            if control is None or not control.is_promoted:
+            if not _is_promoted(control):
                 try:
                     super().__init__(*args, **configs)
-                except Errors.KafkaError:
-                    control = _told(
-                        first, 0.0
-                    )  # its own cluster may be lost: what the standby has told meanwhile counts
-                    if control is None or not control.is_promoted:
+                except Errors.KafkaError:  # its own cluster may be lost, of which the standby has told meanwhile
+                    control = _told(first, 0.0)
+                    if not _is_promoted(control):
                         raise
             if control is not None and control.is_promoted:
                 log.warning(
@@ -171,6 +172,10 @@ def _told(first: futures.Future[LinkControl], within_s: float) -> LinkControl | 
         raise
     except Exception:  # whatever is wrong with the standby, the client's own cluster may be well
         return None
+
+
+def _is_promoted(control: LinkControl | None) -> bool:
+    return control is not None and control.is_promoted
 
 
 class KafkaConsumer(Following, consumer.KafkaConsumer):

@@ -68,7 +68,7 @@ class Follower(Protocol):
 class LinkWatch:
     """The link `link` into the cluster that `standby` (kafka-python's keys) connects to."""
 
-    def __init__(self, standby: Mapping[str, Any], link: str, *, patience_ms: int = 5_000) -> None:
+    def __init__(self, standby: Mapping[str, Any], link: str, *, patience_ms: int = 30_000) -> None:
         self._net = NetworkSelector(slow_task_threshold_secs=0)  # a slow resolver holds up nobody else here
         self.cluster = Cluster(standby, self._net, name="standby", patience_ms=patience_ms)
         self._control = NewestControl(self.cluster, link)

@@ -16,8 +16,8 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import OptionError, OrdersHiddenError
-from tolerant_client.mirror.standby import clients, link_watch
-from tolerant_client.mirror.standby.clients import Follower, _first_word
+from tolerant_client.mirror.standby import link_watch
+from tolerant_client.mirror.standby.clients import FIRST_WORD_S, Follower, _told
 from tolerant_client.mirror.standby.link_watch import LinkWatch, NewestControl
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -142,7 +142,7 @@ def test_whatever_is_wrong_with_the_standby_does_not_stop_a_client_whose_cluster
     wrong: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     scripted = Scripted(wrong)
-    assert _first_word(scripted) is None
+    assert _told(scripted.start(), FIRST_WORD_S) is None
     scripted.close()
     ends(scripted)
     assert caplog.text.count("Whether link A-B is promoted is unknown: ") == 1
@@ -151,18 +151,16 @@ def test_whatever_is_wrong_with_the_standby_does_not_stop_a_client_whose_cluster
 def test_a_link_that_cannot_be_followed_stops_it() -> None:
     scripted = Scripted(OptionError("translated"))
     with pytest.raises(OptionError):
-        _first_word(scripted)
+        _told(scripted.start(), FIRST_WORD_S)
     scripted.close()
     ends(scripted)
 
 
 def test_a_standby_whose_name_resolves_slowly_holds_up_neither_the_start_nor_the_end(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(clients, "FIRST_WORD_S", 0.1)
     scripted, began = Scripted(PROMOTED, PROMOTED, seconds=0.8), time.monotonic()
-    assert _first_word(scripted) is None
-    assert "is unknown yet: the standby has not responded for 0.1 s" in caplog.text
+    assert _told(scripted.start(), 0.1) is None
     following = Following()
     scripted.follow(following)
     scripted.close()
@@ -173,7 +171,7 @@ def test_a_standby_whose_name_resolves_slowly_holds_up_neither_the_start_nor_the
 
 def test_what_it_is_told_after_the_start_moves_the_client_and_ends_the_thread() -> None:
     scripted, following = Scripted(OSError("odd"), LinkControl(), PROMOTED), Following()
-    assert _first_word(scripted) is None
+    assert _told(scripted.start(), FIRST_WORD_S) is None
     scripted.follow(following)
     ends(scripted)
     assert following.moved == [PROMOTED]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+import time
 from typing import Any
 
+import kafka.errors as Errors
 import pytest
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.standby.clients import KafkaConsumer, connection_to
+from tolerant_client.mirror.standby import clients
+from tolerant_client.mirror.standby.clients import KafkaAdminClient, KafkaConsumer, connection_to
 
 
 def test_no_password_goes_to_a_cluster_for_which_it_was_not_given() -> None:
@@ -33,3 +38,66 @@ def test_no_password_goes_to_a_cluster_for_which_it_was_not_given() -> None:
 def test_what_cannot_be_followed_is_refused_before_anything_is_connected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         KafkaConsumer(bootstrap_servers="127.0.0.1:1", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"security_protocol": "TLS"}, "standby has security_protocol 'TLS': give one of PLAINTEXT, SSL"),
+        ({"security_protocol": "SASL_SSL"}, "standby has sasl_mechanism None: give one of .*, PLAIN, SCRAM-SHA-256"),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAN"}, "standby has sasl_mechanism 'PLAN'"),
+        (
+            {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"},
+            "standby has no sasl_plain_username and no sasl_plain_password: sasl_mechanism PLAIN needs it",
+        ),
+        (
+            {
+                "security_protocol": "SASL_PLAINTEXT",
+                "sasl_mechanism": "SCRAM-SHA-512",
+                "sasl_plain_username": "u",
+            },
+            "standby has no sasl_plain_password: sasl_mechanism SCRAM-SHA-512",
+        ),
+        (
+            {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"},
+            "standby has no sasl_oauth_token_provider",
+        ),
+        (
+            {"security_protocol": "SSL", "ssl_cafile": "/nowhere"},
+            "standby has ssl_cafile '/nowhere', which cannot be read: No such file",
+        ),
+        ({"security_protocol": "SSL", "ssl_cafile": __file__}, "standby has ssl_ options that cannot be used: .*"),
+        ({"proxy_url": "nope://x"}, "standby has a proxy_url that cannot be used: Unsupported proxy url scheme: nope"),
+        ({"proxy_url": "proxy"}, "standby has a proxy_url that cannot be used: proxy_url requires scheme"),
+    ],
+)
+def test_a_standby_that_cannot_be_connected_to_is_refused_before_anything_is_connected(
+    options: dict[str, Any], message: str
+) -> None:
+    for make in (KafkaConsumer, KafkaAdminClient):
+        with pytest.raises(OptionError, match=message):
+            make(bootstrap_servers="127.0.0.1:1", standby={"bootstrap_servers": "b:9092", **options}, link="x")
+
+
+def test_files_that_no_connection_uses_are_not_read() -> None:
+    unused = {"bootstrap_servers": "b:9092", "ssl_cafile": "/nowhere"}
+    assert connection_to(unused)["ssl_cafile"] == "/nowhere"
+    context = ssl.create_default_context()
+    assert connection_to({**unused, "security_protocol": "SSL", "ssl_context": context})["ssl_context"] is context
+
+
+def test_a_standby_that_is_silent_is_waited_for_once_and_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(clients, "FIRST_WORD_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        standby, began = f"127.0.0.1:{silent.getsockname()[1]}", time.monotonic()
+        with pytest.raises(Errors.KafkaError, match="Unable to bootstrap from 127.0.0.1:1"):
+            KafkaAdminClient(
+                bootstrap_servers="127.0.0.1:1",
+                bootstrap_timeout_ms=300,
+                standby={"bootstrap_servers": standby},
+                link="A-B",
+            )
+    assert 0.4 <= time.monotonic() - began < 3
+    assert "Whether link A-B is promoted is unknown yet: the standby has not responded for 0.1 s" in caplog.text
