@@ -123,6 +123,14 @@ def failed_over(target: str, link: str) -> None:
         assert cluster.run(failover, cluster, link).is_done
 
 
+def earlier_run(servers: str, name: str, offset: int) -> None:
+    """Its group has committed this in both partitions."""
+    with kafka.KafkaConsumer(bootstrap_servers=servers, group_id=name, enable_auto_commit=False) as consumer:
+        places = [TopicPartition(name, number) for number in range(2)]
+        consumer.assign(places)
+        consumer.commit({tp: OffsetAndMetadata(offset, "", -1) for tp in places})
+
+
 def committed(servers: str, name: str, partitions: int = 2) -> list[int | None]:
     with kafka.KafkaConsumer(bootstrap_servers=servers, group_id=name) as consumer:
         return [consumer.committed(TopicPartition(name, number)) for number in range(partitions)]
@@ -280,13 +288,37 @@ def test_an_idle_partition_that_goes_to_another_member_is_read_from_where_it_was
                 member.consumer.close()
 
 
+def test_what_the_group_has_committed_stays_where_a_member_has_sought_and_read_nothing(
+    source: str, target: str
+) -> None:
+    name = "members-elsewhere"
+    copied(source, target, name)
+    earlier_run(source, name, 60)
+    earlier_run(target, name, 60)
+    member = Member(source, target, name, enable_auto_commit=False, auto_offset_reset="latest")
+
+    class Seeks(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python is untyped
+        def on_partitions_revoked(self, revoked: Any) -> None:
+            pass
+
+        def on_partitions_assigned(self, assigned: Any) -> None:
+            for tp in assigned:
+                member.consumer.seek(tp, 100)
+
+    member.consumer.subscribe([name], listener=Seeks())
+    try:
+        until(lambda: member.poll() or len(member.consumer.assignment()) == 2)
+        promoted(source, target, name)
+        until(lambda: member.has_moved and (member.poll() or not member.consumer._coordinator.is_moving))
+        assert not member.read and committed(target, name) == [60, 60]
+    finally:
+        member.consumer.close()
+
+
 def test_an_idle_member_that_comes_after_others_reads_nothing_that_they_have_read(source: str, target: str) -> None:
     name = "members-idle-late"
     copied(source, target, name)
-    with kafka.KafkaConsumer(bootstrap_servers=source, group_id=name, enable_auto_commit=False) as earlier:
-        places = [TopicPartition(name, number) for number in range(2)]
-        earlier.assign(places)
-        earlier.commit({tp: OffsetAndMetadata(100, "", -1) for tp in places})
+    earlier_run(source, name, 100)
     members = [Member(source, target, name, client_id=f"{n}", enable_auto_commit=False) for n in range(2)]
     early, late = members
     try:
@@ -353,11 +385,8 @@ def test_a_late_commit_of_a_lost_record_passes_over_nothing_that_others_write(so
 def test_a_seek_back_is_not_undone(source: str, target: str, is_after: bool) -> None:
     name = f"members-replay-{is_after}".lower()
     copied(source, target, name)
-    for servers in (source, target):  # by an earlier run
-        with kafka.KafkaConsumer(bootstrap_servers=servers, group_id=name, enable_auto_commit=False) as earlier:
-            places = [TopicPartition(name, number) for number in range(2)]
-            earlier.assign(places)
-            earlier.commit({tp: OffsetAndMetadata(100, "", -1) for tp in places})
+    earlier_run(source, name, 100)
+    earlier_run(target, name, 100)
     options: Any = {"enable_auto_commit": False, "max_poll_records": 5}
     # Partitions are assigned by the order of member ids, which begin with the client's: so each keeps its own.
     members = [Member(source, target, name, client_id=f"{number}", **options) for number in range(2)]

@@ -66,7 +66,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         self._uncommitted: dict[TopicPartition, OffsetAndMetadata] = {}  # there, but on the former cluster
         self._begins: dict[TopicPartition, OffsetAndMetadata] = {}  # of that, since the first join there
         self._joins_at: float | None = None  # until the member has joined there
-        self._began_to_join = 0.0
+        self._began_to_join = self._joined_at = 0.0
         self._held: set[TopicPartition] = set()  # not read until, as others may come
         self._held_until = 0.0
         self._is_polling = False
@@ -296,18 +296,23 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             await self._first_commit
         if self._joins_at is not None and self.is_moving:
             await self._net.sleep(max(0.0, self._joins_at + LATEST_S - time.monotonic()))
+
+    async def _do_join_and_sync_async(self) -> Any:
         self._began_to_join = time.monotonic()
+        assigned = await super()._do_join_and_sync_async()
+        self._joined_at = time.monotonic()
+        return assigned
 
     async def _on_join_complete_async(self, generation: int, member_id: str, protocol: str, assigned: bytes) -> None:
         former = self._subscription.assigned_partitions()
-        is_first, lasted_s = self.is_moving, time.monotonic() - self._began_to_join
+        is_first = self.is_moving
         self._joins_at, self._held = None, set()
         self._begins, self._uncommitted = self._uncommitted, {}
         await super()._on_join_complete_async(generation, member_id, protocol, assigned)
         own = self._subscription.assigned_partitions()
         kept = former & own
         self._committed = {tp: offset for tp, offset in self._committed.items() if tp in kept}
-        if is_first and lasted_s < LATEST_S:
+        if is_first and self._joined_at - self._began_to_join < LATEST_S:
             self._hold(own - former)
 
     def _hold(self, partitions: set[TopicPartition]) -> None:

@@ -273,7 +273,7 @@ USES: Final = (
         "overridden: a position of the former cluster is not validated"),
     Use(SubscriptionState, ("has_default_offset_reset_policy", "request_offset_reset", "seek"), _FETCHER, "positions on the next cluster"),
     Use(ConsumerCoordinator,
-        ("_handle_offset_commit_response", "_on_join_complete_async", "_on_join_prepare_async",
+        ("_do_join_and_sync_async", "_handle_offset_commit_response", "_on_join_complete_async", "_on_join_prepare_async",
          "_send_offset_commit_request", "commit_offsets_sync", "generation_if_stable", "poll", "reset_generation", "time_to_next_poll"),
         _MOVED_MEMBER, "overridden: a member leaves the former group, reads on, commits, and joins on the next cluster"),
     Use(ConsumerCoordinator,

@@ -761,12 +761,17 @@ def test_what_was_committed_of_a_partition_is_forgotten_with_it(
     assert not member._committed
 
 
-@pytest.mark.parametrize(("latest_s", "is_held"), [(0.3, True), (0.0, False)], ids=["short-join", "long-join"])
+@pytest.mark.parametrize(
+    ("latest_s", "pause_s", "is_held"),
+    [(0.3, 0.0, True), (0.3, 0.4, True), (0.0, 0.0, False)],
+    ids=["short-join", "taken-over-later", "long-join"],
+)
 def test_what_a_short_first_join_adds_is_not_read_before_a_heartbeat_would_tell_of_others(
     broker: GroupBroker,
     member: TolerantCoordinator,
     monkeypatch: pytest.MonkeyPatch,
     latest_s: float,
+    pause_s: float,
     is_held: bool,
 ) -> None:
     monkeypatch.setattr(moved_member, "LATEST_S", latest_s)
@@ -775,8 +780,10 @@ def test_what_a_short_first_join_adds_is_not_read_before_a_heartbeat_would_tell_
     member._subscription.assign_from_subscribed([kept])
     member._subscription.seek(kept, 5)
     member._joins_at = time.monotonic()
-    assert member.poll(timeout_ms=10_000)
+    join_between_polls(member)
     began = time.monotonic()
+    time.sleep(pause_s)
+    assert member.poll(timeout_ms=10_000)
     member._subscription.seek(added, 7)
     assert set(member._subscription.fetchable_partitions()) == ({kept} if is_held else {kept, added})
     while member._held:
