@@ -406,6 +406,21 @@ def test_a_link_of_another_cluster_is_refused(source: str, target: str) -> None:
         time.sleep(0.05)
 
 
+def test_a_promoted_link_of_another_cluster_is_refused_where_the_clients_own_one_tells_its_id(
+    source: str, target: str
+) -> None:
+    name = "following-other-promoted"
+    copied(source, target, name)
+    promoted(source, target, name)
+    standby: dict[str, Any] = {"standby": {"bootstrap_servers": target}, "link": name}
+    for kind in (KafkaAdminClient, KafkaConsumer):
+        with pytest.raises(OptionError, match=f"Link {name} copies from cluster .*, and the client's cluster is "):
+            kind(bootstrap_servers=target, **standby)
+        for own in (source, "127.0.0.1:1"):
+            with kind(bootstrap_servers=own, **standby) as client:
+                assert client.config["bootstrap_servers"] == target
+
+
 def test_clients_that_are_closed_at_once_log_nothing(
     source: str, target: str, caplog: pytest.LogCaptureFixture
 ) -> None:

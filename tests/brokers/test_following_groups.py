@@ -13,6 +13,7 @@ from typing import Any
 import kafka
 import pytest
 from kafka import ConsumerRebalanceListener
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
@@ -22,6 +23,7 @@ from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.standby.clients import KafkaConsumer
 from tolerant_client.mirror.state.control_topic import update_control
+from tolerant_client.stock import moved_member
 from tolerant_client.testing import KafkaCluster
 from tolerant_client.tracker.events import Event, Moved
 
@@ -194,13 +196,13 @@ def test_what_a_lone_member_reads_before_it_joins_is_not_read_by_one_that_starts
                 other = Member(source, target, name, **options)
                 with other.polling(step=slow):
                     until(lambda: len(set(member.read + other.read)) == 40_000, 60)
+                    until(lambda: committed(target, name) == ends(target, name, 2))  # after the marker of the fence
             assert len(member.read) + len(other.read) == 40_000
             assert member.told[-2:] == ["revoked", "assigned"] and other.read
         finally:
             for one in (member, other):
                 if one is not None:
                     one.consumer.close()
-        assert committed(target, name) == ends(target, name, 2)
 
 
 def test_a_member_that_comes_after_others_have_joined_has_lost_its_partitions(source: str, target: str) -> None:
@@ -313,6 +315,118 @@ def test_what_the_group_has_committed_stays_where_a_member_has_sought_and_read_n
         assert not member.read and committed(target, name) == [60, 60]
     finally:
         member.consumer.close()
+
+
+def test_what_a_listener_commits_at_the_revocation_is_not_read_again(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "members-revoked"
+    copied(source, target, name)
+    options: Any = {"enable_auto_commit": False, "partition_assignment_strategy": [OneOther]}
+    members = [Member(source, target, name, client_id=str(n), **options) for n in range(2)]
+    results: list[Any] = []
+
+    class Commits(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python is untyped
+        def __init__(self, member: Member) -> None:
+            self.member = member
+
+        def on_partitions_revoked(self, revoked: Any) -> None:
+            if revoked:
+                self.member.consumer.commit_async(callback=lambda offsets, result: results.append(result))
+
+        def on_partitions_assigned(self, assigned: Any) -> None:
+            pass
+
+    def owned() -> list[set[TopicPartition]]:
+        return [member.consumer.assignment() for member in members]
+
+    for member in members:
+        member.consumer.subscribe([name], listener=Commits(member))
+    try:
+        with members[0].polling(), members[1].polling():
+            until(lambda: all(len(own) == 1 for own in owned()))
+            until(lambda: sum(len(member.read) for member in members) >= 200)
+            before = owned()
+            results.clear()
+            for member in members:
+                member.read.clear()
+            append_records(source, name, 50, partitions=2, first=100)
+            mirror(source, target, name, name)
+            until(lambda: sum(len(member.read) for member in members) == 100)
+            monkeypatch.setattr(OneOther, "is_on", True)
+            promoted(source, target, name)
+            until(lambda: owned() == before[::-1])
+            append_records(target, name, 50, partitions=2, first=150)
+            until(lambda: sum(len(member.read) for member in members) >= 200)
+        read = sorted(members[0].read + members[1].read)
+        assert read == [(number, offset) for number in range(2) for offset in [*range(100, 150), *range(151, 201)]]
+        assert [result for result in results if isinstance(result, Exception)] == []
+    finally:
+        for member in members:
+            member.consumer.close()
+
+
+def test_members_do_not_come_after_one_that_was_still_joining_at_the_move(source: str, target: str) -> None:
+    name = "members-joining"
+    copied(source, target, name, 3)
+    members = [Member(source, target, name, client_id=f"{n}", enable_auto_commit=False) for n in range(3)]
+    joining = members[2]
+    with ExitStack() as stack:
+        for member in members:
+            stack.callback(member.consumer.close)
+        for member in members[:2]:
+            stack.enter_context(member.polling(commits=True))
+        until(lambda: sorted(len(member.consumer.assignment()) for member in members) == [0, 1, 2])
+        until(lambda: committed(source, name, 3) == [100] * 3)
+        for member in members[:2]:  # so they do not learn that another one joins, and it waits for them
+            member.consumer._coordinator._disable_heartbeat()
+        stack.enter_context(joining.polling(commits=True))
+        until(lambda: joining.consumer._coordinator.rebalance_in_progress())
+        promoted(source, target, name)
+        for first in range(100, 200, 10):
+            append_records(target, name, 10, partitions=3, first=first)
+            time.sleep(0.4)
+        until(lambda: all(len(member.consumer.assignment()) == 1 for member in members))
+        until(lambda: sum(len(member.read) for member in members) >= 600)
+        assert [member.told.count("lost") for member in members] == [0, 0, 0]
+        assert {place: times for member in members for place, times in Counter(member.read).items() if times > 1} == {}
+        assert len({place for member in members for place in member.read}) == 600
+
+
+def test_a_cooperative_group_whose_members_come_after_another_one_reads_all_partitions(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "members-cooperative"
+    monkeypatch.setattr(moved_member, "READS_ON_S", 2.0)
+    options: Any = {"enable_auto_commit": False, "partition_assignment_strategy": [CooperativeStickyAssignor]}
+    with ExitStack() as stack:
+        config = {"group.initial.rebalance.delay.ms": "4000"}
+        target = stack.enter_context(KafkaCluster(heap="320m", broker_config=config)).bootstrap_servers
+        copied(source, target, name, 4)
+        members = [Member(source, target, name, **options) for _ in range(2)]
+
+        def owned() -> list[int]:
+            return sorted(tp.partition for member in members for tp in member.consumer.assignment())
+
+        def read() -> set[tuple[int, int]]:
+            return {place for member in members for place in member.read}
+
+        for member in members:
+            stack.callback(member.consumer.close)
+            stack.enter_context(member.polling())
+        until(lambda: all(len(member.consumer.assignment()) == 2 for member in members) and len(read()) == 400)
+        for member in members:
+            member.consumer.commit()
+        promoted(source, target, name)
+        until(lambda: all(member.has_moved for member in members))
+        third = Member(source, target, name, **options)  # which begins there, and joins at once
+        members.append(third)
+        stack.callback(third.consumer.close)
+        stack.enter_context(third.polling())
+        until(lambda: [member.told.count("lost") for member in members] == [1, 1, 0])
+        append_records(target, name, 50, partitions=4, first=100)
+        until(lambda: owned() == [0, 1, 2, 3] and third.consumer.assignment())
+        until(lambda: len(read()) == 600)
 
 
 def test_an_idle_member_that_comes_after_others_reads_nothing_that_they_have_read(source: str, target: str) -> None:

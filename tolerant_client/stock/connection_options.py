@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final
 
+import kafka.errors as Errors
+from kafka.protocol.broker_version_data import BrokerVersionData
+
 from tolerant_client.errors import OptionError, text_of
-from tolerant_client.stock.stock_names import SASL_MECHANISMS, KafkaNetSocket, KafkaSSLTransport
+from tolerant_client.stock.stock_names import SASL_MECHANISMS, KafkaNetSocket, KafkaSSLTransport, collect_hosts
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_NOT_KAFKAS: Final = (
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)  # what kafka-python raises for values of the wrong type
 _FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
 _USER: Final = ("sasl_plain_username", "sasl_plain_password")
 _LOGINS: Final = {
@@ -22,17 +33,32 @@ _LOGINS: Final = {
 
 def check_connection(config: Mapping[str, Any], name: str) -> None:
     """Raises OptionError for options, named `name` as a whole, that cannot connect to anything; `config` has all of kafka-python's keys."""
+    _check_servers(config["bootstrap_servers"], name)
+    if (version := config["api_version"]) is not None:
+        try:
+            BrokerVersionData(version)
+        except (Errors.KafkaError, *_NOT_KAFKAS) as error:
+            raise OptionError(f"{name} has api_version {version!r}: give a tuple of numbers, as (3, 6)") from error
     protocol = config["security_protocol"]
     if protocol not in _PROTOCOLS:
         raise OptionError(f"{name} has security_protocol {protocol!r}: give one of {', '.join(_PROTOCOLS)}")
     if protocol.startswith("SASL_"):
         _check_login(config, name)
-    if protocol.endswith("SSL") and config["ssl_context"] is None:
+    if protocol.endswith("SSL"):
         _check_tls(config, name)
     try:
         KafkaNetSocket.__new__(KafkaNetSocket, config["proxy_url"])  # which looks up no name
-    except ValueError as error:
+    except _NOT_KAFKAS as error:
         raise OptionError(f"{name} has a proxy_url that cannot be used: {error}") from error
+
+
+def _check_servers(servers: Any, name: str) -> None:
+    try:
+        found = collect_hosts(servers, randomize=False)
+    except _NOT_KAFKAS:
+        found = []
+    if not any(host and 0 < port < 1 << 16 for host, port, _ in found):
+        raise OptionError(f"{name} has bootstrap_servers {servers!r}: give HOST:PORT, or a list of them")
 
 
 def _check_login(config: Mapping[str, Any], name: str) -> None:
@@ -41,19 +67,29 @@ def _check_login(config: Mapping[str, Any], name: str) -> None:
         raise OptionError(f"{name} has sasl_mechanism {mechanism!r}: give one of {', '.join(sorted(SASL_MECHANISMS))}")
     if missing := [option for option in _LOGINS.get(mechanism, ()) if config[option] is None]:
         raise OptionError(f"{name} has no {' and no '.join(missing)}: sasl_mechanism {mechanism} needs it")
+    for option in _USER:
+        if not isinstance(config[option], (str, NoneType)):
+            raise OptionError(f"{name} has a {option} that is no text")
+    provider = config["sasl_oauth_token_provider"]
+    if mechanism == "OAUTHBEARER" and not callable(getattr(provider, "token", None)):
+        raise OptionError(f"{name} has a sasl_oauth_token_provider without token(): give an AbstractTokenProvider")
 
 
 def _check_tls(config: Mapping[str, Any], name: str) -> None:
+    if (context := config["ssl_context"]) is not None:
+        if not isinstance(context, ssl.SSLContext):
+            raise OptionError(f"{name} has ssl_context {context!r}: give an ssl.SSLContext")
+        return
     for option in _FILES:
         if config[option]:
             try:
                 with Path(config[option]).open("rb"):
                     pass
-            except OSError as error:
+            except (OSError, TypeError) as error:
                 raise OptionError(
-                    f"{name} has {option} {config[option]!r}, which cannot be read: {error.strerror}"
+                    f"{name} has {option} {config[option]!r}, which cannot be read: {getattr(error, 'strerror', error)}"
                 ) from error
     try:
         KafkaSSLTransport._build_ssl_context(config)
-    except (OSError, ValueError) as error:  # an ssl.SSLError is an OSError
+    except (OSError, *_NOT_KAFKAS) as error:  # an ssl.SSLError is an OSError
         raise OptionError(f"{name} has ssl_ options that cannot be used: {text_of(error)}") from error

@@ -3,6 +3,7 @@
 Laws:
 - An absent coordinator is watched and reported as coordinator_watch.py defines.
 - A coordinator is found when it has responded to a request, not when its name is known.
+- A member claims no partition that it has lost.
 - A join that has begun stays pending until its assignment is taken over.  If it ends between two
   polls, the next poll takes the assignment over; until then heartbeats keep the member in the group.
 - Where no broker can be connected to, a call without a timeout ends, and the commit of a close() does not
@@ -25,6 +26,7 @@ from tolerant_client.errors import CoordinatorUnavailableError
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC
 from tolerant_client.stock.coordinator_watch import CoordinatorWatch
 from tolerant_client.stock.moved_member import MovedMember
+from tolerant_client.stock.stock_names import StickyPartitionAssignor
 
 log = logging.getLogger(__name__)
 
@@ -175,6 +177,17 @@ class TolerantCoordinator(MovedMember):
         self._assigned = assigned
         self._enable_heartbeat()
         return assigned
+
+    def group_protocols(self) -> Any:
+        """The assignors, with what the member owns: kafka-python's sticky ones claim what they were assigned last, also after it was lost.
+
+        A cooperative group would leave such a partition to a member that does not read it, and so never gives it back.
+        """
+        own = self._subscription.assigned_partitions()
+        for assignor in self._assignors.values():
+            if isinstance(assignor, StickyPartitionAssignor) and assignor.member_assignment is not None:
+                assignor.member_assignment = [tp for tp in assignor.member_assignment if tp in own]
+        return super().group_protocols()
 
     async def _on_join_complete_async(self, generation: int, member_id: str, protocol: str, assigned: bytes) -> None:
         self._assigned = None

@@ -22,7 +22,9 @@ Laws:
 - A synchronous commit while the member is joining waits for the join, with one timeout for both.  Of partitions that others got
   then it raises CommitFailedError, as after any rebalance, unless nothing new was to be committed.  A member that is closing does not
   join for it: it has committed all that it was given out before it began to join.
-- A member that had lost its membership before the move, or had none, joins as ever.
+- Commits are sent until the JoinGroup is, so also those of a listener's on_partitions_revoked.
+- A member that had lost its membership before the move, or had none yet, commits nothing and joins when the others do, not before:
+  they would all come too late.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         self._first_commit: Any = None  # done before any other commit on the next cluster
         self._uncommitted: dict[TopicPartition, OffsetAndMetadata] = {}  # there, but on the former cluster
         self._begins: dict[TopicPartition, OffsetAndMetadata] = {}  # of that, since the first join there
-        self._joins_at: float | None = None  # until the member has joined there
+        self._joins_at: float | None = None  # until it has joined there
+        self._has_kept = False  # its partitions, until then
         self._began_to_join = self._joined_at = 0.0
         self._held: set[TopicPartition] = set()  # not read until, as others may come
         self._held_until = 0.0
@@ -87,8 +90,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             self.reset_generation()
         if self.group_id is None:
             return
-        if is_member:
-            self._joins_at = time.monotonic() + READS_ON_S
+        if is_auto:
+            self._joins_at, self._has_kept = time.monotonic() + READS_ON_S, is_member
         if self.config["enable_auto_commit"]:
             self.next_auto_commit_deadline = 0.0
         self._uncommitted = self._as_copied({**starts, **offsets})
@@ -98,8 +101,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
 
     @property
     def is_moving(self) -> bool:
-        """Whether a member has not joined on the next cluster yet."""
-        return self._joins_at is not None and bool(self._subscription.partitions_auto_assigned())
+        """Whether a member has not joined on the next cluster yet, and has its partitions still."""
+        return self._has_kept and bool(self._subscription.partitions_auto_assigned())
 
     @property
     def _is_reading_on(self) -> bool:
@@ -153,18 +156,20 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         if self._move is not None:
             await self._first_commit
             offsets = self._as_copied(offsets)
-        if self.is_moving and self.rejoining:  # it has committed all, and others may have joined by now
-            raise Errors.RebalanceInProgressError("the member joins its group on the cluster that it has moved to")
         try:
             return await super()._send_offset_commit_request(offsets)
-        except Errors.CommitFailedError:
+        except Errors.CommitFailedError as error:
+            if self.is_moving and self.rejoining:  # it had committed before others joined: so it has lost nothing
+                raise Errors.RebalanceInProgressError(
+                    "the member joins its group on the cluster that it has moved to"
+                ) from error
             if self.is_moving:
                 self._come_too_late()
             raise
 
     def _come_too_late(self) -> None:
         """Others have joined, so they may own the partitions of this member: it joins as one that has lost them."""
-        self._joins_at = None
+        self._joins_at, self._has_kept = None, False
         self._committed.clear()
         log.warning(
             "Group %s: other members have joined before this one came: it has lost its partitions", self.group_id
@@ -257,10 +262,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         return max(_POLLS_S, min(next_s, self._joins_at - time.monotonic()))
 
     async def _on_join_prepare_async(self, generation: int, member_id: str, timeout_ms: float | None = None) -> None:
-        if not self.is_moving:
-            await super()._on_join_prepare_async(generation, member_id, timeout_ms=timeout_ms)
-            return
-        await self._commit_last()
+        if self.is_moving:
+            await self._commit_last()  # which may find that it comes too late
         if not self.is_moving:
             await super()._on_join_prepare_async(generation, member_id, timeout_ms=timeout_ms)  # tells what is lost
             return
@@ -294,7 +297,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         """Waits until all that moved with this member have committed, before it joins."""
         if self._first_commit is not None:
             await self._first_commit
-        if self._joins_at is not None and self.is_moving:
+        if self._joins_at is not None:
             await self._net.sleep(max(0.0, self._joins_at + LATEST_S - time.monotonic()))
 
     async def _do_join_and_sync_async(self) -> Any:
@@ -305,8 +308,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
 
     async def _on_join_complete_async(self, generation: int, member_id: str, protocol: str, assigned: bytes) -> None:
         former = self._subscription.assigned_partitions()
-        is_first = self.is_moving
-        self._joins_at, self._held = None, set()
+        is_first = self._joins_at is not None
+        self._joins_at, self._has_kept, self._held = None, False, set()
         self._begins, self._uncommitted = self._uncommitted, {}
         await super()._on_join_complete_async(generation, member_id, protocol, assigned)
         own = self._subscription.assigned_partitions()
@@ -327,8 +330,10 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
                 state.mark_pending_revocation(False)
         self._held = set()
 
-    def reset_generation(self, *args: Any, **kwargs: Any) -> None:
-        """Forgets the membership, and what was committed in it; while it moves, a member has not lost anything."""
+    def reset_generation(self, member_id: str = "") -> None:
+        """Forgets the membership, and what was committed in it; a commit that is refused before there is one does not end the join."""
         if not self.is_moving:
             self._committed.clear()
-        super().reset_generation(*args, **kwargs)
+        elif not member_id and not self._generation.has_member_id():
+            return
+        super().reset_generation(member_id)

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.cluster import ClusterMetadata as ClusterMetadata
+from kafka.cluster import collect_hosts as collect_hosts
 from kafka.consumer import group
 from kafka.consumer.fetcher import CompletedFetch
 from kafka.consumer.fetcher import ConsumerRecord as ConsumerRecord
@@ -27,6 +28,7 @@ from kafka.consumer.fetcher import FetchRequestData as FetchRequestData
 from kafka.consumer.fetcher import FetchSessionHandler as FetchSessionHandler
 from kafka.consumer.subscription_state import SubscriptionState, TopicPartitionState
 from kafka.consumer.subscription_state import SubscriptionType as SubscriptionType
+from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor as StickyPartitionAssignor
 from kafka.coordinator.base import Generation as Generation
 from kafka.coordinator.consumer import ConsumerCoordinator as ConsumerCoordinator
 from kafka.coordinator.consumer import RebalanceProtocol as RebalanceProtocol
@@ -222,7 +224,8 @@ USES: Final = (
     Use(FetchSessionHandler, ("build_next", "next_metadata"), _FETCH_PLAN, "incremental fetch sessions (KIP-227)"),
     Use(FetchRequestData, ("epoch", "id", "to_forget", "to_send"), _FETCH_PLAN, "incremental fetch sessions (KIP-227)"),
     Use(FetchMetadata, ("LEGACY",), _FETCH_PLAN, "a fetch without a session"),
-    Use(SubscriptionState, ("assignment", "missing_fetch_positions", "seek"), _COORDINATOR, "committed offsets"),
+    Use(SubscriptionState, ("assigned_partitions", "assignment", "missing_fetch_positions", "seek"), _COORDINATOR,
+        "committed offsets; what a member owns"),
     Use(SubscriptionState, ("assignment", "is_fetchable", "is_paused", "position"), _FETCHER, "positions stay there"),
     Use(SubscriptionState, ("assignment", "is_fetchable", "position"), _FETCH_PLAN, "positions stay there"),
     Use(SubscriptionState, ("assignment", "has_default_offset_reset_policy", "position"), _OUT_OF_RANGE,
@@ -244,13 +247,14 @@ USES: Final = (
         ("_do_join_and_sync_async", "_handle_heartbeat_response", "_handle_offset_commit_response",
          "_handle_offset_fetch_response", "_on_join_complete_async", "_process_join_group_response",
          "_send_group_coordinator_request", "close", "commit_offsets_sync", "coordinator_dead",
-         "ensure_coordinator_ready_async", "fetch_committed_offsets", "poll",
+         "ensure_coordinator_ready_async", "fetch_committed_offsets", "group_protocols", "poll",
          "refresh_committed_offsets_if_needed_async", "reset_generation", "stable"),
         _COORDINATOR, "overridden: an absent coordinator is reported, the next poll takes a join over"),
     Use(ConsumerCoordinator,
-        ("_enable_heartbeat", "_manager", "_net", "_subscription", "config", "coordinator_id",
+        ("_assignors", "_enable_heartbeat", "_manager", "_net", "_subscription", "config", "coordinator_id",
          "fetch_committed_offsets_async", "group_id", "rebalance_in_progress", "request_rejoin"),
         _COORDINATOR, "the group protocol stays kafka-python's"),
+    Use(StickyPartitionAssignor, ("member_assignment",), _COORDINATOR, "what it claims; set in __init__"),
     # -- a move to another cluster (moving.py)
     Use(KafkaConnectionManager, ("_backoff", "_conns", "_net", "bootstrap_async", "broker_version_data"), _BOOTSTRAP,
         "what belongs to the former cluster"),
@@ -287,7 +291,7 @@ USES: Final = (
          "partitions_auto_assigned", "rebalance_listener", "reset_group_subscription"),
         _MOVED_MEMBER, "what a member had committed, its listener, and what it does not read yet"),
     Use(TopicPartitionState, ("mark_pending_revocation", "position"), _MOVED_MEMBER, "what was read on the next cluster, and is not read yet"),
-    Use(Generation, ("NO_GENERATION", "is_lost"), _MOVED_MEMBER, "commits before the join; a member that had lost its membership"),
+    Use(Generation, ("NO_GENERATION", "has_member_id", "is_lost"), _MOVED_MEMBER, "commits before the join; a member that had lost its membership"),
     Use(RebalanceProtocol, ("EAGER",), _MOVED_MEMBER, "whether the listener is told of the whole assignment"),
     # -- the producer
     Use(Sender,

@@ -14,8 +14,12 @@ import kafka
 import kafka.errors as Errors
 import pytest
 from kafka.consumer.subscription_state import SubscriptionState
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from kafka.coordinator.consumer import ConsumerCoordinator
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.consumer import (
+    ConsumerProtocolSubscription,
     HeartbeatRequest,
     HeartbeatResponse,
     JoinGroupRequest,
@@ -744,6 +748,35 @@ def test_rejoin_that_lost_its_connection_is_begun_again(broker: GroupBroker, mem
     assert (member.state, assigned(member)) == (MemberState.STABLE, {0, 1})
 
 
+@pytest.mark.parametrize("assignor", [StickyPartitionAssignor, CooperativeStickyAssignor])
+def test_a_member_claims_what_it_owns_and_nothing_that_it_has_lost(
+    broker: GroupBroker,
+    make: Callable[..., TolerantCoordinator],
+    monkeypatch: pytest.MonkeyPatch,
+    assignor: type[StickyPartitionAssignor],
+) -> None:
+    claimed: list[set[int]] = []
+
+    def join(request: Any, version: int) -> Any:
+        metadata = ConsumerProtocolSubscription.decode(request.protocols[0].metadata)
+        claimed.append({tp.partition for tp in assignor.parse_member_metadata(metadata).partitions})
+        return GroupBroker._answer_JoinGroup(broker, request, version)
+
+    monkeypatch.setattr(broker, "_answer_JoinGroup", join)
+    with serve(broker) as address:
+        member = make(address, limit_ms=60_000, assignors=(assignor,))
+        member._subscription.subscribe(topics=["t"])
+        member._cluster.set_topics(["t"])
+        knows(member, broker, 2)
+        assert member.poll(timeout_ms=10_000)
+        member.request_rejoin()
+        assert member.poll(timeout_ms=10_000)
+        member.reset_generation()  # its session has expired
+        assert member.poll(timeout_ms=10_000)
+        assert (assigned(member), claimed) == ({0, 1}, [set(), {0, 1}, set()])
+        member._close_heartbeat()
+
+
 # -- a move to another cluster --------------------------------------------------
 
 
@@ -779,7 +812,7 @@ def test_what_a_short_first_join_adds_is_not_read_before_a_heartbeat_would_tell_
     knows(member, broker, 2)
     member._subscription.assign_from_subscribed([kept])
     member._subscription.seek(kept, 5)
-    member._joins_at = time.monotonic()
+    member._joins_at, member._has_kept = time.monotonic(), True
     join_between_polls(member)
     began = time.monotonic()
     time.sleep(pause_s)
@@ -796,7 +829,7 @@ def test_what_a_short_first_join_adds_is_not_read_before_a_heartbeat_would_tell_
 
 def test_another_join_frees_what_is_held(broker: GroupBroker, member: TolerantCoordinator) -> None:
     knows(member, broker, 2)
-    member._joins_at = time.monotonic()
+    member._joins_at, member._has_kept = time.monotonic(), True
     assert member.poll(timeout_ms=10_000)
     for tp in member._held:
         member._subscription.seek(tp, 7)
@@ -804,6 +837,38 @@ def test_another_join_frees_what_is_held(broker: GroupBroker, member: TolerantCo
     member.request_rejoin()
     assert member.poll(timeout_ms=10_000)
     assert len(member._subscription.fetchable_partitions()) == 2 and not member._held
+
+
+def test_a_commit_that_is_refused_before_there_is_a_membership_does_not_end_the_join(
+    broker: GroupBroker, member: TolerantCoordinator
+) -> None:
+    knows(member, broker, 1)
+    member._joins_at, member._has_kept = time.monotonic(), True
+
+    def refuse(name: str, frame: bytes) -> list[bytes]:
+        if name == "JoinGroup":
+            member.reset_generation()  # as kafka-python does when the response to a commit says UNKNOWN_MEMBER_ID
+        return [frame]
+
+    broker.spoil = refuse
+    join_between_polls(member)
+    assert member.poll(timeout_ms=0)
+    assert (member.state, assigned(member), broker.names().count("JoinGroup")) == (MemberState.STABLE, {0}, 1)
+
+
+@pytest.mark.parametrize(("rejoining", "error"), [(False, "CommitFailedError"), (True, "RebalanceInProgressError")])
+def test_a_refused_commit_tells_that_others_have_joined_only_before_the_member_has_stopped(
+    member: TolerantCoordinator, monkeypatch: pytest.MonkeyPatch, rejoining: bool, error: str
+) -> None:
+    async def refuse(*_: Any) -> None:
+        raise Errors.CommitFailedError
+
+    monkeypatch.setattr(ConsumerCoordinator, "_send_offset_commit_request", refuse)
+    member._subscription.subscribe(topics=["t"])
+    member._joins_at, member._has_kept, member.rejoining = time.monotonic(), True, rejoining
+    with pytest.raises(getattr(Errors, error)):
+        member._net.run(member._send_offset_commit_request, {})
+    assert member.is_moving == rejoining
 
 
 def test_what_its_group_has_committed_is_known_of_a_member_only(

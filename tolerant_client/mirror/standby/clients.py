@@ -7,7 +7,8 @@ Laws:
 - A client that is made after the promotion begins at the standby, and says so.  If the standby tells nothing within FIRST_WORD_S, for
   whatever reason, it begins at its own cluster, and moves as soon as the standby tells of the promotion; if its own cannot be
   reached either, what the standby has told meanwhile counts.
-- A client whose link is another cluster's is refused; one that learns of that later stays where it is.
+- A client whose link is another cluster's is refused, also once the link is promoted, if its own cluster tells its id within OWN_ID_S;
+  one that learns of that later stays where it is.
 - `standby` has all that is needed to connect, whenever the client is made: what it does not name has kafka-python's default there.
   So no password goes to a cluster for which it was not given, and a login of the one is not tried at the other.
 """
@@ -15,6 +16,7 @@ Laws:
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_WORD_S: Final = 2.0
+OWN_ID_S: Final = 1.0
 _PREFIXES: Final = ("ssl_", "sasl_")
 _NAMES: Final = ("bootstrap_servers", "security_protocol", "proxy_url", "client_dns_lookup", "api_version")
 
@@ -44,9 +47,7 @@ def connection_to(standby: Any) -> dict[str, Any]:
     if not isinstance(standby, Mapping):
         raise OptionError(f'standby is {standby!r}: give a dict with options, as {{"bootstrap_servers": "HOST:PORT"}}')
     known = {
-        name: default
-        for name, default in TolerantConnectionManager.DEFAULT_CONFIG.items()
-        if name in _NAMES or name.startswith(_PREFIXES)
+        name: default for name, default in TolerantConnectionManager.DEFAULT_CONFIG.items() if _is_of_connection(name)
     }
     if unknown := sorted(standby.keys() - known.keys()):
         raise OptionError(
@@ -82,11 +83,7 @@ class Follower:
                 " follow a link that may copy from another one. Start the link's mirror again, which writes the id, or make a new client"
                 " after the promotion"
             )
-        if copies_from != own:
-            raise OptionError(
-                f"Link {self._link} copies from cluster {copies_from}, and the client's cluster is {own}: give the link that copies from"
-                " that one, or the bootstrap_servers of the link's source"
-            )
+        _refuse_another(self._link, control, own)
         if outside := {topic for topic in self._mover.topics() - self._told if not control.writes(topic)}:
             self._told |= outside
             log.warning(
@@ -137,6 +134,7 @@ class Following(clients.Recovering):
                     if not _is_promoted(control):
                         raise
             if control is not None and control.is_promoted:
+                _refuse_another(link, control, _own_id(configs))
                 log.warning(
                     "Link %s from cluster %s is promoted: the client begins at its target %s",
                     link,
@@ -172,6 +170,44 @@ def _told(first: futures.Future[LinkControl], within_s: float) -> LinkControl | 
         raise
     except Exception:  # whatever is wrong with the standby, the client's own cluster may be well
         return None
+
+
+def _refuse_another(link: str, control: LinkControl, own: str | None) -> None:
+    """Raises OptionError for a link that copies from another cluster than the client's, as far as the ids are known."""
+    copies_from = control.source_cluster_id
+    if copies_from is None or own is None or copies_from == own:
+        return
+    anew = "; if the source was made anew, give the standby's, without standby and link" if control.is_promoted else ""
+    raise OptionError(
+        f"Link {link} copies from cluster {copies_from}, and the client's cluster is {own}: give the link that copies from"
+        f" that one, or the bootstrap_servers of the link's source{anew}"
+    )
+
+
+def _own_id(configs: Mapping[str, Any]) -> str | None:
+    """The id of the client's own cluster; None if it does not tell.  Its name may be resolved slowly: so in a thread."""
+    from tolerant_client.cluster.cluster import Cluster
+
+    known = {name: value for name, value in configs.items() if _is_of_connection(name)}
+    found: futures.Future[str | None] = futures.Future()
+
+    def ask() -> None:
+        try:
+            with Cluster(known, name="client's cluster") as cluster:
+                found.set_result(cluster.run(cluster.cluster_id))
+        except Exception as error:
+            found.set_exception(error)
+
+    threading.Thread(target=ask, name="kafka-own-id", daemon=True).start()
+    try:
+        return found.result(OWN_ID_S)
+    except Exception as error:  # it may be lost
+        log.debug("The client's own cluster does not tell its id: %s", error)
+        return None
+
+
+def _is_of_connection(name: str) -> bool:
+    return name in _NAMES or name.startswith(_PREFIXES)
 
 
 def _is_promoted(control: LinkControl | None) -> bool:

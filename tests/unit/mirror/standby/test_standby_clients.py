@@ -69,6 +69,32 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_connected(options
         ({"security_protocol": "SSL", "ssl_cafile": __file__}, "standby has ssl_ options that cannot be used: .*"),
         ({"proxy_url": "nope://x"}, "standby has a proxy_url that cannot be used: Unsupported proxy url scheme: nope"),
         ({"proxy_url": "proxy"}, "standby has a proxy_url that cannot be used: proxy_url requires scheme"),
+        ({"proxy_url": 5}, "standby has a proxy_url that cannot be used"),
+        ({"api_version": "banana"}, r"standby has api_version 'banana': give a tuple of numbers, as \(3, 6\)"),
+        ({"api_version": 5}, "standby has api_version 5: give a tuple of numbers"),
+        (
+            {
+                "security_protocol": "SASL_PLAINTEXT",
+                "sasl_mechanism": "PLAIN",
+                "sasl_plain_username": "u",
+                "sasl_plain_password": 5,
+            },
+            "standby has a sasl_plain_password that is no text$",
+        ),
+        (
+            {
+                "security_protocol": "SASL_PLAINTEXT",
+                "sasl_mechanism": "OAUTHBEARER",
+                "sasl_oauth_token_provider": "x",
+            },
+            r"standby has a sasl_oauth_token_provider without token\(\): give an AbstractTokenProvider",
+        ),
+        ({"security_protocol": "SSL", "ssl_context": "x"}, "standby has ssl_context 'x': give an ssl.SSLContext"),
+        ({"security_protocol": "SSL", "ssl_cafile": 5.5}, "standby has ssl_cafile 5.5, which cannot be read: expected"),
+        (
+            {"security_protocol": "SSL", "ssl_certfile": __file__, "ssl_password": 5},
+            "standby has ssl_ options that cannot be used: password should be a string",
+        ),
     ],
 )
 def test_a_standby_that_cannot_be_connected_to_is_refused_before_anything_is_connected(
@@ -77,6 +103,18 @@ def test_a_standby_that_cannot_be_connected_to_is_refused_before_anything_is_con
     for make in (KafkaConsumer, KafkaAdminClient):
         with pytest.raises(OptionError, match=message):
             make(bootstrap_servers="127.0.0.1:1", standby={"bootstrap_servers": "b:9092", **options}, link="x")
+
+
+@pytest.mark.parametrize("servers", ["b:x", " ", b"b:9092", 9092, "b:99999", [" "], "[::1", lambda: "b:9092"])
+def test_addresses_that_are_none_are_refused(servers: Any) -> None:
+    with pytest.raises(OptionError, match=r"standby has bootstrap_servers .*: give HOST:PORT, or a list of them"):
+        connection_to({"bootstrap_servers": servers})
+
+
+@pytest.mark.parametrize("servers", ["b", "[::1]:9092", ["a:1", "b"], ("b:1",), {"b:1"}, "SSL://b:9092", "b:9092,"])
+def test_addresses_that_kafka_python_can_use_are_taken(servers: Any) -> None:
+    to = connection_to({"bootstrap_servers": servers, "api_version": (3, 6)})
+    assert (to["bootstrap_servers"], to["api_version"]) == (servers, (3, 6))
 
 
 def test_files_that_no_connection_uses_are_not_read() -> None:
