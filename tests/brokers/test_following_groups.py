@@ -95,7 +95,8 @@ class Member:
         finally:
             is_over.set()
             thread.join()
-        assert not self.wrong
+            if self.wrong:
+                raise self.wrong[0]  # which says more than what the test waited for in vain
 
 
 def until(is_true: Callable[[], Any], seconds: float = 30.0) -> None:

@@ -161,7 +161,6 @@ class TolerantCoordinator(MovedMember):
         """
         if self._assigned is not None:
             return self._assigned
-        await self._wait_for_other_members()
         # kafka-python drops the reasons to rejoin (another subscription, other metadata) once it has sent the
         # subscription and assigned by the metadata: a poll that ended before the join would have been the last
         # to check them.  This is requestRejoinIfNecessary of AbstractCoordinator.java.

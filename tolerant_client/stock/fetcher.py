@@ -174,7 +174,7 @@ class TolerantFetcher(PlannedFetches):
         tp, moved = part.topic_partition, self._call.moved
         state = self._subscriptions.assignment.get(tp)
         before = None if state is None else state._position
-        self._given_out.setdefault(tp, -1)  # before the position moves (`_starts`)
+        self._given_out.setdefault(tp, -1)  # before the position moves (`_unread_positions`)
         try:
             return self._give_out(drained, part, max_records, update_offsets)
         except Errors.CorruptRecordError:
@@ -237,13 +237,13 @@ class TolerantFetcher(PlannedFetches):
     def moved(self, move: Move) -> None:
         """Fetches nothing before the move is settled; on the event loop, when the client has left the former cluster."""
         self._move = move
-        move.starts = self._starts()
+        move.unread_positions = self._unread_positions()
         self._session_handlers.clear()
         self._asked.clear()
         self._doubts.clear()
         self._topic_ids.clear()
 
-    def _starts(self) -> dict[TopicPartition, OffsetAndMetadata]:
+    def _unread_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Positions from which nothing has been given out, also if the polling thread is about to."""
         positions = {tp: state.position for tp, state in list(self._subscriptions.assignment.items())}
         return {
@@ -255,10 +255,7 @@ class TolerantFetcher(PlannedFetches):
     def settle_move(self) -> Move | None:
         """Settles a move that is not settled yet, and returns it; in the polling thread."""
         move = self._move
-        if move is None or move.is_settled:
-            return None
-        move.settle()
-        return move
+        return move if move is not None and move.settle() else None
 
     def settle(self, to: Destination) -> dict[TopicPartition, int]:
         """Drops what was fetched from the former cluster, and takes no position after the copies; in the polling thread.

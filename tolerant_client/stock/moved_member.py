@@ -6,15 +6,16 @@ Laws:
   ones that were copied before.  What is given out and not committed is committed only by who would do it anyway: auto-commit,
   once poll() is called again.  A member commits nothing of a partition that it has lost since.
 - A group takes offsets from anybody until it has a member, then from members only.  So each member reads on for READS_ON_S after
-  the move, then commits, and stops; it joins only LATEST_S later: all that moved within LATEST_S of each other have committed
-  everything by then, and nobody reads what another one has read.
+  the move, and until the former commits are made, then commits, and stops; it joins only LATEST_S later: all that stop within
+  LATEST_S of each other have committed everything by then, and nobody reads what another one has read.
 - A member that comes later finds, at its commit, that others have joined, and may own its partitions: it has lost them, as if its
   session had expired.  It has something to commit wherever it has a position: what the group has committed, at least.
 - Of a partition of which the group has committed nothing, and this member has given out nothing, the position is committed with the
   rest: it is where the group begins, and says nothing of any record.  Whoever is assigned the partition would begin at the end by then
   (auto_offset_reset), and nobody would read what came while the members joined.  With "earliest" nothing is passed over, nor committed.
-- The first member to join may be assigned all partitions until its heartbeat tells of the others, if the broker does not wait for them
-  (group.initial.rebalance.delay.ms=0).  So what a first join within LATEST_S adds to a member's partitions is not read before that.
+- The first member to join is assigned all partitions, if the broker does not wait for others (group.initial.rebalance.delay.ms=0).
+  They would be read by it, and by their owners, who keep their positions.  So a join that ends at once counts only if a heartbeat
+  LATEST_S later tells of nobody else who joins; otherwise the member joins again.
 - What was committed on the former cluster and could not be committed on the next one, since others had joined, counts where this
   member is assigned the partition by its first join: it begins there, if the group is not further on.
 - A member that was alone in its group does the same: whoever starts beside it within group.initial.rebalance.delay.ms is in its first
@@ -22,13 +23,15 @@ Laws:
 - A synchronous commit while the member is joining waits for the join, with one timeout for both.  Of partitions that others got
   then it raises CommitFailedError, as after any rebalance, unless nothing new was to be committed.  A member that is closing does not
   join for it: it has committed all that it was given out before it began to join.
-- Commits are sent until the JoinGroup is, so also those of a listener's on_partitions_revoked.
+- Commits are sent until the JoinGroup is, so also those of a listener's on_partitions_revoked.  One that is refused after the member
+  has stopped says nothing of its partitions: it had committed before others joined.
 - A member that had lost its membership before the move, or had none yet, commits nothing and joins when the others do, not before:
   they would all come too late.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 import time
 from collections.abc import Collection, Mapping
@@ -39,6 +42,7 @@ import kafka.errors as Errors
 from kafka.protocol.consumer import OffsetResetStrategy
 from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
 
+from tolerant_client.errors import text_of
 from tolerant_client.stock.moving import Move
 from tolerant_client.stock.stock_names import ConsumerCoordinator, Generation, RebalanceProtocol
 
@@ -46,12 +50,25 @@ log = logging.getLogger(__name__)
 
 READS_ON_S: Final = 1.0
 LATEST_S: Final = 0.5
-_RESPONSE_S: Final = 0.5  # of a heartbeat
 _POLLS_S: Final = 0.1  # between two polls of a member that reads while it joins
 _FIRST_COMMIT_S: Final = 5.0
 _LAST_COMMIT_MS: Final = 1_000
 
 _Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+
+
+class Stage(enum.Enum):
+    """How far a member has come on its way into its group on the next cluster.
+
+    It moves with its partitions: READS_ON.  It moves without: OUTSIDE.
+    READS_ON: it stops: STOPPED.  READS_ON: a commit is refused: OUTSIDE.
+    Any: it has joined: INSIDE, as one that never moved.
+    """
+
+    READS_ON = enum.auto()
+    STOPPED = enum.auto()
+    OUTSIDE = enum.auto()
+    INSIDE = enum.auto()
 
 
 class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is untyped
@@ -66,48 +83,53 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         self._move: Move | None = None
         self._first_commit: Any = None  # done before any other commit on the next cluster
         self._uncommitted: dict[TopicPartition, OffsetAndMetadata] = {}  # there, but on the former cluster
-        self._begins: dict[TopicPartition, OffsetAndMetadata] = {}  # of that, since the first join there
-        self._joins_at: float | None = None  # until it has joined there
-        self._has_kept = False  # its partitions, until then
-        self._began_to_join = self._joined_at = 0.0
-        self._held: set[TopicPartition] = set()  # not read until, as others may come
-        self._held_until = 0.0
+        self._stage = Stage.INSIDE
+        self._stops_at = 0.0  # not before; once it has stopped: when it did
         self._is_polling = False
-        self._ends_poll = False  # which began before the move, and would wait for the join
 
     def moved(self, move: Move) -> None:
         """Leaves the group of the former cluster without a word, and keeps the assignment; on the event loop."""
         is_auto = self._subscription.partitions_auto_assigned()
         is_member = is_auto and self._assigned is None and not self._generation.is_lost()
         offsets = self._last_commits() if is_member or not is_auto else {}
-        starts = self._starts(move) if is_member else {}
-        self._move, self._ends_poll = move, self._is_polling
+        unread = self._unread(move) if is_member else {}
+        self._move = move
         self._subscription.all_consumed_offsets = partial(move.consumed, self._subscription.all_consumed_offsets)
         super().coordinator_dead("the client has moved to another cluster")
-        self._assigned, self._join_task, self.rejoining = None, None, False
+        self._join_task, self.rejoining = None, False
         self._disable_heartbeat()
-        if is_auto:
-            self.reset_generation()
         if self.group_id is None:
             return
         if is_auto:
-            self._joins_at, self._has_kept = time.monotonic() + READS_ON_S, is_member
+            self._stage = Stage.READS_ON if is_member else Stage.OUTSIDE
+            self._stops_at = time.monotonic() + READS_ON_S
+            self.reset_generation()
+        self._committed.clear()
         if self.config["enable_auto_commit"]:
             self.next_auto_commit_deadline = 0.0
-        self._uncommitted = self._as_copied({**starts, **offsets})
+        self._uncommitted = self._as_copied({**unread, **offsets})
         self._first_commit = self._manager.call_soon(
-            self._commit_first, self._uncommitted.copy(), starts.keys() - offsets.keys()
+            self._commit_first, self._uncommitted.copy(), unread.keys() - offsets.keys()
         )
 
     @property
     def is_moving(self) -> bool:
         """Whether a member has not joined on the next cluster yet, and has its partitions still."""
-        return self._has_kept and bool(self._subscription.partitions_auto_assigned())
+        return self._stage in (Stage.READS_ON, Stage.STOPPED) and bool(self._subscription.partitions_auto_assigned())
 
     @property
     def _is_reading_on(self) -> bool:
         """Whether it is too early to join."""
-        return self._joins_at is not None and self.is_moving and time.monotonic() < self._joins_at
+        return (
+            self.is_moving
+            and self._stage is Stage.READS_ON
+            and (time.monotonic() < self._stops_at or not self._first_commit.is_done)
+        )
+
+    @property
+    def _ends_poll(self) -> bool:
+        """Whether the poll() that is under way began before the move, and would wait for the join."""
+        return self._is_polling and self._move is not None and not self._move.is_settled
 
     # -- commits ------------------------------------------------------------------
 
@@ -115,10 +137,10 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         own = self._subscription.assigned_partitions()
         return {tp: offset for tp, offset in self._committed.items() if tp in own}
 
-    def _starts(self, move: Move) -> _Offsets:
+    def _unread(self, move: Move) -> _Offsets:
         """What to commit of partitions of which nothing is committed."""
         is_earliest = self._subscription._default_offset_reset_strategy == OffsetResetStrategy.EARLIEST
-        return {} if is_earliest else move.starts
+        return {} if is_earliest else move.unread_positions
 
     def _as_copied(self, offsets: _Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
         """What to commit on the next cluster for offsets that may be of the former one."""
@@ -128,22 +150,22 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         copied = {tp: move.committed(tp, asked, states.get(tp)) for tp, asked in offsets.items()}
         return {tp: offset for tp, offset in copied.items() if offset is not None}
 
-    async def _commit_first(self, offsets: _Offsets, starts: Collection[TopicPartition]) -> None:
-        """Commits what was committed on the former cluster, and of the partitions `starts` where the group has committed nothing."""
+    async def _commit_first(self, offsets: _Offsets, unread: Collection[TopicPartition]) -> None:
+        """Commits what was committed on the former cluster, and of the partitions `unread` where the group has committed nothing."""
         deadline = time.monotonic() + _FIRST_COMMIT_S
         while time.monotonic() < deadline:
             left_ms = (deadline - time.monotonic()) * 1000
             try:
                 await self._manager.moved(left_ms)
                 if await super().ensure_coordinator_ready_async(left_ms):
-                    known = await self.fetch_committed_offsets_async(starts, timeout_ms=left_ms)
+                    known = await self.fetch_committed_offsets_async(unread, timeout_ms=left_ms)
                     for tp in known:
                         self._uncommitted.pop(tp, None)
                     offsets = {tp: offset for tp, offset in offsets.items() if tp not in known}
                     await super()._send_offset_commit_request(offsets)
                     return
             except Errors.CommitFailedError:
-                self._come_too_late()
+                self._lose_partitions()
                 break
             except Exception as error:
                 log.debug("Group %r: offsets after the move: %s", self.group_id, error)
@@ -159,17 +181,18 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         try:
             return await super()._send_offset_commit_request(offsets)
         except Errors.CommitFailedError as error:
-            if self.is_moving and self.rejoining:  # it had committed before others joined: so it has lost nothing
+            if not self.is_moving:
+                raise
+            if self._stage is Stage.STOPPED:
                 raise Errors.RebalanceInProgressError(
                     "the member joins its group on the cluster that it has moved to"
                 ) from error
-            if self.is_moving:
-                self._come_too_late()
+            self._lose_partitions()
             raise
 
-    def _come_too_late(self) -> None:
+    def _lose_partitions(self) -> None:
         """Others have joined, so they may own the partitions of this member: it joins as one that has lost them."""
-        self._joins_at, self._has_kept = None, False
+        self._stage = Stage.OUTSIDE
         self._committed.clear()
         log.warning(
             "Group %s: other members have joined before this one came: it has lost its partitions", self.group_id
@@ -180,7 +203,6 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         self._committed.update(offsets)
         for tp in offsets:
             self._uncommitted.pop(tp, None)
-            self._begins.pop(tp, None)
         return result
 
     def begin_at(self, partitions: Collection[TopicPartition], committed: _Offsets) -> _Offsets:
@@ -188,7 +210,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         later = {
             tp: offset
             for tp in partitions
-            if (offset := self._begins.pop(tp, None)) and (tp not in committed or committed[tp].offset < offset.offset)
+            if (offset := self._uncommitted.pop(tp, None))
+            and (tp not in committed or committed[tp].offset < offset.offset)
         }
         if self._subscription.partitions_auto_assigned():
             self._committed.update(committed)
@@ -208,22 +231,16 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         except Errors.RebalanceInProgressError:
             if not self.is_moving or self._is_closing:
                 raise
-        asked = self._as_copied(offsets)
-        committed = {tp: offset.offset for tp, offset in self._committed.items()}
+        asked, committed = self._as_copied(offsets), self._committed
+        new = {tp for tp, at in asked.items() if tp not in committed or at.offset != committed[tp].offset}
         if not self.ensure_active_group(timeout_ms=max(0.0, ends - time.monotonic()) * 1000):
             raise Errors.KafkaTimeoutError(
                 f"group {self.group_id}: the join after the move lasts longer than the commit may"
             )
         own = self._subscription.assigned_partitions()
-        result = super().commit_offsets_sync(
-            {
-                tp: offset
-                for tp, offset in offsets.items()
-                if tp in own and tp in asked and asked[tp].offset != committed.get(tp)
-            },
-            timeout_ms=max(0.0, ends - time.monotonic()) * 1000,
-        )
-        if lost := sorted(tp for tp in asked.keys() - own if asked[tp].offset != committed.get(tp, -1)):
+        left_ms = max(0.0, ends - time.monotonic()) * 1000
+        result = super().commit_offsets_sync({tp: offsets[tp] for tp in new & own}, timeout_ms=left_ms)
+        if lost := sorted(new - own):
             raise Errors.CommitFailedError(
                 f"The group was assigned anew after the move to another cluster: {lost} belong to other members, which"
                 " may read again what was not committed"
@@ -243,23 +260,14 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         self._is_polling = True
         try:
             is_ready = bool(super().poll(timeout_ms=timeout_ms))
-            if self._ends_poll and self._move is not None:
-                self._move.settle()
-                return True
+            return is_ready or (self._move is not None and self._move.settle())
         finally:
-            self._is_polling = self._ends_poll = False
-        if self._held and time.monotonic() >= self._held_until:
-            self._read_held()
-        return is_ready
+            self._is_polling = False
 
     def time_to_next_poll(self) -> float:
         """Seconds until poll() should be called again."""
         next_s = float(super().time_to_next_poll())
-        if self._held:
-            next_s = max(0.0, min(next_s, self._held_until - time.monotonic()))
-        if self._joins_at is None or not self.is_moving:
-            return next_s
-        return max(_POLLS_S, min(next_s, self._joins_at - time.monotonic()))
+        return max(_POLLS_S, min(next_s, self._stops_at - time.monotonic())) if self.is_moving else next_s
 
     async def _on_join_prepare_async(self, generation: int, member_id: str, timeout_ms: float | None = None) -> None:
         if self.is_moving:
@@ -267,6 +275,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         if not self.is_moving:
             await super()._on_join_prepare_async(generation, member_id, timeout_ms=timeout_ms)  # tells what is lost
             return
+        self._stage, self._stops_at = Stage.STOPPED, time.monotonic()
         await self._tell_revoked()
         self._is_leader = False
         self._subscription.reset_group_subscription()
@@ -279,7 +288,12 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         try:
             await self._commit_offsets_sync_async(offsets, timeout_ms=_LAST_COMMIT_MS)
         except Errors.KafkaError as error:
-            log.warning("Group %s: the commit before the join after the move failed: %s", self.group_id, error)
+            log.warning(
+                "Group %s: what was read since the last commit could not be committed before the join after the move, and may be read"
+                " again: %s",
+                self.group_id,
+                text_of(error),
+            )
 
     async def _tell_revoked(self) -> None:
         """Stops reading, and tells the listener what it is told before any join."""
@@ -293,42 +307,24 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             except Exception:
                 log.exception("Group %s: the listener's on_partitions_revoked failed after the move", self.group_id)
 
-    async def _wait_for_other_members(self) -> None:
-        """Waits until all that moved with this member have committed, before it joins."""
-        if self._first_commit is not None:
-            await self._first_commit
-        if self._joins_at is not None:
-            await self._net.sleep(max(0.0, self._joins_at + LATEST_S - time.monotonic()))
-
     async def _do_join_and_sync_async(self) -> Any:
-        self._began_to_join = time.monotonic()
+        """Joins once all that moved with this member have committed; RebalanceInProgressError if others have come meanwhile."""
+        await self._net.sleep(max(0.0, self._stops_at + LATEST_S - time.monotonic()))
         assigned = await super()._do_join_and_sync_async()
-        self._joined_at = time.monotonic()
+        if time.monotonic() < self._stops_at + 2 * LATEST_S:
+            await self._net.sleep(LATEST_S)
+            await self._send_heartbeat_request()
         return assigned
 
     async def _on_join_complete_async(self, generation: int, member_id: str, protocol: str, assigned: bytes) -> None:
         former = self._subscription.assigned_partitions()
-        is_first = self._joins_at is not None
-        self._joins_at, self._has_kept, self._held = None, False, set()
-        self._begins, self._uncommitted = self._uncommitted, {}
+        if self._stage is Stage.INSIDE:
+            self._uncommitted.clear()
+        self._stage = Stage.INSIDE
         await super()._on_join_complete_async(generation, member_id, protocol, assigned)
         own = self._subscription.assigned_partitions()
-        kept = former & own
-        self._committed = {tp: offset for tp, offset in self._committed.items() if tp in kept}
-        if is_first and self._joined_at - self._began_to_join < LATEST_S:
-            self._hold(own - former)
-
-    def _hold(self, partitions: set[TopicPartition]) -> None:
-        """Does not read these until a heartbeat has told of members that come within LATEST_S; a join frees them, too."""
-        self._held = partitions
-        self._held_until = self._began_to_join + LATEST_S + self.config["heartbeat_interval_ms"] / 1000 + _RESPONSE_S
-        self._subscription.mark_pending_revocation(partitions)
-
-    def _read_held(self) -> None:
-        for tp in self._held:
-            if (state := self._subscription.assignment.get(tp)) is not None:
-                state.mark_pending_revocation(False)
-        self._held = set()
+        self._committed = {tp: offset for tp, offset in self._committed.items() if tp in former & own}
+        self._uncommitted = {tp: offset for tp, offset in self._uncommitted.items() if tp in own}
 
     def reset_generation(self, member_id: str = "") -> None:
         """Forgets the membership, and what was committed in it; a commit that is refused before there is one does not end the join."""

@@ -79,17 +79,21 @@ class Move:
     def __init__(self, to: Destination, consumer: Any) -> None:
         self.to = to
         self.is_settled = False  # positions are those of the next cluster
-        self.starts: Mapping[TopicPartition, OffsetAndMetadata] = {}  # positions from which nothing was given out
+        self.unread_positions: Mapping[
+            TopicPartition, OffsetAndMetadata
+        ] = {}  # positions from which nothing was given out
         self._consumer = weakref.ref(consumer)  # whose event loop keeps its parts alive, and so this
         self._read: Mapping[TopicPartition, int] = {}  # until where, on the former cluster
 
-    def settle(self) -> None:
-        """Drops what is of the former cluster; in the polling thread, before it looks at positions or records."""
+    def settle(self) -> bool:
+        """Drops what is of the former cluster, unless it has; in the polling thread, before it looks at positions or records."""
         consumer = self._consumer()
-        if not self.is_settled and consumer is not None:
-            self._read = consumer._fetcher.settle(self.to)
-            consumer._iterator = None  # its fill holds records of the former cluster
-            self.is_settled = True
+        if self.is_settled or consumer is None:
+            return False
+        self._read = consumer._fetcher.settle(self.to)
+        consumer._iterator = None  # its fill holds records of the former cluster
+        self.is_settled = True
+        return True
 
     def sought(self, tp: TopicPartition, offset: int) -> int:
         """Where a seek goes whose offset may have been found on either cluster."""

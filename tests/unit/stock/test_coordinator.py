@@ -48,10 +48,11 @@ from tolerant_client.stock.coordinator_partition import (
 from tolerant_client.stock.coordinator_watch import Absence, describe_coordinator
 from tolerant_client.stock.manager import TolerantConnectionManager, TolerantNetClient
 from tolerant_client.stock.moving import Destination, Move
+from tolerant_client.stock.stock_names import Future
 from tolerant_client.tracker.events import CoordinatorUnavailable, Event, Listener
 from tolerant_client.tracker.policy import RecoveryPolicy
 
-NOT_AVAILABLE, NOT_COORDINATOR, UNKNOWN_MEMBER_ID = 15, 16, 25
+NOT_AVAILABLE, NOT_COORDINATOR, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS = 15, 16, 25, 27
 GROUP = "hello"  # belongs to partition 22 of 50
 
 
@@ -286,7 +287,7 @@ class GroupBroker(FakeBroker):
         self.offsets_leader = -1
         self.committed: dict[tuple[str, int], tuple[int, int]] = {}
         self.topics: dict[str, int] = {}  # how many partitions
-        self.heartbeat_error = 0
+        self.heartbeat_error: Callable[[], int] = lambda: 0
         self.generation = 0
 
     def _answer_FindCoordinator(self, request: Any, version: int) -> Any:
@@ -335,7 +336,7 @@ class GroupBroker(FakeBroker):
         return SyncGroupResponse(version=version, throttle_time_ms=0, error_code=0, assignment=assignment)
 
     def _answer_Heartbeat(self, request: Any, version: int) -> Any:
-        return HeartbeatResponse(version=version, throttle_time_ms=0, error_code=self.heartbeat_error)
+        return HeartbeatResponse(version=version, throttle_time_ms=0, error_code=self.heartbeat_error())
 
     def _answer_Metadata(self, request: Any, version: int) -> Any:
         broker = MetadataResponse.MetadataResponseBroker(node_id=1, host=self.host, port=self.port, rack=None)
@@ -702,10 +703,10 @@ def test_member_that_its_group_forgets_before_the_next_poll_joins_anew(
     broker: GroupBroker, member: TolerantCoordinator
 ) -> None:
     knows(member, broker, 1)
-    broker.heartbeat_error = UNKNOWN_MEMBER_ID
+    broker.heartbeat_error = lambda: UNKNOWN_MEMBER_ID
     join_between_polls(member)
     until(member, lambda: member.state is MemberState.UNJOINED)
-    broker.heartbeat_error = 0
+    broker.heartbeat_error = lambda: 0
     assert member.poll(timeout_ms=10_000)
     assert (member.state, assigned(member)) == (MemberState.STABLE, {0})
     assert broker.names().count("JoinGroup") == 2
@@ -794,56 +795,43 @@ def test_what_was_committed_of_a_partition_is_forgotten_with_it(
     assert not member._committed
 
 
-@pytest.mark.parametrize(
-    ("latest_s", "pause_s", "is_held"),
-    [(0.3, 0.0, True), (0.3, 0.4, True), (0.0, 0.0, False)],
-    ids=["short-join", "taken-over-later", "long-join"],
-)
-def test_what_a_short_first_join_adds_is_not_read_before_a_heartbeat_would_tell_of_others(
-    broker: GroupBroker,
-    member: TolerantCoordinator,
-    monkeypatch: pytest.MonkeyPatch,
-    latest_s: float,
-    pause_s: float,
-    is_held: bool,
+def moves(member: TolerantCoordinator, stage: moved_member.Stage) -> None:
+    """It is at this stage of a move, and may join now."""
+    member._stage, member._stops_at = stage, time.monotonic() - moved_member.LATEST_S
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_join_that_ends_at_once_counts_if_nobody_else_joins_soon(
+    broker: GroupBroker, member: TolerantCoordinator, others: int
 ) -> None:
-    monkeypatch.setattr(moved_member, "LATEST_S", latest_s)
-    kept, added = (TopicPartition("t", number) for number in (0, 1))
+    kept = TopicPartition("t", 0)
     knows(member, broker, 2)
     member._subscription.assign_from_subscribed([kept])
     member._subscription.seek(kept, 5)
-    member._joins_at, member._has_kept = time.monotonic(), True
-    join_between_polls(member)
+    moves(member, moved_member.Stage.READS_ON)
+    member._first_commit = Future().success(None)
+    refusals = [REBALANCE_IN_PROGRESS] * others
+    broker.heartbeat_error = lambda: refusals.pop() if refusals else 0
     began = time.monotonic()
-    time.sleep(pause_s)
     assert member.poll(timeout_ms=10_000)
-    member._subscription.seek(added, 7)
-    assert set(member._subscription.fetchable_partitions()) == ({kept} if is_held else {kept, added})
-    while member._held:
-        assert member.time_to_next_poll() <= 0.9 and time.monotonic() < began + 5
-        time.sleep(0.02)
-        member.poll(timeout_ms=0)
-    assert (time.monotonic() - began >= 0.7) == is_held
-    assert set(member._subscription.fetchable_partitions()) == {kept, added}
+    assert (assigned(member), broker.names().count("JoinGroup")) == ({0, 1}, 1 + others)
+    assert member._subscription.position(kept).offset == 5
+    assert time.monotonic() - began >= moved_member.LATEST_S
 
 
-def test_another_join_frees_what_is_held(broker: GroupBroker, member: TolerantCoordinator) -> None:
+def test_a_join_that_waited_for_others_counts_at_once(broker: GroupBroker, member: TolerantCoordinator) -> None:
     knows(member, broker, 2)
-    member._joins_at, member._has_kept = time.monotonic(), True
-    assert member.poll(timeout_ms=10_000)
-    for tp in member._held:
-        member._subscription.seek(tp, 7)
-    assert len(member._held) == 2 and not member._subscription.fetchable_partitions()
-    member.request_rejoin()
-    assert member.poll(timeout_ms=10_000)
-    assert len(member._subscription.fetchable_partitions()) == 2 and not member._held
+    moves(member, moved_member.Stage.OUTSIDE)
+    member._stops_at -= moved_member.LATEST_S
+    join_between_polls(member)
+    assert "Heartbeat" not in broker.names()
 
 
 def test_a_commit_that_is_refused_before_there_is_a_membership_does_not_end_the_join(
     broker: GroupBroker, member: TolerantCoordinator
 ) -> None:
     knows(member, broker, 1)
-    member._joins_at, member._has_kept = time.monotonic(), True
+    moves(member, moved_member.Stage.STOPPED)
 
     def refuse(name: str, frame: bytes) -> list[bytes]:
         if name == "JoinGroup":
@@ -856,19 +844,40 @@ def test_a_commit_that_is_refused_before_there_is_a_membership_does_not_end_the_
     assert (member.state, assigned(member), broker.names().count("JoinGroup")) == (MemberState.STABLE, {0}, 1)
 
 
-@pytest.mark.parametrize(("rejoining", "error"), [(False, "CommitFailedError"), (True, "RebalanceInProgressError")])
+@pytest.mark.parametrize(
+    ("stage", "error", "then"),
+    [
+        ("READS_ON", "CommitFailedError", "OUTSIDE"),
+        ("STOPPED", "RebalanceInProgressError", "STOPPED"),
+        ("INSIDE", "CommitFailedError", "INSIDE"),
+    ],
+)
 def test_a_refused_commit_tells_that_others_have_joined_only_before_the_member_has_stopped(
-    member: TolerantCoordinator, monkeypatch: pytest.MonkeyPatch, rejoining: bool, error: str
+    member: TolerantCoordinator, monkeypatch: pytest.MonkeyPatch, stage: str, error: str, then: str
 ) -> None:
     async def refuse(*_: Any) -> None:
         raise Errors.CommitFailedError
 
     monkeypatch.setattr(ConsumerCoordinator, "_send_offset_commit_request", refuse)
     member._subscription.subscribe(topics=["t"])
-    member._joins_at, member._has_kept, member.rejoining = time.monotonic(), True, rejoining
+    moves(member, moved_member.Stage[stage])
     with pytest.raises(getattr(Errors, error)):
         member._net.run(member._send_offset_commit_request, {})
-    assert member.is_moving == rejoining
+    assert member._stage is moved_member.Stage[then]
+
+
+def test_a_member_reads_on_until_its_former_commits_are_made_and_joins_when_others_may_have_stopped(
+    broker: GroupBroker, member: TolerantCoordinator
+) -> None:
+    knows(member, broker, 1)
+    moves(member, moved_member.Stage.READS_ON)
+    member._first_commit = Future()
+    assert member.poll(timeout_ms=1_000) and "JoinGroup" not in broker.names()
+    member._first_commit.success(None)
+    began = time.monotonic()
+    while "JoinGroup" not in broker.names():
+        member.poll(timeout_ms=50)
+    assert time.monotonic() >= began + moved_member.LATEST_S
 
 
 def test_what_its_group_has_committed_is_known_of_a_member_only(
@@ -891,6 +900,7 @@ def test_a_member_that_came_too_late_begins_at_what_it_had_committed_once_and_un
     first, second, third = (TopicPartition("t", number) for number in range(3))
     broker.committed = {("t", 0): (10, -1), ("t", 1): (60, -1)}
     knows(member, broker, 3)
+    moves(member, moved_member.Stage.OUTSIDE)
     member._uncommitted = {tp: OffsetAndMetadata(50, "", -1) for tp in (first, second, third)}
 
     def begins() -> list[int | None]:

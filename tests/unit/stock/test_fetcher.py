@@ -829,14 +829,16 @@ def test_positions_from_which_nothing_was_given_out_are_known_also_while_somethi
 
     def gives_out(*args: Any) -> int:  # the event loop may look at any moment
         count = give_out(*args)
-        found.append(fetcher._starts())
+        found.append(fetcher._unread_positions())
         return count
 
     fetcher._give_out = gives_out
-    assert fetcher._starts().keys() == {A, B}
+    assert fetcher._unread_positions().keys() == {A, B}
     assert fetcher.fetched_records()[0]
     moved(fetcher, {A: 20, B: 60})
-    assert fetcher._move is not None and found == [fetcher._move.starts] == [{B: OffsetAndMetadata(50, "", -1)}]
+    assert fetcher._move is not None and found == [fetcher._move.unread_positions] == [
+        {B: OffsetAndMetadata(50, "", -1)}
+    ]
 
 
 def test_a_partition_of_which_nothing_was_copied_is_read_from_its_first_record(
