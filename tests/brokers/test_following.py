@@ -406,19 +406,24 @@ def test_a_link_of_another_cluster_is_refused(source: str, target: str) -> None:
         time.sleep(0.05)
 
 
-def test_a_promoted_link_of_another_cluster_is_refused_where_the_clients_own_one_tells_its_id(
-    source: str, target: str
+def test_a_client_begins_at_the_standby_though_its_own_cluster_was_made_anew(
+    source: str, target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = "following-other-promoted"
+    warning = f"Link {name} copied from cluster "
     copied(source, target, name)
     promoted(source, target, name)
     standby: dict[str, Any] = {"standby": {"bootstrap_servers": target}, "link": name}
     for kind in (KafkaAdminClient, KafkaConsumer):
-        with pytest.raises(OptionError, match=f"Link {name} copies from cluster .*, and the client's cluster is "):
-            kind(bootstrap_servers=target, **standby)
-        for own in (source, "127.0.0.1:1"):
+        for own, is_warned in ((source, False), ("127.0.0.1:1", False), (target, True)):  # the last one stands for it
+            caplog.clear()
+            before = set(threading.enumerate())
             with kind(bootstrap_servers=own, **standby) as client:
                 assert client.config["bootstrap_servers"] == target
+                for thread in set(threading.enumerate()) - before:
+                    if thread.name == "kafka-own-id":
+                        thread.join()
+            assert (warning in caplog.text) == is_warned
 
 
 def test_clients_that_are_closed_at_once_log_nothing(

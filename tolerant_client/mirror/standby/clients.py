@@ -7,8 +7,9 @@ Laws:
 - A client that is made after the promotion begins at the standby, and says so.  If the standby tells nothing within FIRST_WORD_S, for
   whatever reason, it begins at its own cluster, and moves as soon as the standby tells of the promotion; if its own cannot be
   reached either, what the standby has told meanwhile counts.
-- A client whose link is another cluster's is refused, also once the link is promoted, if its own cluster tells its id within OWN_ID_S;
-  one that learns of that later stays where it is.
+- A client whose link is another cluster's is refused; one that learns of that later stays where it is.  Once the link is promoted, a
+  client that is made begins at the standby all the same, and is warned: a source that is made anew has a new id, and clients that are
+  started again with the same arguments must come up.
 - `standby` has all that is needed to connect, whenever the client is made: what it does not name has kafka-python's default there.
   So no password goes to a cluster for which it was not given, and a login of the one is not tried at the other.
 """
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_WORD_S: Final = 2.0
-OWN_ID_S: Final = 1.0
+OWN_ID_MS: Final = 2_000
 _PREFIXES: Final = ("ssl_", "sasl_")
 _NAMES: Final = ("bootstrap_servers", "security_protocol", "proxy_url", "client_dns_lookup", "api_version")
 
@@ -83,7 +84,12 @@ class Follower:
                 " follow a link that may copy from another one. Start the link's mirror again, which writes the id, or make a new client"
                 " after the promotion"
             )
-        _refuse_another(self._link, control, own)
+        if copies_from != own:
+            raise OptionError(
+                f"Link {self._link} copies from cluster {copies_from}, and the client's cluster is {own}: give the link that copies from"
+                " that one, or the bootstrap_servers of the link's source. If the source was made anew: a client that is made after the"
+                " link's promotion begins at the standby"
+            )
         if outside := {topic for topic in self._mover.topics() - self._told if not control.writes(topic)}:
             self._told |= outside
             log.warning(
@@ -134,7 +140,6 @@ class Following(clients.Recovering):
                     if not _is_promoted(control):
                         raise
             if control is not None and control.is_promoted:
-                _refuse_another(link, control, _own_id(configs))
                 log.warning(
                     "Link %s from cluster %s is promoted: the client begins at its target %s",
                     link,
@@ -142,6 +147,7 @@ class Following(clients.Recovering):
                     to["bootstrap_servers"],
                 )
                 super().__init__(*args, **{**configs, "socks5_proxy": None, **to})
+                _compare_ids(link, control.source_cluster_id, configs)
                 watch.close()
                 return
             follower = Follower(self, link, to)
@@ -172,38 +178,29 @@ def _told(first: futures.Future[LinkControl], within_s: float) -> LinkControl | 
         return None
 
 
-def _refuse_another(link: str, control: LinkControl, own: str | None) -> None:
-    """Raises OptionError for a link that copies from another cluster than the client's, as far as the ids are known."""
-    copies_from = control.source_cluster_id
-    if copies_from is None or own is None or copies_from == own:
-        return
-    anew = "; if the source was made anew, give the standby's, without standby and link" if control.is_promoted else ""
-    raise OptionError(
-        f"Link {link} copies from cluster {copies_from}, and the client's cluster is {own}: give the link that copies from"
-        f" that one, or the bootstrap_servers of the link's source{anew}"
-    )
-
-
-def _own_id(configs: Mapping[str, Any]) -> str | None:
-    """The id of the client's own cluster; None if it does not tell.  Its name may be resolved slowly: so in a thread."""
+def _compare_ids(link: str, source_id: str | None, configs: Mapping[str, Any]) -> None:
+    """Warns if the client's own cluster is not the one that the link copied from; nobody waits for it, as it may be lost."""
     from tolerant_client.cluster.cluster import Cluster
 
-    known = {name: value for name, value in configs.items() if _is_of_connection(name)}
-    found: futures.Future[str | None] = futures.Future()
-
-    def ask() -> None:
+    def compare() -> None:
         try:
             with Cluster(known, name="client's cluster") as cluster:
-                found.set_result(cluster.run(cluster.cluster_id))
+                cluster.run(cluster.connect, OWN_ID_MS)
+                own = cluster.run(cluster.cluster_id)
         except Exception as error:
-            found.set_exception(error)
+            log.debug("The client's own cluster does not tell its id: %s", error)
+            return
+        if None not in (own, source_id) and own != source_id:
+            log.warning(
+                "Link %s copied from cluster %s, and at the client's bootstrap_servers is cluster %s by now: unless that was made anew"
+                " there, the client has the link of another cluster, and reads at its target",
+                link,
+                source_id,
+                own,
+            )
 
-    threading.Thread(target=ask, name="kafka-own-id", daemon=True).start()
-    try:
-        return found.result(OWN_ID_S)
-    except Exception as error:  # it may be lost
-        log.debug("The client's own cluster does not tell its id: %s", error)
-        return None
+    known = {name: value for name, value in configs.items() if _is_of_connection(name)}
+    threading.Thread(target=compare, name="kafka-own-id", daemon=True).start()
 
 
 def _is_of_connection(name: str) -> bool:
