@@ -390,8 +390,33 @@ def test_members_do_not_come_after_one_that_was_still_joining_at_the_move(source
         until(lambda: all(len(member.consumer.assignment()) == 1 for member in members))
         until(lambda: sum(len(member.read) for member in members) >= 600)
         assert [member.told.count("lost") for member in members] == [0, 0, 0]
-        assert {place: times for member in members for place, times in Counter(member.read).items() if times > 1} == {}
-        assert len({place for member in members for place in member.read}) == 600
+        times = Counter(place for member in members for place in member.read)
+        assert len(times) == 600 and {place for place, count in times.items() if count > 1} == set()
+
+
+def test_members_do_not_come_after_one_that_starts_right_after_the_promotion(source: str, target: str) -> None:
+    name = "members-starting"
+    copied(source, target, name, 3)
+    members = [Member(source, target, name, client_id=f"{n}", enable_auto_commit=False) for n in range(2)]
+    with ExitStack() as closes, ExitStack() as polls:
+        for member in members:
+            closes.callback(member.consumer.close)
+            polls.enter_context(member.polling(commits=True))
+        until(lambda: sorted(len(member.consumer.assignment()) for member in members) == [1, 2])
+        until(lambda: committed(source, name, 3) == [100] * 3)
+        promoted(source, target, name)
+        third = Member(source, target, name, client_id="2", enable_auto_commit=False)  # which begins there
+        members.append(third)
+        closes.callback(third.consumer.close)
+        polls.enter_context(third.polling(commits=True))
+        for first in range(100, 200, 10):
+            append_records(target, name, 10, partitions=3, first=first)
+            time.sleep(0.4)
+        until(lambda: all(len(member.consumer.assignment()) == 1 for member in members))
+        until(lambda: sum(len(member.read) for member in members) >= 600)
+        assert [member.told.count("lost") for member in members] == [0, 0, 0]
+        times = Counter(place for member in members for place in member.read)
+        assert len(times) == 600 and {place for place, count in times.items() if count > 1} == set()
 
 
 def test_a_cooperative_group_whose_members_come_after_another_one_reads_all_partitions(
@@ -420,7 +445,8 @@ def test_a_cooperative_group_whose_members_come_after_another_one_reads_all_part
             member.consumer.commit()
         promoted(source, target, name)
         until(lambda: all(member.has_moved for member in members))
-        third = Member(source, target, name, **options)  # which begins there, and joins at once
+        third = Member(source, target, name, **options)  # which begins there
+        third.consumer._coordinator._stops_at = 0.0  # and joins at once, as one without a standby
         members.append(third)
         stack.callback(third.consumer.close)
         stack.enter_context(third.polling())

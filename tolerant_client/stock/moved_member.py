@@ -26,7 +26,7 @@ Laws:
 - Commits are sent until the JoinGroup is, so also those of a listener's on_partitions_revoked.  One that is refused after the member
   has stopped says nothing of its partitions: it had committed before others joined.
 - A member that had lost its membership before the move, or had none yet, commits nothing and joins when the others do, not before:
-  they would all come too late.
+  they would all come too late.  So does one that begins at the standby: the promotion may just have been.
 """
 
 from __future__ import annotations
@@ -84,33 +84,38 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         self._first_commit: Any = None  # done before any other commit on the next cluster
         self._uncommitted: dict[TopicPartition, OffsetAndMetadata] = {}  # there, but on the former cluster
         self._stage = Stage.INSIDE
-        self._stops_at = 0.0  # not before; once it has stopped: when it did
+        self._stops_at = 0.0  # not before; later it is when it stopped
         self._is_polling = False
+        self._polled: Move | None = None  # the move that the last poll() knew of
 
     def moved(self, move: Move) -> None:
         """Leaves the group of the former cluster without a word, and keeps the assignment; on the event loop."""
         is_auto = self._subscription.partitions_auto_assigned()
         is_member = is_auto and self._assigned is None and not self._generation.is_lost()
         offsets = self._last_commits() if is_member or not is_auto else {}
-        unread = self._unread(move) if is_member else {}
-        self._move = move
-        self._subscription.all_consumed_offsets = partial(move.consumed, self._subscription.all_consumed_offsets)
+        begins_at_first = self._subscription._default_offset_reset_strategy == OffsetResetStrategy.EARLIEST
+        unread = move.unread_positions if is_member and not begins_at_first else {}
         super().coordinator_dead("the client has moved to another cluster")
         self._join_task, self.rejoining = None, False
         self._disable_heartbeat()
-        if self.group_id is None:
-            return
-        if is_auto:
-            self._stage = Stage.READS_ON if is_member else Stage.OUTSIDE
-            self._stops_at = time.monotonic() + READS_ON_S
-            self.reset_generation()
-        self._committed.clear()
-        if self.config["enable_auto_commit"]:
-            self.next_auto_commit_deadline = 0.0
-        self._uncommitted = self._as_copied({**unread, **offsets})
-        self._first_commit = self._manager.call_soon(
-            self._commit_first, self._uncommitted.copy(), unread.keys() - offsets.keys()
-        )
+        self._subscription.all_consumed_offsets = partial(move.consumed, self._subscription.all_consumed_offsets)
+        if self.group_id is not None:
+            self._uncommitted = move.copied({**unread, **offsets}, self._subscription.assignment)
+            self._first_commit = self._manager.call_soon(
+                self._commit_first, self._uncommitted.copy(), unread.keys() - offsets.keys()
+            )
+            if is_auto:
+                self._stops_at = time.monotonic() + READS_ON_S
+                self._stage = Stage.READS_ON if is_member else Stage.OUTSIDE
+                self.reset_generation()
+            self._committed.clear()
+            if self.config["enable_auto_commit"]:
+                self.next_auto_commit_deadline = 0.0
+        self._move = move  # last: the polling thread, which may be anywhere, acts on the rest once it sees this
+
+    def begins_at_standby(self) -> None:
+        """Members of its group may just have moved there: it does not join before them."""
+        self._stops_at = time.monotonic() + READS_ON_S
 
     @property
     def is_moving(self) -> bool:
@@ -129,7 +134,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
     @property
     def _ends_poll(self) -> bool:
         """Whether the poll() that is under way began before the move, and would wait for the join."""
-        return self._is_polling and self._move is not None and not self._move.is_settled
+        return self._is_polling and self._polled is not self._move
 
     # -- commits ------------------------------------------------------------------
 
@@ -137,18 +142,9 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         own = self._subscription.assigned_partitions()
         return {tp: offset for tp, offset in self._committed.items() if tp in own}
 
-    def _unread(self, move: Move) -> _Offsets:
-        """What to commit of partitions of which nothing is committed."""
-        is_earliest = self._subscription._default_offset_reset_strategy == OffsetResetStrategy.EARLIEST
-        return {} if is_earliest else move.unread_positions
-
     def _as_copied(self, offsets: _Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
         """What to commit on the next cluster for offsets that may be of the former one."""
-        move, states = self._move, self._subscription.assignment
-        if move is None:
-            return dict(offsets)
-        copied = {tp: move.committed(tp, asked, states.get(tp)) for tp, asked in offsets.items()}
-        return {tp: offset for tp, offset in copied.items() if offset is not None}
+        return dict(offsets) if self._move is None else self._move.copied(offsets, self._subscription.assignment)
 
     async def _commit_first(self, offsets: _Offsets, unread: Collection[TopicPartition]) -> None:
         """Commits what was committed on the former cluster, and of the partitions `unread` where the group has committed nothing."""
@@ -163,13 +159,16 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
                         self._uncommitted.pop(tp, None)
                     offsets = {tp: offset for tp, offset in offsets.items() if tp not in known}
                     await super()._send_offset_commit_request(offsets)
-                    return
+                    offsets = {}
+                    break
             except Errors.CommitFailedError:
-                self._lose_partitions()
+                if self.is_moving:
+                    self._lose_partitions()
                 break
             except Exception as error:
                 log.debug("Group %r: offsets after the move: %s", self.group_id, error)
             await self._net.sleep(self.config["retry_backoff_ms"] / 1000)
+        self._stops_at = max(self._stops_at, time.monotonic())  # the next cluster may have kept everybody waiting
         if offsets:
             left = ", ".join(f"{tp.topic}-{tp.partition} {offset.offset}" for tp, offset in offsets.items())
             log.warning("Group %s: the offsets before the move could not be committed: %s", self.group_id, left)
@@ -251,8 +250,9 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
 
     def poll(self, timeout_ms: float | None = None) -> bool:
         """Like kafka-python's; a member that has just moved reads on before it joins."""
-        if self._move is not None:
-            self._move.settle()
+        self._polled = self._move
+        if self._polled is not None:
+            self._polled.settle()
         if self._is_reading_on:
             self._invoke_completed_offset_commit_callbacks()
             self._maybe_auto_commit_offsets_async()
@@ -260,7 +260,10 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         self._is_polling = True
         try:
             is_ready = bool(super().poll(timeout_ms=timeout_ms))
-            return is_ready or (self._move is not None and self._move.settle())
+            if self._ends_poll and self._move is not None:
+                self._move.settle()
+                return True
+            return is_ready
         finally:
             self._is_polling = False
 
@@ -309,6 +312,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
 
     async def _do_join_and_sync_async(self) -> Any:
         """Joins once all that moved with this member have committed; RebalanceInProgressError if others have come meanwhile."""
+        if self._first_commit is not None:
+            await self._first_commit
         await self._net.sleep(max(0.0, self._stops_at + LATEST_S - time.monotonic()))
         assigned = await super()._do_join_and_sync_async()
         if time.monotonic() < self._stops_at + 2 * LATEST_S:

@@ -115,6 +115,13 @@ class Move:
             )
         return None if at is None else OffsetThere(at, asked.metadata, -1)
 
+    def copied(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], states: Mapping[TopicPartition, Any]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What to commit on the next cluster for these; `states` are those of what is assigned."""
+        copied = {tp: self.committed(tp, asked, states.get(tp)) for tp, asked in offsets.items()}
+        return {tp: offset for tp, offset in copied.items() if offset is not None}
+
 
 class Mover:
     """Moves one client, which it does not keep alive; `net` is the client's event loop."""

@@ -800,6 +800,29 @@ def moves(member: TolerantCoordinator, stage: moved_member.Stage) -> None:
     member._stage, member._stops_at = stage, time.monotonic() - moved_member.LATEST_S
 
 
+class Reader(SimpleNamespace):
+    """A consumer, as far as a move settles it."""
+
+
+def test_a_poll_at_any_instant_of_a_move_does_not_go_on_to_join(
+    broker: GroupBroker, member: TolerantCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knows(member, broker, 1)
+    assert member.poll(timeout_ms=10_000)
+    reader = Reader(_fetcher=SimpleNamespace(settle=lambda to: {}), _iterator=None)
+    move = Move(Destination({}, {}, lambda topic: True), reader)
+    knew: list[bool] = []
+    monkeypatch.setattr(
+        ConsumerCoordinator, "coordinator_dead", lambda *_: knew.append(member._move is None or member._is_reading_on)
+    )
+    member._is_polling = True  # since before the move
+    member.moved(move)
+    assert knew == [True] and member._is_reading_on
+    move.settle()  # by the fetcher, which knew earlier
+    assert member._ends_poll
+    assert member.poll(timeout_ms=0) and not member._ends_poll
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_join_that_ends_at_once_counts_if_nobody_else_joins_soon(
     broker: GroupBroker, member: TolerantCoordinator, others: int

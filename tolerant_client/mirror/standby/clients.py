@@ -147,6 +147,8 @@ class Following(clients.Recovering):
                     to["bootstrap_servers"],
                 )
                 super().__init__(*args, **{**configs, "socks5_proxy": None, **to})
+                if isinstance(self, consumer.KafkaConsumer):
+                    self._coordinator.begins_at_standby()
                 _compare_ids(link, control.source_cluster_id, configs)
                 watch.close()
                 return
