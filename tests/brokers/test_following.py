@@ -15,11 +15,8 @@ import pytest
 from kafka import ConsumerRebalanceListener
 from kafka.structs import TopicPartition
 
-from support.mirror_link import append_records, both, create_topic, delete_topic, ends, mirror
-from tolerant_client.cluster.cluster import Cluster
+from support.mirror_link import append_records, create_topic, delete_topic, ends, failed_over, mirror, promoted
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.life.failover import failover
-from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.standby.clients import KafkaAdminClient, KafkaConsumer
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -117,20 +114,6 @@ def copied(source: str, target: str, name: str, count: int = 100) -> None:
     create_topic(source, name, PARTITIONS)
     append_records(source, name, count, partitions=PARTITIONS)
     mirror(source, target, name, name)
-
-
-def promoted(source: str, target: str, link: str) -> None:
-    with both(source, target) as (origin, copy):
-
-        async def call() -> Any:
-            return await promote(origin, copy, link)
-
-        assert origin.run(call).is_done
-
-
-def failed_over(target: str, link: str) -> None:
-    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
-        assert cluster.run(failover, cluster, link).is_done
 
 
 def committed(servers: str, group: str, topic: str) -> list[int | None]:

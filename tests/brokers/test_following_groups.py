@@ -17,10 +17,8 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from support.mirror_link import append_records, both, create_topic, ends, mirror
+from support.mirror_link import append_records, create_topic, ends, failed_over, mirror, promoted
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.life.failover import failover
-from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.standby.clients import KafkaConsumer
 from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.stock import moved_member
@@ -110,20 +108,6 @@ def copied(source: str, target: str, name: str, partitions: int = 2, count: int 
     create_topic(source, name, partitions)
     append_records(source, name, count, partitions=partitions)
     mirror(source, target, name, name)
-
-
-def promoted(source: str, target: str, link: str) -> None:
-    with both(source, target) as (origin, copy):
-
-        async def call() -> Any:
-            return await promote(origin, copy, link)
-
-        assert origin.run(call).is_done
-
-
-def failed_over(target: str, link: str) -> None:
-    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
-        assert cluster.run(failover, cluster, link).is_done
 
 
 def earlier_run(servers: str, name: str, offset: int) -> None:

@@ -23,6 +23,8 @@ from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow.group_positions import read_positions
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
+from tolerant_client.mirror.life.failover import failover
+from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC, COPIER, decode_claims
 from tolerant_client.mirror.state.ledger import read_ledger
@@ -246,6 +248,20 @@ def compare(source: str, target: str, topics: LinkTopics | str) -> VerifyReport:
 
 async def nobody_is_promoted(_: object = None) -> None:
     """What the gap fillers of a link ask that may write."""
+
+
+def promoted(source: str, target: str, link: str) -> None:
+    with both(source, target) as (origin, copy):
+
+        async def call() -> Any:
+            return await promote(origin, copy, link)
+
+        assert origin.run(call).is_done
+
+
+def failed_over(target: str, link: str) -> None:
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        assert cluster.run(failover, cluster, link).is_done
 
 
 def ends(servers: str, topic: str, partitions: int = 1) -> list[int]:
