@@ -17,6 +17,7 @@ from kafka.structs import TopicPartition
 
 from support.mirror_link import append_records, create_topic, delete_topic, ends, failed_over, mirror, promoted
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.standby import clients
 from tolerant_client.mirror.standby.clients import KafkaAdminClient, KafkaConsumer
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -119,6 +120,22 @@ def copied(source: str, target: str, name: str, count: int = 100) -> None:
 def committed(servers: str, group: str, topic: str) -> list[int | None]:
     with kafka.KafkaConsumer(bootstrap_servers=servers, group_id=group) as consumer:
         return [consumer.committed(TopicPartition(topic, number)) for number in range(PARTITIONS)]
+
+
+def test_a_client_whose_api_version_is_given_follows_as_well(
+    source: str, target: str, reads: Callable[..., Reader]
+) -> None:
+    """kafka-python then asks no broker before it has to, so the client does not know yet which cluster is its own."""
+    name = "following-version"
+    copied(source, target, name)
+    reader = reads(name, name, api_version=(3, 9), group_id=name)
+    reader.reads(200)
+    reader.consumer.commit()
+    promoted(source, target, name)
+    reader.moves()
+    append_records(target, name, 10, partitions=PARTITIONS, first=100)
+    reader.reads(220)
+    assert reader.offsets() == [110, 110]
 
 
 @pytest.mark.parametrize("commits_by_itself", [False, True])
@@ -373,6 +390,23 @@ def test_a_client_whose_cluster_is_lost_begins_at_a_standby_that_tells_of_the_pr
     while left := set(threading.enumerate()) - before:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("group", [None, "following-never"])
+def test_a_consumer_that_never_reached_its_cluster_moves_to_a_standby_that_tells_of_the_promotion_late(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch, group: str | None
+) -> None:
+    name = f"following-never-{group}".lower()
+    copied(source, target, name)
+    failed_over(target, name)
+    monkeypatch.setattr(clients, "FIRST_WORD_S", 0.0)
+    standby = {"bootstrap_servers": target}
+    options: Any = {"bootstrap_servers": "127.0.0.1:2", "api_version": (3, 9), "auto_offset_reset": "earliest"}
+    with KafkaConsumer(name, group_id=group, standby=standby, link=name, **options) as consumer:
+        read, ends = 0, time.monotonic() + 30
+        while read < 200 and time.monotonic() < ends:
+            read += sum(map(len, consumer.poll(200).values()))
+        assert read == 200
 
 
 def test_a_link_of_another_cluster_is_refused(source: str, target: str) -> None:

@@ -20,6 +20,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from concurrent import futures
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import kafka.errors as Errors
@@ -30,6 +31,8 @@ from tolerant_client.stock import clients, consumer, forking
 from tolerant_client.stock.connection_options import check_connection
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.stock.moving import Destination, Mover
+from tolerant_client.tracker.events import Listener
+from tolerant_client.tracker.policy import RecoveryPolicy
 
 if TYPE_CHECKING:
     from tolerant_client.mirror.standby.link_watch import LinkWatch
@@ -78,12 +81,17 @@ class Follower:
     def heard(self, control: LinkControl) -> None:
         """Raises OptionError for a link that does not copy from the client's cluster; warns of topics that it does not copy."""
         copies_from, own = control.source_cluster_id, self._mover.cluster_id
-        if copies_from is None or own is None:
+        if copies_from is None:
             raise OptionError(
-                f"Link {self._link} copies from cluster {copies_from or '(unknown)'} and the client's is {own or '(unknown)'}: it does not"
-                " follow a link that may copy from another one. Start the link's mirror again, which writes the id, or make a new client"
-                " after the promotion"
+                f"Link {self._link} does not say from which cluster it copies: the client does not follow a link that may copy from"
+                " another one. Start the link's mirror again, which writes the id, or make a new client after the promotion"
             )
+        if own is None:  # with api_version kafka-python asks no broker before it has to: the next control is compared
+            if control.is_promoted:
+                log.warning(
+                    "The client has not reached its own cluster: it begins at the target of link %s", self._link
+                )
+            return
         if copies_from != own:
             raise OptionError(
                 f"Link {self._link} copies from cluster {copies_from}, and the client's cluster is {own}: give the link that copies from"
@@ -111,12 +119,19 @@ class Following(clients.Recovering):
 
     @forking.repeatable
     def __init__(
-        self, *args: Any, standby: Mapping[str, Any] | None = None, link: str | None = None, **configs: Any
+        self,
+        *args: Any,
+        standby: Mapping[str, Any] | None = None,
+        link: str | None = None,
+        recovery_policy: RecoveryPolicy | str | None = None,
+        recovery_listener: Listener | None = None,
+        **configs: Any,
     ) -> None:
+        make = partial(super().__init__, *args, recovery_policy=recovery_policy, recovery_listener=recovery_listener)
         if (standby is None) != (link is None):
             raise OptionError("standby and link belong together: give both, or none")
         if standby is None or link is None:
-            super().__init__(*args, **configs)
+            make(**configs)
             return
         if not isinstance(link, str) or not link:
             raise OptionError(f"link is {link!r}: give the name of a link")
@@ -134,7 +149,7 @@ class Following(clients.Recovering):
                 log.warning("%s yet: the standby has not responded for %s s", watch.unknown, FIRST_WORD_S)
             if not _is_promoted(control):
                 try:
-                    super().__init__(*args, **configs)
+                    make(**configs)
                 except Errors.KafkaError:  # its own cluster may be lost, of which the standby has told meanwhile
                     control = _told(first, 0.0)
                     if not _is_promoted(control):
@@ -146,7 +161,7 @@ class Following(clients.Recovering):
                     control.source_cluster_id,
                     to["bootstrap_servers"],
                 )
-                super().__init__(*args, **{**configs, "socks5_proxy": None, **to})
+                make(**{**configs, "socks5_proxy": None, **to})
                 if isinstance(self, consumer.KafkaConsumer):
                     self._coordinator.begins_at_standby()
                 _compare_ids(link, control.source_cluster_id, configs)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -207,13 +208,23 @@ class FakeClient(SimpleNamespace):
     ("copies_from", "own", "message"),
     [
         ("of-c", "of-a", "Link C-B copies from cluster of-c, and the client's cluster is of-a: give the link"),
-        (None, "of-a", r"copies from cluster \(unknown\) and the client's is of-a: it does not follow"),
-        ("of-c", None, r"copies from cluster of-c and the client's is \(unknown\): it does not follow"),
+        (None, "of-a", "Link C-B does not say from which cluster it copies: the client does not follow"),
+        (None, None, "Link C-B does not say from which cluster it copies: the client does not follow"),
     ],
 )
 def test_a_link_of_another_cluster_is_not_followed(copies_from: str | None, own: str | None, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         follower_of(own).heard(LinkControl(source_cluster_id=copies_from))
+
+
+def test_a_client_that_has_not_reached_its_own_cluster_is_compared_later_and_moves_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    follower, control = follower_of(None, "orders"), LinkControl(source_cluster_id="of-c")
+    follower.heard(control)
+    assert not caplog.records
+    follower.heard(replace(control, is_promotion_begun=True, is_fenced=True))
+    assert "has not reached its own cluster: it begins at the target of link C-B" in caplog.text
 
 
 def test_topics_outside_the_link_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
