@@ -631,6 +631,44 @@ def test_a_later_generation_that_is_not_promoted_leaves_a_client_where_it_is(sou
         member.consumer.close()
 
 
+@pytest.mark.parametrize("assignor", [RangePartitionAssignor, CooperativeStickyAssignor])
+@pytest.mark.parametrize("after_s", [0.0, 0.4, 1.2])
+def test_what_a_listener_commits_at_a_close_right_after_the_move_is_committed(
+    source: str, target: str, assignor: Any, after_s: float
+) -> None:
+    name = f"members-closing-{assignor.__name__}-{after_s}".lower()
+    copied(source, target, name)
+    told: list[str] = []
+
+    class Commits(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python is untyped
+        def on_partitions_revoked(self, revoked: Any) -> None:
+            if revoked:
+                told.append("revoked")
+                member.consumer.commit_async()
+
+        def on_partitions_lost(self, lost: Any) -> None:
+            told.append("lost")
+
+        def on_partitions_assigned(self, assigned: Any) -> None:
+            pass
+
+    options: Any = {"enable_auto_commit": False, "partition_assignment_strategy": [assignor]}
+    member = Member(source, target, name, **options)
+    member.consumer.subscribe([name], listener=Commits())
+    until(lambda: member.poll() or len(member.read) == 200)
+    promoted(source, target, name)
+    until(lambda: member.has_moved)
+    ends = time.monotonic() + after_s
+    while time.monotonic() < ends:
+        member.poll()
+    began = time.monotonic()
+    member.consumer.close()
+    assert time.monotonic() - began < 3.5
+    assert set(told) == {"revoked"}, "once more if it was assigned anew before"
+    found = committed(target, name)
+    assert all(at in (100, 101) for at in found), (found, time.monotonic() - began)
+
+
 def test_a_close_right_after_the_move_commits_and_takes_no_join(source: str, target: str) -> None:
     name = "members-close"
     copied(source, target, name)

@@ -25,6 +25,8 @@ Laws:
   join for it: it has committed all that it was given out before it began to join.
 - Commits are sent until the JoinGroup is, so also those of a listener's on_partitions_revoked.  One that is refused after the member
   has stopped says nothing of its partitions: it had committed before others joined.
+- A close tells the listener of a revocation while the member has its partitions, and waits for what it commits then: there is no
+  LeaveGroup whose response would come after theirs.
 - A member that had lost its membership before the move, or had none yet, commits nothing and joins when the others do, not before:
   they would all come too late.  So does one that begins at the standby: the promotion may just have been.
 """
@@ -50,6 +52,7 @@ log = logging.getLogger(__name__)
 
 READS_ON_S: Final = 1.0
 LATEST_S: Final = 0.5
+_LOOK_S: Final = 0.01  # between two looks whether commits are made, before a close
 _POLLS_S: Final = 0.1  # between two polls of a member that reads while it joins
 _FIRST_COMMIT_S: Final = 5.0
 _LAST_COMMIT_MS: Final = 1_000
@@ -85,6 +88,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         self._uncommitted: dict[TopicPartition, OffsetAndMetadata] = {}  # there, but on the former cluster
         self._stage = Stage.INSIDE
         self._stops_at = 0.0  # not before; later it is when it stopped
+        self._committing = 0  # commits under way
         self._is_polling = False
         self._polled: Move | None = None  # the move that the last poll() knew of
 
@@ -174,10 +178,11 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             log.warning("Group %s: the offsets before the move could not be committed: %s", self.group_id, left)
 
     async def _send_offset_commit_request(self, offsets: _Offsets) -> Any:
-        if self._move is not None:
-            await self._first_commit
-            offsets = self._as_copied(offsets)
+        self._committing += 1
         try:
+            if self._move is not None:
+                await self._first_commit
+                offsets = self._as_copied(offsets)
             return await super()._send_offset_commit_request(offsets)
         except Errors.CommitFailedError as error:
             if not self.is_moving:
@@ -188,6 +193,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
                 ) from error
             self._lose_partitions()
             raise
+        finally:
+            self._committing -= 1
 
     def _lose_partitions(self) -> None:
         """Others have joined, so they may own the partitions of this member: it joins as one that has lost them."""
@@ -279,7 +286,25 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             await super()._on_join_prepare_async(generation, member_id, timeout_ms=timeout_ms)  # tells what is lost
             return
         self._stage, self._stops_at = Stage.STOPPED, time.monotonic()
-        await self._tell_revoked()
+        if self._rebalance_protocol == RebalanceProtocol.EAGER:
+            await self._tell_revoked()
+        self._is_leader = False
+        self._subscription.reset_group_subscription()
+
+    async def _on_close_prepare_async(self) -> None:
+        """Like kafka-python's, for which a member that moves has lost its partitions; but it may commit them still."""
+        if not self.is_moving:
+            await super()._on_close_prepare_async()
+            return
+        ends = time.monotonic() + _LAST_COMMIT_MS / 1000
+        while not self._first_commit.is_done and time.monotonic() < ends:  # then the coordinator is known
+            await self._net.sleep(_LOOK_S)
+        if self._stage is Stage.READS_ON or self._rebalance_protocol != RebalanceProtocol.EAGER:
+            await self._tell_revoked()
+        await self._net.sleep(0)  # what the listener has committed begins
+        while self._committing and time.monotonic() < ends:
+            await self._net.sleep(_LOOK_S)
+        self._subscription.assign_from_subscribed([])
         self._is_leader = False
         self._subscription.reset_group_subscription()
 
@@ -299,9 +324,9 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             )
 
     async def _tell_revoked(self) -> None:
-        """Stops reading, and tells the listener what it is told before any join."""
+        """Stops reading, and tells the listener what it is told before a join that takes all partitions."""
         own = set(self._subscription.assigned_partitions())
-        if self._rebalance_protocol != RebalanceProtocol.EAGER or not own:
+        if not own:
             return
         self._subscription.mark_pending_revocation(own)
         if self._subscription.rebalance_listener:
