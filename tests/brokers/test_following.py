@@ -117,6 +117,14 @@ def copied(source: str, target: str, name: str, count: int = 100) -> None:
     mirror(source, target, name, name)
 
 
+def wait_for_threads(before: set[threading.Thread]) -> None:
+    """Until there are no others."""
+    deadline = time.monotonic() + 10
+    while left := set(threading.enumerate()) - before:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
 def committed(servers: str, group: str, topic: str) -> list[int | None]:
     with kafka.KafkaConsumer(bootstrap_servers=servers, group_id=group) as consumer:
         return [consumer.committed(TopicPartition(topic, number)) for number in range(PARTITIONS)]
@@ -386,10 +394,7 @@ def test_a_client_whose_cluster_is_lost_begins_at_a_standby_that_tells_of_the_pr
             assert name in client.topics()
     finally:
         client.close()
-    deadline = time.monotonic() + 10
-    while left := set(threading.enumerate()) - before:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_for_threads(before)
 
 
 @pytest.mark.parametrize("group", [None, "following-never"])
@@ -417,10 +422,7 @@ def test_a_link_of_another_cluster_is_refused(source: str, target: str) -> None:
         OptionError, match=f"Link {name} copies from cluster .*, and the client's cluster is .*: give the link"
     ):
         KafkaConsumer(bootstrap_servers=target, standby={"bootstrap_servers": target}, link=name)
-    deadline = time.monotonic() + 10
-    while left := set(threading.enumerate()) - before:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_for_threads(before)
 
 
 def test_a_client_begins_at_the_standby_though_its_own_cluster_was_made_anew(
@@ -456,10 +458,7 @@ def test_clients_that_are_closed_at_once_log_nothing(
             with kind(**options):
                 time.sleep(pause_s)
     assert [record.getMessage() for record in caplog.records if record.name.startswith("tolerant_client.mirror")] == []
-    deadline = time.monotonic() + 10
-    while left := set(threading.enumerate()) - before:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_for_threads(before)
 
 
 def test_a_seek_after_the_move_is_one_on_the_next_cluster(

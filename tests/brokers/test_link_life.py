@@ -115,6 +115,11 @@ def fail_over(target: str, link: str, **named: Any) -> Any:
         return cluster.run(call)
 
 
+def delete_control(target: str) -> None:
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
+
+
 def wait_for(what: Callable[[], bool], seconds: float = 15.0) -> float:
     started = time.monotonic()
     while not what():
@@ -861,8 +866,7 @@ def test_a_promoted_link_whose_control_was_deleted_is_compared_by_its_producer_i
     mirror(source, target, topic, topic)
     assert fail_over(target, topic).is_done
     append_records(source, topic, 2, first=20)
-    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
-        cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
+    delete_control(target)
     fence = f"{topic}-0 has at offset 20 the fence of this very link"
     plan = run(source, target, plan_everything, topic, topic)
     (told,) = plan.refusals
@@ -892,8 +896,7 @@ def test_nobody_is_told_to_delete_what_applications_write_after_a_failover_whose
         producer.abort_transaction()
     append_records(source, topic, 2, first=20)
     append_records(target, topic, 3, first=1_000)
-    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
-        cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
+    delete_control(target)
     (told,) = run(source, target, plan_everything, topic, topic).refusals
     assert f"{topic}-0 has at offset 20 the fence of this very link" in told and "delete" not in told
 
@@ -920,7 +923,7 @@ def test_a_copy_that_retention_has_removed_is_unknown_once_the_control_was_delet
     append_records(target, topic, 3, first=1_000)
     with Cluster({"bootstrap_servers": target}, name="target") as cluster:
         cluster.run(delete_records, cluster, TopicPartition(topic, 0), 21)
-        cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
+    delete_control(target)
     again = fail_over(target, topic, topics=LinkTopics.of(topic))
     assert again.exit_code == 3
     (damaged,) = again.damaged
@@ -943,8 +946,7 @@ def test_a_promotion_of_a_translated_link_that_was_promoted_says_so_though_its_c
     mirror(source, target, topic, topic, is_translated=True)
     assert fail_over(target, topic).is_done
     append_records(source, topic, 1, first=20)
-    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
-        cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
+    delete_control(target)
     for is_dry_run in (True, False):
         with pytest.raises(
             LinkPromotedError, match=f"{topic} was promoted, as .* tolerant-kafka failover .* writes it again"

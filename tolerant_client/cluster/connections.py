@@ -7,8 +7,8 @@ Laws:
   fetches, and batches of records.  A node that throttles us (KIP-219) reads nothing of the connection that got that response,
   for as long as the quota takes for all the bytes, however long that is; it reads the others.  What lies there unread it reads
   when the throttle ends, though the client has died meanwhile.  So batches that a broker may have forgotten by then go on a
-  lane of their own, one request at a time (identical/append.py), and so do bare transaction markers (identical/fill.py), which
-  nothing fences, on one that is never throttled: a broker exempts responses to them, as those between brokers.
+  lane of their own, one request at a time (identical/append.py), and so do bare transaction markers, which nothing fences, on some
+  that are never throttled (identical/fill.py): a broker exempts responses to them, as those between brokers.
 - Small batches that may not wait (rows of a transaction's map; the topics that keep state, above all claims, which wait for no
   rows) have lanes that are left once they are throttled for longer than _SOON_S (soon.py): a node reads a new connection up to
   its first response.  Their bytes count for the quota all the same.
@@ -83,14 +83,8 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-LANES = FETCH, PRODUCE, PRODUCE_OLD, ROWS, STATE, MARKERS = (
-    "fetch",
-    "produce",
-    "produce-old",
-    "rows",
-    "state",
-    "markers",
-)
+LANES = FETCH, PRODUCE, PRODUCE_OLD, ROWS, STATE = "fetch", "produce", "produce-old", "rows", "state"
+MARKERS = "markers"  # several lanes begin with that, which no node throttles
 
 
 class LeftThrottledError(Errors.KafkaConnectionError):  # type: ignore[misc]  # kafka-python is untyped

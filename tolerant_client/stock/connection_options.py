@@ -15,12 +15,8 @@ from tolerant_client.errors import OptionError, text_of
 from tolerant_client.stock.stock_names import SASL_MECHANISMS, KafkaNetSocket, KafkaSSLTransport, collect_hosts
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-_NOT_KAFKAS: Final = (
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-)  # what kafka-python raises for values of the wrong type
+# What kafka-python raises for values of the wrong type.
+_NOT_KAFKAS: Final = (AttributeError, LookupError, TypeError, ValueError)
 _FILES: Final = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
 _USER: Final = ("sasl_plain_username", "sasl_plain_password")
 _LOGINS: Final = {

@@ -60,9 +60,8 @@ class TolerantFetcher(PlannedFetches):
         self._too_early: list[Any] = []  # fetches that follow what this fill has handed out: the next one may use them
         self._call = _Call()
         self._move: Move | None = None
-        self._given_out: dict[
-            TopicPartition, int
-        ] = {}  # until where, by the cluster that the client may leave; -1 is about to
+        # Until where records were given out, of the cluster that the client may leave; -1: some are about to be.
+        self._given_out: dict[TopicPartition, int] = {}
 
     # -- giving out -----------------------------------------------------------
 

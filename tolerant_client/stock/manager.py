@@ -106,7 +106,7 @@ class TolerantConnectionManager(Bootstrap):
 
     async def leave(self) -> None:
         """Leaves the cluster for another one; see Bootstrap."""
-        self._moved = self.cluster.moved = Future()
+        self._moved = Future()
         await super().leave()
 
     def move(self, config: Mapping[str, Any]) -> Any:

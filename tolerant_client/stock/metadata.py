@@ -55,8 +55,6 @@ class TolerantMetadata(ClusterMetadata):  # type: ignore[misc]  # kafka-python i
     _rebootstrap_at = 0.0
     _pause_s = _PAUSE_S
     _has_warned = False
-    moved: Any = None  # done when the cluster that the client moves to has told its brokers
-    _moves = 0
 
     def forget(self, config: Mapping[str, Any]) -> None:
         """Knows nothing any more but the bootstrap servers of the next cluster, which are in `config`, and the topics that are asked for."""
@@ -64,7 +62,6 @@ class TolerantMetadata(ClusterMetadata):  # type: ignore[misc]  # kafka-python i
         with self._lock:
             for name in _OF_A_CLUSTER:
                 setattr(self, name, getattr(known, name))
-        self._moves += 1
         self._failing_since, self._is_required, self._pause_s, self._has_warned = None, False, _PAUSE_S, False
         self.request_update()
 
@@ -91,8 +88,8 @@ class TolerantMetadata(ClusterMetadata):  # type: ignore[misc]  # kafka-python i
             else:
                 await super()._do_refresh_metadata(node_id)
             return
-        if self.moved is not None and not self.moved.is_done:
-            await self.moved  # which tells the metadata
+        if self._manager.is_moving:
+            await self._manager.moved()  # which tells the metadata
             return
         if self._must_rebootstrap():
             self._rebootstrap_if_due()
@@ -136,18 +133,18 @@ class TolerantMetadata(ClusterMetadata):  # type: ignore[misc]  # kafka-python i
 
     async def _rebootstrap(self) -> None:
         """Asks the bootstrap addresses once."""
-        moves = self._moves
+        moves = self._manager.moves
         try:
             if self.config["client_dns_lookup"] != "use_all_dns_ips":  # else names are resolved at each connect
                 self._bootstrap_brokers = self._generate_bootstrap_brokers()
             # A broker that could not be connected to since the last round may be out of this client's reach.
             await self._manager.rebootstrap(resets=self._pause_s == _PAUSE_S)
         except Exception as error:
-            if not self._has_warned and not self.closed and moves == self._moves:
+            if not self._has_warned and not self.closed and moves == self._manager.moves:
                 self._has_warned = True
                 log.warning("No known broker responds, and no bootstrap server tells of others: %s", text_of(error))
             return
-        if moves != self._moves:
+        if moves != self._manager.moves:
             return  # they are those of the next cluster
         self._has_warned = False
         log.warning("No known broker responded; the bootstrap servers have told these: %s", self)

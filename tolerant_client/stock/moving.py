@@ -79,9 +79,7 @@ class Move:
     def __init__(self, to: Destination, consumer: Any) -> None:
         self.to = to
         self.is_settled = False  # positions are those of the next cluster
-        self.unread_positions: Mapping[
-            TopicPartition, OffsetAndMetadata
-        ] = {}  # positions from which nothing was given out
+        self.unread_positions: Mapping[TopicPartition, OffsetAndMetadata] = {}  # from which nothing was given out
         self._consumer = weakref.ref(consumer)  # whose event loop keeps its parts alive, and so this
         self._read: Mapping[TopicPartition, int] = {}  # until where, on the former cluster
 

@@ -17,6 +17,9 @@ from tolerant_client.stock.stock_names import Future
 class Manager:
     """Its next refresh hangs until `refreshed` is set, its first connection fails unless `bootstrapped`."""
 
+    is_moving = False
+    moves = 0
+
     def __init__(self, net: NetworkSelector) -> None:
         self._net = net
         self.bootstrapped = True

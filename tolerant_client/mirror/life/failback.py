@@ -237,9 +237,9 @@ async def taken_topics(
     equal = {log.topic for log in logs if log.is_proved and not log.is_diverged and log.shared_until}
     taken: set[str] = set()
     others: dict[str, str] = {}
-    created_again: dict[
-        str, str
-    ] = {}  # what the link that began a topic says of it counts more than what another one says
+    created_again: set[str] = (
+        set()
+    )  # of whose topic the link that began it says that: it counts more than another link's word
     unread: dict[str, str] = {}
     for name, control in forward.items():
         assert control.topics is not None
@@ -279,11 +279,12 @@ async def taken_topics(
             **of_links,
         }
         others |= {p.topic: why for p, why in sorted(reasons.items())}
-        created_again |= dict.fromkeys((p.topic for p in again & rest), _CREATED_AGAIN)
+        created_again |= {p.topic for p in again & rest}
         unread |= {p.topic: unknown[p] for p in sorted(rest) if p in unknown}
+    others |= dict.fromkeys(created_again, _CREATED_AGAIN)
     return (
         taken,
-        {name: why for name, why in {**others, **created_again}.items() if name not in taken and name not in unread},
+        {name: why for name, why in others.items() if name not in taken and name not in unread},
         {name: why for name, why in unread.items() if name not in taken},
     )
 

@@ -4,9 +4,11 @@ The copies end where the fence said (LinkControl.copied_until), and the committe
 behind: a transaction that was open when the source was lost may have been aborted since (committed.py).  What it has deleted of that
 since is lost (PartitionLag.deleted), and counts as left behind: nothing tells how many committed records it had, unless a promotion
 that was run again before has found none, and written that into the control (`empty_until`).  So was left behind what the source has in
-partitions that no link had begun and the target does not have: no mirror had seen them.  All this is
-unknown where the target has such a partition, as its producers may have made it by now, and where the source's log is no longer the one that was copied: where its topic was created again, where it ends before what was
-copied, and where a link copies back into it.  Offsets are half-open, those of the source.
+partitions that no link had begun and the target does not have: no mirror had seen them.
+
+All this is unknown where the target has such a partition, as its producers may have made it by now, and where the source's log is no
+longer the one that was copied: where its topic was created again, where it ends before what was copied, and where a link copies back
+into it.  Offsets are half-open, those of the source.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats, unread_map
 from tolerant_client.mirror.state.map_topic import (
     NO_MAP,
+    MappedTopics,
     copied_until,
     has_map,
     lost_map,
@@ -66,8 +69,10 @@ async def promoted_before(
     """
     ends, is_translated = control.copied_until, await has_map(target, link, control)
     warnings = [f"link {link} was promoted before; nothing was done"]
-    if not ends and is_translated:  # version 0.1 promoted it, and its map still says it
+    mapped = NO_MAP
+    if is_translated and (source is not None or not ends):
         mapped = await mapped_topics(target, link, control)
+    if not ends and is_translated:  # version 0.1 promoted it, and its map still says it
         ends = await copied_until(target, link, mapped.partitions)
         warnings += [unread_map(mapped.unread, link)] if mapped.unread else []
     if not ends:
@@ -78,7 +83,7 @@ async def promoted_before(
     unmoved, alike, unknown = None, dict[TopicPartition, int](), dict[TopicPartition, str]()
     if source is not None and lags:
         seen, unseen = await look_led(source, target, link, list(ends), is_translated, control)
-        never, made = await never_copied(source, target, link, control, is_translated=is_translated)
+        never, made = await never_copied(source, target, link, control, mapped, is_translated=is_translated)
         seen, unlike = await as_left(source, target, control, [*seen, *never])
         known = {e.partition: e for e in seen}
         lags = [known.get(e.partition, e) for e in (*lags, *never)]
@@ -124,7 +129,7 @@ async def _write_empty(target: Cluster, link: str, control: LinkControl, empty: 
 
 
 async def never_copied(
-    source: Cluster, target: Cluster, link: str, control: LinkControl, *, is_translated: bool
+    source: Cluster, target: Cluster, link: str, control: LinkControl, mapped: MappedTopics, *, is_translated: bool
 ) -> tuple[list[PartitionLag], dict[TopicPartition, str]]:
     """The lags of what the source has in partitions that no link had begun, and why it is unknown what was left behind of others.
 
@@ -133,7 +138,6 @@ async def never_copied(
     if (topics := _topics_of(control)) is None:
         return [], {}
     there, here = await source.partitions(), await target.partitions()
-    mapped = await mapped_topics(target, link, control) if is_translated else NO_MAP
     known = {*control.begun, *control.copied, *control.copied_until, *control.unfenced, *mapped.partitions}
     never = [
         p

@@ -196,8 +196,10 @@ async def _look_twice(source: Cluster | None, target: Cluster, scope: LinkScope)
         if source is not None:
             never = list[PartitionLag]()
             if scope.control.is_fenced:
-                told = await never_copied(source, target, scope.link, scope.control, is_translated=scope.is_translated)
-                never = told[0]  # the others are among those `unseen`
+                asked_never = source, target, scope.link, scope.control, scope.mapped
+                never, _ = await never_copied(
+                    *asked_never, is_translated=scope.is_translated
+                )  # the others are `unseen`
             seen, unlike = await as_left(source, target, scope.control, [*second, *never])
             left = await left_texts(source, scope.control, seen, {**unseen, **unlike})
             second = seen[: len(second)]

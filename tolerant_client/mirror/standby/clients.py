@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -135,9 +135,8 @@ class Following(clients.Recovering):
             return
         if not isinstance(link, str) or not link:
             raise OptionError(f"link is {link!r}: give the name of a link")
-        from tolerant_client.mirror.standby.link_watch import (
-            LinkWatch,  # a client without a link does not load a mirror
-        )
+        # A client without a link does not load a mirror.
+        from tolerant_client.mirror.standby.link_watch import LinkWatch
 
         to = connection_to(standby)
         self.may_move = True
@@ -155,30 +154,41 @@ class Following(clients.Recovering):
                     if not _is_promoted(control):
                         raise
             if control is not None and control.is_promoted:
-                log.warning(
-                    "Link %s from cluster %s is promoted: the client begins at its target %s",
-                    link,
-                    control.source_cluster_id,
-                    to["bootstrap_servers"],
-                )
-                make(**{**configs, "socks5_proxy": None, **to})
-                if isinstance(self, consumer.KafkaConsumer):
-                    self._coordinator.begins_at_standby()
-                _compare_ids(link, control.source_cluster_id, configs)
+                self._begin_at_standby(make, to, link, control, configs)
                 watch.close()
                 return
             follower = Follower(self, link, to)
-            try:
-                if control is not None:
+            if control is not None:
+                try:
                     follower.heard(control)
-            except OptionError:
-                super().close()  # type: ignore[misc]  # of the client
-                raise
+                except OptionError:
+                    super().close()  # type: ignore[misc]  # of the client
+                    raise
         except BaseException:
             watch.close()
             raise
         self._link_watch = watch
         watch.follow(follower)
+
+    def _begin_at_standby(
+        self,
+        make: Callable[..., None],
+        to: Mapping[str, Any],
+        link: str,
+        control: LinkControl,
+        configs: Mapping[str, Any],
+    ) -> None:
+        source_id = control.source_cluster_id
+        log.warning(
+            "Link %s from cluster %s is promoted: the client begins at its target %s",
+            link,
+            source_id,
+            to["bootstrap_servers"],
+        )
+        make(**{**configs, "socks5_proxy": None, **to})
+        if isinstance(self, consumer.KafkaConsumer):
+            self._coordinator.begins_at_standby()
+        _compare_ids(link, source_id, configs)
 
     def _stop_following(self) -> None:
         if self._link_watch is not None:

@@ -10,7 +10,8 @@ Laws:
 - Whoever moves must know where the copies end, else it could pass over records.  A control that does not tell is followed by nobody
   in place; a client that is made then begins at the standby, where its group's offsets are.
 - A client follows a link that copies from its own cluster, as far as both tell their ids: another link's promotion says nothing of
-  this client's records.  Where either id is unknown, it stays; every cluster that can be mirrored has one.
+  this client's records.  Where the link does not tell its id, the client stays; every cluster that can be mirrored has one.  A client
+  that has not reached its own cluster has no position there that could be wrong: it moves, with a warning.
 - While the standby does not respond, refuses us or hides the control, or the link cannot be followed, nothing is known and nothing
   happens; it is asked again, and the log says each reason once.
 - A link that failback has prepared, and that has not run yet, is one to follow: failback is for identical offsets only.

@@ -18,7 +18,6 @@ from tolerant_client.ops.doctor.finding import Severity, Told, check
 from tolerant_client.ops.doctor.link_checks import Retention
 
 _CLAIMS_MS = 3_600_000  # the mirrors of the last hour
-_ROWS = "losses that were accepted are forgotten, and found again"
 
 
 def state_topics(link: str) -> list[str]:
@@ -39,7 +38,7 @@ def state_topic_findings(facts: ClusterFacts, link: str) -> Iterator[Told]:
         elif topic == LEDGER_TOPIC:
             # Also those that count only once the policy is set right.
             wrong = {name: "-1" for name in (RETENTION_MS, RETENTION_BYTES) if config.get(name, "-1") != "-1"}
-            what = _ROWS
+            what = "losses that were accepted are forgotten, and found again"
             if "compact" in config[CLEANUP_POLICY].split(","):
                 wrong[CLEANUP_POLICY] = "delete"
         else:

@@ -11,8 +11,8 @@ B. After a batch that was old when it was sent nothing lies unread: it goes alon
    its own, which is read at once (Law A of identical/append.py).  So a log that ends with one may go on with one.  Who took a log over
    does not know when its last batch was sent, and a batch ages: it counts as sent within the last hour (_SENT_MS).
 C. Another writer that released its claim had nothing in flight.  One that fell silent may have had, if its claims say that it was
-   held up (cluster/held_up.py): that counts for LATE_S from when it last renewed them, since nobody knows how long a broker throttles it.  This
-   process knows what it was told, also of connections that were lost, and keeps its claim that long.
+   held up (cluster/held_up.py): that counts for LATE_S from when it last renewed them, since nobody knows how long a broker throttles
+   it.  This process knows what it was told, also of connections that were lost, and keeps its claim that long.
 D. What no broker has received when a connection is closed is gone (cluster/connections.py): no network delivers it later.
 
 Not covered: a throttle of more than LATE_S after a writer was killed; one that was told in a response that was lost, or, as the
