@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     )
     from tolerant_client.mirror.standby.clients import KafkaAdminClient, KafkaConsumer
     from tolerant_client.stock.clients import KafkaProducer
-    from tolerant_client.stock.installation import install, uninstall
+    from tolerant_client.stock.installation import install, recovery_counters, uninstall
     from tolerant_client.tracker.policy import RecoveryPolicy
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "TolerantClientError",
     "TransactionOutcomeUnknownError",
     "install",
+    "recovery_counters",
     "uninstall",
 ]
 
@@ -45,6 +46,7 @@ _HOMES = {
     "TolerantClientError": "tolerant_client.errors",
     "TransactionOutcomeUnknownError": "tolerant_client.errors",
     "install": "tolerant_client.stock.installation",
+    "recovery_counters": "tolerant_client.stock.installation",
     "uninstall": "tolerant_client.stock.installation",
 }
 

@@ -20,8 +20,7 @@ from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 
-from tolerant_client.stock.installation import install, recovery_counters
-from tolerant_client.tracker.policy import POLICIES
+from tolerant_client import OptionError, install, recovery_counters
 
 _OUR_FILES = {__file__, runpy.run_path.__code__.co_filename}
 
@@ -32,7 +31,10 @@ def main(arguments: list[str]) -> None:
     """Installs, then runs the program named in `arguments`; ends as the program ends."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    install(options.policy)
+    try:
+        install(options.policy)
+    except OptionError as error:
+        parser.error(str(error))
     if options.counters:
         atexit.register(_print_counters)
     sys.excepthook = _without_our_frames(sys.excepthook)
@@ -67,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Runs a Python program with kafka-python's clients made tolerant of lost and wrong responses.",
         allow_abbrev=False,
     )
-    parser.add_argument("--policy", choices=POLICIES, default="balanced", help="how far recovery goes")
+    parser.add_argument(
+        "--policy", default="balanced", help="how far recovery goes: strict, balanced (the default) or patient"
+    )
     parser.add_argument("--counters", action="store_true", help="print what recovery did, to stderr, at the end")
     parser.add_argument("-m", dest="is_module", action="store_true", help="the program is a module, as in python -m")
     parser.add_argument("program", help="a script, or with -m a module")

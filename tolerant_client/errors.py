@@ -304,6 +304,12 @@ class RepeatDiffersError(TolerantClientError):
     """A repeated write has other rows than the committed one: it is not deterministic, or its source has lost some."""
 
 
+def error_named(name: str) -> type[TolerantClientError] | None:
+    """The class of ours with that name, by which another process's traceback tells it; None if there is none."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, TolerantClientError) else None
+
+
 def text_of(error: BaseException) -> str:
     """The text of an error without its class name, with which kafka-python begins its errors' texts."""
     return str(error).removeprefix(f"{type(error).__name__}: ")

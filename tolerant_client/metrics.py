@@ -26,7 +26,7 @@ class RecoveryCollector(Collector):
     """A Prometheus collector: tolerant_client_recovery_events_total{kind,api,node,client_id}.
 
     Each source is a client of tolerant_client, a RecoveryCounters, or a function that returns
-    one (installation.recovery_counters covers all stock clients).  The label `node` is empty
+    one (tolerant_client.recovery_counters covers all stock clients).  The label `node` is empty
     where no broker id is known.  A registry takes only one collector of this metric, so pass
     several clients to one: RecoveryCollector(consumer, producer).  `client_id` defaults to
     each client's own.

@@ -30,8 +30,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_integration.mirror.head_start import HeadStart
 from spark_integration.mirror.spark_traffic import SETTINGS, holds_secret, traffic_settings
 from spark_integration.source import TolerantKafkaDataSource
-from tolerant_client import errors
-from tolerant_client.errors import TolerantClientError
+from tolerant_client.errors import TolerantClientError, error_named
 from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.ops.printing import echo
 from tolerant_client.ops.service.link_state import TaskReport
@@ -267,9 +266,7 @@ def _first_line(error: Exception) -> str:
 def original_error(text: str) -> TolerantClientError:
     """The error of ours inside a Spark failure, without its stack traces."""
     for kind, message in re.findall(r"tolerant_client\.errors\.(\w+): (?:\w+: )?([^\n]+)", text):
-        cls = getattr(errors, kind, None)
-        if isinstance(cls, type) and issubclass(cls, TolerantClientError):
-            error: TolerantClientError = cls(message)
-            return error
+        if (cls := error_named(kind)) is not None:
+            return cls(message)
     last_lines = [line.strip() for line in text.splitlines() if re.match(r"\s*[\w.]+(Error|Exception)\b", line)]
     return TolerantClientError(f"The Spark job failed: {last_lines[-1] if last_lines else text[:300]}")

@@ -31,8 +31,6 @@ from tolerant_client.stock import clients, consumer, forking
 from tolerant_client.stock.connection_options import check_connection
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.stock.moving import Destination, Mover
-from tolerant_client.tracker.events import Listener
-from tolerant_client.tracker.policy import RecoveryPolicy
 
 if TYPE_CHECKING:
     from tolerant_client.mirror.standby.link_watch import LinkWatch
@@ -123,11 +121,9 @@ class Following(clients.Recovering):
         *args: Any,
         standby: Mapping[str, Any] | None = None,
         link: str | None = None,
-        recovery_policy: RecoveryPolicy | str | None = None,
-        recovery_listener: Listener | None = None,
         **configs: Any,
     ) -> None:
-        make = partial(super().__init__, *args, recovery_policy=recovery_policy, recovery_listener=recovery_listener)
+        make = partial(super().__init__, *args)
         if (standby is None) != (link is None):
             raise OptionError("standby and link belong together: give both, or none")
         if standby is None or link is None:
