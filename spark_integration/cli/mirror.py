@@ -24,7 +24,7 @@ from tolerant_client.errors import OptionError, StoppedError
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.life.lens import MAP_LOST, look, positions_of
-from tolerant_client.mirror.state.health import counted, counted_are, kept_beyond
+from tolerant_client.mirror.state.health import counted, counted_are, kept_at_ends
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, names_of
@@ -342,8 +342,7 @@ def kept_at_end(
         return {}
 
     async def ask(source: Cluster) -> dict[TopicPartition, str]:
-        there = (await list_led_offsets(source, dict.fromkeys(beyond, LATEST))).offsets
-        return {p: kept_beyond(beyond[p]) for p, end in there.items() if end < beyond[p]}
+        return kept_at_ends(beyond, (await list_led_offsets(source, dict.fromkeys(beyond, LATEST))).offsets)
 
     return _of_source(settings, ask, is_stopping)
 

@@ -87,6 +87,7 @@ def _lines(found: LinkPlan) -> Iterator[str]:
     yield from (f"refused: {text}" for text in found.refusals)
     for topic in found.topics:
         yield from (f"waits: {topic.topic}-{number}: {why}" for number, why in sorted(topic.waiting.items()))
+        yield from (f"paused: {why}" for _, why in sorted(topic.paused.items()))
     yield from (f"waits: {held}" for held in found.held)
     yield from (f"warning: {text}" for text in found.warnings)
     yield from (f"durability: {text}" for text in found.durability)

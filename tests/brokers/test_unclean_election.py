@@ -148,6 +148,10 @@ def test_plan_and_status_name_the_cut_that_ends_the_mirror(cut_source: str, targ
     assert text in status.findings and status.exit_code == 3
     continued, _ = foreseen(cut_source, target, topic, policy=CONTINUE)
     assert f"will be in the ledger as lost: {text}" in continued.warnings and not continued.refusals
+    left = {SHORTER: 50, LONGER: 150}[topic]
+    assert continued.topics[0].to_copy == planned.topics[0].to_copy == left, "from where the mirror resumes"
+    (progress,) = mirror(cut_source, target, topic, topic, policy=CONTINUE, is_translated=True).values()
+    assert (progress.acked, progress.records) == (100 + left, left)
 
 
 def test_a_copy_up_to_the_ends_does_not_end_well_while_the_target_keeps_what_the_source_has_lost(
@@ -162,17 +166,23 @@ def test_a_copy_up_to_the_ends_does_not_end_well_while_the_target_keeps_what_the
         assert found["exit_code"] == done.exit_code
         return found
 
+    why = "the source has not come to offset 200 again, which the target keeps"
+    before, _ = foreseen(cut_source, target, KEPT, policy=CONTINUE)
+    assert (before.exit_code, before.topics[0].waiting) == (3, {0: why}), "as the mirror that accepts the loss says"
+    (lost,) = [text for text in before.warnings if text.startswith("will be in the ledger as lost: ")]
+    assert "other records from offset 100 on" in lost and not before.refusals
     first, again = copied(), copied()
     assert [(row["from_offset"], row["until_offset"]) for row in first["losses"]] == [(100, 200)]
     assert [(found["exit_code"], found["records"]) for found in (first, again)] == [(3, 0), (3, 0)]
-    why = "the source has not come to offset 200 again, which the target keeps"
     assert again["losses"] == [] and again["waiting"] == [{"topic": KEPT, "partition": 0, "reason": why}]
-    planned, _ = foreseen(cut_source, target, KEPT, policy=CONTINUE)
+    planned, status = foreseen(cut_source, target, KEPT, policy=CONTINUE)
+    assert f"{KEPT}-0: {why}" in status.findings, "though no mirror runs"
     ((number, waits),) = planned.topics[0].waiting.items()
     assert (planned.exit_code, planned.topics[0].to_copy, number) == (3, 0, 0)
     assert waits.startswith(f"{why}; in the ledger: {KEPT}-0 offsets 100 to 200: truncation")
     append_others(cut_source, {KEPT: 80})
-    planned, _ = foreseen(cut_source, target, KEPT, policy=CONTINUE)
+    planned, status = foreseen(cut_source, target, KEPT, policy=CONTINUE)
     assert (planned.exit_code, planned.topics[0].to_copy) == (0, 30)
+    assert not [text for text in status.findings if "which the target keeps" in text]
     grown = copied()
     assert (grown["exit_code"], grown["records"], grown["waiting"]) == (0, 30, [])

@@ -24,7 +24,7 @@ from tolerant_client.mirror.engine.throttle import TokenBucket
 from tolerant_client.mirror.state.claims_topic import Claims
 from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.ledger import Ledger
-from tolerant_client.mirror.state.link_control import link_options
+from tolerant_client.mirror.state.link_control import link_options, paused_text
 
 NO_CLAIM = "the claim on the target's partition is over"
 
@@ -57,8 +57,8 @@ class CopiedLink:
 
     def paused_error(self, copy: CopiedPartition) -> LinkPausedError:
         """The error for a partition that the operator has paused."""
-        resume = self.control.value.resume_command([copy.partition], link_options(self.name, self.target))
-        return LinkPausedError(f"{copy} is paused by an operator; {resume} resumes it")
+        which = link_options(self.name, self.target)
+        return LinkPausedError(paused_text(self.control.value, copy.partition, which))
 
     def unclaimed_error(self, copy: CopiedPartition) -> RecoveryExhaustedError:
         """The error for a partition whose claim was never granted."""

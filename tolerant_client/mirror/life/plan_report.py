@@ -15,11 +15,12 @@ from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import DataLossError, LinkPromotedError, OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.circles import refuse_circle
-from tolerant_client.mirror.engine.identical.difference import AheadOfSource, OpenTransaction
+from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.preflight import grown, look_for_others, require_same_source
 from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link, without_topics
 from tolerant_client.mirror.engine.translated.copied_before import find_copied
 from tolerant_client.mirror.engine.translated.foresight import foresee
+from tolerant_client.mirror.engine.translated.target_checks import Resumption
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
 from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.follow.group_positions import read_positions
@@ -39,11 +40,11 @@ from tolerant_client.mirror.state.health import (
     PARTITION_DELETED_ON_SOURCE,
     by_reason,
     few,
-    kept_beyond,
+    kept_at_ends,
     with_pause,
 )
 from tolerant_client.mirror.state.ledger import Ledger
-from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, link_options
+from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, link_options, paused_text
 from tolerant_client.mirror.state.link_topics import (
     NOT_ON_SOURCE,
     beside_file,
@@ -89,7 +90,7 @@ class TopicPlan:
     """A topic by its name on the target; `action` is create, grow, copy or refuse, `why` is the reason of a refusal.
 
     `to_copy` counts the source's offsets to copy, None if the topic is refused.  `waiting` says by partition why it cannot be
-    copied now.
+    copied now, `paused` that an operator has paused it: whatever it waits for besides, the mirror says that alone.
     """
 
     topic: str
@@ -101,6 +102,7 @@ class TopicPlan:
     config: dict[str, str]
     why: str = ""
     waiting: dict[int, str] = field(default_factory=dict)
+    paused: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class LinkPlan:
 
     @property
     def exit_code(self) -> int:
-        is_left_out = bool(self.held) or any(t.action == "refuse" or t.waiting for t in self.topics)
+        is_left_out = bool(self.held) or any(t.action == "refuse" or t.waiting or t.paused for t in self.topics)
         return 3 if self.refusals or is_left_out else 0
 
     def to_json(self) -> dict[str, Any]:
@@ -187,9 +189,12 @@ async def plan_everything(
     refusals += [lost] if lost else []
     refusals += [unread_map(mapped.unread, link)] if mapped.unread else []
     view = await see_topics(source, target, chosen, control, mapped)
-    kept = {name: [n for n in of if not control.pauses(TopicPartition(name, n))] for name, of in planned.gone.items()}
-    gone = {name: of for name, of in kept.items() if of}
-    refusals += gone_refusals(gone, view.on_source, link_options(link, target))
+    which = link_options(link, target)
+    unpaused = {
+        name: [n for n in of if not control.pauses(TopicPartition(name, n))] for name, of in planned.gone.items()
+    }
+    gone = {name: of for name, of in unpaused.items() if of}
+    refusals += gone_refusals(gone, view.on_source, which)
     warnings = [*planned.warnings, *gone_warnings(view.gone.keys() - planned.gone.keys())]
     warnings += (await beside_file(None, target, control, link, chosen if of_file else None)).kept
     try:
@@ -211,10 +216,12 @@ async def plan_everything(
     present = {p for p in planned.ends if p.partition in there.get(p.topic, ())}
     reached: Mapping[TopicPartition, int]
     stopped: dict[TopicPartition, str] = {}
-    ahead: Mapping[TopicPartition, str] = {}
+    ledger = Ledger(target, link)
     if is_translated:
-        reached = await copied_until(target, link, planned.ends)
         foreseen = await foresee(source, target, link, control, planned.ends, present)
+        # After a loss the mirror resumes before the end of what the map says.
+        resumes = {p: of.found.position for p, of in foreseen.items() if isinstance(of.found, Resumption)}
+        reached = {**await copied_until(target, link, planned.ends.keys() - resumes.keys()), **resumes}
         for p, found in foreseen.items():
             if isinstance(found.error, DataLossError) and policy.for_topic(p.topic).on_loss is LossPolicy.CONTINUE:
                 warnings.append(f"will be in the ledger as lost: {text_of(found.error)}")
@@ -226,7 +233,7 @@ async def plan_everything(
     else:
         reached = (await list_led_offsets(target, dict.fromkeys(present, LATEST))).offsets
         known = await with_own_id(target, link, control)
-        stopped, ahead, told = await _differences(source, target, list(reached), Ledger(target, link), known, policy)
+        stopped, told = await _differences(source, target, list(reached), ledger, known, policy)
         warnings += told
     stopping, of_paused = without_paused(stopped, control)
     refusals += stopping.values()
@@ -234,12 +241,15 @@ async def plan_everything(
     refusals += await right_refusals(source, target, planned)
     logs, _ = await list_led_log_offsets(source, planned.ends)
     held = await find_held(source, {p: (log.last_stable, log.high_watermark) for p, log in logs.items()})
+    # What the policy accepts as lost the target keeps, too; with translated offsets nothing waits for it.
+    kept_until = {} if is_translated else {p: at for p, at in reached.items() if p not in stopped}
+    kept = await _kept(kept_until, {p: log.high_watermark for p, log in logs.items()}, ledger)
     starts = {p: log.start for p, log in logs.items()}
     to_copy = {p: max(0, end - max(reached.get(p, 0), starts.get(p, 0))) for p, end in planned.ends.items()}
     return LinkPlan(
         link,
         "translated" if is_translated else "identical",
-        tuple(topic_plans(replace(planned, waiting={**ahead, **planned.waiting}), to_copy)),
+        tuple(topic_plans(replace(planned, waiting={**kept, **planned.waiting}), to_copy, control, which)),
         tuple(refusals),
         tuple(warnings),
         tuple(durability(planned.described[0].values(), planned.described[1])),
@@ -295,14 +305,17 @@ def made_again_warnings(created: Iterable[str], control: LinkControl) -> list[st
     ]
 
 
-def topic_plans(planned: PlannedLink, to_copy: Mapping[TopicPartition, int]) -> Iterable[TopicPlan]:
-    """The plan of each topic, ordered by name; pure."""
+def topic_plans(
+    planned: PlannedLink, to_copy: Mapping[TopicPartition, int], control: LinkControl, which: str
+) -> Iterable[TopicPlan]:
+    """The plan of each topic, ordered by name; the options `which` name the link; pure."""
     wanted, present = planned.described
     made = {topic.name: topic for topic in planned.topics.create}
     grown = {topic.name for topic in planned.topics.grow}
     waiting: dict[str, dict[int, str]] = {}
-    for (topic, number), why in planned.waiting.items():
-        waiting.setdefault(topic, {})[number] = why
+    for partition, why in planned.waiting.items():
+        if not control.pauses(partition) or partition.topic in planned.topics.refused:
+            waiting.setdefault(partition.topic, {})[partition.partition] = why
     for name in sorted({topic.name for topic in planned.topics.copied} | planned.topics.refused.keys()):
         width = present[name].partitions if name in present else 0
         if name in planned.topics.refused:
@@ -310,15 +323,17 @@ def topic_plans(planned: PlannedLink, to_copy: Mapping[TopicPartition, int]) -> 
             yield TopicPlan(name, "refuse", len(waiting[name]), width, factor, None, {}, planned.topics.refused[name])
             continue
         factor = made[name].replication_factor if name in made else present[name].replication_factor
+        partitions = [TopicPartition(name, n) for n in range(wanted[name].partitions)]
         yield TopicPlan(
             name,
             "create" if name in made else "grow" if name in grown else "copy",
-            wanted[name].partitions,
+            len(partitions),
             width,
             factor,
-            sum(to_copy.get(TopicPartition(name, n), 0) for n in range(wanted[name].partitions)),
+            sum(to_copy.get(p, 0) for p in partitions),
             dict(made[name].config) if name in made else {},
             waiting=waiting.get(name, {}),
+            paused={p.partition: paused_text(control, p, which) for p in partitions if control.pauses(p)},
         )
 
 
@@ -329,14 +344,11 @@ async def _differences(
     ledger: Ledger,
     control: LinkControl,
     policy: MirrorPolicy,
-) -> tuple[dict[TopicPartition, str], dict[TopicPartition, str], list[str]]:
-    """Differences in the logs that would stop partitions; why others wait for a source that has lost records; and warnings of
-    losses and of logs that were not compared.
-    """
+) -> tuple[dict[TopicPartition, str], list[str]]:
+    """Differences in the logs that would stop partitions, and warnings of losses and of logs that were not compared."""
     producer_id = control.producer_ids[-1] if control.producer_ids else -1
     states, refused = await read_both(source, target, partitions, producer_id, ledger, control)
     stopped = {p: f"{p.topic}-{p.partition} could not be compared: {why}" for p, why in refused.items()}
-    ahead: dict[TopicPartition, str] = {}
     told: list[str] = []
     emptied = await held_though_empty(target, ledger.link, states)
     for partition, state in states.items():
@@ -348,10 +360,6 @@ async def _differences(
             stopped[partition] = text_of(state.error)
         elif isinstance(state, TolerantClientError):
             stopped[partition] = text_of(state)
-        elif isinstance(state, AheadOfSource):
-            end, rows = state.state.log_end, (await ledger.rows()).get(partition, ())
-            lost = [str(row) for row in rows if row.from_offset < end <= row.until_offset]
-            ahead[partition] = "; in the ledger: ".join([kept_beyond(end), *lost[-1:]])
         elif isinstance(state, OpenTransaction):
             told.append(f"{partition.topic}-{partition.partition} waits: {state}")
     untold = by_reason({p: str(state) for p, state in states.items() if isinstance(state, Untold)})
@@ -359,7 +367,21 @@ async def _differences(
     told += few(f"{some(f'{p.topic}-{p.partition}' for p in of)} {text}: {why}" for why, of in untold.items())
     if unread := [f"{p.topic}-{p.partition}" for p in sorted(partitions) if p not in states and p not in refused]:
         told.append(f"{text} (the mirror does so when it starts): {some(unread)}")
-    return stopped, ahead, told
+    return stopped, told
+
+
+async def _kept(
+    reached: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], ledger: Ledger
+) -> dict[TopicPartition, str]:
+    """As kept_at_ends, with the row of the ledger that says what the source has lost."""
+    if not (kept := kept_at_ends(reached, ends)):
+        return {}
+    rows = await ledger.rows()
+
+    def lost(p: TopicPartition) -> list[str]:
+        return [str(row) for row in rows.get(p, ()) if row.from_offset < reached[p] <= row.until_offset]
+
+    return {p: "; in the ledger: ".join([why, *lost(p)[-1:]]) for p, why in kept.items()}
 
 
 async def _besides(

@@ -23,6 +23,7 @@ from tolerant_client.mirror.state.health import (
     by_reason,
     counted,
     few,
+    kept_at_ends,
     waiting_reasons,
     with_pause,
 )
@@ -155,6 +156,17 @@ class LinkFacts:
         return {p: why for p, why in found.items() if p not in self.differing}
 
     @property
+    def ahead(self) -> dict[TopicPartition, str]:
+        """Why partitions wait whose target's log goes on after the end of their source's, where no mirror tells it."""
+        if self.compared is None or self.scope.is_translated:
+            return {}
+        untold = {*self.compared.refused, *self.compared.opened, *self.compared.unread, *self.compared.emptied}
+        told = {*self.differing, *self.waiting, *untold}
+        ends = {lag.partition: lag.source_end for lag in self.looks.second if lag.source_end is not None}
+        found = kept_at_ends(positions_of(self.looks.second), ends)
+        return {p: why for p, why in found.items() if p not in told and not self.scope.control.pauses(p)}
+
+    @property
     def unexplained(self) -> list[PartitionLag]:
         """The first look at the partitions of which nothing else says why they stand still, if they do."""
         told = self.differing.keys() | self.waiting.keys() | self.shorter.keys() | self.looks.unled.keys()
@@ -233,7 +245,7 @@ def _wait_reasons(facts: LinkFacts) -> Iterator[Reason]:
     yield from waiting_reasons(facts.waiting)
     yield from untold_reasons(facts.mirrors or ())
     unled = {p: why for p, why in facts.looks.unled.items() if not (p in facts.waiting or control.pauses(p))}
-    for why, of in by_reason({**facts.shorter, **unled}).items():
+    for why, of in by_reason({**facts.ahead, **facts.shorter, **unled}).items():
         yield Reason(Health.WAITING, f"{names_of(of)}: {why}")
     if (again := facts.again) is not None:
         yield from still(again.first, again.second, facts.scope.control, again.seconds)

@@ -21,7 +21,8 @@ Laws:
 - A topic that the link has copied and the source no longer has is blocked; one that the target alone lacks is waiting; one that
   neither cluster has is no part of the link's state any more.
 - Rows of the ledger are no reason: an accepted loss is reported, counted and kept, and the run that wrote it exits with 3.
-  A target's log that goes on after the end of its source's is one (kept_beyond): what the source has before that offset is not copied.
+  A target's log that goes on after the end of its source's is one: what the source has before that offset is not copied.  A running
+  mirror, `--once`, `plan` and `status` say so in the same words (kept_beyond), the last three by both ends (kept_at_ends).
 """
 
 from __future__ import annotations
@@ -56,6 +57,16 @@ PARTITION_DELETED_ON_SOURCE = (
 def kept_beyond(until: int) -> str:
     """Why a partition is not copied whose target's log ends there, after the end of its source's, which has lost records."""
     return f"the source has not come to offset {until} again, which the target keeps"
+
+
+def kept_at_ends(
+    reached: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, str]:
+    """Why partitions with identical offsets are not copied: what is `reached` on the target is after the ends of their sources' logs.
+
+    Pure.  The ends must be read after what is reached: a mirror may run.
+    """
+    return {p: kept_beyond(at) for p, at in reached.items() if at > ends.get(p, at)}
 
 
 def deleted_on_source(*, has_topic: bool) -> str:

@@ -358,6 +358,12 @@ def require_finished(control: LinkControl, link: str, target: Cluster, source: C
         raise OptionError(f"Link {link} cannot begin again: {text}")
 
 
+def paused_text(control: LinkControl, partition: TopicPartition, which: str) -> str:
+    """Why a partition that an operator has paused is not copied, and the command that resumes it; the options `which` name the link."""
+    resume = control.resume_command([partition], which)
+    return f"{partition.topic}-{partition.partition} is paused by an operator; {resume} resumes it"
+
+
 def paused(control: LinkControl, topics: Iterable[str], partitions: Iterable[TopicPartition] = ()) -> LinkControl:
     """With these topics (or WHOLE_LINK) and partitions paused, too.  Pure."""
     return replace(

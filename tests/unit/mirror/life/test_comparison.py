@@ -33,7 +33,7 @@ from tolerant_client.mirror.engine.identical import (
     other_writers,
     resume_point,
 )
-from tolerant_client.mirror.engine.identical.difference import AheadOfSource, OpenTransaction
+from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.life import comparison, mirrors, plan_report
 from tolerant_client.mirror.life.comparison import Comparison, compare_ends
 from tolerant_client.mirror.life.promotion_blockers import blockers
@@ -345,7 +345,7 @@ def test_an_emptied_log_is_its_running_mirrors_to_judge(monkeypatch: pytest.Monk
         "not recorded yet" if is_held else "delete the target topic, with what only it has (compare both"
     ) in blocker.text
     ledger, policy = cast(Ledger, SimpleNamespace(link="default", rows=no_rows)), MirrorPolicy()
-    stopped, _, told = asyncio.run(plan_report._differences(source, cast(Any, target), [P], ledger, CONTROL, policy))
+    stopped, told = asyncio.run(plan_report._differences(source, cast(Any, target), [P], ledger, CONTROL, policy))
     assert (not stopped) == is_held and not told
 
 
@@ -540,7 +540,7 @@ def test_what_others_wrote_is_told_once_the_transaction_that_is_open_in_it_is_ov
     assert reason.health is Health.UNKNOWN and "orders-0 could not be compared: a transaction of" in reason.text
     (blocker,) = blockers([], {}, CONTROL, opened)
     assert "a transaction of producer 99 is open" in blocker.text and not blocker.lasts
-    stopped, _, (warning,) = asyncio.run(
+    stopped, (warning,) = asyncio.run(
         plan_report._differences(source, target, [P], KnownLedger(), CONTROL, MirrorPolicy())
     )
     assert not stopped and warning.startswith("orders-0 waits: a transaction of producer 99 is open")
@@ -680,7 +680,7 @@ def test_what_the_source_could_not_be_read_of_makes_nobody_a_stranger(monkeypatc
 def planned(target: Any) -> list[str]:
     source: Any = SOURCE
     ledger = Ledger(target, "default")
-    return asyncio.run(plan_report._differences(source, target, [P], ledger, CONTROL, MirrorPolicy()))[2]
+    return asyncio.run(plan_report._differences(source, target, [P], ledger, CONTROL, MirrorPolicy()))[1]
 
 
 def test_a_plan_warns_of_what_could_not_be_compared() -> None:
@@ -721,20 +721,17 @@ def test_a_plan_tells_of_what_may_not_be_read_as_refused_and_of_the_rest_as_ever
 
     monkeypatch.setattr(comparison, "read_append_states", refuse)
     course = plan_report._differences(Any, Any, [P], KnownLedger(), CONTROL, MirrorPolicy())
-    stopped, _, told = asyncio.run(course)
+    stopped, told = asyncio.run(course)
     assert stopped[P].startswith("orders-0 could not be compared: Fetch of orders-0; ") and not told
 
 
-def test_a_plan_names_the_loss_for_which_the_mirror_waits_until_the_source_has_as_much_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_plan_names_the_loss_for_which_the_mirror_waits_until_the_source_has_as_much_again() -> None:
     earlier, kept = (LedgerRow(1, "default", *P, *span, "truncation", "gone") for span in ((2, 5), (10, 20)))
     ledger = cast(Ledger, SimpleNamespace(link="default", rows=AsyncMock(return_value={P: [earlier, kept]})))
-    found = AheadOfSource(AppendState(20, LINK_ID, 0, 20), 14)
-    monkeypatch.setattr(comparison, "read_append_states", AsyncMock(return_value={P: found}))
-    stopped, ahead, told = asyncio.run(plan_report._differences(Any, Any, [P], ledger, CONTROL, MirrorPolicy()))
     why = "the source has not come to offset 20 again, which the target keeps"
-    assert (stopped, ahead, told) == ({}, {P: f"{why}; in the ledger: {kept}"}, [])
+    assert asyncio.run(plan_report._kept({P: 20}, {P: 14}, ledger)) == {P: f"{why}; in the ledger: {kept}"}
+    for ends in ({P: 20}, {P: 21}, {}):
+        assert asyncio.run(plan_report._kept({P: 20}, ends, ledger)) == {}
 
 
 def test_topics_that_we_may_not_read_keep_no_other_from_being_compared(monkeypatch: pytest.MonkeyPatch) -> None:

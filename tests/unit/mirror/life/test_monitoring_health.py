@@ -41,6 +41,7 @@ from tolerant_client.mirror.state.health import (
     DELETED_ON_TARGET,
     Health,
     Reason,
+    kept_beyond,
     waiting_reasons,
 )
 from tolerant_client.mirror.state.ledger import Ledger
@@ -473,6 +474,37 @@ def test_only_what_no_other_reason_names_is_told_to_stand_still() -> None:
     assert not replace(facts, mirrors=[waits]).seems_still
     longer = replace(control, copied={P: 40})
     assert not replace(facts, scope=replace(scope, control=longer)).seems_still
+
+
+def test_a_target_that_goes_on_after_its_source_is_told_though_no_mirror_runs() -> None:
+    """As a running mirror tells it; not of what is paused, or told otherwise, nor where nothing was compared."""
+    control = replace(HAD, topics=LinkTopics.of("orders").to_json(), producer_ids=(7,))
+    (lag,) = lags = [PartitionLag(P, 100, 1, 1)]
+    looks, why = (
+        Looks(0.0, lags, 2.0, lags, {}),
+        "orders-0: the source has not come to offset 100 again, which the target keeps",
+    )
+
+    def texts(control: LinkControl = control, **more: Any) -> list[str]:
+        found = status_by(control, **{"looks": looks, "compared": Comparison({}), "mirrors": [], **more})
+        return [r.text for r in found.reasons if "has not come to offset" in r.text]
+
+    assert texts() == [why]
+    run = replace(RUN, is_alive=True, waiting={P: Waiting(kept_beyond(100), NOW_MS)})
+    (once,) = texts(mirrors=[run])
+    assert once != why and once.startswith("orders-0 since ")
+    level = [replace(lag, stable_end=100, source_end=100)]
+    for other in (
+        {"control": replace(control, paused=frozenset({"orders"}))},
+        {"looks": Looks(0.0, level, 2.0, level, {})},
+        *(
+            {"compared": found}
+            for found in (None, Comparison({P: "lost"}), Comparison({}, (P,)), Comparison({}, opened={P: "open"}))
+        ),
+    ):
+        assert texts(**other) == [], other
+    scope = LinkScope("dr", control, LinkTopics.of("orders"), NO_MAP, ONE_TOPIC, True, {}, None)
+    assert LinkFacts(scope, looks, NOW_MS, False, {}, [], Comparison({}), [], [], "", "").ahead == {}, "it has a map"
 
 
 def test_a_target_log_that_is_shorter_than_what_was_copied_is_told() -> None:

@@ -1,4 +1,4 @@
-"""What a plan says of topics that other links have."""
+"""What a plan says of topics that other links have, of accepted losses, and of where the mirror resumes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets, LogOffsets
+from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.engine.prepare import PlannedLink
+from tolerant_client.mirror.engine.translated.foresight import Foreseen
+from tolerant_client.mirror.engine.translated.target_checks import Resumption
 from tolerant_client.mirror.life import plan_report
 from tolerant_client.mirror.life.plan_report import LinkPlan
+from tolerant_client.mirror.state.health import kept_beyond
+from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import BesideFile, LinkView
 from tolerant_client.mirror.state.map_topic import NO_MAP
@@ -55,14 +60,10 @@ def test_the_plan_of_a_start_with_the_other_kind_of_offsets_says_only_that(
     assert "a name of its own (--link, in a file another alias)" in found.refusals[0]
 
 
-def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither offsets to copy nor changes of its configuration or of groups; nor is its log compared."""
-    specs = {p.topic: TopicSpec(p.topic, 1, 1) for p in (OWN, THEIRS, MADE)}
-    present = {name: spec for name, spec in specs.items() if name != "made"}
-    plan = TopicsPlan((specs["made"],), (specs["own"], specs["theirs"]))
-    planned = PlannedLink(plan, {OWN: 50, THEIRS: 70, MADE: 90}, {}, (specs, present))
-    why = "link X copies it"
+def planned_by(monkeypatch: pytest.MonkeyPatch, planned: PlannedLink, **more: Any) -> tuple[LinkPlan, dict[str, Any]]:
+    """The plan of link "dr" by what was read, and what was asked; all logs begin at offset 5 and end at `ends`."""
     asked: dict[str, Any] = {}
+    ends = more.pop("ends", (5, 5))
 
     def say(name: str, value: Any) -> None:
         async def tell(*args: Any, **_: Any) -> Any:
@@ -80,37 +81,50 @@ def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytes
         "look_for_forgotten": None,
         "see_topics": LinkView({}, {}, {}, {}),
         "beside_file": BesideFile(),
-        "look_for_others": Others({"theirs": why, "made": why}, (), frozenset({"theirs"})),
+        "look_for_others": Others({}, (), frozenset()),
         "refuse_circle": (),
-        "not_allowed": ["own"],
+        "not_allowed": [],
         "find_held": [],
         "with_own_id": LinkControl(),
-        "_differences": ({}, {}, []),
+        "_differences": ({}, []),
         "_besides": (None, None, None),
+        **more,
     }.items():
         say(name, value)
 
     async def led(_: Any, wanted: Any) -> LedOffsets:
-        return LedOffsets(dict.fromkeys(wanted, 5), {})
+        return LedOffsets(dict.fromkeys(wanted, ends[1]), {})
 
     async def logs(_: Any, wanted: Any) -> tuple[dict[TopicPartition, LogOffsets], dict[TopicPartition, str]]:
-        return dict.fromkeys(wanted, LogOffsets(5, 5, 5)), {}
+        return dict.fromkeys(wanted, LogOffsets(5, ends[0], ends[0])), {}
 
     async def partitions(names: Collection[str]) -> dict[str, list[int]]:
-        return {name: [0] for name in names if name in present}
+        return {name: [0] for name in names if name in planned.described[1]}
 
     async def cluster_id() -> str:
         return "id"
 
     monkeypatch.setattr(plan_report, "list_led_offsets", led)
     monkeypatch.setattr(plan_report, "list_led_log_offsets", logs)
+    monkeypatch.setattr(Ledger, "rows", AsyncMock(return_value={}))
     both: list[Any] = [
         SimpleNamespace(
             name=name, partitions=partitions, cluster_id=cluster_id, wire_topic=str, file_options="--config f"
         )
         for name in ("source", "target")
     ]
-    found = asyncio.run(plan_report.plan_everything(*both, "dr", ".*"))
+    return asyncio.run(plan_report.plan_everything(*both, "dr", ".*")), asked
+
+
+def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither offsets to copy nor changes of its configuration or of groups; nor is its log compared."""
+    specs = {p.topic: TopicSpec(p.topic, 1, 1) for p in (OWN, THEIRS, MADE)}
+    present = {name: spec for name, spec in specs.items() if name != "made"}
+    plan = TopicsPlan((specs["made"],), (specs["own"], specs["theirs"]))
+    planned = PlannedLink(plan, {OWN: 50, THEIRS: 70, MADE: 90}, {}, (specs, present))
+    why = "link X copies it"
+    others = Others({"theirs": why, "made": why}, (), frozenset({"theirs"}))
+    found, asked = planned_by(monkeypatch, planned, look_for_others=others, not_allowed=["own"])
     rows = {t.topic: (t.action, t.to_copy, t.why) for t in found.topics}
     assert rows == {"own": ("copy", 45, ""), "theirs": ("refuse", None, why), "made": ("refuse", None, why)}
     assert found.refusals == (
@@ -122,3 +136,37 @@ def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytes
     assert asked["_differences"][2] == [OWN], "the others' logs are not compared"
     assert asked["_besides"][-1] == {THEIRS, MADE}, "their configuration and groups stay as they are"
     assert asked["refuse_circle"][2] == ["own"], "as the mirror asks"
+
+
+def planned_own(end: int) -> PlannedLink:
+    specs = {"own": TopicSpec("own", 1, 1)}
+    return PlannedLink(TopicsPlan((), (specs["own"],)), {OWN: end}, {}, (specs, specs))
+
+
+def test_what_the_target_keeps_of_an_accepted_loss_is_waited_for_as_the_mirror_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = ({}, ["will be in the ledger as lost: the source was truncated"])
+    for source_end, waits in ((150, True), (200, False)):
+        found, _ = planned_by(monkeypatch, planned_own(source_end), _differences=told, ends=(source_end, 200))
+        assert found.topics[0].waiting == ({0: kept_beyond(200)} if waits else {})
+        assert (found.exit_code, found.topics[0].to_copy, found.refusals) == (3 if waits else 0, 0, ())
+    stopped = ({OWN: "own-0 was truncated"}, [])
+    found, _ = planned_by(monkeypatch, planned_own(150), _differences=stopped, ends=(150, 200))
+    assert (found.topics[0].waiting, found.refusals) == ({}, ("own-0 was truncated",)), "said once"
+
+
+def test_what_is_left_to_copy_with_translated_offsets_counts_from_where_the_mirror_resumes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a cut that is before the end of what the map says."""
+    resumes = {OWN: Foreseen(("1", "2"), Resumption(100, None), False)}
+    found, asked = planned_by(
+        monkeypatch, planned_own(150), has_map=True, require_kind=None, foresee=resumes, find_copied={}, copied_until={}
+    )
+    assert (found.offsets, found.topics[0].to_copy, found.topics[0].waiting) == ("translated", 50, {})
+    assert not asked["copied_until"][2]
+    lost = {OWN: Foreseen(("1", "2"), TargetDivergedError("made again"), False)}
+    told = {"has_map": True, "require_kind": None, "foresee": lost, "find_copied": {}, "copied_until": {OWN: 140}}
+    found, _ = planned_by(monkeypatch, planned_own(150), **told)
+    assert (found.topics[0].to_copy, found.refusals) == (10, ("made again",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from spark_integration.mirror.flow_links import duties_of
 from support.commands import COMMANDS
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.prepare import PlannedLink
-from tolerant_client.mirror.life.plan_report import Besides, topic_plans
+from tolerant_client.mirror.life.plan_report import Besides, LinkPlan, topic_plans
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan
 from tolerant_client.ops.mm2.flows import Flow, read_flows
 
@@ -115,9 +117,8 @@ def test_topics_are_planned_one_by_one_with_what_waits() -> None:
     )
     waiting = {TopicPartition("stamped", n): "why" for n in (0, 1)} | {TopicPartition("there", 1): "no leader"}
     ends = {TopicPartition(name, n): 10 for name in ("new", "grown", "there") for n in (0, 1)}
-    found = list(
-        topic_plans(PlannedLink(topics, ends, waiting, (wanted, present)), {**ends, TopicPartition("there", 0): 3})
-    )
+    planned, to_copy = PlannedLink(topics, ends, waiting, (wanted, present)), {**ends, TopicPartition("there", 0): 3}
+    found = list(topic_plans(planned, to_copy, LinkControl(), "--link dr"))
     assert [(t.topic, t.action, t.partitions, t.target_partitions, t.replication_factor, t.to_copy) for t in found] == [
         ("grown", "grow", 2, 1, 1, 20),
         ("new", "create", 2, 0, 1, 20),
@@ -125,3 +126,13 @@ def test_topics_are_planned_one_by_one_with_what_waits() -> None:
         ("there", "copy", 2, 2, 2, 13),
     ]
     assert (found[2].why, found[3].waiting, found[1].config) == ("why", {1: "no leader"}, {"retention.ms": "1"})
+    assert not any(t.paused for t in found)
+    held = LinkControl(paused=frozenset({"new", "stamped"}), paused_partitions=frozenset({TopicPartition("there", 1)}))
+    new, refused, there = list(topic_plans(planned, to_copy, held, "--link dr"))[1:]
+    assert (there.waiting, there.to_copy) == ({}, 13), "the mirror, too, calls it paused alone"
+    assert there.paused == {
+        1: "there-1 is paused by an operator; tolerant-kafka resume --link dr --topic there --partition 1 resumes it"
+    }
+    assert (new.paused.keys(), refused.paused, refused.partitions) == ({0, 1}, {}, 2)
+    assert LinkPlan("dr", "identical", (there,)).exit_code == 3
+    assert LinkPlan("dr", "identical", (replace(there, paused={}),)).exit_code == 0
