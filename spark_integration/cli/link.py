@@ -18,7 +18,7 @@ from spark_integration.option_values import whole_number
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
-from tolerant_client.mirror.life.naming import name_link
+from tolerant_client.mirror.life.naming import name_link, unknown_link
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_topics import written_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, group_filter
@@ -56,6 +56,8 @@ class GivenLink:
         async def ask(target: Cluster) -> LinkTopics:
             control = await read_control(target, self.link)
             await require_not_forgotten(target, self.link, control)
+            if self.topics is None and control.is_unwritten and (why := await unknown_link(target, self.link)):
+                raise OptionError(f"{why}: check --target and --link, or give --topics")
             return written_topics(control, self.link, self.topics)
 
         return replace(self, topics=self.run_on_target(ask))

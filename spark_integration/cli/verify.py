@@ -17,6 +17,7 @@ from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.mirrors import look_for_forgotten
+from tolerant_client.mirror.life.naming import unknown_link
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.verify.outcome import Difference, Outcome
@@ -58,6 +59,11 @@ def verify(
     async def forgotten(target: Cluster) -> str | None:
         return await look_for_forgotten(target, given.link, await read_control(target, given.link))
 
+    async def unknown(target: Cluster) -> str | None:
+        return await unknown_link(target, given.link)
+
+    if is_alone and which.link and (why := given.run_on_target(unknown)) is not None:
+        raise OptionError(f"{why}: check --target and --link, or leave --link out: with --topics verify needs none")
     if given.flow is not None and (why := given.run_on_target(forgotten)) is not None:
         echo_each("warning", [why])
 

@@ -1148,6 +1148,11 @@ def test_the_commands_of_a_life_print_one_document_each(source: str, target: str
     (topic,) = found["topics"]
     assert (code, topic["lag"], found["health"]) == (3, 20, "unknown")  # nothing moves, and no mirror was seen
     assert topic["lag_s"] > 0 and topic["lag_bytes"] > 0
+    for words in (["status"], ["verify"], ["verify", "--topics", "life-cli"]):
+        with pytest.raises(
+            OptionError, match=r"Link nothing was never started .*; the links of this target are .*\bcli\b"
+        ):
+            invoke(*words, *clusters[:-1], "nothing")
     code, found = invoke("pause", *onto, "--topic", "life-cli", "--partition", "1", "--dry-run")
     assert (code, found["is_changed"]) == (0, True)
     assert control_of(target, "cli").paused_partitions == frozenset()

@@ -1,4 +1,4 @@
-"""Names a link if no name is given, and finds which link of a target is meant.
+"""Names a link if no name is given, and finds which link of a target is meant; says so of a name that no link of it has.
 
 The default name belongs to one pair of clusters: it has the source's cluster id, so that two sources of one target never share
 a link.  Links that older versions named `default` keep that name.
@@ -12,6 +12,7 @@ import kafka.errors as Errors
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
 
@@ -62,3 +63,16 @@ async def name_link(source: Cluster | None, target: Cluster, *, is_start: bool =
     given = link_options("", target, source).removesuffix(" --link ''")
     own = default_name(cluster_id, controls)
     return own if is_start else chosen_name(controls, cluster_id, given) or own
+
+
+async def unknown_link(target: Cluster, link: str) -> str | None:
+    """What to say of a name of which the target tells no link, with the links that there are; None if it tells one, or may not tell."""
+    try:
+        controls = await read_controls(target)
+    except Errors.TopicAuthorizationFailedError:
+        return None
+    if link in controls.links or any(record.key == link for record in controls.unreadable):
+        return None
+    known = ", ".join(sorted(controls.links))
+    there = f"the links of this target are {known}" if known else "this target has no link"
+    return f"Link {link} was never started on this target, or its record in {CONTROL_TOPIC} was deleted; {there}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
 import pytest
@@ -13,7 +15,10 @@ from spark_integration.cli import link as module
 from spark_integration.cli.app import app
 from spark_integration.cli.link import GivenLink
 from spark_integration.cli.verify import _read_report, _write_report
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import OptionError, text_of
+from tolerant_client.mirror.life import naming
+from tolerant_client.mirror.state.control_record import Controls, Unreadable
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.report import VerifyReport
 
@@ -45,6 +50,43 @@ def test_to_compare_given_topics_no_link_is_looked_for(compared: list[LinkTopics
 def test_without_topics_a_link_has_to_say_them(compared: list[LinkTopics]) -> None:
     done = CliRunner().invoke(app, CLUSTERS)
     assert isinstance(done.exception, OptionError) and "2 links" in str(done.exception) and not compared
+
+
+def test_a_link_that_the_target_does_not_have_is_an_error_that_names_those_it_has(
+    monkeypatch: pytest.MonkeyPatch, compared: list[LinkTopics]
+) -> None:
+    """Also where the topics are given: nothing else would say that the name is wrong."""
+    links = {name: LinkControl(topics=LinkTopics.of("orders").to_json()) for name in ("drb", "dra")}
+    read = AsyncMock(return_value=Controls(links, (Unreadable("new", "of a newer version", None),)))
+
+    async def read_control(_: Any, link: str) -> LinkControl:
+        return links.get(link, LinkControl())
+
+    def run_on_target(_: GivenLink, ask: Any) -> Any:
+        return asyncio.run(ask(None))
+
+    monkeypatch.setattr(naming, "read_controls", read)
+    monkeypatch.setattr(module, "read_control", read_control)
+    monkeypatch.setattr(module, "require_not_forgotten", AsyncMock())
+    monkeypatch.setattr(GivenLink, "run_on_target", run_on_target)
+    told = (
+        "Link dr was never started on this target, or its record in tolerant-mirror-control was deleted; the links of this target"
+        " are dra, drb: check --target and --link, or "
+    )
+    given = ["--topics", "orders"]
+    for command in (["verify"], ["status"], ["verify", *given]):
+        done = CliRunner().invoke(app, [*command, *CLUSTERS[1:], "--link", "dr"])
+        remedy = "leave --link out: with --topics verify needs none" if given[0] in command else "give --topics"
+        assert isinstance(done.exception, OptionError) and text_of(done.exception) == told + remedy
+    assert not compared
+    for known in ("dra", "new"):  # the second one is there, though nobody can read it
+        CliRunner().invoke(app, [*CLUSTERS, *given, "--link", known])
+    read.return_value = Controls({})
+    done = CliRunner().invoke(app, [*CLUSTERS, *given, "--link", "dr"])
+    assert "; this target has no link: check" in str(done.exception)
+    read.side_effect = Errors.TopicAuthorizationFailedError("tolerant-mirror-control")
+    CliRunner().invoke(app, [*CLUSTERS, *given, "--link", "dr"])  # nothing tells
+    assert len(compared) == 3
 
 
 def test_a_report_is_written_beside_its_file_under_a_name_that_nobody_can_foresee(tmp_path: Path) -> None:
