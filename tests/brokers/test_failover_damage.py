@@ -119,6 +119,13 @@ def test_a_failover_without_its_control_finds_where_the_former_one_has_fenced(
         if not is_transactional:  # more than are read one by one
             append_records(target, topic, 1_100, first=1_000, per_batch=1)
         there.run(delete_topics, there, [CONTROL_TOPIC])
+        asked = origin, there, topic, LinkTopics.of(topic)
+        rehearsed = origin.run(lambda: promote(*asked, is_dry_run=True, deadline_s=0.0))
+        assert any("the fence of this very link" in text for text in rehearsed.blockers), rehearsed
+        assert [p.copied_until for p in rehearsed.partitions] == [None], (
+            "what others wrote after the fence is not copied"
+        )
+        assert not rehearsed.unknown_left, "nor does the source's log end before what was copied"
         again = there.run(lambda: failover(there, topic, LinkTopics.of(topic)))
         assert again.exit_code == 3 and [p.copied_until for p in again.partitions] == [20]
         assert f"link {topic} was promoted before with {topic}-0" in again.damaged[0]

@@ -565,6 +565,19 @@ def test_what_the_source_has_in_partitions_that_no_mirror_had_seen_is_left_behin
     append_records(source, "life-unseen-c", 4)
     mirror(source, target, "life-unseen-c", "of-another-link")
     assert run(source, target, promote, "unseen") == report
+    assert fail_over(target, "of-another-link").is_done
+    with both(source, target) as (origin, there):
+        there.run(delete_topics, there, ["life-unseen-c"])  # what that link left behind is its to tell
+        assert origin.run(promote, origin, there, "unseen") == report
+        for until in (2, 5):
+            assert origin.run(delete_records, origin, TopicPartition("life-unseen-a", 2), until) == 0
+            found = origin.run(promote, origin, there, "unseen")
+            deleted = (
+                f"offsets 0 to {until} of life-unseen-a-2 were not copied, and the source has deleted them: nobody has"
+            )
+            assert found.exit_code == 3 and deleted in found.left_behind, "as it is said of what the link had begun"
+            assert ("3 committed records of life-unseen-a-2" in found.left_behind) is (until == 2)
+            assert found.left_behind in origin.run(read_status, origin, there, "unseen").notes
 
 
 @pytest.mark.parametrize("is_translated", [False, True])

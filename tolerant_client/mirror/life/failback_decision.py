@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.batches.losses import GOES_ON
-from tolerant_client.mirror.engine.troubles import fill_again
+from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS, fill_again
 from tolerant_client.mirror.life.shared_log import SharedLog
 from tolerant_client.mirror.state.health import by_reason, counted, few, names
 from tolerant_client.mirror.state.link_control import LinkControl, Positions
@@ -123,7 +123,7 @@ def strangers(undeletable: Collection[str], own: Collection[str]) -> tuple[str, 
         found.append(
             f"the target's log of {some(foreign)} is not a copy of the source's, and no control on the source says that a link"
             " copied it from there: it may be another topic of the same name, so --discard-diverged does not delete it. Leave"
-            " it out of --topics, or delete it yourself"
+            f" it out of --topics, or delete it yourself, {WITH_WHAT_IT_HAS}"
         )
     if former := sorted(set(undeletable).intersection(own)):
         found.append(

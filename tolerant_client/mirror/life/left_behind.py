@@ -4,11 +4,12 @@ The copies end where the fence said (LinkControl.copied_until), and the committe
 behind: a transaction that was open when the source was lost may have been aborted since (committed.py).  What it has deleted of that
 since is lost (PartitionLag.deleted), and counts as left behind: nothing tells how many committed records it had, unless a promotion
 that was run again before has found none, and written that into the control (`empty_until`).  So was left behind what the source has in
-partitions that no link had begun and the target does not have: no mirror had seen them.
+partitions that no link had begun and the target does not have: no mirror had seen them, so what the source has deleted of them is not on
+the target either, whenever that was.  What another link from this source has begun is that link's to tell.
 
-All this is unknown where the target has such a partition, as its producers may have made it by now, and where the source's log is no
-longer the one that was copied: where its topic was created again, where it ends before what was copied, and where a link copies back
-into it.  Offsets are half-open, those of the source.
+All this is unknown where the target has such a partition, as its producers may have made it by now, where the source does not tell the
+log's end, and where its log is no longer the one that was copied: where its topic was created again, where it ends before what was
+copied, and where a link copies back into it.  Offsets are half-open, those of the source.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from functools import partial
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import list_led_offsets
+from tolerant_client.cluster.admin.offsets import list_led_log_offsets
 from tolerant_client.cluster.admin.topics import present_ids
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.lens import END_UNKNOWN, NEVER_HAD, PartitionLag, look_led
 from tolerant_client.mirror.life.mirrors import within_bound
 from tolerant_client.mirror.life.owners import find_taken
 from tolerant_client.mirror.life.promotion_groups import STAY, unmoved_groups
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport, left_text
 from tolerant_client.mirror.logs.committed import count_committed
-from tolerant_client.mirror.state.control_topic import update_control
+from tolerant_client.mirror.state.control_topic import read_controls, update_control
 from tolerant_client.mirror.state.copied_back import copied_back
 from tolerant_client.mirror.state.health import by_reason, few, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
@@ -78,16 +79,16 @@ async def promoted_before(
     if not ends:
         why = await lost_map(target, link, control) or END_UNKNOWN
         warnings.append(f"how far link {link} had copied is unknown: {why}")
-    lags = [PartitionLag(p, at) for p, at in sorted(ends.items())]
+    lags, never = [PartitionLag(p, at) for p, at in sorted(ends.items())], list[PartitionLag]()
     topics = _topics_of(control)
     unmoved, alike, unknown = None, dict[TopicPartition, int](), dict[TopicPartition, str]()
     if source is not None and lags:
         seen, unseen = await look_led(source, target, link, list(ends), is_translated, control)
-        never, made = await never_copied(source, target, link, control, mapped, is_translated=is_translated)
+        never, untold = await never_copied(source, target, link, control, mapped, is_translated=is_translated)
         seen, unlike = await as_left(source, target, control, [*seen, *never])
         known = {e.partition: e for e in seen}
         lags = [known.get(e.partition, e) for e in (*lags, *never)]
-        unknown = _of_data({**unseen, **made, **unlike}, topics)
+        unknown = _of_data({**unseen, **untold, **unlike}, topics)
         alike = {p: at for p, at in ends.items() if p in known and p not in unlike}
     if source is not None and groups is not None and topics is not None:
         unmoved = await unmoved_groups(source, target, topics, groups, alike, map_of=link if is_translated else None)
@@ -95,7 +96,8 @@ async def promoted_before(
     rows = _rows(lags, topics)
     if source is not None:
         rows = await with_left(source, rows, lags)
-        if not is_dry_run and (empty := _empty_until(rows, [e for e in lags if e.partition in ends])):
+        read = [e for e in lags if e.partition in ends or e in never]
+        if not is_dry_run and (empty := _empty_until(rows, read)):
             await _write_empty(target, link, control, empty)
     return PromotionReport(
         action,
@@ -131,10 +133,7 @@ async def _write_empty(target: Cluster, link: str, control: LinkControl, empty: 
 async def never_copied(
     source: Cluster, target: Cluster, link: str, control: LinkControl, mapped: MappedTopics, *, is_translated: bool
 ) -> tuple[list[PartitionLag], dict[TopicPartition, str]]:
-    """The lags of what the source has in partitions that no link had begun, and why it is unknown what was left behind of others.
-
-    What the source has deleted of them does not count: nothing tells whether a mirror would have found it.
-    """
+    """The lags of what the source has, or had, in partitions that no link had begun; and why it is unknown what was left of others."""
     if (topics := _topics_of(control)) is None:
         return [], {}
     there, here = await source.partitions(), await target.partitions()
@@ -146,15 +145,35 @@ async def never_copied(
         for p in map(partial(TopicPartition, name), numbers)
         if p not in known
     ]
-    if not never:
+    if never:
+        ask_taken = partial(find_taken, target, link, control, never, mapped.names, is_translated=is_translated)
+        taken = await within_bound(target, ask_taken) or {}
+        never = [p for p in never if p not in taken]
+    if not (never and (never := await _begun_by_none(source, target, link, never))):
         return [], {}
-    ask_taken = partial(find_taken, target, link, control, never, mapped.names, is_translated=is_translated)
-    taken = await within_bound(target, ask_taken) or {}
-    starts = (await list_led_offsets(source, {p: EARLIEST for p in never if p not in taken})).offsets
-    ends = (await list_led_offsets(source, dict.fromkeys(starts, LATEST))).offsets
-    lags = [PartitionLag(p, 0, end, end, starts[p]) for p, end in sorted(ends.items()) if end > starts[p]]
+    logs, untold = await list_led_log_offsets(source, never)
+    seen = [PartitionLag(p, 0, log.last_stable, log.high_watermark, log.start) for p, log in sorted(logs.items())]
+    lags = [e for e in (replace(e, begun_at=control.empty_until.get(e.partition, 0)) for e in seen) if e.left_offsets]
     made = {e.partition: NEVER_HAD for e in lags if e.partition.partition in here.get(e.partition.topic, ())}
-    return [e for e in lags if e.partition not in made], made
+    return [e for e in lags if e.partition not in made], {**untold, **made}
+
+
+async def _begun_by_none(
+    source: Cluster, target: Cluster, link: str, partitions: Collection[TopicPartition]
+) -> list[TopicPartition]:
+    """Those of these partitions that no other link from this source has begun: what was left of the others is theirs to tell."""
+    try:
+        links = await within_bound(target, read_controls, target, frozenset(p.topic for p in partitions))
+    except Errors.TopicAuthorizationFailedError:
+        links = None
+    source_id = await source.cluster_id()
+    others = [
+        other
+        for name, other in ({} if links is None else links.links).items()
+        if name != link and other.may_copy_from(source_id)
+    ]
+    begun = {p for other in others for p in (*other.begun, *other.copied, *other.copied_until)}
+    return [p for p in partitions if p not in begun]
 
 
 async def as_left(
@@ -163,9 +182,9 @@ async def as_left(
     """The lags of a promoted link, without the ends of source logs that are no longer what was copied; and why they are not."""
     if not (known := list(lags)):
         return [], {}
-    topics = {e.partition.topic for e in known}
-    ids = await within_bound(source, present_ids, source, sorted(topics))
-    theirs = await within_bound(source, copied_back, source, target, topics, control.copied_until)
+    ids = await within_bound(source, present_ids, source, sorted({e.partition.topic for e in known}))
+    partitions = [e.partition for e in known]
+    theirs = await within_bound(source, copied_back, source, target, partitions, control.copied_until)
     why: dict[TopicPartition, str] = {}
     is_another = None not in (was := {control.source_cluster_id, await source.cluster_id()}) and len(was) > 1
     for e in known:
@@ -177,8 +196,8 @@ async def as_left(
             TopicIds(str(ids.get(e.partition.topic) or ""))
         ):
             why[e.partition] = _CREATED_AGAIN
-        elif e.partition.topic in theirs:
-            why[e.partition] = theirs[e.partition.topic]
+        elif e.partition in theirs:
+            why[e.partition] = theirs[e.partition]
         elif control.tells_no_start and not control.is_fenced and e.partition not in control.copied_until:
             why[e.partition] = _UNFINISHED  # whose marker ends the log is in the control with the last write
         elif control.is_of_unknown_source and control.is_identical and not e.position and e.source_end:

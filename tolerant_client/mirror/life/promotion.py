@@ -324,7 +324,8 @@ async def _wait(
 ) -> tuple[list[PartitionLag], list[str], dict[TopicPartition, str]]:
     """Reads both clusters at least twice: until nothing blocks the promotion, a blocker does not go by waiting, or the deadline.
 
-    Returns the positions of both sides, what blocks the promotion, and the differences in partitions that it does not wait for.
+    Returns the positions of both sides, what blocks the promotion, and the differences in partitions that it does not wait for.  While
+    something blocks it, how far logs with identical offsets are copied is unknown where they differ, or were not compared.
     Checks the partitions of the link's topics and those `besides`.  Tells what it waits for whenever that changes.  Raises
     OptionError if the source has nothing of the link.
     """
@@ -359,6 +360,11 @@ async def _wait(
         if before is not None and (
             not found or any(blocker.lasts for blocker in found) or time.monotonic() >= deadline
         ):
+            if found and not of.is_translated:  # nothing shows that the copy ends where the log does
+                unlike = (
+                    {e.partition for e in ends} if compared is None else compared.differing.keys() | differing.keys()
+                )
+                ends = [replace(e, position=None) if e.position and e.partition in unlike else e for e in ends]
             return ends, [blocker.text for blocker in found], differing
         text = f"waiting: {'; '.join(blocker.text for blocker in found)}"
         if found and deadline_s and text != told:

@@ -194,14 +194,15 @@ async def _look_twice(source: Cluster | None, target: Cluster, scope: LinkScope)
     if scope.control.is_promotion_begun:
         left = [_LEFT_UNKNOWN]
         if source is not None:
-            never = list[PartitionLag]()
+            never, untold = list[PartitionLag](), dict[TopicPartition, str]()
             if scope.control.is_fenced:
                 asked_never = source, target, scope.link, scope.control, scope.mapped
-                never, _ = await never_copied(
-                    *asked_never, is_translated=scope.is_translated
-                )  # the others are `unseen`
+                never, untold = await never_copied(*asked_never, is_translated=scope.is_translated)
             seen, unlike = await as_left(source, target, scope.control, [*second, *never])
-            left = await left_texts(source, scope.control, seen, {**unseen, **unlike})
+            # never_copied tells of what the link had not begun, and whose it is; version 0.1 did not write what it had.
+            fenced = scope.control.copied_until if scope.control.is_fenced else {}
+            unknown = {p: why for p, why in unseen.items() if p in fenced or not fenced}
+            left = await left_texts(source, scope.control, seen, {**unknown, **untold, **unlike})
             second = seen[: len(second)]
     unled: Mapping[TopicPartition, str] = {}
     if scope.is_translated and not scope.control.is_promotion_begun:  # else the copies themselves tell where they end

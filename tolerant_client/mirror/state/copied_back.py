@@ -1,4 +1,4 @@
-"""Which topics of a source a link has copied back to it: then its logs are no longer what another link copied from it."""
+"""Which partitions of a source a link has copied back to it: then its logs are no longer what another link copied from it."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from tolerant_client.mirror.state.link_control import Positions
 from tolerant_client.mirror.state.map_topic import was_never_started
 
 
-async def copied_back(source: Cluster, target: Cluster, topics: Collection[str], ours: Positions) -> dict[str, str]:
-    """Which of these topics, by their names on the target, a link has copied back to the source, or may have; and why.
+async def copied_back(
+    source: Cluster, target: Cluster, partitions: Collection[TopicPartition], ours: Positions
+) -> dict[TopicPartition, str]:
+    """Which of these partitions, by their names on the target, a link has copied back to the source, or may have; and why.
 
-    Not a link back with the same offsets that was promoted before our own copies, which end at `ours`: all that it wrote is
-    before them (A-B-A-B).
+    Not a link back with the same offsets that has not begun them: it writes that down first.  Nor one that was promoted before our own
+    copies, which end at `ours`: all that it wrote is before them (A-B-A-B).
     """
+    wire = {p: TopicPartition(source.wire_topic(p.topic), p.partition) for p in partitions}
     try:
-        links = (await read_controls(source, frozenset(map(source.wire_topic, topics)))).links
+        links = (await read_controls(source, frozenset(p.topic for p in wire.values()))).links
     except Errors.TopicAuthorizationFailedError:
-        return dict.fromkeys(topics, f"we may not read {CONTROL_TOPIC} of the source, so a link may have copied back")
+        return dict.fromkeys(wire, f"we may not read {CONTROL_TOPIC} of the source, so a link may have copied back")
     here = await target.cluster_id()
-    found: dict[str, str] = {}
+    found: dict[TopicPartition, str] = {}
     for name, control in links.items():
         if here is None or not control.may_copy_from(here) or not control.topics:
             continue
         if await was_never_started(source, name, control):
             continue
-        for topic in topics:
-            wire = source.wire_topic(topic)
-            ends = {p.partition: end for p, end in control.copied_until.items() if p.topic == wire}
-            is_over = (
-                control.is_fenced
-                and control.is_identical
-                and all(end <= ours.get(TopicPartition(topic, n), end) for n, end in ends.items())
-            )
-            if control.writes(wire) and not (ends and is_over):
-                found[topic] = f"link {name} has copied back to it"
+        said = {*control.begun, *control.copied, *control.copied_until, *control.adopted, *control.unfenced}
+        # Version 0.1 did not write what it begins.
+        is_told = control.is_identical and bool(control.begun or control.is_fenced and control.copied_until)
+        for p, at in wire.items():
+            end = control.copied_until.get(at)
+            is_over = control.is_fenced and control.is_identical and end is not None and end <= ours.get(p, end)
+            if control.writes(at.topic) and not is_over and (at in said or not is_told):
+                found[p] = f"link {name} has copied back to it"
     return found

@@ -36,8 +36,8 @@ async def find_fences(
         left = {p: at for p, at in first.items() if any(not is_filler(r) for r in found[p].records.values())}
         before = {p: offset for p, offset in said.items() if offset < (bounds[p].source_start or 0)}
         if overtaken := await _marked(target, control, before, bounds):
-            back = await copied_back(source, target, {p.topic for p in overtaken}, control.copied_until)
-            left |= {p: offset for p, offset in overtaken.items() if p.topic not in back}
+            back = await copied_back(source, target, list(overtaken), control.copied_until)
+            left |= {p: offset for p, offset in overtaken.items() if p not in back}
         at_end = await _marked(target, control, {p: end for p, end in ends.items() if p not in left}, bounds)
         # Two promotions at once write two fences.
         fences |= {**left, **{p: first.get(p, end) for p, end in at_end.items()}}

@@ -12,6 +12,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.groups import CommittedOffset
+from tolerant_client.cluster.admin.offsets import LogOffsets
 from tolerant_client.errors import ClusterUnreachableError, TargetDivergedError
 from tolerant_client.mirror.follow.group_positions import GroupPosition, GroupPositions
 from tolerant_client.mirror.follow.groups import GroupsReport, decide_moves
@@ -311,3 +312,108 @@ def test_a_map_that_is_lost_tells_of_no_group_where_it_belongs(monkeypatch: pyte
     monkeypatch.setattr(promotion_groups, "read_positions", AsyncMock(side_effect=ClusterUnreachableError("away")))
     with pytest.raises(ClusterUnreachableError):
         again(Source(), groups=TopicFilter())
+
+
+UNSEEN = TopicPartition("orders", 1)
+
+
+def unseen_by(
+    monkeypatch: pytest.MonkeyPatch,
+    log: tuple[int, int],
+    control: LinkControl = PROMOTED,
+    links: dict[str, LinkControl] = {},
+    unled: dict[TopicPartition, str] = {},
+    back: dict[str, LinkControl] = {},
+) -> PromotionReport:
+    """What a repeat says where the source has orders-1, which no mirror had seen, with this log of records; all else was copied."""
+    source = Source(dict(back))
+    source.ends = {P: 100, Q: 20}
+
+    async def partitions(*_: Any) -> dict[str, list[int]]:
+        return {"orders": [0, 1], "clicks": [0]}
+
+    async def logs(_: Any, wanted: list[TopicPartition]) -> Any:
+        return {p: LogOffsets(log[0], log[1], log[1]) for p in wanted if p not in unled}, unled
+
+    async def count_committed(_: Any, ranges: dict[TopicPartition, Any]) -> dict[TopicPartition, Committed]:
+        return {p: Committed(end - start, end) for p, (start, end) in ranges.items()}
+
+    monkeypatch.setattr(Source, "partitions", partitions)
+    for name, value in {
+        "list_led_log_offsets": logs,
+        "count_committed": count_committed,
+        "find_taken": AsyncMock(return_value={}),
+        "read_controls": AsyncMock(return_value=Controls({"dr": control, **links})),
+        "_write_empty": AsyncMock(),
+    }.items():
+        monkeypatch.setattr(left_behind, name, value)
+    return again(source, control)
+
+
+def test_what_the_source_has_deleted_of_a_partition_that_no_mirror_had_seen_is_not_on_the_target_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = "4 committed records of orders-1 were not copied: only the source has what is there"
+    deleted = "offsets 0 to {} of orders-1 were not copied, and the source has deleted them: nobody has what was there"
+    for log, texts in {
+        (0, 4): [there],
+        (6, 10): [there, deleted.format(6)],
+        (10, 10): [deleted.format(10)],
+        (0, 0): [],
+    }.items():
+        report = unseen_by(monkeypatch, log)
+        assert [text for text in (there, deleted.format(log[0])) if text in report.left_behind] == texts, report
+        assert report.exit_code == (3 if texts else 0) and not report.unknown_left
+    # An earlier repeat has found that they were no records.
+    assert unseen_by(monkeypatch, (10, 10), replace(PROMOTED, empty_until={UNSEEN: 10})).exit_code == 0
+
+
+def test_that_a_partition_that_no_mirror_had_seen_has_no_record_is_written_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before the source deletes its markers and aborted records."""
+    control = replace(PROMOTED, copied_until={P: 100})
+
+    async def none(_: Any, ranges: dict[TopicPartition, Any]) -> dict[TopicPartition, Committed]:
+        return {p: Committed(0, end) for p, (_, end) in ranges.items()}
+
+    def written() -> Any:
+        unseen_by(monkeypatch, (0, 4), control)
+        monkeypatch.setattr(left_behind, "count_committed", none)
+        again(Source(), control)
+        write: Any = left_behind._write_empty
+        return write.await_args_list
+
+    (call,) = written()
+    assert call.args[-1][UNSEEN] == 4
+
+
+def test_what_another_link_has_begun_is_its_to_tell_and_what_has_no_leader_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    theirs = LinkControl(source_cluster_id="A", topics=PROMOTED.topics, is_promotion_begun=True, is_fenced=True)
+    log = (0, 4)
+    assert unseen_by(monkeypatch, log, links={"x": replace(theirs, copied_until={UNSEEN: 4})}).exit_code == 0
+    assert unseen_by(monkeypatch, log, links={"x": replace(theirs, begun={UNSEEN: TopicIds("1", "9")})}).exit_code == 0
+    for other in (theirs, replace(theirs, source_cluster_id="C", copied_until={UNSEEN: 4})):
+        assert unseen_by(monkeypatch, log, links={"x": other}).left_behind.startswith("4 committed records of orders-1")
+    report = unseen_by(monkeypatch, log, unled={UNSEEN: "it has no leader"})
+    assert report.unknown_left == ("what orders-1 left behind on the source is unknown: it has no leader",)
+    assert report.exit_code == 3
+
+
+def test_a_link_back_has_not_copied_what_it_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes that down before its first record; version 0.1 did not, nor does one with translated offsets."""
+    back, why = replace(BACK, begun={P: TopicIds("2", "1")}), "unknown: link back has copied back to it"
+    left = "4 committed records of orders-1 were not copied"
+    for control, is_told in (
+        (back, True),
+        (replace(back, begun={P: TopicIds(), UNSEEN: TopicIds()}), False),
+        (BACK, False),
+        (replace(BACK, producer_ids=(), map_id="m", begun={P: TopicIds()}), False),
+        (replace(BACK, is_promotion_begun=True, is_fenced=True, copied_until={P: 120}), True),
+    ):
+        report = unseen_by(monkeypatch, (0, 4), back={"back": control})
+        (text,) = report.unknown_left
+        assert why in text and report.left_behind.startswith(left) is is_told, control
+        assert ("1 more partition" in text) is not is_told

@@ -162,7 +162,10 @@ def test_the_links_own_former_copies_are_known_by_its_control_or_by_its_fence(mo
 def test_only_what_a_link_took_from_there_is_deleted() -> None:
     assert strangers((), {"orders"}) == ()
     (text,) = strangers({"users"}, {"orders"})
-    assert text.startswith("the target's log of users is not a copy") and "delete it yourself" in text
+    assert (
+        text.startswith("the target's log of users is not a copy")
+        and "delete it yourself, with what only it has" in text
+    )
     (text,) = strangers({"orders"}, {"orders"})
     assert "orders on the target is this link's own copy" in text and "by failback in the other direction" in text
 

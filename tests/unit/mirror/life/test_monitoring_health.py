@@ -452,6 +452,10 @@ def test_what_a_promoted_link_left_behind_is_noted_and_no_fault_of_it(monkeypatc
     found = read_by(monkeypatch, looks, {}, read_control=over, never_copied=([unseen], {}), as_left=seen)
     assert (found.exit_code, found.health, found.notes) == (0, Health.PROMOTED, tuple(told))
     assert asked == [(over, [lag, unseen], {NEW: "no leader", COPIED: "created again"})]
+    fenced, unled = replace(over, copied_until={P: 100, COPIED: 5}), {COPIED: "no leader"}
+    looks = [([lag], {NEW: "another link has it by now", **unled})] * 2
+    read_by(monkeypatch, looks, {}, read_control=fenced, never_copied=([], {MADE: "both have it"}), as_left=([lag], {}))
+    assert asked.pop() == (fenced, [lag], {**unled, MADE: "both have it"}), "as a repeated promotion says"
     found = read_by(monkeypatch, [([PartitionLag(P, 100)], {})] * 2, {}, read_control=over, is_source_away=True)
     assert (found.exit_code, len(asked)) == (0, 1)
     assert found.notes == ("what it left behind on the source is unknown: the source does not respond",)
@@ -530,7 +534,7 @@ def test_what_is_told_as_blocked_or_paused_is_not_told_as_waiting_too() -> None:
     assert standing([replace(RUN, waiting=told)], [], control) == {}
 
 
-COPIED, NEW = TopicPartition("orders", 0), TopicPartition("new", 0)
+COPIED, NEW, MADE = TopicPartition("orders", 0), TopicPartition("new", 0), TopicPartition("made", 0)
 HAD = LinkControl(begun={COPIED: TopicIds("s", "t")})
 
 

@@ -72,10 +72,10 @@ def test_a_fence_is_where_a_marker_of_the_link_is(
 
 
 @pytest.mark.parametrize(
-    ("start", "back", "fence"), [(16, {}, 15), (15, {}, None), (18, {}, 15), (18, {"orders": "back"}, None)]
+    ("start", "back", "fence"), [(16, {}, 15), (15, {}, None), (18, {}, 15), (18, {P: "back"}, None)]
 )
 def test_where_the_source_has_deleted_what_it_had_at_the_fence_the_copy_ends_there_unless_a_link_copied_back(
-    start: int, back: dict[str, str], fence: int | None, monkeypatch: pytest.MonkeyPatch
+    start: int, back: dict[TopicPartition, str], fence: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def read_headers(_: Any, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Any]:
         return {p: SimpleNamespace(is_control=at == 15, producer_id=7, base_offset=at) for p, at in offsets.items()}
@@ -83,7 +83,7 @@ def test_where_the_source_has_deleted_what_it_had_at_the_fence_the_copy_ends_the
     async def read_slices(_: Any, ranges: Mapping[TopicPartition, Any], *, is_committed: bool) -> dict[Any, Any]:
         return {p: SimpleNamespace(records={}) for p in ranges}
 
-    async def copied_back(*_: Any) -> dict[str, str]:
+    async def copied_back(*_: Any) -> dict[TopicPartition, str]:
         return back
 
     for function in (read_headers, read_slices, copied_back):
