@@ -147,7 +147,7 @@ USES: Final = (
     Use(KafkaNetSocket, ("__new__",), _OPTIONS, "whether it knows the kind of a proxy"),
     Use(KafkaSSLTransport, ("_build_ssl_context",), _OPTIONS, "whether it can use its files"),
     Use(ClusterMetadata, ("_coordinator_brokers",), _CONNECTIONS, "a second address is a second connection"),
-    Use(ClusterMetadata, ("_topics",), ("tolerant_client.cluster.admin.topics", "tolerant_client.cluster.leaders"), "topics that are tracked"),
+    Use(ClusterMetadata, ("_topics",), ("tolerant_client.cluster.leaders",), "topics that are tracked"),
     Use(ClusterMetadata, ("_partitions",), ("tolerant_client.stock.leader_watch",), "all leaders at once"),
     Use(ClusterMetadata, ("add_listener", "cluster_id", "topic_id", "topics"), _TOPIC_IDENTITY, "whether a topic was recreated"),
     Use(ClusterMetadata, ("_do_refresh_metadata",), _BOOTSTRAP, "metadata from one node, even while others ask"),

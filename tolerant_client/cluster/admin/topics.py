@@ -15,7 +15,8 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.asking import raise_for
-from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.admin.offsets import list_led_offsets
+from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.leaders import metadata_request
 from tolerant_client.errors import ClusterUnreachableError
 
@@ -174,21 +175,20 @@ async def create_partitions(cluster: Cluster, topics: Iterable[Wanted]) -> list[
 
 
 async def wait_for_leaders(cluster: Cluster, topics: Iterable[Wanted]) -> None:
-    """Waits some seconds until all partitions of new topics have leaders; their users wait for those that lack one."""
-    counts = {topic.name: topic.partitions for topic in topics}
+    """Waits until all partitions of new topics are led, as long as some more of them are every few seconds.
 
-    async def ready() -> None:
-        await cluster.refresh()
-        for name, count in counts.items():
-            if len(cluster.manager.cluster.available_partitions_for_topic(name) or ()) < count:
-                raise Errors.LeaderNotAvailableError(f"topic {name}")
-
-    if counts:
-        cluster.manager.cluster._topics |= counts.keys()
+    A broker tells of a leader before that leader has made its logs (KRaft): many at once, on a busy machine, take it seconds, for which
+    it says that it does not lead them.  Users of the topics wait for those that are not led then.
+    """
+    left = {TopicPartition(topic.name, number) for topic in topics for number in range(topic.partitions)}
+    before = len(left) + 1
+    while 0 < len(left) < before:
+        before = len(left)
         try:
-            await cluster.insist("waiting for the new partitions' leaders", ready, _ELECTION_MS)
+            _, away = await list_led_offsets(cluster, dict.fromkeys(left, LATEST), patience_ms=_ELECTION_MS)
         except ClusterUnreachableError:
-            pass
+            return
+        left.intersection_update(away)
 
 
 async def delete_topics(cluster: Cluster, names: Collection[str]) -> None:
