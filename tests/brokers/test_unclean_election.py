@@ -19,6 +19,7 @@ from support.mirror_link import (
     append_batches,
     append_records,
     both,
+    consume,
     create_replicated,
     ends,
     losses,
@@ -27,7 +28,7 @@ from support.mirror_link import (
 )
 from support.raising_copier import LinkCopier
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import DataLossError, SourceTruncatedError, text_of
+from tolerant_client.errors import DataLossError, SourceTruncatedError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.prepare import prepare_link
@@ -42,6 +43,9 @@ pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:unclosed <soc
 CONTINUE = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
 SHORTER, LONGER = "cut-shorter", "cut-longer"  # than what was copied; both with translated offsets
 KEPT = "cut-kept"  # shorter, with identical offsets
+# Begun at the source's end, and then nothing was copied.
+BEGUN, BEGUN_KEPT = "cut-begun", "cut-begun-kept"
+NOW = T0 + 1_000  # after what the source had before the cut
 
 
 @contextmanager
@@ -86,20 +90,23 @@ def cut(cluster: KafkaCluster, records_after: Mapping[str, int]) -> str:
 
 def append_others(servers: str, records: Mapping[str, int]) -> None:
     for topic, count in records.items():
-        other = encode_batch([Record(0, T0, None, b"other %d" % n) for n in range(count)])
+        other = encode_batch([Record(0, NOW, None, b"other %d" % n) for n in range(count)])
         append_batches(servers, [(TopicPartition(topic, 0), other)])
 
 
-@pytest.mark.parametrize("records_after", [50, 150])
-def test_what_an_unclean_election_took_back_is_found_and_written_down(target: str, records_after: int) -> None:
-    topic = f"trouble-cut-{records_after}"
+@pytest.mark.parametrize(("records_after", "from_ms"), [(50, None), (150, None), (150, NOW)])
+def test_what_an_unclean_election_took_back_is_found_and_written_down(
+    target: str, records_after: int, from_ms: int | None
+) -> None:
+    """Also of a mirror at work that has begun at the source's end, and copied nothing yet."""
+    topic = f"trouble-cut-{records_after}-{from_ms}"
     with three_nodes() as cluster:
         servers, partition = cluster.bootstrap_servers, TopicPartition(topic, 0)
         shrink(cluster, topic)
         with both(servers, target) as (origin, copy):
 
             async def run() -> dict[TopicPartition, int]:
-                link = await prepare_link(origin, copy, topic, topic)
+                link = await prepare_link(origin, copy, topic, topic, from_ms=from_ms)
                 copier = LinkCopier(origin, copy, identical_offsets(link.producer_id), link=topic)
                 await copier.copy({partition: 200}, lease_ms=600_000)
                 epoch = copier.strategy.partitions[partition].leader_epoch
@@ -120,13 +127,15 @@ def test_what_an_unclean_election_took_back_is_found_and_written_down(target: st
 
 @pytest.fixture(scope="module")
 def cut_source(target: str) -> Iterator[str]:
-    """A source that was cut at offset 100, after all links had copied 200 records."""
+    """A source that was cut at offset 100, after all links had come to offset 200."""
     with three_nodes() as cluster:
-        shrink(cluster, SHORTER, LONGER, KEPT)
+        shrink(cluster, SHORTER, LONGER, KEPT, BEGUN, BEGUN_KEPT)
         for topic in SHORTER, LONGER:
             mirror(cluster.bootstrap_servers, target, topic, topic, is_translated=True)
         mirror(cluster.bootstrap_servers, target, KEPT, KEPT)
-        yield cut(cluster, {SHORTER: 50, LONGER: 150, KEPT: 50})
+        for topic, is_translated in (BEGUN, True), (BEGUN_KEPT, False):
+            mirror(cluster.bootstrap_servers, target, topic, topic, is_translated=is_translated, from_ms=NOW)
+        yield cut(cluster, {SHORTER: 50, LONGER: 150, KEPT: 50, BEGUN: 150, BEGUN_KEPT: 150})
 
 
 def foreseen(source: str, target: str, link: str, **policy: Any) -> tuple[LinkPlan, LinkStatus]:
@@ -186,3 +195,27 @@ def test_a_copy_up_to_the_ends_does_not_end_well_while_the_target_keeps_what_the
     assert not [text for text in status.findings if "which the target keeps" in text]
     grown = copied()
     assert (grown["exit_code"], grown["records"], grown["waiting"]) == (0, 30, [])
+
+
+@pytest.mark.parametrize(
+    ("topic", "found", "first"),
+    [
+        (BEGUN, "was cut at offset 100, but nothing of it was copied yet, and its copy was to begin at 200", 0),
+        (BEGUN_KEPT, "has other records from offset 100 on than when its copy was begun, which has none yet", 100),
+    ],
+)
+def test_a_link_that_has_only_begun_finds_the_cut_below_its_start_though_the_source_has_grown_past_it(
+    cut_source: str, target: str, topic: str, found: str, first: int
+) -> None:
+    """With identical offsets the target cannot have what the source has before the start of the target's log."""
+    planned, status = foreseen(cut_source, target, topic)
+    assert found in planned.refusals[0] and any(found in text for text in status.findings)
+    how: dict[str, Any] = {"is_translated": topic == BEGUN, "from_ms": NOW}
+    with pytest.raises(TolerantClientError, match=found):
+        mirror(cut_source, target, topic, topic, **how)
+    for _ in range(2):
+        (progress,) = mirror(cut_source, target, topic, topic, policy=CONTINUE, **how).values()
+        assert losses(target, topic) == [(0, 100, 200, "truncation")]
+        assert progress.acked == 250
+    copied = consume(target, topic, 1, 150)[0]
+    assert [value for _, _, _, value, _ in copied] == [b"other %d" % n for n in range(first, 150)]

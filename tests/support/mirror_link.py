@@ -191,13 +191,15 @@ def mirror(
     limits: CopyLimits = CopyLimits(),
     policy: MirrorPolicy = MirrorPolicy(),
     is_translated: bool = False,
+    from_ms: int | None = None,
     **config: Any,
 ) -> dict[TopicPartition, Progress]:
     """One run of a link up to the ends that the source has now."""
     with both(source, target, names=LinkTopics.of(topics).names, **config) as (origin, copy):
 
         async def run() -> dict[TopicPartition, Progress]:
-            prepared = await prepare_link(origin, copy, topics, link, policy, is_translated=is_translated)
+            how = {"is_translated": is_translated, "from_ms": from_ms}
+            prepared = await prepare_link(origin, copy, topics, link, policy, **how)
             offsets = translated_offsets() if is_translated else identical_offsets(prepared.producer_id)
             copier = LinkCopier(origin, copy, offsets, limits, link=link, policy=policy)
             return await copier.copy(prepared.ends)

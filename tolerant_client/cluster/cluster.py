@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import kafka.errors as Errors
 from kafka.protocol.consumer import ListOffsetsRequest
@@ -51,6 +51,17 @@ _NO_IDS: Mapping[TopicPartition, uuid.UUID] = MappingProxyType({})
 _LIST_OFFSETS_BY_TIME = 1  # version 0 knows when segments were written, not records
 
 
+class OffsetAndEpoch(NamedTuple):
+    """An offset, and the leader epoch that its leader told with it (KIP-320); -1 where it told none (before 2.1).
+
+    Of LATEST it is the leader's own, of other offsets that of the record there.  A log that is not cut below the offset ends
+    this epoch there or later.
+    """
+
+    offset: int
+    leader_epoch: int
+
+
 class Cluster(Leaders):
     """One Kafka cluster, addressed as `Connections` and `Leaders` say."""
 
@@ -70,7 +81,14 @@ class Cluster(Leaders):
         Sends one request to each leader; partitions whose response is an error are asked again.
         Raises UnsupportedSourceError for a time if the brokers are older than 0.10.1.
         """
-        found: dict[TopicPartition, int] = {}
+        told = await self.list_offsets_and_epochs(timestamps, isolation_level=isolation_level)
+        return {p: at.offset for p, at in told.items()}
+
+    async def list_offsets_and_epochs(
+        self, timestamps: Mapping[TopicPartition, int], *, isolation_level: int = 0
+    ) -> dict[TopicPartition, OffsetAndEpoch]:
+        """Like list_offsets, with leader epochs."""
+        found: dict[TopicPartition, OffsetAndEpoch] = {}
         without_times: set[TopicPartition] = set()
         if any(timestamp >= 0 for timestamp in timestamps.values()):
             await self.connect()
@@ -83,11 +101,14 @@ class Cluster(Leaders):
         async def ask() -> None:
             failure: Exception | None = None
             for node, members in (await self.by_leader(p for p in timestamps if p not in found)).items():
-                for partition, response in (await self.offsets_at(node, members, timestamps, isolation_level)).items():
+                told = await self.offsets_and_epochs_at(node, members, timestamps, isolation_level)
+                for partition, response in told.items():
                     if not isinstance(response, Exception):
                         found[partition] = response
                     elif isinstance(response, Errors.UnsupportedForMessageFormatError) and partition in without_times:
-                        found[partition] = -1  # v0 messages have no times: none is at or after a time
+                        found[partition] = OffsetAndEpoch(
+                            -1, -1
+                        )  # v0 messages have no times: none is at or after a time
                     else:
                         if isinstance(response, Errors.UnsupportedForMessageFormatError):
                             without_times.add(partition)
@@ -117,6 +138,19 @@ class Cluster(Leaders):
         For DEBUGGING_REPLICA, LATEST is the end of the node's own log, whether or not it leads (KafkaApis.scala,
         handleListOffsetRequest; the same in all versions from 0.11 on).
         """
+        told = await self.offsets_and_epochs_at(node_id, partitions, timestamps, isolation_level, replica_id=replica_id)
+        return {p: at.offset if isinstance(at, OffsetAndEpoch) else at for p, at in told.items()}
+
+    async def offsets_and_epochs_at(
+        self,
+        node_id: int,
+        partitions: Iterable[TopicPartition],
+        timestamps: Mapping[TopicPartition, int],
+        isolation_level: int,
+        *,
+        replica_id: int = CONSUMER,
+    ) -> dict[TopicPartition, OffsetAndEpoch | Exception]:
+        """Like offsets_at, with leader epochs."""
         topic_type = ListOffsetsRequest.ListOffsetsTopic
         by_topic: dict[str, list[Any]] = {}
         for p in partitions:
@@ -131,7 +165,7 @@ class Cluster(Leaders):
             topics=[topic_type(name=self.wire_topic(topic), partitions=parts) for topic, parts in by_topic.items()],
             max_version=_LIST_LOCAL_OFFSETS if {EARLIEST_LOCAL, MAX_TIMESTAMP} & {*timestamps.values()} else 6,
         )
-        told: dict[TopicPartition, int | Exception] = {}
+        told: dict[TopicPartition, OffsetAndEpoch | Exception] = {}
         for topic in (await self.send(request, node_id)).topics:
             name = self.topic_of(topic.name)
             for part in topic.partitions:
@@ -141,7 +175,8 @@ class Cluster(Leaders):
                 elif partition in timestamps:
                     old = part.old_style_offsets  # of version 0
                     offset = old[0] if old else part.offset
-                    told[partition] = part.timestamp if timestamps[partition] == MAX_TIMESTAMP else offset
+                    offset = part.timestamp if timestamps[partition] == MAX_TIMESTAMP else offset
+                    told[partition] = OffsetAndEpoch(offset, part.leader_epoch)
         return told
 
     # -- batches --------------------------------------------------------------

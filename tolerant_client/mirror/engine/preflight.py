@@ -20,7 +20,7 @@ from tolerant_client.cluster.admin.configs import describe_configs, tells_config
 from tolerant_client.cluster.admin.coordinators import transaction_partitions
 from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
 from tolerant_client.cluster.admin.topics import lacking, topic_ids
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster, OffsetAndEpoch
 from tolerant_client.errors import OptionError, TargetClaimedError, text_of
 from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
@@ -354,7 +354,7 @@ async def write_down(
     link: str,
     topics: LinkTopics,
     producer_id: int | None,
-    starts: Mapping[TopicPartition, int],
+    starts: Mapping[TopicPartition, OffsetAndEpoch],
     source_ids: Mapping[str, str],
     map_id: str | None = None,
     forget: Callable[[LinkControl], LinkControl] = lambda now: now,
@@ -403,7 +403,7 @@ async def starts_at(
     time_ms: int,
     control: LinkControl,
     source_ids: Mapping[str, str],
-) -> dict[TopicPartition, int]:
+) -> dict[TopicPartition, OffsetAndEpoch]:
     """Where the target's empty logs should begin, so that no record older than `time_ms` is copied.
 
     With identical offsets only an empty log can begin at an offset.  Logs that were begun at an offset before keep it, unless
@@ -427,13 +427,15 @@ async def starts_at(
 async def ends_at(source: Cluster, ends: Mapping[TopicPartition, int], time_ms: int) -> dict[TopicPartition, int]:
     """The ends of what is older than `time_ms`: each is at most the offset of the first record of that time or later."""
     found = await offsets_at(source, ends, time_ms)
-    return {p: min(end, found[p]) for p, end in ends.items()}
+    return {p: min(end, found[p].offset) for p, end in ends.items()}
 
 
-async def offsets_at(source: Cluster, partitions: Iterable[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
-    """The first offset at or after a time, or the last stable offset if there is none."""
+async def offsets_at(
+    source: Cluster, partitions: Iterable[TopicPartition], time_ms: int
+) -> dict[TopicPartition, OffsetAndEpoch]:
+    """The first offset at or after a time, or the last stable offset if there is none, with the leader epoch that was told with it."""
     wanted = list(partitions)
-    found = await source.list_offsets(dict.fromkeys(wanted, time_ms))
-    ends = await source.list_offsets(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
-    first = await source.list_offsets(dict.fromkeys(wanted, EARLIEST))
-    return {p: max(first[p], min(found[p], ends[p]) if found[p] >= 0 else ends[p]) for p in wanted}
+    found = await source.list_offsets_and_epochs(dict.fromkeys(wanted, time_ms))
+    ends = await source.list_offsets_and_epochs(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
+    first = await source.list_offsets_and_epochs(dict.fromkeys(wanted, EARLIEST))
+    return {p: max(first[p], min(found[p], ends[p]) if found[p].offset >= 0 else ends[p]) for p in wanted}

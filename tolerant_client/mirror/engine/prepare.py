@@ -13,7 +13,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.admin.transactions import init_producer_id
-from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.cluster.cluster import LATEST, Cluster, OffsetAndEpoch
 from tolerant_client.errors import ClusterUnreachableError, OptionError, OrdersHiddenError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
@@ -242,7 +242,7 @@ async def prepare_link(
     names = [topic.name for topic in planned.topics.copied]
     producer_id: int | None = None
     map_id: str | None = None
-    starts: dict[TopicPartition, int] = {}
+    starts: dict[TopicPartition, OffsetAndEpoch] = {}
     ids: dict[str, str] = {}
     if from_ms is not None:
         # Read before the offsets: a topic that is created again meanwhile gets no start.
@@ -301,7 +301,7 @@ async def _translated_starts(
     from_ms: int,
     control: LinkControl,
     source_ids: Mapping[str, str],
-) -> dict[TopicPartition, int]:
+) -> dict[TopicPartition, OffsetAndEpoch]:
     """Where partitions begin of which nothing was copied; raises OptionError for others."""
     begun = await read_maps(target, link, planned.ends)
     if old := [p for p in planned.ends if p in begun and p not in control.starts]:

@@ -188,6 +188,7 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
         adopted=adopted,
         starts={},
         starts_of={},
+        start_epochs={},
         begun={},
         copied={},
         log_starts={},

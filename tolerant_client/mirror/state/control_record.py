@@ -6,7 +6,7 @@ A record's key is the link, its value JSON:
      "paused": ["orders"], "paused_partitions": [["clicks", 3]], "bytes_per_s": null, "is_promoted": false,
      "is_fenced": false, "unfenced": [["clicks", 3]], "is_handed_back": false, "generation": 0,
      "source_cluster_id": "...", "topics": "what LinkTopics.to_json writes", "producer_ids": [4000],
-     "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}},
+     "adopted": {"orders": {"0": 1200}}, "starts": {"clicks": {"3": 500}}, "start_epochs": {"clicks": {"3": 7}},
      "starts_of": {"clicks": [["source's topic id", "", [[3, 4]]]]},
      "begun": {"orders": [["source's topic id", "target's topic id", [[0, 12], [13, 16]]]]},
      "copied": {"orders": {"0": 1200}}, "copied_until": {"orders": {"0": 1200}},
@@ -178,7 +178,9 @@ _NESTED: Final[Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] 
     "paused_partitions": (_pairs, list),
     "unfenced": (_pairs, list),
     **dict.fromkeys(("begun", "starts_of"), (_begun, _by_ids)),
-    **dict.fromkeys(("adopted", "starts", "copied", "log_starts", "copied_until", "empty_until"), (_flat, _nested)),
+    **dict.fromkeys(
+        ("adopted", "starts", "start_epochs", "copied", "log_starts", "copied_until", "empty_until"), (_flat, _nested)
+    ),
 }
 _IN_NO_RECORD: Final = ("others", "is_hidden")
 _NAMES: Final = {"is_promotion_begun": "is_promoted"}  # in a record, as version 0.1 calls it

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.cluster import Cluster, OffsetAndEpoch
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -53,7 +53,8 @@ class LinkControl:
     `is_handed_back`: MirrorMaker 2 copies into the target again.  `generation` counts how often the link began again: each time
     it has a new producer id.  `adopted` are source offsets before which the target has all records, whoever wrote them;
     `starts` where empty target logs are to begin, though the source's begin earlier, and `starts_of` the source topics whose
-    offsets these are (start_of; absent if no broker gave an id).  `begun` has the partitions whose target logs this link has
+    offsets these are (start_of; absent if no broker gave an id).  `start_epochs` are the source's leader epochs there, as far as leaders
+    told them: version 0.1 did not write them.  `begun` has the partitions whose target logs this link has
     begun, or has found to be the source's, with the ids of their topics.  `copied` says up to which offset the link had copied
     them when it last came to rest, or where it began them: an empty log counts as a copy only up to that offset.
     `log_starts` are the offsets where filled logs were to begin: a log that does not end after that is the link's filler, which
@@ -85,6 +86,7 @@ class LinkControl:
     map_id: str | None = None
     is_hidden: bool = False
     starts_of: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
+    start_epochs: Positions = field(default_factory=dict)
     copied_until: Positions = field(default_factory=dict)
     empty_until: Positions = field(default_factory=dict)
     promotion: str | None = None
@@ -169,20 +171,38 @@ class LinkControl:
         """
         return self.adopted.get(partition, 0) if target_end else 0
 
-    def start_of(self, partition: TopicPartition, source_id: str, source_end: int | None = None) -> int | None:
+    def start_of(
+        self, partition: TopicPartition, source_id: str, source_end: int | None = None, cut: int | None = None
+    ) -> int | None:
         """Where an empty log of the target is to begin; None if nothing was set for the source topic with this id.
 
         Also None if the source's log, whose end may be given, ends before that: it was truncated or, without ids, created again.
+        If it was `cut` before that (asked_start), and has grown past it, what it has from there on is newer than what it had.
         """
         start, of = self.starts.get(partition), self.starts_of.get(partition, TopicIds())
         if start is None or not of.is_of_source(TopicIds(source_id)):
             return None
-        return start if source_end is None or start <= source_end else None
+        if source_end is not None and start > source_end:
+            return None
+        return start if cut is None else min(start, cut)
 
-    def with_starts(self, starts: Positions, source_ids: Mapping[str, str]) -> LinkControl:
+    def asked_start(self, partition: TopicPartition, source_id: str) -> tuple[int, int] | None:
+        """What to ask the source's leader of where a log is to begin (source_truncations): the leader epoch there, and the offset."""
+        start, epoch = self.start_of(partition, source_id), self.start_epochs.get(partition)
+        return None if start is None or epoch is None else (epoch, start)
+
+    def with_starts(
+        self, starts: Mapping[TopicPartition, OffsetAndEpoch], source_ids: Mapping[str, str]
+    ) -> LinkControl:
         """With more logs that are to begin at an offset; the source's topics have these ids."""
         of = {p: TopicIds(source_ids[p.topic]) for p in starts if p.topic in source_ids}
-        return replace(self, starts={**self.starts, **starts}, starts_of={**self.starts_of, **of})
+        epochs = {p: epoch for p, epoch in self.start_epochs.items() if p not in starts}
+        return replace(
+            self,
+            starts={**self.starts, **{p: at.offset for p, at in starts.items()}},
+            starts_of={**self.starts_of, **of},
+            start_epochs=epochs | {p: at.leader_epoch for p, at in starts.items() if at.leader_epoch >= 0},
+        )
 
     def without(self, topics: Collection[str], known: LinkControl) -> LinkControl:
         """Forgets the logs of these topics that `known` has begun; keeps one that was begun since, and one without ids."""
@@ -200,6 +220,7 @@ class LinkControl:
             adopted=kept(self.adopted),
             starts=kept(self.starts),
             starts_of=kept(self.starts_of),
+            start_epochs=kept(self.start_epochs),
             log_starts=kept(self.log_starts),
         )
 

@@ -20,7 +20,7 @@ from kafka.structs import TopicPartition
 
 from spark_integration.cli.exits import exit_code
 from tolerant_client.cluster.admin.transactions import ProducerEntry
-from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.cluster import Cluster, OffsetAndEpoch
 from tolerant_client.errors import LinkPromotedError, OptionError, OrdersHiddenError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.engine.identical.begun import copied_so_far
@@ -747,12 +747,17 @@ def test_how_far_a_log_was_copied_is_kept_until_another_log_is_begun() -> None:
 
 def test_where_a_log_is_to_begin_is_said_of_one_topic_of_the_source_and_no_other_of_its_name() -> None:
     first, second, other = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("clicks", 0)
-    control = LinkControl().with_starts({first: 50, second: 60}, {"orders": "s1"}).with_starts({other: 7}, {})
+    given = {first: OffsetAndEpoch(50, 1), second: OffsetAndEpoch(60, -1)}
+    control = LinkControl().with_starts(given, {"orders": "s1"}).with_starts({other: OffsetAndEpoch(7, 0)}, {})
     assert decode_control(encode_control(control, 0)) == control
     assert [control.start_of(first, of) for of in ("s1", "s2", "")] == [50, None, 50]
     assert control.start_of(other, "x") == 7 and control.start_of(TopicPartition("none", 0), "x") is None
     assert control.start_of(first, "s1", 50) == 50 and control.start_of(first, "s1", 49) is None
-    anew = control.with_starts({first: 3}, {"orders": "s2"})
+    assert [control.start_of(first, "s1", 50, cut) for cut in (40, 60)] == [40, 50], "what follows a cut is newer"
+    asked = [control.asked_start(p, of) for p, of in ((first, "s1"), (first, "s2"), (second, "s1"), (other, ""))]
+    assert asked == [(1, 50), None, None, (0, 7)], "not of another topic, nor where no leader has told an epoch"
+    anew = control.with_starts({first: OffsetAndEpoch(3, -1)}, {"orders": "s2"})
+    assert anew.asked_start(first, "s2") is None
     assert (anew.start_of(first, "s2"), anew.start_of(second, "s2"), anew.start_of(second, "s1")) == (3, None, 60)
 
 

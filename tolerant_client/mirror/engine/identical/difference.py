@@ -427,6 +427,7 @@ async def _agree(source: Cluster, target: Cluster, partition: TopicPartition, st
 def _truncated(case: Case, first: int) -> Loss:
     logs = case.logs
     start, end = logs.common
+    before = "those that were copied" if logs.is_written else "when its copy was begun, which has none yet"
     # The log of a topic that was created again begins at 0.
     if not case.is_same_topic and (start >= end or first <= start and logs.source_start == 0):
         reason, what = (
@@ -436,7 +437,7 @@ def _truncated(case: Case, first: int) -> Loss:
     else:
         reason, what = (
             LossReason.TRUNCATION,
-            f"other records from offset {first} on than those that were copied: it was truncated",
+            f"other records from offset {first} on than {before}: it was truncated",
         )
     row = case.row(first, logs.target_end, reason, f"the source has {what}; the target keeps what it has")
     error = SourceTruncatedError(

@@ -65,13 +65,19 @@ class Known:
         control = self.control
         return {p: end for p, end in control.copied.items() if p in logs and control.has_begun(p, self.ids)}
 
+    def asked_starts(self, logs: Mapping[TopicPartition, Logs]) -> dict[TopicPartition, tuple[int, int]]:
+        """What to ask the source's leaders of where those logs begin that have nothing of it yet (LinkControl.asked_start)."""
+        asked = {p: self.control.asked_start(p, self.ids_of(p).source) for p in logs}
+        return {p: start for p, start in asked.items() if start is not None and logs[p].target_end <= start[1]}
+
 
 @dataclass(frozen=True)
 class Evidence:
     """What was read of a partition; its properties are what that proves.
 
     `tail` is the end of the target's log, and `original` what the source has there; None unless that had to be compared.
-    `is_remembered`: a broker of the target remembers the link's producer.
+    `is_remembered`: a broker of the target remembers the link's producer.  `start_cut` is where the source's log was cut below the
+    offset at which the target's was to begin, of a log that has nothing after that.
     """
 
     case: Case
@@ -81,6 +87,7 @@ class Evidence:
     tail: LogSlice | None = None
     original: LogSlice | None = None
     at_high_watermark: bool = False
+    start_cut: int | None = None
 
     @property
     def begun(self) -> TopicIds | None:
@@ -170,8 +177,9 @@ class Evidence:
 
     @property
     def _given(self) -> int:
-        source_end = None if self._is_begun_empty else self.case.logs.source_end
-        return self.control.start_of(self.case.partition, self.ids.source, source_end) or 0
+        # Once it is begun, what the source lost is a loss.
+        found = (None, None) if self._is_begun_empty else (self.case.logs.source_end, self.start_cut)
+        return self.control.start_of(self.case.partition, self.ids.source, *found) or 0
 
 
 class Read(NamedTuple):
@@ -203,6 +211,7 @@ async def read_evidence(source: Cluster, target: Cluster, partitions: Collection
     own = known.own
     truncated = await source_truncations(source, known.copied)
     logs, left_out = await _read_bounds(source, target, partitions, known)
+    start_cuts = await source_truncations(source, known.asked_starts(logs))
     last, bare = await _read_last(target, logs)
     logs = {p: log for p, log in logs.items() if not log.is_written or p in last or p in bare}
     copied = known.copied_to(logs)
@@ -213,7 +222,7 @@ async def read_evidence(source: Cluster, target: Cluster, partitions: Collection
     states, remembered = await read_sequences(target, logs, last, known.producer_id, own, known.at_high_watermark)
     evidence: dict[TopicPartition, Evidence] = {}
     for p, state in states.items():
-        ids, log, cut = known.ids_of(p), logs[p], truncated.get(p)
+        ids, log, cut = known.ids_of(p), logs[p], truncated.get(p, start_cuts.get(p))
         begun = known.control.begun[p] if known.control.has_begun(p, known.ids) else None
         differs_at = first_difference(originals[p], tails[p]) if p in originals else None
         case = Case(
@@ -232,7 +241,14 @@ async def read_evidence(source: Cluster, target: Cluster, partitions: Collection
             begun is not None or log.adopted > 0,
         )
         evidence[p] = Evidence(
-            case, known.control, ids, p in remembered, tails.get(p), originals.get(p), known.at_high_watermark
+            case,
+            known.control,
+            ids,
+            p in remembered,
+            tails.get(p),
+            originals.get(p),
+            known.at_high_watermark,
+            start_cuts.get(p),
         )
     return Read(evidence, left_out, others.opened)
 

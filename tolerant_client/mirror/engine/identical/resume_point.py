@@ -17,7 +17,8 @@ Laws (what a difference means: difference.py):
   end: sequences begin at the offset and count only what the link's producer wrote.  Gaps filled by others' ids (transactions,
   markers) make them lag behind it.
 - A log that the link has begun has a position even if nothing was copied: 0, or where it should begin.  What the source had
-  there by then, and no longer has, is a loss; a log starts with the source's only if nothing of it was begun.
+  there by then, and no longer has, is a loss; a log starts with the source's only if nothing of it was begun.  Nothing there can be
+  compared: whether the source was cut below that and has grown past it, its leader epoch at the start tells (`start_epochs`).
 - A log that the link has begun to fill up to its start offset, and that has others' records below it, does not continue: the
   records are neither deleted with the filler nor copied over.
 - A name is not a topic: a log of another topic than the one that the link has begun is no copy, whatever its end is.  The control is

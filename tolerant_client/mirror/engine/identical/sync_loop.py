@@ -40,6 +40,7 @@ from tolerant_client.mirror.engine.strategy import NO_CLAIM
 from tolerant_client.mirror.engine.troubles import read_refusal, times_would_change
 from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.link_control import TopicIds
 from tolerant_client.mirror.state.topics import read_ids
 
 
@@ -157,19 +158,29 @@ class SyncLoop:
                 copy.trouble(NO_CLAIM, self._clock())
                 flow.after_trouble(copy)
                 continue
-            rules = self._facts.rules(copy)
+            rules, is_first = self._facts.rules(copy), not copy.is_placed
             first = placed(copy, found, rules, self._control.link, self._clock(), int(time.time() * 1000))
             if isinstance(first, LogStart):
                 flow.tasks.spawn(self._start_log, copy, first, rules)
             elif first is not None:
                 flow.tasks.spawn(self._losses.settle, copy, first, rules)
             elif copy.phase is Phase.COPYING:
+                if is_first:
+                    self._compare_first_epoch(copy)
                 joining.append(partition)
             elif copy.phase is Phase.PAUSED:
                 flow.want_sync(copy)
             else:
                 flow.after_trouble(copy)
         await flow.reader.try_join(joining)
+
+    def _compare_first_epoch(self, copy: PartitionCopy) -> None:
+        """Has the first batch of a log that was only begun compared with the source's leader epoch at its start (accept.py)."""
+        control = self._control.value
+        begun = control.begun.get(copy.partition, TopicIds())
+        asked = control.asked_start(copy.partition, begun.source)
+        if asked is not None and asked[1] == copy.acked:
+            copy.leader_epoch, _ = asked
 
     # -- which can be read ----------------------------------------------------
 

@@ -15,7 +15,7 @@ from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import ControlWatch, update_control
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, Positions
 
 _CONTROL = (TopicPartition(CONTROL_TOPIC, 0),)
 
@@ -39,20 +39,28 @@ class Adopted:
                     await self._forget(partition)
         return self._control.value.adopted_of(partition, end)
 
-    async def limit(self, partition: TopicPartition, until: int) -> None:
+    async def limit(self, partition: TopicPartition, until: int, start: int) -> None:
         """Has the control record that only what lies before `until` was there when the link took over.
 
-        From there on the source's log is now a different one.  Raises OptionError and KafkaError.
+        From there on the source's log is now a different one.  Where an operator has it begin is not after `start`, where it begins
+        again.  Raises OptionError and KafkaError.
         """
         known = self._control.value
-        if known.adopted.get(partition, 0) <= until:
+        if known.adopted.get(partition, 0) <= until and known.starts.get(partition, 0) <= start:
             return
 
+        def limited(positions: Positions, most: int) -> Positions:
+            kept = {p: offset for p, offset in positions.items() if p != partition}
+            return {**kept, partition: most} if most else kept
+
         def change(now: LinkControl) -> LinkControl:
-            if now.generation != known.generation or partition not in now.adopted:
+            if now.generation != known.generation:
                 return now
-            kept = {p: offset for p, offset in now.adopted.items() if p != partition}
-            return replace(now, adopted={**kept, partition: until} if until else kept)
+            if now.adopted.get(partition, 0) > until:
+                now = replace(now, adopted=limited(now.adopted, until))
+            if now.starts.get(partition, 0) > start:
+                now = replace(now, starts=limited(now.starts, start))
+            return now
 
         await update_control(self._target, self._control.link, change)
         await self._control.refresh()

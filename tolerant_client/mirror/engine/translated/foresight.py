@@ -5,7 +5,8 @@ Laws:
 - One request of each kind for each broker, not for each partition; no records are read.  Records may show the mirror that the log is
   another one from an earlier offset on than leader epochs say, or where no epoch says so (a restored source).
 - Links with identical offsets have no row that says of which leader epoch their copy is: for them the records are compared, by whoever
-  asks (identical/evidence.py); only a mirror at work knows the epoch, and asks for its end as well.
+  asks (identical/evidence.py); only a mirror at work knows the epoch, and asks for its end as well.  Where nothing is copied yet there
+  are no records to compare: the control has the epoch at the start that an operator has set.
 """
 
 from __future__ import annotations
@@ -89,10 +90,14 @@ async def foresee(
             foreseen[p] = Foreseen(ids[p.topic], error, False)
         else:
             taken[p] = taken_over(rows.get(p), p, ids[p.topic], target_end, control.adopted_of(p, target_end))
-    asked = asked_epochs(taken, {p: ids[p.topic].source for p in taken})
+    source_ids = {p: ids[p.topic].source for p in taken}
+    uncopied = [p for p, row in taken.items() if p in source_ends and not (row is not None and row.has_copied)]
+    begins = {p: begin for p in uncopied if (begin := control.asked_start(p, source_ids[p])) is not None}
+    start_cuts = {} if source is None else await source_truncations(source, begins)
+    asked = asked_epochs(taken, source_ids)
     told = {} if source is None else await source_truncations(source, {p: asked[p] for p in asked if p in source_ends})
     for p, row in taken.items():
-        least = control.start_of(p, ids[p.topic].source, source_ends.get(p)) or 0
+        least = control.start_of(p, source_ids[p], source_ends.get(p), start_cuts.get(p)) or 0
         start, end = starts.get(p, 0), source_ends.get(p, max(row.position if row is not None else 0, least))
         adopted = control.adopted_of(p, ends[p])
         cut = cut_at(row, told.get(p), start, end, adopted) if row is not None and p in asked else None

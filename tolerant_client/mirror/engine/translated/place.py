@@ -8,6 +8,9 @@ Laws:
   anything is copied: what the source has there by then, and later no longer has, is a loss (M7); and the row can follow what is
   read behind it that is no record (markers, aborted records), of which retention may take all that is left.  The same holds for what policy has accepted, one loss
   after the other: the row names the topic and the leader epoch of its position, and the same loss is not found again.
+- Without its epoch nothing says that a log was cut below a position and has grown past it.  A position up to which nothing was read (a
+  first one, one that was taken over, where a log begins again, or of a row from an earlier version) has that of the leader that told
+  the log's end.
 - A copy that needs no equal offsets leaves nothing out: it resumes where the source's log becomes a different one, at the start
   of a topic that was created again, or where a log was cut.
 - The end of a log proves nothing, and a leader epoch may recur (a restored source): the last copied record is compared each
@@ -83,8 +86,9 @@ class Place:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the map has the resume position in the source's present log."""
-        return self._found.is_begun
+        """Whether the map has the resume position in the source's present log, and the leader epoch of it, if leaders tell one."""
+        has_epoch = self.row is not None and self.row.epoch >= 0
+        return self._found.is_begun and (has_epoch or self.leader_epoch < 0)
 
     @property
     def has_copied(self) -> bool:
@@ -187,8 +191,8 @@ class Place:
     async def _read_source(self, adopted: int) -> int:
         source, row = self._link.source, self.row
         start = (await source.list_offsets({self.partition: EARLIEST}))[self.partition]
-        end = (await source.list_offsets({self.partition: LATEST}))[self.partition]
-        least = self._link.control.value.start_of(self.partition, self.ids[0], end) or 0
+        end, epoch = (await source.list_offsets_and_epochs({self.partition: LATEST}))[self.partition]
+        least = await self._start_of(end)
         self._dirty_from = cut = None
         is_anew = row is not None and is_another(row.ids[0], self.ids[0])
         if row is not None:
@@ -203,6 +207,7 @@ class Place:
                 ),
                 default=None,
             )
+            cut = cut if cut is None else min(cut, end)  # it may have been cut again since
             if is_anew:
                 self.leader_epoch = -1  # it counts its leader epochs from 0
             else:
@@ -214,10 +219,18 @@ class Place:
                 self.loss = loss
                 raise error
         if found.adopted_until is not None:  # the log begins again
-            last = await read_headers(source, {self.partition: found.position - 1} if found.position > start else {})
-            self.leader_epoch = last[self.partition].partition_leader_epoch if last else -1
+            self.leader_epoch = -1
+        if self.leader_epoch < 0 and found.position <= end:
+            self.leader_epoch = epoch
         self._found, self.row = found, found.row
         return found.position
+
+    async def _start_of(self, end: int) -> int:
+        """Where an operator has the copy begin in the source's log, which ends at `end`, if nothing of it was copied."""
+        control, source_id = self._link.control.value, self.ids[0]
+        asked = None if self.row is not None and self.row.has_copied else control.asked_start(self.partition, source_id)
+        cut = {} if asked is None else await source_truncations(self._link.source, {self.partition: asked})
+        return control.start_of(self.partition, source_id, end, cut.get(self.partition)) or 0
 
     async def _require_not_copied(self, begin: int) -> None:
         """Raises TargetDivergedError if the target's log already has what is to be copied from `begin` on (copied_before.py)."""
@@ -255,12 +268,12 @@ class Place:
         return cut if found is None else found
 
     async def limit_adopted(self) -> None:
-        """Limits what the control calls adopted to what lies before a loss; call it before the map has the resume position.
+        """Limits what the control calls adopted, and a start, to what lies before a loss; call it before the map has the resume position.
 
         Raises OptionError and KafkaError.
         """
         if self._found.adopted_until is not None:
-            await self._adopted.limit(self.partition, self._found.adopted_until)
+            await self._adopted.limit(self.partition, self._found.adopted_until, self._found.position)
 
     def saw_epoch(self, epoch: int) -> None:
         """Notes the newest leader epoch of a response; raises OffsetNotAvailableError for a newer one than before."""

@@ -192,12 +192,13 @@ def find_losses(
     if position <= end and cut_at is None:
         return _overtaken(partition, position, start)
     cut = end if cut_at is None else cut_at
+    reached = "it was copied up to" if row.has_copied else "nothing of it was copied yet, and its copy was to begin at"
     text = (
         f"The source log of {name} ends at offset {cut}, but up to {position} it was copied when the link took over: it has"
         " lost records (unclean election), or was created again"
         if row.is_adopted
-        else f"The source log of {name} was cut at offset {cut}, but it was copied up to {position}: it has lost records"
-        " (unclean election, or a restored copy)"
+        else f"The source log of {name} was cut at offset {cut}, but {reached} {position}: it has lost records (unclean election, or a"
+        " restored copy)"
     )
     lost = LostOffsets(LossReason.TRUNCATION, cut, position), DataLossError(text).advising(_GO_ON)
     return [lost, *_overtaken(partition, cut, start)]

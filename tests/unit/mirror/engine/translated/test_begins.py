@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
-from tolerant_client.cluster.cluster import EARLIEST
+from tolerant_client.cluster.cluster import EARLIEST, OffsetAndEpoch
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.engine.translated import copied_before, foresight, place
 from tolerant_client.mirror.engine.translated.copied_before import find_copied
@@ -62,7 +62,10 @@ def cluster(start: int, end: int) -> Any:
     async def offsets(wanted: Mapping[TopicPartition, int], **_: Any) -> dict[TopicPartition, int]:
         return {p: start if at == EARLIEST else end for p, at in wanted.items()}
 
-    return SimpleNamespace(list_offsets=offsets)
+    async def epochs(wanted: Mapping[TopicPartition, int], **_: Any) -> dict[TopicPartition, OffsetAndEpoch]:
+        return {p: OffsetAndEpoch(at, 1) for p, at in (await offsets(wanted)).items()}
+
+    return SimpleNamespace(list_offsets=offsets, list_offsets_and_epochs=epochs)
 
 
 async def led(cluster: Any, wanted: Mapping[TopicPartition, int], **_: Any) -> LedOffsets:
@@ -139,7 +142,7 @@ def test_a_plan_begins_every_log_where_the_mirror_begins_it(
     source, target, ids = cluster(min(spans), max(spans)), cluster(0, target_end), TopicIds(source_id, "t")
     control = LinkControl(adopted={P: adopted} if adopted else {})
     if start_of is not None:
-        control = control.with_starts({P: start_of}, {P.topic: source_id})
+        control = control.with_starts({P: OffsetAndEpoch(start_of, 1)}, {P.topic: source_id})
 
     async def cuts(_: Any, copied: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
         return {p: told for p, (epoch, at) in copied.items() if told is not None and 0 <= epoch and told < at}

@@ -14,7 +14,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
-from tolerant_client.cluster.cluster import EARLIEST
+from tolerant_client.cluster.cluster import EARLIEST, OffsetAndEpoch
 from tolerant_client.errors import DataLossError, TargetDivergedError
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
@@ -47,6 +47,7 @@ class World:
         self.writes = 0
         self.source_start = 0
         self.source_end = 2_000
+        self.source_epoch = -1  # of its leader
         self.stable_end: int | None = None
         self.target_ends: dict[TopicPartition, int] = {}
         self.row: MapRow | None = None
@@ -87,6 +88,9 @@ class World:
             end = self.source_end if self.stable_end is None or not isolation_level else self.stable_end
             return {p: self.source_start if at == EARLIEST else end for p, at in wanted.items()}
 
+        async def source_epochs(wanted: Any) -> Any:
+            return {p: OffsetAndEpoch(at, self.source_epoch) for p, at in (await source_offsets(wanted)).items()}
+
         async def target_offsets(wanted: Any) -> Any:
             return {p: 0 if at == EARLIEST else self.target_ends.get(p, 0) for p, at in wanted.items()}
 
@@ -97,7 +101,7 @@ class World:
             return self.row
 
         link: Any = SimpleNamespace(
-            source=SimpleNamespace(list_offsets=source_offsets),
+            source=SimpleNamespace(list_offsets=source_offsets, list_offsets_and_epochs=source_epochs),
             target=SimpleNamespace(list_offsets=target_offsets),
             name="dr",
             control=self,
@@ -169,7 +173,7 @@ def test_a_source_that_was_made_anew_before_anything_was_copied_is_told_and_copi
     """The former topic's start offset, and how far the link had read it, do not apply to the new topic."""
     world.written = world.value = LinkControl(starts={P: 500}, starts_of={P: TopicIds("former-id")})
     if given is not None:
-        world.written = world.value = LinkControl().with_starts({P: given}, {P.topic: IDS[0]})
+        world.written = world.value = LinkControl().with_starts({P: OffsetAndEpoch(given, -1)}, {P.topic: IDS[0]})
     (world.row,) = extend(None, P, "orders", ("former-id", "target-id"), (), 500, -1)
     world.source_start = start
     place = world.place()
@@ -248,7 +252,9 @@ def test_what_is_read_behind_a_log_that_was_taken_over_is_recorded_and_holds_for
     world.source_start = 1_001
     place = world.place()
     assert world.goes_on_at(place) == 1_001 and place.is_begun, "it is no loss"
-    world.written = world.value = LinkControl(adopted={P: 1_000}).with_starts({P: 1_500}, {P.topic: IDS[0]})
+    world.written = world.value = LinkControl(adopted={P: 1_000}).with_starts(
+        {P: OffsetAndEpoch(1_500, -1)}, {P.topic: IDS[0]}
+    )
     assert world.goes_on_at() == 1_001, "what was taken over has its start"
     world.written, world.source_start = LinkControl(), 0
     for target_id, end in ((IDS[1], 0), ("another", 7)):
@@ -256,6 +262,63 @@ def test_what_is_read_behind_a_log_that_was_taken_over_is_recorded_and_holds_for
         world.value = world.written
         place = world.place()
         assert world.goes_on_at(place) == 0 and not place.is_begun, "the log that was taken over is gone"
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_a_cut_is_found_though_nothing_was_copied_and_the_source_has_grown_past_the_position(
+    world: World, monkeypatch: pytest.MonkeyPatch, adopted: bool
+) -> None:
+    """An unclean election cuts the source at 1,200, in epoch 5; a row of an earlier version gets its epoch once the log was read."""
+
+    async def cuts(_: Any, copied: Any) -> dict[TopicPartition, int]:
+        return {p: 1_200 for p, (known, at) in copied.items() if 0 <= known < world.source_epoch and at > 1_200}
+
+    monkeypatch.setattr(f"{PLACE}.source_truncations", cuts)
+    monkeypatch.setattr(f"{PLACE}.first_other", none)
+    at, world.source_epoch = 1_500, 3
+    known = (
+        LinkControl(adopted={P: at})
+        if adopted
+        else LinkControl().with_starts({P: OffsetAndEpoch(at, -1)}, {P.topic: IDS[0]})
+    )
+    world.written = world.value = known
+    world.target_ends[P] = 900 if adopted else 0
+    first = world.place()
+    assert world.goes_on_at(first) == at
+    for world.row in (None, *extend(first.row, P, "orders", IDS, [], at, -1)):
+        place = world.place()
+        assert world.goes_on_at(place) == at and not place.is_begun, "its epoch is to be written"
+    (world.row,) = extend(place.row, P, "orders", place.ids, [], at, place.leader_epoch)
+    assert world.row.epoch == 3
+    assert world.goes_on_at(place) == at and place.is_begun
+    world.source_epoch = 5
+    place = world.place()
+    with pytest.raises(DataLossError, match="up to 1500" if adopted else "nothing of it was copied yet, .* at 1500"):
+        world.goes_on_at(place)
+    assert place.loss == LostOffsets(LossReason.TRUNCATION, 1_200, at)
+    place._accepted.add(place.loss)
+    assert world.goes_on_at(place) == 1_200
+    world.net.run(place.limit_adopted)
+    world.value = world.written
+    (world.row,) = extend(place.row, P, "orders", place.ids, [], 1_200, place.leader_epoch)
+    assert world.goes_on_at() == 1_200, "also of a process that is followed by one before it has copied a record"
+
+
+def test_a_log_that_was_cut_before_anything_recorded_its_start_begins_at_the_cut(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control has where the source was to be copied from, and its leader epoch; also later no row goes back to that start."""
+
+    async def cuts(_: Any, copied: Any) -> dict[TopicPartition, int]:
+        return {p: 1_200 for p, (known, at) in copied.items() if known == 3 and at > 1_200}
+
+    monkeypatch.setattr(f"{PLACE}.source_truncations", cuts)
+    world.written = world.value = LinkControl().with_starts({P: OffsetAndEpoch(1_500, 3)}, {P.topic: IDS[0]})
+    world.source_epoch = 5
+    place = world.place()
+    assert world.goes_on_at(place) == 1_200 and not place.is_begun
+    (world.row,) = extend(place.row, P, "orders", place.ids, [], 1_200, place.leader_epoch)
+    assert world.goes_on_at() == 1_200
 
 
 def test_a_later_life_of_the_link_keeps_what_it_has_taken_over(world: World) -> None:
@@ -302,7 +365,7 @@ def test_a_cut_that_policy_has_accepted_is_one_loss_while_the_log_grows_and_is_w
 @pytest.mark.parametrize(
     ("ids", "epoch", "loss", "at", "then"),
     [
-        (("former-id", "target-id"), 7, LostOffsets(LossReason.RECREATION, 1_400, 1_400), 0, -1),
+        (("former-id", "target-id"), 7, LostOffsets(LossReason.RECREATION, 1_400, 1_400), 0, 5),
         (IDS, 3, LostOffsets(LossReason.TRUNCATION, 1_300, 1_400), 1_300, 5),
     ],
 )
@@ -315,7 +378,8 @@ def test_a_loss_that_policy_has_accepted_is_found_by_no_other_process(
     at: int,
     then: int,
 ) -> None:
-    """The source's log, of another topic or another election, has grown again; its last batch has leader epoch 5."""
+    """The source's log, of another topic or another election, has grown again; its leader has epoch 5."""
+    world.source_epoch = 5
     (world.row,) = extend(None, P, "orders", ids, [Run(1_100, 1_100, 300)], 1_400, epoch)
     world.target_ends[P] = 1_400
 
