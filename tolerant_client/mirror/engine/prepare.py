@@ -29,6 +29,7 @@ from tolerant_client.mirror.engine.preflight import (
     unled_copies,
     write_down,
 )
+from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -251,6 +252,8 @@ async def prepare_link(
         if control.tells_no_start:
             require_not_last(target, link, control, (await mapped_topics(target, link, control)).last)
         claim(names)
+        if not goes_on:
+            await _refuse_losses(source, target, link, planned, policy, control)
         map_id = await ensure_map_topic(target, link, control)
         if from_ms is not None:
             starts = await _translated_starts(source, target, planned, link, from_ms, control, ids)
@@ -291,6 +294,20 @@ async def prepare_link(
     begins = (await list_led_offsets(target, dict.fromkeys(ends.keys() - new.keys(), LATEST))).offsets
     own_id = NO_PRODUCER if producer_id is None else producer_id
     return PreparedLink(own_id, created, ends, warnings, made.waiting, {**new, **begins})
+
+
+async def _refuse_losses(
+    source: Cluster, target: Cluster, link: str, planned: PlannedLink, policy: MirrorPolicy, control: LinkControl
+) -> None:
+    """As _refuse_differences, with translated offsets: what its map and both logs show before records are read."""
+    for p, foreseen in (await foresee(source, target, link, control, planned.ends)).items():
+        if control.pauses(p):
+            continue
+        if isinstance(foreseen.found, TolerantClientError):
+            raise foreseen.found
+        for loss, error in foreseen.found.losses:
+            if policy.on(p.topic, loss.reason) is LossPolicy.FAIL:
+                raise error
 
 
 async def _translated_starts(
