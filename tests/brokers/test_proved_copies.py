@@ -933,7 +933,7 @@ def test_translated_copy_whose_records_an_election_took_back_is_named_though_oth
         with both(source, target) as (origin, copy):
 
             async def copy_all() -> None:
-                prepared = await prepare_translated_link(origin, copy, topic, link)
+                prepared = await prepare_translated_link(origin, copy, topic, link, policy)
                 await LinkCopier(origin, copy, translated_offsets(), link=link, policy=policy).copy(prepared.ends)
 
             origin.run(copy_all)

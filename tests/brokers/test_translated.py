@@ -676,7 +676,7 @@ def test_a_log_that_a_link_had_begun_without_a_record_gets_none_that_another_has
         assert any(told in text for text in planned.refusals), planned
 
         async def go_on(link: str) -> Progress:
-            await prepare_translated_link(origin, there, topic, link)
+            await prepare_translated_link(origin, there, topic, link, policy)
             copier = LinkCopier(origin, there, translated_offsets(FAST), link=link, policy=policy)
             return (await copier.copy_each({partition: 30}))[partition]
 

@@ -145,9 +145,9 @@ def test_equal_records_at_the_end_prove_a_copy_and_none_do_not() -> None:
     assert isinstance(where_to_resume(replace(found, tail=LogSlice(20)), None), TargetDivergedError)
 
 
-def start_of(logs: Logs, control: LinkControl, ids: TopicIds = IDS) -> Any:
+def start_of(logs: Logs, control: LinkControl, ids: TopicIds = IDS, **more: Any) -> Any:
     """Where an empty log begins; nothing is read of one."""
-    found = evidence(logs, control, ids)
+    found = evidence(logs, control, ids, **more)
     placed = where_to_resume(found, asyncio.run(find_log_start(cast(Cluster, None), found)))
     return placed.start if isinstance(placed, LogStart) else placed
 
@@ -168,6 +168,15 @@ def test_an_empty_log_that_was_to_begin_at_an_offset_begins_there_wherever_the_s
 
 def test_a_start_that_an_operator_gives_a_begun_log_later_holds_while_it_is_empty() -> None:
     assert start_of(AFTER_RETENTION, replace(CONTROL, starts={P: 35})) == 35
+
+
+def test_a_log_that_nobody_has_begun_begins_where_the_source_was_cut_below_its_start() -> None:
+    """What the source has had there since is newer; once the log is begun, the cut is a loss."""
+    given = replace(CONTROL, starts={P: 15})
+    assert start_of(EMPTY, replace(given, begun={}), start_cut=12) == 12
+    assert start_of(EMPTY, given, start_cut=12) == 15
+    begun = evidence(Logs(0, 20, 15, 15), replace(given, log_starts={P: 15}), cut=12)
+    assert where_to_resume(begun, None) is ToExplain.DIFFERENCE
 
 
 def test_a_start_that_an_operator_gave_a_former_topic_of_the_source_is_none_of_this_one() -> None:
