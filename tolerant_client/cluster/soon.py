@@ -4,7 +4,7 @@ Laws:
 A. Under a quota one request is in flight: its response may throttle the connection for minutes, which is then left with nothing
    in it.  What is left behind is read when the throttle ends, long after it was sent again.
 B. Without a quota requests that a broker appends only once, by their sequence, are in flight together.  Others never are.
-C. Turns come in the order in which they were asked for.
+C. Turns come in the order in which they were asked for; but whoever gave one up, to prepare again, has the next one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ class SoonTurns:
         self._waiting: deque[Future] = deque()
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """A turn, which lasts until the response."""
+    async def turn(self, *, is_next: bool = False) -> AsyncIterator[None]:
+        """A turn, which lasts until the response; with `is_next` before those of all that wait."""
         mine = Future()
-        self._waiting.append(mine)
+        if is_next:
+            self._waiting.appendleft(mine)
+        else:
+            self._waiting.append(mine)
         self._give()
         await mine
         try:

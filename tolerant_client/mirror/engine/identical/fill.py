@@ -27,7 +27,8 @@ H. The log end shows what became of a gap; error codes are merged by producer id
    handleWriteTxnMarkersRequest), so they say nothing of a single marker.
 I. Nothing fences markers, so `may_write` is called at most _FRESH_S before each request, and `may_send` directly before it.  None
    lies unread at a broker: they have connections that are never throttled (write_abort_markers), with one request in flight on
-   each, since a broker reads the next one only once the last is replicated.  fence.py says what may still come late.
+   each, since a broker reads the next one only once the last is replicated.  A turn there is for the request alone: whoever waited
+   for longer than _FRESH_S gives it up, reads again, and has the next one.  fence.py says what may still come late.
 """
 
 from __future__ import annotations
@@ -228,6 +229,7 @@ class MarkerFiller:
             return await self._fill(partition, gap, gap.from_offset if is_known else await self._settled(partition))
 
     async def _fill(self, partition: TopicPartition, gap: Gap, end: int) -> int:
+        has_waited = False  # for its turn, longer than what it had read is fresh
         while gap.from_offset <= end < gap.until_offset:
             offsets = range(end, min(end + _MARKERS_PER_REQUEST, gap.until_offset))
             producers = [marker_producer(offset) for offset in offsets]
@@ -235,16 +237,16 @@ class MarkerFiller:
             asked_at = self._clock()
             await self._may_write(partition)
             lane = f"{MARKERS}-{partition.partition % _LANES}"
-            async with self._turns.setdefault((node, lane), SoonTurns(has_sequences=False)).turn():
-                if self._clock() - asked_at > _FRESH_S:
-                    await self._may_write(partition)
-                    if (now := await replicated_end(self._target, partition)) != end:
-                        end = now
-                        continue
-                self._may_send(partition)
-                self._unanswered[partition] = self._clock()
-                codes = await write_abort_markers(self._target, node, partition, producers, lane)
-                del self._unanswered[partition]
+            turns = self._turns.setdefault((node, lane), SoonTurns(has_sequences=False))
+            async with turns.turn(is_next=has_waited):
+                if not (has_waited := self._clock() - asked_at > _FRESH_S):
+                    self._may_send(partition)
+                    self._unanswered[partition] = self._clock()
+                    codes = await write_abort_markers(self._target, node, partition, producers, lane)
+                    del self._unanswered[partition]
+            if has_waited:  # nobody waits for what it reads now
+                end = await replicated_end(self._target, partition)
+                continue
             self._raise_for(codes - {Errors.InvalidProducerEpochError.errno}, partition)
             # Markers that are there already are refused; then at least one must be new.
             goal = offsets.start + 1 if codes else offsets.stop

@@ -16,7 +16,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.soon import SoonTurns
 from tolerant_client.errors import LinkPromotedError, OptionError, OutcomeUnknownError, PartitionRefusedError
 from tolerant_client.mirror.batches.gaps import Gap, GapFill, marker_producer
-from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller, gap_fillers
+from tolerant_client.mirror.engine.identical.fill import _LANES, MarkerFiller, TransactionFiller, gap_fillers
 
 P = TopicPartition("orders", 0)
 
@@ -81,7 +81,7 @@ class FakeTarget:
 
     async def list_offsets(self, asked: Any) -> dict[TopicPartition, int]:
         self._told = self.log_ends.pop(0) if self.log_ends else self.log_end - self.unreplicated
-        return {P: self._told}
+        return dict.fromkeys(asked, self._told)
 
     async def by_leader(self, partitions: Any) -> dict[int, list[TopicPartition]]:
         return {1: list(partitions)}
@@ -89,7 +89,7 @@ class FakeTarget:
     async def offsets_at(
         self, node_id: int, partitions: Any, asked: Any, isolation: int, *, replica_id: int
     ) -> dict[TopicPartition, int]:
-        return {P: self._told + self.unreplicated}
+        return dict.fromkeys(partitions, self._told + self.unreplicated)
 
     async def insist(self, what: str, attempt: Any, patience_ms: int | None = None) -> Any:
         return await attempt()
@@ -313,8 +313,33 @@ def test_no_request_lies_unread_behind_the_markers_of_another_partition() -> Non
         run(other.__aexit__(None, None, None))
         with pytest.raises(StopIteration) as done:
             filling.send(None)
-        assert (done.value.value, target.looks) == (3, 1 if waited_s < 1 else 3)
+        assert (done.value.value, target.looks) == (3, 1 if waited_s < 1 else 2)
         assert [len(request.markers) for request in target.sent] == [count]
+
+
+def test_who_waited_too_long_for_a_turn_gives_it_up_reads_again_and_has_the_next_one() -> None:
+    target, sent = FakeTarget(), []
+
+    def respond(request: Any) -> Any:
+        (partition,) = request.markers[0].topics[0].partition_indexes
+        sent.append(partition)
+        return target.append(len(request.markers), marked(request, partition=partition))
+
+    target.responses["WriteTxnMarkers"] = respond
+    filler = marking(target)
+    other = filler._turns.setdefault((1, "markers-0"), SoonTurns(has_sequences=False)).turn()
+    run(other.__aenter__())
+    first, second = (filler.fill(TopicPartition("orders", n), Gap(0, 3)) for n in (0, _LANES))
+    assert first.send(None) is not None and second.send(None) is not None
+    target.now += 1.5
+    run(other.__aexit__(None, None, None))
+    for filling in (first, second):
+        filling.send(None)
+    assert target.looks == 4 and not sent, "each has read again, and has not sent in that turn"
+    for filling in (first, second):
+        with pytest.raises(StopIteration):
+            filling.send(None)
+    assert sent == [0, _LANES]
 
 
 def test_markers_are_not_sent_once_the_partition_is_lost_while_they_waited() -> None:
