@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import socket
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -477,6 +479,71 @@ def test_a_seek_after_the_move_is_one_on_the_next_cluster(
     reader.read.clear()
     reader.reads(21)
     assert reader.read[0] == (0, 130)
+
+
+def test_every_seek_before_the_next_poll_may_name_an_offset_of_the_former_cluster(
+    source: str, target: str, reads: Callable[..., Reader]
+) -> None:
+    name = "following-seeks"
+    copied(source, target, name)
+    reader, partitions = reads(name, None), [TopicPartition(name, n) for n in range(PARTITIONS)]
+    append_records(source, name, 20, partitions=PARTITIONS, first=100)  # lost with the source
+    reader.consumer.assign(partitions)
+    reader.reads(120 * PARTITIONS)
+    failed_over(target, name)
+    reader.moves()
+    append_records(target, name, 50, partitions=PARTITIONS, first=900)  # 101 to 150
+    for tp in partitions:  # what it had read and could not work on
+        reader.consumer.position(tp)
+        reader.consumer.seek(tp, 105)
+    reader.read.clear()
+    reader.reads(50 * PARTITIONS)
+    assert sorted(reader.read) == [(n, offset) for n in range(PARTITIONS) for offset in range(101, 151)]
+
+
+FORKS = """\
+import os, sys, threading
+from kafka import TopicPartition
+from tolerant_client import KafkaConsumer
+
+source, standby, name = sys.argv[1:]
+moved = threading.Event()
+consumer = KafkaConsumer(
+    bootstrap_servers=source, standby={"bootstrap_servers": standby}, link=name, enable_auto_commit=False,
+    auto_offset_reset="earliest", recovery_listener=lambda event: event.kind == "moved" and moved.set(),
+)
+consumer.assign([TopicPartition(name, 0)])
+
+def first_of(count):
+    found = []
+    while len(found) < count:
+        found += [r.offset for records in consumer.poll(timeout_ms=1000).values() for r in records]
+    return found[0]
+
+first_of(120)
+print("read", flush=True)
+sys.stdin.readline()
+assert moved.wait(20)
+child = os.fork()
+print("child" if not child else "parent", first_of(50), flush=True)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+consumer.close()
+"""
+
+
+def test_a_child_of_a_client_that_has_moved_begins_where_the_copies_end(source: str, target: str) -> None:
+    name = "following-fork"
+    copied(source, target, name)
+    append_records(source, name, 20, partitions=PARTITIONS, first=100)  # lost with the source
+    program = [sys.executable, "-c", FORKS, source, target, name]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "read\n"
+        failed_over(target, name)
+        append_records(target, name, 50, partitions=PARTITIONS, first=900)  # 101 to 150
+        told, _ = process.communicate("go on\n", timeout=60)
+    assert sorted(told.splitlines()) == ["child 101", "parent 101"] and process.returncode == 0
 
 
 def test_a_pattern_finds_what_only_the_next_cluster_has(source: str, target: str, reads: Callable[..., Reader]) -> None:

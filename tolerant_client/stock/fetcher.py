@@ -126,6 +126,8 @@ class TolerantFetcher(PlannedFetches):
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         """Like kafka-python's, which forgets a resumed partition while another one is in its slot."""
         self.settle_move()
+        if self._move is not None:
+            self._move.has_polled = True
         self._topic_ids.apply()
         self._make_room_for_resumed()
         try:
@@ -251,10 +253,14 @@ class TolerantFetcher(PlannedFetches):
             if position is not None and tp not in self._given_out
         }
 
-    def settle_move(self) -> Move | None:
-        """Settles a move that is not settled yet, and returns it; in the polling thread."""
-        move = self._move
-        return move if move is not None and move.settle() else None
+    def settle_move(self) -> None:
+        """Settles a move that is not settled yet; in the polling thread."""
+        if self._move is not None:
+            self._move.settle()
+
+    def sought(self, tp: TopicPartition, offset: int) -> int:
+        """Where a seek to `offset` goes (moving.py)."""
+        return offset if self._move is None else self._move.sought(tp, offset)
 
     def settle(self, to: Destination) -> dict[TopicPartition, int]:
         """Drops what was fetched from the former cluster, and takes no position after the copies; in the polling thread.

@@ -126,7 +126,10 @@ def _put_to_sleep(client: Any) -> None:
         return
     recipe.subscription = getattr(client, "_subscription", None)
     recipe.is_iterated = getattr(client, "_iterator", None) is not None
-    recipe.cluster_id = client._manager.cluster.cluster_id if getattr(client, "may_move", False) else None
+    if getattr(client, "may_move", False):
+        if hasattr(client, "_fetcher"):
+            client._fetcher.settle_move()  # else the parent's positions are not of the cluster that it has moved to
+        recipe.cluster_id = client._manager.cluster.cluster_id
     kind: Any = type(client)
     client.__class__ = _dormant(kind)
 

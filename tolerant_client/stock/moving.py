@@ -14,8 +14,9 @@ Laws:
 - After the end of the copies both clusters have records, and they are others.  An offset there, up to which the client has read on
   the former cluster, may be of a record of that one if an application names it, whatever was read on the next one since: what is
   committed for it is the end of the copies.  Positions on the next cluster are known to be such (`consumed`).
-- A seek before that poll settles them, too, so it is one on the next cluster.  Of an offset after the end of the copies, up to which
-  the client had read on the former cluster, nobody knows on which it was found: it becomes the end of the copies.
+- A seek before that poll settles them, too, so it is one on the next cluster, as all are until that poll.  Of an offset after the end
+  of the copies, up to which the client had read on the former cluster, nobody knows on which it was found: it becomes the end of
+  the copies.
 - Leader epochs are a cluster's own: no position, fetch or commit of the next cluster names one of the former.
 - How a member of a group moves says moved_member.py.
 """
@@ -79,24 +80,26 @@ class Move:
     def __init__(self, to: Destination, consumer: Any) -> None:
         self.to = to
         self.is_settled = False  # positions are those of the next cluster
+        self.has_polled = False  # since then
         self.unread_positions: Mapping[TopicPartition, OffsetAndMetadata] = {}  # from which nothing was given out
         self._consumer = weakref.ref(consumer)  # whose event loop keeps its parts alive, and so this
         self._read: Mapping[TopicPartition, int] = {}  # until where, on the former cluster
 
-    def settle(self) -> bool:
+    def settle(self) -> None:
         """Drops what is of the former cluster, unless it has; in the polling thread, before it looks at positions or records."""
         consumer = self._consumer()
         if self.is_settled or consumer is None:
-            return False
+            return
         self._read = consumer._fetcher.settle(self.to)
         consumer._iterator = None  # its fill holds records of the former cluster
         self.is_settled = True
-        return True
 
     def sought(self, tp: TopicPartition, offset: int) -> int:
-        """Where a seek goes whose offset may have been found on either cluster."""
+        """Where a seek goes; until the next poll() its offset may have been found on either cluster."""
+        if self.has_polled or offset > self._read.get(tp, -1):
+            return offset
         place = self.to.place(tp, offset)
-        return offset if place is None or offset > self._read.get(tp, -1) else place
+        return offset if place is None else place
 
     def consumed(self, consumed: Callable[[], dict[TopicPartition, Any]]) -> dict[TopicPartition, Any]:
         """What kafka-python's `all_consumed_offsets` says, so that it is known to be of the next cluster."""

@@ -797,7 +797,7 @@ def test_before_a_move_is_settled_nothing_is_asked_for_and_no_position_validated
     with pytest.raises(Errors.StaleMetadata):
         drive(fetcher._send_offset_for_leader_epoch_request(1, {}))
     fetcher.fetched_records()
-    assert consumer._iterator is None and fetcher.settle_move() is None
+    assert consumer._iterator is None
     assert asked(fetcher) == {A: (20, -1, 7), B: (5, -1, 7)}
 
 
@@ -819,6 +819,17 @@ def test_until_where_it_has_read_on_the_former_cluster_is_known_after_a_seek_bac
     assert sum(map(len, fetcher.fetched_records()[0].values())) == 60
     fetcher._subscriptions.seek(A, 3)
     assert fetcher.settle(Destination({}, {A: 20, B: 20}, lambda topic: True)) == {A: 30, B: 30}
+
+
+def test_until_the_next_poll_every_seek_may_be_to_an_offset_of_either_cluster(fetcher: TolerantFetcher) -> None:
+    fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(B, 0, batch(0))])
+    fetcher.fetched_records()
+    consumer = moved(fetcher, {A: 20, B: 20})
+    fetcher.settle_move()
+    for tp in (A, B, A):
+        assert [fetcher.sought(tp, offset) for offset in (7, 25, 31)] == [7, 20, 31]
+    fetcher.fetched_records()
+    assert fetcher.sought(A, 25) == 25 and consumer._iterator is None
 
 
 def test_positions_from_which_nothing_was_given_out_are_known_also_while_something_is(fetcher: TolerantFetcher) -> None:
@@ -846,7 +857,7 @@ def test_a_partition_of_which_nothing_was_copied_is_read_from_its_first_record(
 ) -> None:
     fetcher._subscriptions.seek(B, 50)
     consumer = moved(fetcher, {A: 20})
-    assert consumer._fetcher.settle_move()
+    consumer._fetcher.settle_move()
     assert fetcher._subscriptions.assignment[B].reset_strategy == OffsetResetStrategy.EARLIEST
     assert "No record of orders-1 is known to be copied: position 50 becomes the first record" in caplog.text
 
@@ -858,6 +869,6 @@ def test_a_position_in_a_topic_that_was_not_copied_is_missing_without_auto_offse
     subscriptions.assign_from_user([other])
     subscriptions.seek(other, 50)
     consumer = moved(fetcher, {})
-    assert consumer._fetcher.settle_move()
+    consumer._fetcher.settle_move()
     with pytest.raises(Errors.NoOffsetForPartitionError):
         subscriptions.reset_missing_positions()

@@ -250,10 +250,10 @@ class KafkaConsumer(Following, consumer.KafkaConsumer):
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Like kafka-python's; after a move an offset is one of the next cluster, unless it may be of either (moving.py)."""
-        settled = self._fetcher.settle_move()
+        self._fetcher.settle_move()
         super().seek(partition, offset)
-        if settled is not None:
-            super().seek(partition, settled.sought(partition, offset))
+        if (place := self._fetcher.sought(partition, offset)) != offset:
+            super().seek(partition, place)
 
     def position(self, *args: Any, **options: Any) -> Any:
         """Like kafka-python's; after a move that on the next cluster."""
