@@ -172,7 +172,7 @@ async def _seen_logs(
     others = await last_of_others(target, logs, last, own, known)
     hidden = {p: header for p, header in others.items() if header.is_control}
     gaps = await ended_gaps(target, link, hidden)
-    others = {p: header for p, header in others.items() if p not in gaps}
+    others = {p: header for p, header in others.items() if not gaps.get(p)}
     least = {p: log.written_from for p, log in logs.items()}
     ours = await step_back(target, others, least, lambda header: header.producer_id not in own, MOST_STEPS_BACK)
     until = {p: _own_until(h, own, min(known.get(p, 0), ends[p]), logs[p].adopted) for p, h in ours.items()}

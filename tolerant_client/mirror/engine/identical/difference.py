@@ -32,7 +32,7 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS, LogSlice, first_difference
-from tolerant_client.mirror.batches.gaps import is_filler, is_filler_marker
+from tolerant_client.mirror.batches.gaps import GapFill, is_filler, is_filler_marker
 from tolerant_client.mirror.batches.losses import GOES_ON, LedgerRow, Loss, LossReason
 from tolerant_client.mirror.engine.identical.given_times import times_rewritten
 from tolerant_client.mirror.engine.identical.logs import Logs
@@ -317,18 +317,24 @@ def fenced(case: Case, fence: BatchHeader) -> TargetDivergedError:
     )
 
 
-def _only_gaps(case: Case, first: int, marker: BatchHeader | None, remedy: str, *, is_own: bool) -> TargetDivergedError:
+def _only_gaps(
+    case: Case, first: int, marker: BatchHeader | None, remedy: str, *, is_own: bool | None
+) -> TargetDivergedError:
     what = "filler" if marker is None else "the marker of a transaction"
     whose = "" if marker is None else _whose(case, marker)
     at = first if marker is None else max(first, marker.base_offset)
     if is_own:
         return TargetDivergedError(
             f"The target log of {case} has the end of a gap transaction of the mirror at offset {at}, where the source has a"
-            " record: the topic was created again, or lost records, while the transaction was open"
-        ).advising(fill_again(is_begun=case.is_begun))
+            " record: its coordinator wrote that twice while it moved to another broker (the target's brokers were restarted), or"
+            " the topic was created again, or lost records, while the transaction was open"
+        ).advising(f"{fill_again(is_begun=case.is_begun)}. {GapFill.MARKERS.option} needs no coordinator")
+    why = "another producer wrote it, or the source lost what the mirror had filled"
+    if is_own is None:
+        why = "whether another producer wrote it, or the mirror's own coordinator, is unknown, since that does not respond"
+        remedy = "ask again (tolerant-kafka status) once it does, before you delete anything"
     return TargetDivergedError(
-        f"The target log of {case} has {what} at offset {at}{whose} that the source does not have there: another producer"
-        " wrote it, or the source lost what the mirror had filled"
+        f"The target log of {case} has {what} at offset {at}{whose} that the source does not have there: {why}"
     ).advising(remedy)
 
 

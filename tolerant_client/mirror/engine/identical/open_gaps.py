@@ -64,7 +64,8 @@ class OpenGaps:
             return {}
         await target.connect()
         if can_list_transactions(target):
-            found, unknown = await _described(target, names)
+            views, unknown = await _described(target, names)
+            found = [name for name, view in views.items() if view is not None and view.state in _OPEN]
         else:
             found, unknown = list(names), {}
         for name in names.keys() - found:
@@ -97,55 +98,55 @@ class OpenGaps:
                 raise
 
 
-async def _described(target: Cluster, names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """The transactional ids with an open transaction, and why others are unknown."""
-    found: list[str] = []
+async def _described(target: Cluster, names: Iterable[str]) -> tuple[dict[str, CoordinatorView | None], dict[str, str]]:
+    """What coordinators tell of transactional ids, None of one that was never used; and why others are unknown."""
+    found: dict[str, CoordinatorView | None] = {}
     unknown: dict[str, str] = {}
     by_node: dict[int, list[str]] = {}
     for key, node in (await find_coordinators(target, TRANSACTION, names)).items():
         if isinstance(node, int):
             by_node.setdefault(node, []).append(key)
-        elif not isinstance(node, _NEVER_USED):
+        elif isinstance(node, _NEVER_USED):
+            found[key] = None
+        else:
             unknown[key] = f"the coordinator of {key} was not found: {text_of(node)}"
     told = await _views(target, by_node)
     for node_id, keys in by_node.items():
         for key in keys:
             view = told[key]
             if isinstance(view, CoordinatorView):
-                found += [key] if view.state in _OPEN else []
+                found[key] = view
+            elif isinstance(view, _NEVER_USED):
+                found[key] = None
             elif isinstance(view, SilentError):
                 unknown[key] = _silent(key, node_id)
-            elif not isinstance(view, _NEVER_USED):
+            else:
                 unknown[key] = f"the coordinator of its gap transactions does not tell of them: {text_of(view)}"
     return found, unknown
 
 
-async def ended_gap(target: Cluster, link: str, partition: TopicPartition, marker: BatchHeader | None) -> bool:
-    """Whether a batch is the marker of a gap transaction of the link (ended_gaps)."""
-    return marker is not None and bool(await ended_gaps(target, link, {partition: marker}))
+async def ended_gap(target: Cluster, link: str, partition: TopicPartition, marker: BatchHeader | None) -> bool | None:
+    """Whether a batch is the marker of a gap transaction of the link; None if that is unknown (ended_gaps)."""
+    return False if marker is None else (await ended_gaps(target, link, {partition: marker})).get(partition)
 
 
-async def ended_gaps(target: Cluster, link: str, batches: Mapping[TopicPartition, BatchHeader]) -> set[TopicPartition]:
-    """The partitions whose batch is the marker of a gap transaction of the link, by their coordinators' descriptions.
+async def ended_gaps(
+    target: Cluster, link: str, batches: Mapping[TopicPartition, BatchHeader]
+) -> dict[TopicPartition, bool]:
+    """Whether the batch of a partition is the marker of a gap transaction of the link, by their coordinators' descriptions.
 
-    Without those whose coordinator does not respond.  A coordinator writes its marker into any topic that has the name by then.
+    Without those whose coordinator does not tell now.  A coordinator writes its marker into any topic that has the name by then.
     """
     names = {gap_transactional_id(link, p): p for p, header in batches.items() if header.is_control}
     if not names or not can_list_transactions(target):
-        return set()
-    by_node: dict[int, list[str]] = {}
+        return dict.fromkeys(batches, False)
     try:
-        for name, node in (await find_coordinators(target, TRANSACTION, names)).items():
-            if isinstance(node, int):
-                by_node.setdefault(node, []).append(name)
-        told = await _views(target, by_node)
+        found, _ = await _described(target, names)
     except Errors.KafkaError:
-        return set()
-    return {
-        names[name]
-        for name, view in told.items()
-        if isinstance(view, CoordinatorView) and view.producer_id == batches[names[name]].producer_id
-    }
+        found = {}
+    told = {names[name]: -1 if view is None else view.producer_id for name, view in found.items()}
+    others = dict.fromkeys(batches.keys() - names.values(), False)
+    return others | {p: producer_id == batches[p].producer_id for p, producer_id in told.items()}
 
 
 async def _views(target: Cluster, by_node: Mapping[int, Collection[str]]) -> dict[str, CoordinatorView | Exception]:
