@@ -175,6 +175,7 @@ def flow_subjects(path: Path) -> list[Subject]:
                 CHECKPOINTS: flow.names.policy.checkpoints_topic(flow.source_alias),
             },
             options=LinkOptions(flow.options, flow.options, flow.options),
+            is_translated=flow.offsets == "translated",
         )
         for flow in flows.flows
     ]

@@ -32,6 +32,7 @@ from spark_integration.reading.offsets import (
     parse_partition_numbers,
 )
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state.topic_filter import refuse_java_only
 from tolerant_client.security.kafka_config import kafka_python_config
 
 # The options of Spark's own source.
@@ -172,9 +173,10 @@ def _selection(own: Mapping[str, str]) -> Selection:
         if not topics:
             raise OptionError("subscribe needs topic names, separated by commas")
         return Subscribe(topics)
+    refuse_java_only(f"subscribePattern {value!r}", value)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Java's set operations compile here, too, with a warning
+            warnings.simplefilter("error")  # what a later Python will read otherwise
             re.compile(value)
     except (re.error, Warning) as error:
         raise OptionError(f"subscribePattern {value!r} is not a regular expression of Python: {error}") from None

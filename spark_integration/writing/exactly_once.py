@@ -34,8 +34,9 @@ Guaranteed, for consumers with isolation.level=read_committed:
   execution, other code, other options, speculation, with lost tasks, workers or executors, and with a driver that is
   killed at any point and started again from the same checkpoint.
 - If a micro-batch is repeated with other rows than those that were decided, RepeatDiffersError is raised and the decided
-  rows stay: this happens to a query that is not deterministic (a random number, the time), or whose source has lost
-  records since (failOnDataLoss=false).  The order of the rows, and which task has them, do not matter.
+  rows stay: this happens to a query that is not deterministic (a random number, the time), or whose source has fewer
+  records since: the log cleaner removed some of a compacted topic, or failOnDataLoss=false passed over a loss.  The order of
+  the rows, and which task has them, do not matter.
 
 Costs and limits:
 - Rows become visible when the micro-batch is committed: what the first task wrote waits for the last one.  Consumers with
@@ -275,8 +276,9 @@ class SinkBatch:
             )
         if found.batch == self.batch:
             cause = (
-                "the query is not deterministic, it was started again with other code, its source has lost records"
-                " since (failOnDataLoss=false), or two writes of its foreachBatch have one exactlyOnceId"
+                "the query is not deterministic, it was started again with other code, its source has fewer records"
+                " since (its topic is compacted, or lost some with failOnDataLoss=false), or two writes of its foreachBatch"
+                " have one exactlyOnceId"
             )
             other = (
                 "it has other rows now, its query is not deterministic, or it is another batch of foreachBatch with"

@@ -92,10 +92,11 @@ def test_healthy_link_has_notes_and_warnings_of_its_single_brokers_only(source: 
         found(checkup, "topics", "doctor-healthy").evidence == "not on the target yet: a mirror creates what is missing"
     )
     assert (topics_of(source), topics_of(target)) == before  # nothing was created
-    mirror(source, target, "doctor-healthy")
-    copied = examined(source, target, topics="doctor-healthy")
+    mirror(source, target, "doctor-healthy", "doctor-healthy")
+    copied = examined(source, target, topics="doctor-healthy", link="doctor-healthy")
     assert none_failed(copied)
-    assert {f.check for f in copied.findings} <= {"durability", "log-dirs", "versions"}
+    assert {f.check for f in copied.findings} <= {"durability", "log-dirs", "versions", "control"}
+    assert found(copied, "control", "doctor-healthy").evidence.startswith("no mirror of link doctor-healthy")
 
 
 def test_command_prints_one_document_and_exits_by_the_worst_finding(source: str, target: str) -> None:
@@ -173,10 +174,10 @@ def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_records_that_retention_took_and_will_take_are_counted(source: str, target: str) -> None:
     create_topic(source, "doctor-lost", config={"retention.ms": str(60 * MINUTE_MS), "segment.ms": str(60 * MINUTE_MS)})
     append_records(source, "doctor-lost", 100, timestamp=now_ms())
-    mirror(source, target, "doctor-lost")
+    mirror(source, target, "doctor-lost", "doctor-lost")
     append_records(source, "doctor-lost", 60, timestamp=now_ms() - 58 * MINUTE_MS)
-    danger = examined(source, target, topics="doctor-lost")
-    assert "60 offsets of doctor-lost-0 wait" in found(danger, "retention", "link default").evidence
+    danger = examined(source, target, topics="doctor-lost", link="doctor-lost")
+    assert "60 offsets of doctor-lost-0 wait" in found(danger, "retention", "link doctor-lost").evidence
     assert none_failed(danger)
     assert (
         "60 uncopied offsets of doctor-lost-0 may be deleted in"
@@ -186,7 +187,7 @@ def test_records_that_retention_took_and_will_take_are_counted(source: str, targ
     admin = kafka.KafkaAdminClient(bootstrap_servers=source)
     admin.delete_records({TopicPartition("doctor-lost", 0): 130})
     admin.close()
-    lost = examined(source, target, topics="doctor-lost")
+    lost = examined(source, target, topics="doctor-lost", link="doctor-lost")
     errors = [f.evidence for f in lost.findings if f.check == "retention" and f.severity is Severity.ERROR]
     assert any("doctor-lost-0 offsets 100 to 130 are gone" in evidence for evidence in errors)
 
@@ -220,6 +221,18 @@ def test_a_link_without_topics_is_examined_by_its_control_and_what_blocks_it_is_
     assert blocked[2].startswith("blocked: The target log of doctor-mine-0 has a foreign record batch at offset 5")
     assert idle[:2] == ("warning", "link doctor-mine") and idle[2].startswith("no mirror of link doctor-mine")
     assert "doctor-others" in told("--topics", "doctor-others")[0][2]
+
+
+def test_a_link_that_another_one_leaves_no_topic_is_an_error_before_its_first_start(source: str, target: str) -> None:
+    topic = "doctor-taken"
+    create_topic(source, topic)
+    append_records(source, topic, 10)
+    mirror(source, target, topic, "doctor-owner")
+    for link, findings in (("doctor-owner", 0), ("doctor-second", 1)):
+        checkup = examined(source, target, topics=topic, link=link)
+        errors = [f for f in checkup.findings if (f.check, f.severity) == ("control", Severity.ERROR)]
+        assert len(errors) == findings and none_failed(checkup)
+    assert f"Link doctor-owner copies into topic {topic}" in errors[0].evidence
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 """One cell of the fault matrix: a real TolerantConnection, real bytes, simulated time, every invariant.
 
-The invariants are those of RELIABILITY (section 6), by number:
+The invariants, by number:
 1. every request ends once, within its deadline; 2. with an answer that the broker
 made for it; 3. batches with a producer id are appended once and in order; 4. what
 may not run twice is not sent twice, and an unknown outcome is said; 5. bytes sent

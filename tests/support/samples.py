@@ -67,7 +67,7 @@ class Sample:
     request_values: Mapping[str, Any] = field(default_factory=dict)
     answer_values: Mapping[str, Any] = field(default_factory=dict)
     is_repeatable: bool = False
-    """True where a broker does no harm when it runs the request twice (RELIABILITY's table)."""
+    """True where a broker does no harm when it runs the request twice (the table of docs/requests.md)."""
     is_idempotent: bool = False
     """True for batches with a producer id, which the broker appends once."""
 
@@ -238,7 +238,7 @@ def _produce(name: str, producer_id: int, **more: Any) -> Sample:
     return Sample(name, apis.PRODUCE, 9, values, {"responses": responses}, **more)
 
 
-# What a broker may run twice without harm: RELIABILITY's table, read for this test alone, so that
+# What a broker may run twice without harm: the table of docs/requests.md, read for this test alone, so that
 # a wrong row in api_rows.py is found.  Everything else runs once, or its caller sends it again.
 REPEATABLE = {
     # read only

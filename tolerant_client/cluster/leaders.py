@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Any
+from copy import copy
+from typing import Any, TypeVar
 
 import kafka.errors as Errors
 from kafka.protocol.metadata import MetadataRequest
@@ -18,6 +19,8 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.connections import Connections
 from tolerant_client.cluster.fetch import TopicNames
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC
+
+_Cluster = TypeVar("_Cluster", bound="Leaders")
 
 METADATA_WITHOUT_CREATION = 4  # naming a topic in an older request creates it, unless the broker forbids that
 HEARD_MS = 5_000  # a cluster is away when none of its brokers says anything for this long
@@ -57,6 +60,12 @@ class Leaders(Connections):
         self.names = names
         self.topic_ids: dict[str, str] = {}  # as Kafka's tools write them, for topics that `partitions` has found
         self.nodes_without_ids: set[int] = set()  # not reached by a running upgrade yet
+
+    def by_own_names(self: _Cluster) -> _Cluster:
+        """This cluster as the target of other links, on the same connections: a topic has its brokers' name."""
+        same = copy(self)
+        same.names, same.topic_ids = None, {}
+        return same
 
     def wire_topic(self, topic: str) -> str:
         """The brokers' name of a topic; raises OptionError for one whose source `names` do not know."""

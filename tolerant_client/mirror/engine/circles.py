@@ -37,6 +37,7 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
     there = await target.cluster_id()
     if there is None:
         return ()
+    source = source.by_own_names()
     try:
         controls = await read_controls(source)
     except MAY_NOT:

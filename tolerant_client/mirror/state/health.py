@@ -4,7 +4,7 @@
 |-------------|-----------------------------------------------------------------|--------------|--------------|----------|
 | healthy     | a mirror was seen at work, all is known, nothing below holds    | 0            | 0, ok        | 200      |
 | paused      | an operator has paused all or some; nothing else is wrong       | 0            | 0, ok        | 200      |
-| promoted    | promoted and fenced: nothing is left to copy                    | 0            | 0, ok        | 200      |
+| promoted    | it copies nothing any more; what it left behind is no fault     | 0            | 0, ok        | 200      |
 | handed back | MirrorMaker 2 copies again                                      | 0            | 0, ok        | 200      |
 | waiting     | something does not move, and will resume by itself              | 3            | 1, warning   | 200      |
 | unknown     | nothing is known of a cluster, a broker, a mirror, or its tasks | 3            | 1, warning   | 200      |

@@ -42,15 +42,18 @@ _JAVA_ONLY = re.compile(r"\\[pPRhHvVXGzkN]|(?<!\\)\[(?:[^\]\[\\]|\\.)*?(?:&&|\[)
 _QUOTED = re.compile(r"\\Q(.*?)(?:\\E|$)", re.DOTALL)
 
 
+def refuse_java_only(shown: str, expression: str) -> None:
+    """Raises OptionError for syntax that java.util.regex reads differently from re (as a class within a class), or that re lacks."""
+    if java := _JAVA_ONLY.search(expression):
+        raise OptionError(f"{shown} uses {java[0]!r}, which only Java's regular expressions know; write it without")
+
+
 def _compiled(expressions: tuple[str, ...]) -> re.Pattern[str] | None:
     if not expressions:
         return None  # an empty expression would match an empty name
     expression = "|".join(expressions)  # as MirrorUtils.compilePatternList: (?i) before the first one holds for all
     plain = _QUOTED.sub(lambda quoted: re.escape(quoted[1]), expression)
-    if java := _JAVA_ONLY.search(plain):
-        raise OptionError(
-            f"{expression!r} uses {java[0]!r}, which only Java's regular expressions know; write it without"
-        )
+    refuse_java_only(repr(expression), plain)
     try:
         return re.compile(re.sub(r"\(\?<(?=[a-zA-Z])", "(?P<", plain), re.ASCII)
     except (re.error, ValueError, OverflowError, RecursionError) as error:

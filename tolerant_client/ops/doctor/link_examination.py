@@ -78,7 +78,7 @@ class Subject:
     are those whose offsets are copied; `groups` and `transactional_ids` are more names whose coordinators are checked.
     `seconds` is how long elections and progress are observed.  `duties` are those of the link, `called` the link's names
     for the topics of the rights table.  `options` name this link in other commands: those that need its target only,
-    and those that need both clusters.
+    and those that need both clusters.  `is_translated` is how the link is to be started.
     """
 
     clusters: Mapping[str, Mapping[str, str]]
@@ -92,6 +92,7 @@ class Subject:
     called: Mapping[str, str] = field(default_factory=dict)
     options: LinkOptions = LinkOptions()
     asks_control: bool = False
+    is_translated: bool = False
 
 
 def examine(subject: Subject, checkup: Checkup | None = None) -> Checkup:
@@ -251,12 +252,12 @@ class _Link:
         on_source = logs.serving(self._source.facts, self._chosen)
         both_have = {TopicPartition(self._chosen[p.topic], p.partition) for p in on_source}
         both_have &= logs.serving(self._target.facts, self._chosen.values()).keys()
-        if control.is_over or control.tells_no_start or not both_have:
+        if control.is_over or not both_have:
             return {}
         clusters = subject.clusters["source"], subject.clusters["target"]  # on one event loop
         with both(*clusters, subject.topics.names, _PATIENCE_MS, subject.options.of_file) as (source, target):
-            asked = logs.find_stopped, source, target, subject.link, control, sorted(both_have)
-            return checkup.ask("control", target, *asked) or {}
+            asked = source, target, subject.link, control, sorted(both_have), subject.is_translated
+            return checkup.ask("control", target, logs.find_stopped, *asked) or {}
 
     def look(self) -> dict[TopicPartition, PartitionLag]:
         """The lag of each partition that serves on both sides."""

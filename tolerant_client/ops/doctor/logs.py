@@ -57,9 +57,19 @@ async def positions(
 
 
 async def find_stopped(
-    source: Cluster, target: Cluster, link: str, control: LinkControl, partitions: Collection[TopicPartition]
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    control: LinkControl,
+    partitions: Collection[TopicPartition],
+    starts_translated: bool,
 ) -> dict[TopicPartition, str]:
-    """Which of these partitions a mirror of the link would stop at, as another link has them or the logs differ; and why."""
+    """Which of these partitions a mirror of the link would stop at, as another link has them or the logs differ; and why.
+
+    `starts_translated` is how a link that was never started is to be started; then its logs are nobody's copies yet.
+    """
+    if control.tells_no_start:
+        return await find_taken(target, link, control, partitions, (), is_translated=starts_translated)
     is_translated = await has_map(target, link, control)
     taken: Mapping[TopicPartition, str] = {}
     if control.topics is not None and not is_translated:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -368,10 +369,18 @@ class Keeper:
         self.records = [Record(n, 1, key, value) for n, (key, value) in enumerate(records)]
         self.controls = controls_of(self.records)
 
+    is_by_own_names = True
+
+    def by_own_names(self) -> Keeper:
+        same = copy(self)
+        same.is_by_own_names = True
+        return same
+
     async def cluster_id(self) -> str:
         return "B-id"
 
     async def partitions(self, topics: Collection[str] | None = None) -> dict[str, list[int]]:
+        assert self.is_by_own_names, "the names of our target are no names of our source"
         there = {**self.topics, **self.maps}
         return {topic: there[topic] for topic in (there if topics is None else topics) if topic in there}
 
@@ -403,6 +412,7 @@ def others(keeper: Keeper, *names: str, link: str = "dr") -> tuple[str, ...]:
 
 def circle(source: Keeper, *names: str, own: LinkControl = LinkControl()) -> tuple[str, ...]:
     target = Keeper((b"dr", encode_control(own, 1)))
+    source.is_by_own_names = False
     course = refuse_circle(cast(Cluster, source), cast(Cluster, target), names, "dr")
     return cast("tuple[str, ...]", outcome(course))
 
