@@ -47,7 +47,11 @@ class Member:
                 **options,
             },
         )
-        self.consumer.subscribe([name], listener=self._listener())
+        self._topic = name
+        self.subscribe()
+
+    def subscribe(self) -> None:
+        self.consumer.subscribe([self._topic], listener=self._listener())
 
     def _listener(self) -> ConsumerRebalanceListener:
         told = self.told
@@ -378,8 +382,11 @@ def test_members_do_not_come_after_one_that_was_still_joining_at_the_move(source
         assert len(times) == 600 and {place for place, count in times.items() if count > 1} == set()
 
 
-def test_members_do_not_come_after_one_that_starts_right_after_the_promotion(source: str, target: str) -> None:
-    name = "members-starting"
+@pytest.mark.parametrize("is_made_before", [False, True], ids=["is made", "subscribes"])
+def test_members_do_not_come_after_one_that_starts_right_after_the_promotion(
+    source: str, target: str, is_made_before: bool
+) -> None:
+    name = f"members-starting-{is_made_before}"
     copied(source, target, name, 3)
     members = [Member(source, target, name, client_id=f"{n}", enable_auto_commit=False) for n in range(2)]
     with ExitStack() as closes, ExitStack() as polls:
@@ -388,8 +395,15 @@ def test_members_do_not_come_after_one_that_starts_right_after_the_promotion(sou
             polls.enter_context(member.polling(commits=True))
         until(lambda: sorted(len(member.consumer.assignment()) for member in members) == [1, 2])
         until(lambda: committed(source, name, 3) == [100] * 3)
+        if is_made_before:
+            third = Member(source, target, name, client_id="2", enable_auto_commit=False)
+            third.consumer.unsubscribe()
         promoted(source, target, name)
-        third = Member(source, target, name, client_id="2", enable_auto_commit=False)  # which begins there
+        if is_made_before:
+            until(lambda: third.has_moved)
+            third.subscribe()
+        else:
+            third = Member(source, target, name, client_id="2", enable_auto_commit=False)  # which begins there
         members.append(third)
         closes.callback(third.consumer.close)
         polls.enter_context(third.polling(commits=True))

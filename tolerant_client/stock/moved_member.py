@@ -108,8 +108,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             self._first_commit = self._manager.call_soon(
                 self._commit_first, self._uncommitted.copy(), unread.keys() - offsets.keys()
             )
+            self._stops_at = time.monotonic() + READS_ON_S  # also for one that subscribes only now
             if is_auto:
-                self._stops_at = time.monotonic() + READS_ON_S
                 self._stage = Stage.READS_ON if is_member else Stage.OUTSIDE
                 self.reset_generation()
             self._committed.clear()
