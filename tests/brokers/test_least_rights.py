@@ -35,13 +35,13 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
 from tolerant_client.mirror.engine.prepare import prepare_link
-from tolerant_client.mirror.life.mm2_positions import whether_mm2_runs
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import read_status
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.mm2_positions import whether_mm2_runs
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.verification import verify
 from tolerant_client.ops.doctor.checkup import Checkup

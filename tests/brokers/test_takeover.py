@@ -20,6 +20,7 @@ from support.mirror_link import (
     compare,
     consume,
     create_topic,
+    delete_topic,
     ends,
     mirror,
     move_groups,
@@ -27,17 +28,20 @@ from support.mirror_link import (
 )
 from support.raising_copier import LinkCopier
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets
-from tolerant_client.errors import LinkPromotedError, OptionError
+from tolerant_client.errors import LinkPromotedError, OptionError, TargetDivergedError
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate_group
 from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.handback import HandBackReport, hand_back
-from tolerant_client.mirror.life.mm2_positions import encode_position, offsets_topic, read_positions_of_mm2
+from tolerant_client.mirror.life.plan_report import LinkPlan, plan_everything
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import read_status
 from tolerant_client.mirror.life.takeover import TakeoverReport, take_over
+from tolerant_client.mirror.state.mm2_positions import encode_position, offsets_topic, read_positions_of_mm2
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.ops.doctor.finding import Finding
+from tolerant_client.ops.doctor.link_examination import Subject, examine
 from tolerant_client.records.record_batch import Record, encode_batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -151,6 +155,83 @@ def test_translated_offsets_there_and_back_twice(source: str, target: str) -> No
     run(source, target, copy)
     assert values(target, topic)[5:] == list(range(160))
     assert handed().is_done and mm2.goes_on_at == 160
+
+
+def test_a_translated_link_does_not_begin_what_mirrormaker_2_has_copied_before_it_takes_over(
+    source: str, target: str
+) -> None:
+    """Also where another topic is copied already, and where somebody else has written before and after MirrorMaker 2's copies."""
+    topic = link = alias = "taken-forgotten"
+    beside = f"{topic}-new"  # MirrorMaker 2 has copied nothing of it
+    topics = LinkTopics.of(f"{topic}.*")
+    for servers in (source, target):
+        create_topic(servers, topic)
+        create_topic(servers, beside)
+    append_records(source, topic, 100)
+    append_records(target, topic, 5, first=9_000)
+    mm2 = MirrorMaker2(source, target, alias, topic)
+    mm2.copies(0, 100, noted=60)
+    append_records(source, beside, 10)
+    told = f"log {topic}-0 has what MirrorMaker 2 has copied up to the source's offset 60, as {offsets_topic(alias)} of the target says"
+
+    async def copy(origin: Any, there: Any, of: LinkTopics) -> None:
+        prepared = await prepare_translated_link(origin, there, of, link)
+        await LinkCopier(origin, there, translated_offsets(), link=link).copy(prepared.ends)
+
+    def planned() -> LinkPlan:
+        plan: LinkPlan = run(source, target, plan_everything, link, topics, is_translated=True)
+        return plan
+
+    def blocked() -> list[Finding]:
+        clusters = {"source": {"bootstrap.servers": source}, "target": {"bootstrap.servers": target}}
+        checkup = examine(Subject(clusters, topics, link, seconds=0, is_translated=True))
+        return [finding for finding in checkup.findings if finding.evidence.startswith("blocked")]
+
+    (refusal,) = planned().refusals
+    assert told in refusal and "Stop MirrorMaker 2, and run tolerant-kafka take-over" in refusal
+    assert planned().exit_code == 3
+    (finding,) = blocked()
+    assert told in finding.evidence
+    run(source, target, copy, LinkTopics.of(beside))
+    with pytest.raises(TargetDivergedError, match=f"{told}: link {link} would append it once more"):
+        run(source, target, copy, topics)
+    assert values(target, topic)[5:] == list(range(100)) and values(target, beside) == list(range(10))
+
+    append_records(source, topic, 20, first=100)
+    report = run(source, target, take_over, link, topics, alias, offsets="translated")
+    assert [(p.topic, p.position) for p in report.partitions] == [(topic, 100)] and report.is_done
+    assert planned().exit_code == 0 and blocked() == []
+    run(source, target, copy, topics)
+    assert values(target, topic)[5:] == list(range(120)) and values(target, beside) == list(range(10))
+    with pytest.raises(OptionError, match="copies into this target already"):
+        run(source, target, take_over, link, topics, alias, offsets="translated")
+
+    # Positions of a former topic hold up nobody.
+    delete_topic(source, topic)
+    create_topic(source, topic)
+    append_records(source, topic, 150, first=500)
+    again = LinkTopics.of(topic)
+    assert run(source, target, plan_everything, f"{link}-again", again, is_translated=True).exit_code == 0
+
+
+def test_where_an_identical_link_differs_from_what_mirrormaker_2_has_copied_take_over_is_named_first(
+    source: str, target: str
+) -> None:
+    topic = link = alias = "taken-differs"
+    for servers in (source, target):
+        create_topic(servers, topic)
+    append_records(source, topic, 100)
+    admin = kafka.KafkaAdminClient(bootstrap_servers=source)
+    admin.delete_records({TopicPartition(topic, 0): 10})
+    admin.close()
+    MirrorMaker2(source, target, alias, topic).copies(10, 100, noted=90)
+    told = f"MirrorMaker 2 has copied here up to the source's offset 90, as {offsets_topic(alias)} of the target says: stop it, and run"
+    plan = run(source, target, plan_everything, link, LinkTopics.of(topic), is_translated=False)
+    (refusal,) = plan.refusals
+    assert plan.exit_code == 3 and 0 < refusal.index(told) < refusal.index("tolerant-kafka failover")
+    with pytest.raises(TargetDivergedError, match=told):
+        mirror(source, target, topic, link)
+    assert values(target, topic) == list(range(10, 100))
 
 
 def test_a_quiet_log_with_a_transaction_at_its_end_is_all_copied_when_it_was_taken_over(

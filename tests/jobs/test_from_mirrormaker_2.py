@@ -138,6 +138,14 @@ def test_there_and_back_without_a_record_lost_or_seen_twice(
     told = json.loads(dry.stdout)
     assert dry.exit_code == 0 and not told["is_done"], told
     assert {p["is_identical"] for p in told["partitions"]} == {offsets == "identical"}
+    plan = CliRunner().invoke(app, ["plan", "--config", str(file), "--json"], catch_exceptions=False)
+    refusals = json.loads(plan.stdout)["refusals"]
+    if offsets == "translated":  # it would copy all of it again
+        assert plan.exit_code == 3 and len(refusals) == PARTITIONS
+        assert all(f"mm2-offsets.{alias}.internal of the target says" in text for text in refusals)
+        assert all("Stop MirrorMaker 2, and run tolerant-kafka take-over --config" in text for text in refusals)
+    else:
+        assert plan.exit_code == 0 and not refusals, "equal offsets are a copy"
     write(one, topic, 1000, 500, transactions=has_transactions)
     assert CliRunner().invoke(app, ["take-over", "--config", str(file)], catch_exceptions=False).exit_code == 0
     with Service(tmp_path, file) as service:

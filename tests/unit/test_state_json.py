@@ -18,7 +18,6 @@ from kafka.structs import TopicPartition
 from tolerant_client.errors import OffsetMapError, OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.mm2_records import decode_checkpoint
-from tolerant_client.mirror.life.mm2_positions import decode_position
 from tolerant_client.mirror.state.claims import Claim
 from tolerant_client.mirror.state.claims_record import ClaimsRecord, Holder, Waiting, decode_claims, encode_claims
 from tolerant_client.mirror.state.claims_topic import claimed_by
@@ -26,6 +25,7 @@ from tolerant_client.mirror.state.control_record import decode_control, encode_c
 from tolerant_client.mirror.state.health import utc
 from tolerant_client.mirror.state.ledger import decode_row, encode_row, lost_offsets
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.mm2_positions import decode_position
 from tolerant_client.mirror.state.offset_map import CommittedRows, MapRow, OffsetMap, RowKey, Run
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,

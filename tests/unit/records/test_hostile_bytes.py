@@ -23,9 +23,9 @@ from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.errors import OptionError, RecordBatchError
 from tolerant_client.mirror.batches.divergence import LogSlice, tail_records
 from tolerant_client.mirror.batches.rewrite import rewrite
-from tolerant_client.mirror.life.mm2_positions import decode_position
 from tolerant_client.mirror.state.control_record import decode_control
 from tolerant_client.mirror.state.ledger import UNREADABLE, decode_row
+from tolerant_client.mirror.state.mm2_positions import decode_position
 from tolerant_client.mirror.state.offset_map import RowKey
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.verify.log_columns import iter_rows, read_batches, unfold_batch

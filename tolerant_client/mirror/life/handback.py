@@ -19,18 +19,18 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError, TolerantClientError
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
-from tolerant_client.mirror.life.mm2_positions import (
-    Mm2Position,
-    read_positions_of_mm2,
-    whether_mm2_runs,
-    write_position,
-)
 from tolerant_client.mirror.life.shared_log import shared_partitions
 from tolerant_client.mirror.life.takeover import is_contradicted, read_bounds
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import half_done, read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import copied_until, last_rows, require_same_map
+from tolerant_client.mirror.state.mm2_positions import (
+    Mm2Position,
+    read_positions_of_mm2,
+    whether_mm2_runs,
+    write_position,
+)
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 

@@ -13,7 +13,7 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
@@ -24,13 +24,13 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.life.failback_decision import begun, is_live
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
-from tolerant_client.mirror.life.mm2_positions import read_positions_of_mm2, whether_mm2_runs
 from tolerant_client.mirror.life.shared_log import shared_partitions
 from tolerant_client.mirror.logs.bisection import first_difference_of_logs
 from tolerant_client.mirror.logs.reading import read_slices
 from tolerant_client.mirror.state.control_topic import read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl, require_finished
 from tolerant_client.mirror.state.map_topic import last_rows, require_kind
+from tolerant_client.mirror.state.mm2_positions import read_positions_of_mm2, whether_mm2_runs
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -191,12 +191,12 @@ async def _find(
     return None
 
 
-def copies_already(control: LinkControl, rows: Mapping[TopicPartition, MapRow]) -> bool:
-    """Whether a link with translated offsets has copied after its start: it would take its own copies for MirrorMaker 2's.
+def copied_by_us(control: LinkControl, rows: Mapping[TopicPartition, MapRow]) -> set[TopicPartition]:
+    """What a link with translated offsets has copied after its start: it would take its own copies for MirrorMaker 2's.
 
     `rows` are the newest of its map.  Pure.
     """
-    return not control.is_over and any(row.position > control.adopted.get(p, 0) for p, row in rows.items())
+    return set() if control.is_over else {p for p, row in rows.items() if row.position > control.adopted.get(p, 0)}
 
 
 def to_adopt(partitions: Iterable[TakenPartition]) -> dict[TopicPartition, int]:
@@ -253,8 +253,9 @@ async def take_over(
     """Prepares a link to resume where MirrorMaker 2, which must have been stopped, has left its target topics.
 
     With identical offsets the link adopts the target's logs; with translated ones copying begins at the exact position, also if
-    the link had copied before and was handed back.  If something blocks it, nothing is written.
-    Raises OptionError for a link that copies already, or would copy in a circle, and KafkaError.
+    the link had copied before and was handed back.  Of one that copies already, what MirrorMaker 2 has copied and the link has not
+    is taken over, whether its mirror runs or not.  If something blocks it, nothing is written.
+    Raises OptionError for a link that copies all of it already, or would copy in a circle, and KafkaError.
     """
     await source.connect()
     await target.require_record_batches()
@@ -274,12 +275,15 @@ async def take_over(
     known = await read_positions_of_mm2(target, source_alias)
     rows = await last_rows(target, link, partitions) if is_translated else {}
     rows = {p: row for p, row in rows.items() if row.is_kept}
-    if copies_already(control, rows):
-        raise OptionError(f"Link {link} {_COPIES_ALREADY}")
+    told = {p: known.get(TopicPartition(source.wire_topic(p.topic), p.partition)) for p in partitions}
+    own = copied_by_us(control, rows)
+    if own:  # of the others the mirror has refused what MirrorMaker 2 had copied (copied_by_mm2.py)
+        partitions = [p for p in partitions if p not in own and told[p] is not None]
+        if not partitions or any((at := told[p]) is not None and at.offset > rows[p].position for p in own):
+            raise OptionError(f"Link {link} {_COPIES_ALREADY}")
     found = []
     for p, bounds in (await read_bounds(source, target, partitions)).items():
-        told = known.get(TopicPartition(source.wire_topic(p.topic), p.partition))
-        committed = -1 if told is None else told.offset
+        committed = -1 if (at := told[p]) is None else at.offset
         is_same = await is_identical(source, target, p, bounds, committed)
         # Our own link may have copied more before it was handed back.
         least = max(committed, rows[p].position if p in rows else -1)
@@ -296,5 +300,11 @@ async def take_over(
     if is_done:
         adopted = to_adopt(found)
         cluster_id = await source.cluster_id()
-        await update_control(target, link, lambda now: begun(now, cluster_id, topics, adopted))
+
+        def change(now: LinkControl) -> LinkControl:
+            if own:
+                return replace(now, adopted={**now.adopted, **adopted})
+            return begun(now, cluster_id, topics, adopted)
+
+        await update_control(target, link, change)
     return TakeoverReport(link, offsets, is_dry_run, is_done, tuple(found), wrong)

@@ -14,6 +14,9 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import log_offsets
 from tolerant_client.cluster.admin.transactions import list_transactions
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import text_of
+from tolerant_client.mirror.engine.translated.copied_before import find_copied
+from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.life import lens
 from tolerant_client.mirror.life.comparison import compare_ends
 from tolerant_client.mirror.life.lens import PartitionLag
@@ -64,18 +67,26 @@ async def find_stopped(
     partitions: Collection[TopicPartition],
     starts_translated: bool,
 ) -> dict[TopicPartition, str]:
-    """Which of these partitions a mirror of the link would stop at, as another link has them or the logs differ; and why.
+    """Which of these partitions a mirror of the link would stop at, as others have copied them or the logs differ; and why.
 
-    `starts_translated` is how a link that was never started is to be started; then its logs are nobody's copies yet.
+    `starts_translated` is how a link that was never started is to be started.
     """
-    if control.tells_no_start:
-        return await find_taken(target, link, control, partitions, (), is_translated=starts_translated)
-    is_translated = await has_map(target, link, control)
     taken: Mapping[TopicPartition, str] = {}
-    if control.topics is not None and not is_translated:
-        taken = await find_taken(target, link, control, partitions, (), is_translated=False)
+    is_translated = starts_translated if control.tells_no_start else await has_map(target, link, control)
+    if control.tells_no_start or control.topics is not None and not is_translated:
+        taken = await find_taken(target, link, control, partitions, (), is_translated=is_translated)
     rest = [p for p in partitions if p not in taken]
-    found = await compare_ends(source, target, rest, Ledger(target, link), control, is_translated)
+    if is_translated:
+        foreseen = await foresee(source, target, link, control, rest, rest)
+        stopped = {p: error for p, found in foreseen.items() if (error := found.error) is not None}
+        begun = {p: found for p, found in foreseen.items() if p not in stopped}
+        stopped = {**stopped, **await find_copied(source, target, link, begun)}
+        return {**taken, **{p: text_of(error) for p, error in stopped.items()}}
+    found = (
+        None
+        if control.tells_no_start
+        else await compare_ends(source, target, rest, Ledger(target, link), control, False)
+    )
     return {**taken, **({} if found is None else found.differing)}
 
 

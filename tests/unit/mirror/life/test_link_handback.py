@@ -15,9 +15,9 @@ from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, O
 from tolerant_client.mirror.life import handback
 from tolerant_client.mirror.life.failback import begun, is_live
 from tolerant_client.mirror.life.handback import HandedPartition, decide_positions, hand_back, require_ran
-from tolerant_client.mirror.life.mm2_positions import Mm2Position
 from tolerant_client.mirror.state.control_record import decode_control, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.mm2_positions import Mm2Position
 from tolerant_client.mirror.state.offset_map import MapRow, Run, begun_again, extend
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 

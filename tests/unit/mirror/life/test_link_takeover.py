@@ -18,7 +18,7 @@ from tolerant_client.mirror.life.takeover import (
     Bounds,
     TakenPartition,
     blockers,
-    copies_already,
+    copied_by_us,
     find_position,
     is_identical,
     last_match,
@@ -97,13 +97,11 @@ def test_a_translated_link_that_has_copied_itself_takes_over_nothing() -> None:
     """Run beside the mirror it would take the mirror's own copies for those of another, which no group can be moved into."""
     taken = LinkControl(adopted={PLACE: 100})
     rows = {PLACE: MapRow(RowKey(PLACE, 0), "orders", ("", ""), 100, 7, (Run(50, 0, 50),))}
-    assert not copies_already(taken, {}) and not copies_already(taken, rows), (
-        "what it had copied before MirrorMaker 2 did"
-    )
+    assert not copied_by_us(taken, {}) and not copied_by_us(taken, rows), "what it had copied before MirrorMaker 2 did"
     rows[PLACE] = rows[PLACE]._replace(position=101)
-    assert copies_already(taken, rows) and copies_already(LinkControl(), rows)
+    assert copied_by_us(taken, rows) == copied_by_us(LinkControl(), rows) == {PLACE}
     for over in ({"is_promotion_begun": True}, {"is_handed_back": True}):
-        assert not copies_already(replace(taken, **over), rows)  # type: ignore[arg-type]
+        assert not copied_by_us(replace(taken, **over), rows)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

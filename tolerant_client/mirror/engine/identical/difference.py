@@ -98,6 +98,7 @@ class Case(NamedTuple):
     copied: int | None = None
     differs_at: int | None = None  # where others' records after the link's differ
     is_begun: bool = False  # as the control says, which is not that of a former topic
+    mm2: str = ""  # how the link goes on after MirrorMaker 2, if that has copied here (copied_by_mm2.py)
 
     def is_fence(self, header: BatchHeader | None) -> bool:
         """Whether a batch is the marker of a fence of the link."""
@@ -304,7 +305,7 @@ def _whose(case: Case, foreign: BatchHeader) -> str:
 
 
 def _remedy(case: Case, target: Cluster) -> str:
-    return others_remedy(case.partition.topic, case.link, target, is_begun=case.is_begun)
+    return case.mm2 + others_remedy(case.partition.topic, case.link, target, is_begun=case.is_begun)
 
 
 def fenced(case: Case, fence: BatchHeader) -> TargetDivergedError:
@@ -436,15 +437,11 @@ def _truncated(case: Case, first: int) -> Loss:
     before = "those that were copied" if logs.is_written else "when its copy was begun, which has none yet"
     # The log of a topic that was created again begins at 0.
     if not case.is_same_topic and (start >= end or first <= start and logs.source_start == 0):
-        reason, what = (
-            LossReason.RECREATION,
-            f"other records from offset {first} on: its topic was deleted and created again",
-        )
+        reason = LossReason.RECREATION
+        what = f"other records from offset {first} on: its topic was deleted and created again"
     else:
-        reason, what = (
-            LossReason.TRUNCATION,
-            f"other records from offset {first} on than {before}: it was truncated",
-        )
+        reason = LossReason.TRUNCATION
+        what = f"other records from offset {first} on than {before}: it was truncated"
     row = case.row(first, logs.target_end, reason, f"the source has {what}; the target keeps what it has")
     error = SourceTruncatedError(
         f"The source of {case}, offsets {logs.source_start} to {logs.source_end}, has {what} (the target's log ends at"

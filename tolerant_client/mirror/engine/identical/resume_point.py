@@ -44,6 +44,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.losses import Loss
+from tolerant_client.mirror.engine.copied_by_mm2 import take_over_first
 from tolerant_client.mirror.engine.identical.difference import (
     Case,
     Meaning,
@@ -61,6 +62,7 @@ from tolerant_client.mirror.engine.identical.log_start import find_log_start
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.mm2_positions import KnownPositions
 from tolerant_client.mirror.state.topics import read_ids
 
 
@@ -90,6 +92,7 @@ async def read_append_states(
     copied: Mapping[TopicPartition, tuple[int, int]] = MappingProxyType({}),
     control: LinkControl = LinkControl(),
     ids: Mapping[str, TopicIds] | None = None,
+    mm2: KnownPositions | None = None,
     *,
     at_high_watermark: bool = False,
 ) -> dict[TopicPartition, Found]:
@@ -101,7 +104,7 @@ async def read_append_states(
     `copied`, where known, has the source's leader epoch of the last copied batch and the offset up to which was copied: the
     source is asked whether an election truncated some of that, whatever its records are now.
     `control` says what was adopted, what the link has begun and copied, and where empty logs should begin; `ids` are read_ids'.
-    What it says of a former topic is read again, for which the ledger names the link.
+    What it says of a former topic is read again, for which the ledger names the link.  `mm2` is what is known of MirrorMaker 2.
     With `at_high_watermark` the logs are compared up to there, and no state may be appended to.
     """
     wanted = list(partitions)
@@ -133,8 +136,11 @@ async def read_append_states(
                 found[p] = placed
     if differing:
         rows = await ledger.rows(refresh=True) if ledger is not None else {}
+        strange = [one.partition for one in differing if not one.is_begun]
+        of_mm2 = await take_over_first(source, target, link, mm2 or KnownPositions(target), strange) if strange else {}
         for one in differing:
-            what = await explain(source, target, one, rows.get(one.partition, ()))
+            case = one._replace(mm2=of_mm2.get(one.partition, ""))
+            what = await explain(source, target, case, rows.get(one.partition, ()))
             if what is not None:
                 found[one.partition] = what
     untold = {p: what for p, what in read.opened.items() if not isinstance(found.get(p), (Loss, TolerantClientError))}

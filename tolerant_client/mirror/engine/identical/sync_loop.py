@@ -41,6 +41,7 @@ from tolerant_client.mirror.engine.troubles import read_refusal, times_would_cha
 from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.link_control import TopicIds
+from tolerant_client.mirror.state.mm2_positions import KnownPositions
 from tolerant_client.mirror.state.topics import read_ids
 
 
@@ -66,6 +67,7 @@ class SyncLoop:
         self._begun = begun
         self._losses = losses
         self._open_gaps = OpenGaps(flow.target, flow.control.link, flow.require_writable, flow.clock)
+        self._mm2 = KnownPositions(flow.target)
         self._being_read: set[TopicPartition] = set()  # a partition is read by one group at a time
 
     async def run(self) -> None:
@@ -274,7 +276,7 @@ class SyncLoop:
             remembered, copied={**remembered.copied, **copied_to}, log_starts={**remembered.log_starts, **filled}
         )
         places = await read_append_states(
-            self._source, self._target, due, self._producer_id, self._ledger, copied, control, ids
+            self._source, self._target, due, self._producer_id, self._ledger, copied, control, ids, self._mm2
         )
         await require_readable(self._target, [p for p in due if p not in places])
         unprobed = {

@@ -13,6 +13,8 @@ Laws:
   copy it again, is in transactions.
 - Where a link has copied from our target to our source, the target's log is the original.  The source's controls name that link, and its
   map which offsets of the source are its copies.  An original is not called a copy, and nobody is told to delete it.
+- MirrorMaker 2 has no map: where its own positions say that it has copied what ours is to begin with, and the logs show it
+  (copied_by_mm2.py), ours begins once it has taken over.
 - Of links that begin a log at the same time one after the other asks (copy_claims.py).
 - What cannot be read is unknown, and nothing is appended before it is known; nor is it where what would be a copy of ours is in a
   transaction that is not over.  A map that takes longer to read than a partition waits
@@ -35,6 +37,7 @@ from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cl
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
 from tolerant_client.mirror.engine.circles import links_back
+from tolerant_client.mirror.engine.copied_by_mm2 import Mm2Copy, copies_of_mm2, find_copy_of_mm2, take_over_command
 from tolerant_client.mirror.engine.translated.foresight import Foreseen
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.control_topic import read_controls
@@ -47,6 +50,7 @@ from tolerant_client.mirror.state.map_topic import (
     mapped_links,
     read_each_map,
 )
+from tolerant_client.mirror.state.mm2_positions import KnownPositions
 from tolerant_client.mirror.state.offset_map import MapRow, is_another
 
 # So many equal records in a row, timestamps and all, are a copy, also where both logs went on differently.
@@ -203,12 +207,30 @@ async def require_not_there(
     begin: int,
     others: Collection[OtherCopy],
     known: Collection[Origin],
+    of_mm2: Collection[Mm2Copy],
 ) -> None:
     """Raises TargetDivergedError if the target's log already has what the source has from `begin` on; and KafkaError."""
     start = (await target.list_offsets({partition: EARLIEST}))[partition]
     require_no_copy(link, partition, ids, begin, start, others)
     require_no_original(link, partition, ids, begin, start, known)
+    await require_no_copy_of_mm2(source, target, link, partition, begin, of_mm2)
     await require_no_identical_copy(source, target, link, partition, begin, start, known)
+
+
+async def require_no_copy_of_mm2(
+    source: Cluster, target: Cluster, link: str, partition: TopicPartition, begin: int, of_mm2: Collection[Mm2Copy]
+) -> None:
+    """Raises TargetDivergedError if the target's log has what MirrorMaker 2 has copied of the source from `begin` on; and KafkaError."""
+    copy = await find_copy_of_mm2(source, target, partition, begin, of_mm2)
+    if copy is not None:
+        raise TargetDivergedError(
+            f"The target log {partition.topic}-{partition.partition} has what MirrorMaker 2 has copied up to the source's offset"
+            f" {copy.until}, as {copy.topic} of the target says: link {link} would append it once more"
+        ).advising(
+            f"Stop MirrorMaker 2, and run {take_over_command(link, target)}: the link then begins after it. If nobody needs the target's, also"
+            f" not what only it has, delete the topic there: it is then copied anew. If all of it is to be there again, delete {copy.topic} there:"
+            " MirrorMaker 2 would begin anew, too"
+        )
 
 
 async def require_no_identical_copy(
@@ -266,11 +288,13 @@ async def find_copied(
     maps = KnownMaps(time.monotonic)
     others = await other_copies(target, link, begins, maps, None) if begins else {}
     known = await origins(source, target, begins, maps, None) if begins else {}
+    of_mm2 = await copies_of_mm2(source, KnownPositions(target), begins) if begins else {}
     refused: dict[TopicPartition, Errors.KafkaError] = {}
     for p, begin in begins.items():
         ids = foreseen[p].ids
         try:
-            await require_not_there(source, target, link, p, ids, begin, others.get(p, ()), known.get(p, ()))
+            told = others.get(p, ()), known.get(p, ()), of_mm2.get(p, ())
+            await require_not_there(source, target, link, p, ids, begin, *told)
         except Errors.KafkaError as error:
             refused[p] = error
     return refused

@@ -236,7 +236,8 @@ class Place:
         """Raises TargetDivergedError if the target's log already has what is to be copied from `begin` on (copied_before.py)."""
         link, partition, ids = self._link, self.partition, self.ids
         others, origins = await self._reads.other_copies(partition) or (), await self._reads.origins(partition) or ()
-        await require_not_there(link.source, link.target, link.name, partition, ids, begin, others, origins)
+        of_mm2 = await self._reads.copies_of_mm2(partition) or ()
+        await require_not_there(link.source, link.target, link.name, partition, ids, begin, others, origins, of_mm2)
 
     async def require_not_copied_since(self, begin: int) -> None:
         """As `read` does of other links' maps, once no other link may copy its first record beside us (copy_claims.py)."""

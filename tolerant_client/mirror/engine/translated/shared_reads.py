@@ -19,6 +19,7 @@ from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.produce_window import ProduceTurns
+from tolerant_client.mirror.engine.copied_by_mm2 import Mm2Copy, copies_of_mm2
 from tolerant_client.mirror.engine.limits import TransactionLimits
 from tolerant_client.mirror.engine.preflight import copied_by_others
 from tolerant_client.mirror.engine.reader import Reader
@@ -28,6 +29,7 @@ from tolerant_client.mirror.engine.translated.target_checks import TopicPair
 from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.map_topic import map_partition, read_last_rows
+from tolerant_client.mirror.state.mm2_positions import KnownPositions
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import topic_facts
 
@@ -81,7 +83,8 @@ class SharedReads:
     """Reads of a link's map and of its topics; on the event loop that both clusters share.
 
     `copied_by_others` gives the error for a target log that the link may not write beside another link, `other_copies` what other links
-    have copied there, as their maps say, `origins` the links that have copied it from there to the source.
+    have copied there, as their maps say, `origins` the links that have copied it from there to the source, `copies_of_mm2` what
+    MirrorMaker 2 has copied there.
     """
 
     def __init__(self, source: Cluster, target: Cluster, control: ControlWatch, clock: Callable[[], float]) -> None:
@@ -97,6 +100,12 @@ class SharedReads:
         ) -> dict[TopicPartition, tuple[Origin, ...]]:
             return await origins(source, target, partitions, self.maps, _MAP_S)
 
+        async def of_mm2(
+            _: Cluster, __: str, partitions: Collection[TopicPartition]
+        ) -> dict[TopicPartition, tuple[Mm2Copy, ...]]:
+            return await copies_of_mm2(source, positions, partitions)
+
+        positions = KnownPositions(target)
         self.maps = KnownMaps(clock)
         self._source = source
         self._target = target
@@ -108,6 +117,7 @@ class SharedReads:
         self.copied_by_others = _Asked(target, link, partial(copied_by_others, known=self.maps))
         self.other_copies = _Asked(target, link, partial(other_copies, known=self.maps, within_s=_MAP_S))
         self.origins = _Asked(source, link, copied_back)
+        self.copies_of_mm2 = _Asked(target, link, of_mm2)
 
     async def last_row(self, partition: TopicPartition) -> MapRow | None:
         """The newest committed row of a source partition; raises what read_last_rows does."""

@@ -85,6 +85,7 @@ def of_mirror(
         last_row=AsyncMock(return_value=row),
         other_copies=AsyncMock(return_value=()),
         origins=AsyncMock(return_value=()),
+        copies_of_mm2=AsyncMock(return_value=()),
     )
     link: Any = SimpleNamespace(source=source, target=target, name="dr", control=SimpleNamespace(value=control))
     found = Place(link, reads, SimpleNamespace(until=until), P)  # type: ignore[arg-type]
@@ -158,6 +159,6 @@ def test_a_plan_begins_every_log_where_the_mirror_begins_it(
         patch.setattr(foresight, "last_rows", AsyncMock(return_value={} if row is None else {P: row}))
         patch.setattr(foresight, "list_led_offsets", led)
         patch.setattr(foresight, "read_ids", AsyncMock(return_value={P.topic: ids}))
-        for name in ("other_copies", "origins"):
+        for name in ("other_copies", "origins", "copies_of_mm2"):
             patch.setattr(copied_before, name, AsyncMock(return_value={}))
         assert of_plan(source, target, control) == of_mirror(source, target, row, ids, control)

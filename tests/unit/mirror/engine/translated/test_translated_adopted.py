@@ -111,7 +111,9 @@ class World:
         async def other_copies(_: TopicPartition) -> tuple[OtherCopy, ...]:
             return self.others
 
-        reads: Any = SimpleNamespace(topics=topics, last_row=last_row, other_copies=other_copies, origins=none)
+        reads: Any = SimpleNamespace(
+            topics=topics, last_row=last_row, other_copies=other_copies, origins=none, copies_of_mm2=none
+        )
         return Place(link, reads, self.adopted(), P)
 
     def goes_on_at(self, place: Place | None = None) -> int:

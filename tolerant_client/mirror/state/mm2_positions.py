@@ -9,6 +9,7 @@ Its connectors in a separate Connect cluster are not seen: that cluster has anot
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Annotated, Literal, NamedTuple
 
@@ -47,6 +48,9 @@ class Mm2Position(NamedTuple):
     partition: int
 
 
+_OFFSETS_TOPIC = re.compile(r"mm2-offsets\.(.+)\.internal")
+
+
 def offsets_topic(source_alias: str) -> str:
     """The topic of MirrorMaker 2's positions, unless its file sets offset.storage.topic."""
     return f"mm2-offsets.{source_alias}.internal"
@@ -71,24 +75,49 @@ async def read_positions_of_mm2(target: Cluster, source_alias: str) -> dict[Topi
 
     Positions of aborted transactions (exactly.once.source.support) and positions that somebody has reset do not count.
     """
-    topic = offsets_topic(source_alias)
-    numbers = (await target.partitions([topic])).get(topic, [])
-    newest: dict[bytes, tuple[int, bytes | None]] = {}
-    for number in numbers:
-        partition = TopicPartition(topic, number)
-        start = (await target.list_offsets({partition: EARLIEST}))[partition]
-        end = (await target.list_offsets({partition: LATEST}, isolation_level=READ_COMMITTED))[partition]
-        if start == end:
-            continue
-        log = (await read_slices(target, {partition: (start, end)}, is_committed=True))[partition]
-        for _, record in sorted(log.records.items()):
-            newest[record.key or b""] = number, record.value
-    found: dict[TopicPartition, Mm2Position] = {}
-    for key, (number, value) in newest.items():
-        told = decode_position(key, value)
-        if told is not None and told[0] == source_alias:
-            found[told[1]] = Mm2Position(told[2], key, number)
-    return found
+    return await KnownPositions(target).of(source_alias)
+
+
+class KnownPositions:
+    """MirrorMaker 2's positions on a target, on one event loop: whoever asks again has only what is new read."""
+
+    def __init__(self, target: Cluster) -> None:
+        self._target = target
+        self._until: dict[TopicPartition, int] = {}
+        self._newest: dict[TopicPartition, dict[bytes, Record]] = {}
+
+    async def aliases(self) -> list[str]:
+        """The aliases of sources under which MirrorMaker 2 keeps positions, as far as we may describe their topics."""
+        found = map(_OFFSETS_TOPIC.fullmatch, await self._target.partitions())
+        return sorted(match[1] for match in found if match is not None)
+
+    async def of(self, source_alias: str) -> dict[TopicPartition, Mm2Position]:
+        """As read_positions_of_mm2; raises KafkaError."""
+        topic = offsets_topic(source_alias)
+        numbers = (await self._target.partitions([topic])).get(topic, [])
+        found: dict[TopicPartition, Mm2Position] = {}
+        for number in numbers:
+            for key, record in (await self._read(TopicPartition(topic, number))).items():
+                told = decode_position(key, record.value)
+                if told is not None and told[0] == source_alias:
+                    found[told[1]] = Mm2Position(told[2], key, number)
+        return found
+
+    async def _read(self, partition: TopicPartition) -> dict[bytes, Record]:
+        """The newest record of each key."""
+        start = (await self._target.list_offsets({partition: EARLIEST}))[partition]
+        end = (await self._target.list_offsets({partition: LATEST}, isolation_level=READ_COMMITTED))[partition]
+        if self._until.get(partition, 0) > end:  # another topic by now
+            del self._until[partition], self._newest[partition]
+        newest = self._newest.setdefault(partition, {})
+        if (start := max(start, self._until.get(partition, 0))) < end:
+            log = (await read_slices(self._target, {partition: (start, end)}, is_committed=True))[partition]
+            for offset, record in log.records.items():
+                known = newest.get(record.key or b"")
+                if known is None or known.offset < offset:  # another task may have read on meanwhile
+                    newest[record.key or b""] = record
+            self._until[partition] = max(self._until.get(partition, 0), log.until)
+        return newest
 
 
 async def whether_mm2_runs(target: Cluster, source_alias: str) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import EARLIEST
 from tolerant_client.mirror.batches.divergence import LogSlice
-from tolerant_client.mirror.life import mm2_positions
-from tolerant_client.mirror.life.mm2_positions import (
+from tolerant_client.mirror.state import mm2_positions
+from tolerant_client.mirror.state.mm2_positions import (
     Mm2Position,
     decode_position,
     encode_position,

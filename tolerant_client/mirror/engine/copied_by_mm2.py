@@ -1,0 +1,134 @@
+"""Whether a target log already has what MirrorMaker 2 has copied of the source.
+
+Laws:
+- Its positions on the target say that it has copied a partition of this name, and up to where; records that both logs have show that it was
+  this one.  Neither is enough alone: it knows no topic ids, and another source, or a topic of another name, may be meant.
+- Only positions after `begin` count: a link that took over begins at MirrorMaker 2's position, or after it.
+- Positions that we may not read are none, as if MirrorMaker 2 had never run.  Others that cannot be read now leave it unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
+from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS, LogSlice
+from tolerant_client.mirror.logs.reading import read_slices
+from tolerant_client.mirror.state.mm2_positions import KnownPositions, offsets_topic
+from tolerant_client.records.record_batch import Record
+
+_NO_CHANCE = 2  # so many records that both logs have, timestamps and all, are copies
+_LARGEST_PIECE = 64_000  # offsets; also how many of the target's are searched
+
+
+class Mm2Copy(NamedTuple):
+    """That MirrorMaker 2 has copied a partition up to the source's offset `until`, as a topic of the target says; or why that is `unread`."""
+
+    topic: str
+    until: int = 0
+    unread: str = ""
+
+
+async def copies_of_mm2(
+    source: Cluster, known: KnownPositions, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, tuple[Mm2Copy, ...]]:
+    """What MirrorMaker 2's positions on the target, under whatever alias, say of these partitions (the target's names)."""
+    found: dict[TopicPartition, tuple[Mm2Copy, ...]] = {}
+    for alias in await known.aliases():
+        topic = offsets_topic(alias)
+        try:
+            positions = await known.of(alias)
+        except Errors.TopicAuthorizationFailedError:
+            continue
+        except Errors.KafkaError as error:
+            told = {p: Mm2Copy(topic, unread=f"{type(error).__name__}: {error}") for p in partitions}
+        else:
+            names = {p: TopicPartition(source.wire_topic(p.topic), p.partition) for p in partitions}
+            told = {p: Mm2Copy(topic, positions[name].offset) for p, name in names.items() if name in positions}
+        for p, copy in told.items():
+            found[p] = (*found.get(p, ()), copy)
+    return found
+
+
+async def find_copy_of_mm2(
+    source: Cluster, target: Cluster, partition: TopicPartition, begin: int, known: Iterable[Mm2Copy]
+) -> Mm2Copy | None:
+    """One of the `known` copies that the target's log has, with records that the source has from `begin` on.
+
+    Raises OffsetNotAvailableError if that is unknown, and other KafkaError.
+    """
+    for copy in known:
+        if copy.unread:
+            raise Errors.OffsetNotAvailableError(
+                f"Whether MirrorMaker 2 has copied {partition.topic}-{partition.partition} before is unknown yet: {copy.topic} of the target is"
+                f" not read ({copy.unread})"
+            )
+        if copy.until > begin and await _has_copies(source, target, partition, begin, copy.until):
+            return copy
+    return None
+
+
+async def _has_copies(source: Cluster, target: Cluster, partition: TopicPartition, begin: int, until: int) -> bool:
+    """Whether the target's log has the first or the last records that the source has in [begin, until)."""
+    begin = max(begin, (await source.list_offsets({partition: EARLIEST}))[partition])
+    stable = (await source.list_offsets({partition: LATEST}, isolation_level=READ_COMMITTED))[partition]
+    until = min(until, stable)
+
+    async def read(cluster: Cluster, start: int, end: int) -> LogSlice:
+        return (await read_slices(cluster, {partition: (start, end)}, is_committed=True))[partition]
+
+    async def first() -> Collection[Record]:
+        at, piece = begin, COMPARED_OFFSETS
+        while at < until:
+            log = await read(source, at, min(at + piece, until))
+            if log.records or log.until <= at:
+                return log.records.values()
+            at, piece = log.until, min(4 * piece, _LARGEST_PIECE)
+        return ()
+
+    async def last() -> Collection[Record]:
+        piece = COMPARED_OFFSETS
+        while begin < until:
+            log = await read(source, max(begin, until - piece), until)
+            if log.records or until - piece <= begin or piece >= _LARGEST_PIECE:
+                return log.records.values()
+            piece *= 4
+        return ()
+
+    for records in (await first(), await last()):
+        wanted = {record[1:] for record in records}
+        # The first offset with this timestamp or a later one; the special ones are negative.
+        earliest = max(0, min((record.timestamp for record in records), default=0))
+        at = (await target.list_offsets({partition: earliest}))[partition] if wanted else -1
+        end, found = at + _LARGEST_PIECE, 0
+        while 0 <= at < end:
+            log = await read(target, at, min(at + 10 * COMPARED_OFFSETS, end))
+            found += sum(record[1:] in wanted for record in log.records.values())
+            if found >= min(len(wanted), _NO_CHANCE):
+                return True
+            at = log.until if log.until > at else end
+    return False
+
+
+def take_over_command(link: str, target: Cluster) -> str:
+    """The command by which a link goes on after MirrorMaker 2, which has a file."""
+    return f"tolerant-kafka take-over {target.file_options or f'with --config and the --flow of link {link}'}"
+
+
+async def take_over_first(
+    source: Cluster, target: Cluster, link: str, known: KnownPositions, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, str]:
+    """For those of these partitions that the target has from MirrorMaker 2: sentences on how the link goes on after it.  Raises KafkaError."""
+    found: dict[TopicPartition, str] = {}
+    for p, copies in (await copies_of_mm2(source, known, partitions)).items():
+        copy = await find_copy_of_mm2(source, target, p, 0, [copy for copy in copies if not copy.unread])
+        if copy is not None:
+            found[p] = (
+                f"MirrorMaker 2 has copied here up to the source's offset {copy.until}, as {copy.topic} of the target says: stop it, and run"
+                f" {take_over_command(link, target)}, which names the topics whose copies have other offsets, and what to do with them. "
+            )
+    return found
