@@ -817,6 +817,39 @@ def test_a_promotion_leaves_the_copy_of_another_link_and_the_targets_own_topic_a
     assert compare(source, target, "owner-theirs").identical
 
 
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_what_the_target_alone_has_and_the_link_has_not_begun_is_its_own_for_every_command(
+    source: str, target: str, is_translated: bool
+) -> None:
+    """Its name matches the link's topics, and the source never had it: all that the link has is copied, and nothing is to be said."""
+    link = f"life-own-{is_translated}".lower()
+    ours, theirs, topics = f"{link}-ours", f"{link}-theirs", f"{link}-.*"
+    create_topic(source, ours, 1)
+    append_records(source, ours, 20)
+    mirror(source, target, topics, link, is_translated=is_translated)
+    for name, count in ((theirs, 3), (f"{link}-empty", 0)):
+        create_topic(target, name, 1)
+        append_records(target, name, count)
+
+    def say(is_over: bool) -> None:
+        status = run(source, target, read_status, link)
+        assert [t.topic for t in status.topics] == [ours], status
+        assert not any("-theirs" in text or "-empty" in text for text in (*status.notes, *map(str, status.reasons)))
+        compared = compare(source, target, topics)
+        assert {p.topic for p in compared.partitions} == {ours} and (is_translated or compared.identical)
+        if not is_over:
+            planned = run(source, target, plan_everything, link, topics)
+            assert planned.exit_code == 0 and not planned.warnings, planned
+
+    say(is_over=False)
+    for how in ({"is_dry_run": True}, {}, {}):
+        report = run(source, target, promote, link, **how)
+        assert report.exit_code == 0 and [p.topic for p in report.partitions] == [ours], report
+        assert not any("-theirs" in text or "-empty" in text for text in report.warnings)
+    say(is_over=True)
+    assert ends(target, theirs) == [3]
+
+
 def test_a_promotion_writes_nothing_where_the_link_never_ran_and_finds_what_is_its_own_without_a_control(
     source: str, target: str
 ) -> None:

@@ -13,8 +13,9 @@ Laws (one writer for each partition, to the last record):
   deleted.  Then the link owns only topics of which something shows that it wrote there: a log has batches of the producer id that
   a coordinator has for its transactional id, or a mirror of it has claimed a partition in the last hour.  A coordinator forgets
   an id after seven days without use, and a mirror uses it only when it starts: so claims count, too.
-- Without a control, a topic with records that only the target has and that the link's offset map does not name is not what the
-  link has copied.  It is named, and fenced all the same.
+- A topic with records of which nobody says that the source has it, and which the link's offset map does not name, is not what the link
+  has copied, unless the map is lost or not read whole.  It is named where the source was not asked or there is no control, and
+  fenced all the same.
 - A start that was refused a log, since another link has copied it, has claimed its topic all the same.  So a translated link does
   not own a log that has records, of which its map has none and that of another link of the same source has some.  It is named,
   with the link that copies it, and fenced all the same; a link that has copied nothing else is not promoted: its name is wrong.

@@ -247,10 +247,10 @@ async def _find_scope(order: _Order, source: Cluster, target: Cluster, link: str
         require_not_last(target, link, control, mapped.last)
     partitions, lacking = await partitions_of_link(source, target, chosen, link, control, mapped)
     # Topics that the source has deleted are promoted, too; nobody knows how much of them was not copied.
-    gone = await only_on_target(source, target, chosen, link, control, mapped)
+    gone, beside_link = await only_on_target(source, target, chosen, link, control, mapped)
     matching = {*partitions, *lacking, *gone}
     of = await promoted_link(target, link, control, chosen, mapped, matching, order.topics_of_file, alone=gone)
-    of = replace(of, source_id=await source.cluster_id())
+    of = replace(of, source_id=await source.cluster_id(), beside=frozenset(beside_link))
     if not of.is_shown(control):
         raise OptionError(unshown(of, await link_back(source, target, [source.wire_topic(p.topic) for p in matching])))
     if of.lost_map and not control.is_promotion_begun:

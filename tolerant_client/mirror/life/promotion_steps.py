@@ -50,6 +50,7 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import HIDDEN, NothingWrittenError, read_control, update_control
 from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
+from tolerant_client.mirror.state.link_topics import begun_partitions
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition, say_over
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.state.topics import read_ids
@@ -154,8 +155,10 @@ async def promoted_link(
         has_copied = mapped.copies or mapped.unread or control.adopted
         if evidence.elsewhere and not (has_copied or control.is_promotion_begun):
             raise OptionError(of_another(link, evidence.elsewhere))
-    if is_translated and control.tells_no_start and not mapped.unread:
-        unmapped = [p for p in alone if p.topic not in mapped.names]
+    has = begun_partitions(control, mapped)
+    if is_translated and (has is not None or control.tells_no_start and not mapped.unread):
+        copied = mapped.names if has is None else {p.topic for p in has}
+        unmapped = [p for p in alone if p.topic not in copied]
         ends = (await list_led_offsets(target, dict.fromkeys(unmapped, LATEST))).offsets
         evidence = evidence._replace(logs=Carried(foreign=frozenset(p for p, end in ends.items() if end)))
     found = evidence.logs
@@ -266,7 +269,7 @@ async def fence_own(
     owners = of.owners(control, partitions)
     own = sorted(owners.own)
     if of.is_translated:  # it may just be copying its first records of what its map does not name
-        await fence_translated(of.target, of.name, [*own, *owners.of_strangers])
+        await fence_translated(of.target, of.name, [*own, *owners.of_strangers, *sorted(of.beside)])
         return control, {}, owners
 
     async def require_promotion() -> None:

@@ -29,7 +29,10 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 @dataclass(frozen=True)
 class PromotedLink:
-    """The link that is promoted; `of_file` are the topics of its file, if one is given."""
+    """The link that is promoted; `of_file` are the topics of its file, if one is given.
+
+    `beside` are topics of the target alone that it has not begun (LinkView): a process of it that is about to is fenced, no more.
+    """
 
     name: str
     target: Cluster
@@ -41,6 +44,7 @@ class PromotedLink:
     evidence: Evidence = Evidence()
     of_file: LinkTopics | None = None
     source_id: str | None = None  # None if the source is not asked
+    beside: frozenset[TopicPartition] = frozenset()
 
     def owners(self, control: LinkControl, partitions: Collection[TopicPartition]) -> Owners:
         """Who owns these partitions, by what the link's control says now."""

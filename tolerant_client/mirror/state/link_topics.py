@@ -3,12 +3,16 @@
 A link's topics only grow until it is promoted: topics of an earlier start belong to it, too.  A control holds for the whole link,
 so a promotion takes all topics that the control names, never a part of them: the others would be promoted, too, but neither
 checked nor fenced.
+
+A topic of the target that the link's expressions match and the source does not have is the target's own, and nobody speaks of it, if the
+link is known to have begun none of it (`begun_partitions`).  Where that is unknown, since the control was deleted, it may be the link's.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -193,8 +197,9 @@ async def _refuse_another(target: Cluster, link: str, given: LinkTopics, on_targ
 class LinkView(NamedTuple):
     """The topics of a link, by their names on the target, with their partitions on either cluster.
 
-    `gone` are topics that the target has and the source, asked for each by name, does not have (any more); and, of topics that the
-    source has, partitions that the link has begun to copy and that the source lacks (the topic was created again).
+    `gone` are topics that the target has and the source, asked for each by name, does not have (any more), as far as the link may have
+    begun them; and, of topics that the source has, partitions that the link has begun to copy and that the source lacks (the topic was
+    created again).  `beside` are the other topics that the target alone has: its own.
     `hidden` says of others, which are in none of these, why they are unknown: a cluster does not let us describe them.  Their
     partitions are those that the other cluster or the link's control knows, else the first one, which every topic has.
     `unread` are partitions of the link's map that cannot be read now, and why.
@@ -205,6 +210,7 @@ class LinkView(NamedTuple):
     gone: Mapping[str, list[int]]
     hidden: Mapping[TopicPartition, str]
     unread: Mapping[TopicPartition, str] = NO_MAP.unread
+    beside: Mapping[str, list[int]] = MappingProxyType({})
 
     @property
     def why_gone(self) -> dict[TopicPartition, str]:
@@ -289,14 +295,29 @@ async def see_topics(
         remembered = sorted(p.partition for p in begun if p.topic == name)
         numbers = on_source.pop(name, None) or on_target.pop(name, None) or remembered or [0]
         hidden.update(dict.fromkeys((TopicPartition(name, n) for n in numbers), str(error.args[0])))
-    unknown = [name for name in sorted(on_target.keys() - on_source.keys()) if not is_heartbeats(topics, name)]
-    gone = {name: on_target[name] for name in unknown}
+    alone = [name for name in sorted(on_target.keys() - on_source.keys()) if not is_heartbeats(topics, name)]
+    has = begun_partitions(control, mapped)
+    own = set(alone).difference(alone if has is None else (p.topic for p in has))
+    gone = {name: on_target[name] for name in alone if name not in own}
     if source is not None:
         for name in sorted(on_target.keys() & on_source.keys()):
             fewer = sorted(set(on_target[name]).difference(on_source[name]))
             if fewer := [n for n in fewer if TopicPartition(name, n) in begun]:
                 gone[name] = fewer
-    return LinkView(on_source, on_target, gone, hidden, mapped.unread)
+    return LinkView(on_source, on_target, gone, hidden, mapped.unread, {name: on_target[name] for name in sorted(own)})
+
+
+def begun_partitions(control: LinkControl, mapped: MappedTopics) -> frozenset[TopicPartition] | None:
+    """The partitions, by their names on the target, of which a link may have records there; None if nothing tells.  Pure.
+
+    A mirror writes down that it begins a partition before its first record there: in the control, with translated offsets in the map.
+    A control that was deleted tells nothing, nor does one of version 0.1, which has no `begun`, nor a map that is lost or not read whole.
+    """
+    is_told = control.begun if control.is_identical else mapped.partitions or control.is_prepared and control.adopted
+    if control.is_hidden or control.tells_no_start or mapped.unread or not is_told:
+        return None
+    said = (control.begun, control.copied, control.adopted, control.log_starts, control.unfenced)
+    return mapped.partitions.union(*said)
 
 
 def known_topics(topics: LinkTopics, control: LinkControl, seen: Collection[str]) -> set[str]:
@@ -342,14 +363,14 @@ async def partitions_on_target(
 
 async def only_on_target(
     source: Cluster, target: Cluster, topics: LinkTopics, link: str, control: LinkControl, mapped: MappedTopics
-) -> list[TopicPartition]:
-    """Partitions of the target that the link writes and the source does not have (any more).
+) -> tuple[list[TopicPartition], list[TopicPartition]]:
+    """Partitions of the target that the source does not have: those that the link may have begun, and those `beside` (LinkView).
 
     Raises OptionError if there may be a topic that we may not describe.
     """
     view = await see_topics(source, target, topics, control, mapped)
     view.require_seen(link)
-    return sorted(_partitions(view.gone))
+    return sorted(_partitions(view.gone)), sorted(_partitions(view.beside))
 
 
 def _partitions(topics: Mapping[str, list[int]]) -> set[TopicPartition]:

@@ -7,7 +7,8 @@ Laws:
   and the target's log no longer has (it starts later) are not compared, and never called identical.
 - Where the target's log ends earlier, the source's committed records after that are counted (committed.py): without any, as after a
   failover in a transaction that was aborted later, the target lacks nothing.  What could not be counted is a difference.
-- A topic of the link that the target has and the source has not (any more) is reported as not compared.
+- A topic of the link that the target has and the source has not (any more) is reported as not compared, one that is known to be the
+  target's own (begun_topics.py) in a warning alone.
 - Nothing is left out silently: the report says how many of the source's offsets were compared, and why the others were not;
   those after its last stable offset wait for an open transaction, which is named.
 - A row of the ledger excuses only what the source proves now: its log starts after the offsets (retention), or its record there is
@@ -42,19 +43,14 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control, read_controls
 from tolerant_client.mirror.state.ledger import limit_of, of_present_topics, read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.link_topics import (
-    NOT_ON_SOURCE,
-    created_again,
-    is_heartbeats,
-    see_topics,
-    some,
-)
+from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE, created_again, is_heartbeats, see_topics, some
 from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.promoted_copies import promoted_copies, unnamed_copies
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import describe_topics, require_names
+from tolerant_client.mirror.verify.begun_topics import begun_logs, own_topics
 from tolerant_client.mirror.verify.fences import ends_before, find_fences
 from tolerant_client.mirror.verify.log_comparison import Range
 from tolerant_client.mirror.verify.report import (
@@ -191,12 +187,12 @@ class Verification:
                     others = {p for p in self._pending if p.topic in refused}
                     self._errors |= {p: unknown[p.topic] for p in self._pending if p.topic in unknown}
                     self._pending -= self._errors.keys()
-                others |= _begun(copying, now)
+                others |= begun_logs(copying, now)
                 self._leave_out_translated(
                     link, {p for p in self._pending if control.writes(p.topic) and p not in others}
                 )
         for link, copies in (await unnamed_copies(self.target, links, self._pending, now)).items():
-            self._leave_out_translated(link, copies - _begun(copying, now))
+            self._leave_out_translated(link, copies - begun_logs(copying, now))
         self._starts = {
             p: start
             for control in copying
@@ -216,7 +212,16 @@ class Verification:
             for p, end in control.empty_until.items()
             if control.begun.get(p, TopicIds()).is_of_source(now.get(p.topic, TopicIds()))
         }
-        return created_again(links, origin, now)
+        return [*created_again(links, origin, now), *await self._leave_out_own(links)]
+
+    async def _leave_out_own(self, links: Mapping[str, LinkControl]) -> list[str]:
+        alone = {p.topic for p, why in self._errors.items() if why == NOT_ON_SOURCE}
+        own = await own_topics(self.target, links, self._ids["source"]["cluster"], alone)
+        if not own or own.issuperset(p.topic for p in self._partitions):
+            return []
+        self._partitions = [p for p in self._partitions if p.topic not in own]
+        self._errors = {p: why for p, why in self._errors.items() if p.topic not in own}
+        return [f"{some(sorted(own))}: on the target alone, and no link from this source has begun it: left out"]
 
     def _leave_out_translated(self, link: str, partitions: Collection[TopicPartition]) -> None:
         why = f"link {link} copies it with translated offsets: there is nothing to compare offset by offset"
@@ -438,13 +443,3 @@ async def verify(source: Cluster, target: Cluster, topics: LinkTopics | str, **o
     Raises OptionError if no topic matches, and ClusterUnreachableError.
     """
     return await compare_here(Verification(source, target, topics, **options))
-
-
-def _begun(links: Iterable[LinkControl], now: Mapping[str, TopicIds]) -> set[TopicPartition]:
-    """The logs that links with identical offsets have begun, of the present topics."""
-    return {
-        p
-        for control in links
-        for p, ids in control.begun.items()
-        if p.topic in now and ids.target and ids.target == now[p.topic].target
-    }

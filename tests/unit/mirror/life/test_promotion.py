@@ -34,7 +34,7 @@ from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.link_topics import differing_topics, require_whole
-from tolerant_client.mirror.state.map_topic import has_map, map_topic, mapped_topics
+from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, map_topic, mapped_topics
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -448,11 +448,29 @@ def test_what_the_mirror_has_made_again_while_a_promotion_waited_is_fenced(
     assert world.promote().exit_code == 0 and "fence" in world.done
 
 
-def test_a_topic_of_the_target_alone_that_the_link_does_not_have_is_told_once(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_a_topic_that_the_target_alone_has_and_the_link_has_not_begun_is_no_part_of_its_promotion(
+    world: World, is_translated: bool
 ) -> None:
+    """But a process of the link with translated offsets may be about to begin it, if the source had it: that one is fenced."""
     mine = TopicPartition("mine", 0)
     world.control = LinkControl(producer_ids=(7,), topics=LinkTopics.of(".*").to_json(), begun={P: TopicIds()})
+    if is_translated:
+        world.control = replace(world.control, map_id="m", begun={})
+    world.mapped, world.is_translated = MappedTopics(frozenset({P} if is_translated else ())), is_translated
+    world.carried, world.on_target = Carried(foreign=frozenset((mine,))), ("orders", "mine")
+    for is_dry_run in (True, False):
+        report = world.promote(is_dry_run=is_dry_run)
+        assert report.exit_code == 0 and not report.warnings and {p.topic for p in report.partitions} == {"orders"}
+    assert report.is_done and world.control.copied_until.keys() == {P}
+    assert world.done.count("fence 0,0" if is_translated else "fence") == 1
+
+
+def test_a_topic_that_the_target_alone_has_and_of_which_nothing_tells_whether_the_link_began_it_is_told_once(
+    world: World,
+) -> None:
+    mine = TopicPartition("mine", 0)
+    world.control = LinkControl(producer_ids=(7,), topics=LinkTopics.of(".*").to_json())  # version 0.1 did not write it
     world.carried, world.on_target = Carried(foreign=frozenset((mine,))), ("orders", "mine")
     report = world.promote()
     assert report.is_done and not report.warnings and world.done.count("fence") == 1

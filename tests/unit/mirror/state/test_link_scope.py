@@ -38,6 +38,7 @@ from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError
 from tolerant_client.mirror.state.link_topics import (
     PARTITION_NOT_ON_SOURCE,
     LinkView,
+    begun_partitions,
     created_again,
     known_topics,
     only_on_target,
@@ -172,6 +173,41 @@ def test_a_topic_of_the_link_that_the_source_has_deleted_is_still_one_of_the_lin
     named = LinkTopics(TopicFilter((".*",)), TopicNames(DefaultReplicationPolicy(), "A"))
     view = seen(FakeCluster("A.orders"), FakeCluster("A.orders", "A.old", "A.heartbeats", "own"), named)
     assert view.gone == {"A.old": [0, 1]} and not view.hidden
+
+
+OTHER = TopicPartition("orders", 0)
+CONTROL = {"topics": LinkTopics.of(".*").to_json(), "source_cluster_id": "A-id"}
+IDENTICAL = LinkControl(producer_ids=(0,), begun={OTHER: TopicIds("s", "t")}, **CONTROL)  # type: ignore[arg-type]
+TRANSLATED = LinkControl(map_id="m", **CONTROL)  # type: ignore[arg-type]
+PREPARED = LinkControl(adopted={OTHER: 7}, **CONTROL)  # type: ignore[arg-type]
+ROWS = MappedTopics(frozenset({OTHER}))
+HALF_READ = ROWS._replace(unread={TopicPartition("tolerant-mirror-offsets-dr", 3): "no leader"})
+
+
+@pytest.mark.parametrize(
+    ("control", "mapped", "is_known"),
+    [
+        (IDENTICAL, NO_MAP, True),
+        (TRANSLATED, ROWS, True),
+        (PREPARED, NO_MAP, True),
+        (LinkControl(), NO_MAP, False),  # it was deleted
+        (LinkControl(), ROWS, False),
+        (replace(IDENTICAL, begun={}), NO_MAP, False),  # version 0.1 did not write it
+        (TRANSLATED, NO_MAP, False),  # its map is lost
+        (TRANSLATED, HALF_READ, False),
+        (replace(PREPARED, adopted={}), NO_MAP, False),
+        (replace(IDENTICAL, is_hidden=True), NO_MAP, False),
+    ],
+)
+def test_a_topic_that_the_target_alone_has_is_its_own_where_the_link_is_known_to_have_begun_none_of_it(
+    control: LinkControl, mapped: MappedTopics, is_known: bool
+) -> None:
+    source, target = FakeCluster("orders"), FakeCluster("orders", "own", name="target")
+    view = seen(source, target, ".*", control, mapped)
+    assert (view.gone, view.beside) == (({}, {"own": [0, 1]}) if is_known else ({"own": [0, 1]}, {}))
+    assert bool(view.why_gone) is not is_known and view.on_source.keys() == {"orders"}
+    has = begun_partitions(control, mapped)
+    assert has == ({OTHER} if is_known else None)
 
 
 def test_partitions_that_the_link_has_copied_and_its_source_has_no_more_are_gone() -> None:

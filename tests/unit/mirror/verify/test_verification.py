@@ -11,7 +11,8 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.state.control_record import Controls
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE
 from tolerant_client.mirror.state.promoted_copies import PromotedCopies
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.verify import verification
@@ -29,6 +30,37 @@ def test_only_what_a_failover_without_a_control_fenced_was_copied_with_translate
     )
     found_by._leave_out_translated("x", {p for p in found_by._pending if found.writes(p.topic)})
     assert found_by._pending == {ours} and found_by._errors.keys() == {theirs}
+
+
+def test_a_topic_of_the_target_alone_that_no_link_from_the_source_has_begun_is_left_out_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copied, mine = TopicPartition("orders", 0), TopicPartition("mine", 0)
+    knows = LinkControl(
+        source_cluster_id="A",
+        topics=LinkTopics.of(".*").to_json(),
+        producer_ids=(0,),
+        begun={copied: TopicIds("s", "t")},
+    )
+    nowhere: Any = None
+    for links, is_own in (
+        ({"A-B": knows}, True),
+        ({}, False),  # nobody says whether it was copied
+        ({"A-B": replace(knows, begun={})}, False),
+        ({"A-B": knows, "old": replace(knows, begun={mine: TopicIds("s", "t")})}, False),
+        ({"A-B": knows, "untold": replace(knows, topics=None, begun={})}, True),
+        ({"C-B": replace(knows, source_cluster_id="C")}, False),
+    ):
+        found_by = Verification(nowhere, nowhere, ".*")
+        found_by._partitions, found_by._errors = [mine, copied], {mine: NOT_ON_SOURCE}
+        found_by._ids = {"source": {"cluster": "A", "topics": {}}}
+        told = asyncio.run(found_by._leave_out_own(links))
+        assert told == (
+            ["mine: on the target alone, and no link from this source has begun it: left out"] if is_own else []
+        )
+        assert (found_by._partitions, found_by._errors) == (
+            ([copied], {}) if is_own else ([mine, copied], {mine: NOT_ON_SOURCE})
+        )
 
 
 def test_what_a_translated_link_matches_and_is_refused_or_never_copied_is_compared(
