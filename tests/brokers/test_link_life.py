@@ -850,6 +850,36 @@ def test_what_the_target_alone_has_and_the_link_has_not_begun_is_its_own_for_eve
     assert ends(target, theirs) == [3]
 
 
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_a_promoted_copy_that_was_deleted_and_created_again_is_lost_for_every_command(
+    source: str, target: str, is_translated: bool
+) -> None:
+    """By a slip, and then by the next consumer or producer (auto.create.topics.enable)."""
+    topic = link = f"life-lost-{is_translated}".lower()
+    create_topic(source, topic, 2)
+    append_records(source, topic, 20, partitions=2)
+    mirror(source, target, topic, link, is_translated=is_translated)
+    assert fail_over(target, link).is_done
+    assert run(source, target, read_status, link).exit_code == 0
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_topics, cluster, [topic])
+    for said in ("not on the target any more", "deleted and created again on the target"):
+        if said.startswith("deleted and created"):
+            create_topic(target, topic, 2)
+            append_records(target, topic, 1)
+        told = f"{topic}-0 and 1 more partition: {said}, and the link was promoted with it, so nothing copies it again"
+        status = run(source, target, read_status, link)
+        assert status.exit_code == 3 and status.findings[0].startswith(told), status
+        assert [(t.topic, t.partitions, t.unknown) for t in status.topics] == [(topic, 2, (0, 1))]
+        for report in (run(source, target, promote, link), fail_over(target, link)):
+            assert report.exit_code == 3 and report.damaged[0].startswith(told), report
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_topics, cluster, [topic])
+    mirror(source, target, topic, f"{link}-2", is_translated=is_translated)  # what another link has there is no loss
+    assert run(source, target, read_status, link).exit_code == 0
+    assert not run(source, target, promote, link).damaged and not fail_over(target, link).damaged
+
+
 def test_a_promotion_writes_nothing_where_the_link_never_ran_and_finds_what_is_its_own_without_a_control(
     source: str, target: str
 ) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
 import pytest
@@ -33,6 +34,7 @@ from tolerant_client.mirror.life.damage import SeenLog
 from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.life.lost_copies import LostCopies
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.logs.committed import Committed
@@ -264,6 +266,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     respond("compare_ends", lambda: found.compared)
     respond("find_held", list)
     monkeypatch.setattr(left_behind, "count_committed", count_none)
+    monkeypatch.setattr(left_behind, "lost_copies", AsyncMock(return_value=LostCopies()))
     respond("find_carried", lambda: found.carried)
     respond("look_for_others", lambda: found.others)
     respond("other_copies", dict)

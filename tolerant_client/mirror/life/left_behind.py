@@ -26,6 +26,7 @@ from tolerant_client.cluster.admin.offsets import list_led_log_offsets
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.lens import END_UNKNOWN, NEVER_HAD, PartitionLag, look_led
+from tolerant_client.mirror.life.lost_copies import lost_copies
 from tolerant_client.mirror.life.mirrors import within_bound
 from tolerant_client.mirror.life.owners import find_taken
 from tolerant_client.mirror.life.promotion_groups import STAY, unmoved_groups
@@ -63,7 +64,7 @@ async def promoted_before(
     *,
     is_dry_run: bool,
 ) -> PromotionReport:
-    """The report for a link that is fenced already: nothing is left to do, and what was left behind is repeated.
+    """The report for a link that is fenced already: nothing is left to do, and what was left behind, or the target has lost, is told.
 
     With a source it names those of `groups` that no promotion has moved, and writes down, unless it is a dry run, where the source has
     no committed record after the copies: markers and aborted records, which it will delete.
@@ -71,7 +72,7 @@ async def promoted_before(
     ends, is_translated = control.copied_until, await has_map(target, link, control)
     warnings = [f"link {link} was promoted before; nothing was done"]
     mapped = NO_MAP
-    if is_translated and (source is not None or not ends):
+    if is_translated:
         mapped = await mapped_topics(target, link, control)
     if not ends and is_translated:  # version 0.1 promoted it, and its map still says it
         ends = await copied_until(target, link, mapped.partitions)
@@ -107,6 +108,7 @@ async def promoted_before(
         tuple(rows),
         warnings=tuple(warnings),
         groups=unmoved,
+        damaged=tuple((await lost_copies(target, link, control, mapped)).texts()),
         unknown_left=tuple(unknown_left(unknown)),
     )
 

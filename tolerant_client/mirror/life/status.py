@@ -26,6 +26,7 @@ from tolerant_client.mirror.engine.preflight import unled_copies
 from tolerant_client.mirror.life.comparison import compare_ends
 from tolerant_client.mirror.life.left_behind import as_left, left_texts, never_copied
 from tolerant_client.mirror.life.lens import PartitionLag, bytes_per_offset, look_led, positions_of, written_ms
+from tolerant_client.mirror.life.lost_copies import LostCopies, lost_copies
 from tolerant_client.mirror.life.mirrors import (
     BOUND_S,
     look_at_claims,
@@ -181,8 +182,9 @@ async def _read_scope(
     # What another link has is its copy, or its producers' by now: our mirror is refused it, and comparing it says nothing.
     # Before the first start nothing says whether the link will have translated offsets, and may share topics.
     taken = {} if control.is_over or control.topics is None else await within_bound(target, ask_taken)
+    copies = await within_bound(target, lost_copies, target, link, control, mapped) or LostCopies()
     lost = await lost_map(target, link, control)
-    return LinkScope(link, control, chosen, mapped, view, is_translated, taken, lost)
+    return LinkScope(link, control, chosen, mapped, view, is_translated, taken, lost, copies.created_again)
 
 
 async def _look_twice(source: Cluster | None, target: Cluster, scope: LinkScope) -> Looks:
@@ -232,7 +234,8 @@ async def _read_of_copying(
 def status_of(facts: LinkFacts, time_ms: int) -> LinkStatus:
     """What all that was read of a link says of it.  Pure."""
     scope, looks, rows = facts.scope, facts.looks, facts.rows
-    unknown = {*facts.unseen, *(scope.taken or ()), *scope.deleted}
+    unknown = {*facts.unseen, *(scope.taken or ()), *scope.deleted, *scope.created_again}
+    there = [lag for lag in looks.second if lag.partition not in scope.created_again]
     open_transactions = None if facts.is_source_away else tuple(facts.held)
     return LinkStatus(
         scope.link,
@@ -241,7 +244,7 @@ def status_of(facts: LinkFacts, time_ms: int) -> LinkStatus:
         scope.control.is_promoted,
         scope.control.bytes_per_s,
         moved_per_s(looks.first, looks.second, looks.seconds),
-        tuple(topics_of(looks.second, facts.now_ms, scope.control, rows, unknown)),
+        tuple(topics_of(there, facts.now_ms, scope.control, rows, unknown)),
         sorted_by_weight(reasons_of(facts)),
         None if rows is None else tuple(row for found in rows.values() for row in found),
         () if scope.control.is_over else open_transactions,

@@ -11,6 +11,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.comparison import Comparison, is_comparable, without_paused
 from tolerant_client.mirror.life.lens import PartitionLag, open_spans, positions_of
+from tolerant_client.mirror.life.lost_copies import LostCopies
 from tolerant_client.mirror.life.mirrors import at_work, mirror_reasons, standing, untold_reasons
 from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.claims_record import Waiting
@@ -46,6 +47,7 @@ class LinkScope:
     """What a link has, by its names on the target.
 
     `taken` are partitions that another link has, and why; None if that is unknown.  `lost_map` says that the offset map is lost.
+    `created_again` are copies that the target of a promoted link has lost though it has their topics (lost_copies.py).
     """
 
     link: str
@@ -56,6 +58,7 @@ class LinkScope:
     is_translated: bool
     taken: Mapping[TopicPartition, str] | None
     lost_map: str | None
+    created_again: Collection[TopicPartition] = ()
 
     @cached_property
     def partitions(self) -> list[TopicPartition]:
@@ -197,21 +200,17 @@ def reasons_of(facts: LinkFacts) -> list[Reason]:
     if control.is_hidden:
         reasons.append(Reason(Health.UNKNOWN, f"{UNKNOWN_ORDERS}: {HIDDEN}"))
     if control.is_over:
-        reasons += _lost_reasons(facts.scope.deleted)
+        reasons += _lost_reasons(facts.scope)
     else:
         reasons += [*_stop_reasons(facts), *_unknown_reasons(facts), *_wait_reasons(facts), *_mirror_reasons(facts)]
     return reasons
 
 
-def _lost_reasons(deleted: Collection[TopicPartition]) -> list[Reason]:
-    """A reason for partitions of a promoted link that the target has no more: nothing of the link fills them again."""
-    if not deleted:
-        return []
-    text = (
-        f"{names_of(deleted)}: not on the target any more, and the link was promoted with it, so nothing copies it again: if nobody"
-        " deleted it on purpose, what was copied is on the source alone, as far as it is left there"
-    )
-    return [Reason(Health.UNKNOWN, text)]
+def _lost_reasons(scope: LinkScope) -> list[Reason]:
+    """Reasons for copies of a promoted link that the target has no more."""
+    deleted = [p for p in scope.deleted if p not in scope.created_again]
+    lost = LostCopies(tuple(deleted), tuple(scope.created_again))
+    return [Reason(Health.UNKNOWN, text) for text in lost.texts()]
 
 
 def _stop_reasons(facts: LinkFacts) -> Iterator[Reason]:

@@ -18,6 +18,7 @@ from tolerant_client.mirror.follow.group_positions import GroupPosition, GroupPo
 from tolerant_client.mirror.follow.groups import GroupsReport, decide_moves
 from tolerant_client.mirror.life import left_behind, promotion_groups
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.life.lost_copies import LostCopies
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state import copied_back
@@ -103,6 +104,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         there = Committed(30 if source.start < 150 else 0, source.read_until)
         return {p: there if p == P else Committed(0, 20) for p in ranges}
 
+    monkeypatch.setattr(left_behind, "lost_copies", AsyncMock(return_value=LostCopies()))
     monkeypatch.setattr(copied_back, "read_controls", read_controls)
     for function in (present_ids, within_bound, look_led, has_map, count_committed):
         monkeypatch.setattr(left_behind, function.__name__, function)

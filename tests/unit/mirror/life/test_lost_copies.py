@@ -1,0 +1,108 @@
+"""Which copies of a promoted link its target has lost since, without brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from tolerant_client.mirror.life import lost_copies as module
+from tolerant_client.mirror.life.lost_copies import LostCopies, lost_copies
+from tolerant_client.mirror.state.control_record import Controls
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+
+P, Q, EMPTY = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("clicks", 0)
+OVER = LinkControl(
+    is_promotion_begun=True,
+    is_fenced=True,
+    topics=LinkTopics.of(".*").to_json(),
+    copied_until={P: 20, Q: 5, EMPTY: 0},
+)
+IDENTICAL = replace(
+    OVER, producer_ids=(0,), begun={P: TopicIds("s", "t"), Q: TopicIds("s", "t"), EMPTY: TopicIds("c", "u")}
+)
+TRANSLATED = replace(OVER, map_id="m")
+
+
+def rows(topic_id: str) -> MappedTopics:
+    copies = {p: MapRow(RowKey(p, 0), p.topic, ("s", topic_id), 5, 0, (Run(0, 0, 5),)) for p in (P, Q)}
+    return MappedTopics(frozenset({P, Q, EMPTY}), copies=copies)
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A target with topics of these ids, each with as many partitions as `there` says, and with controls of other links."""
+    found = SimpleNamespace(ids={"orders": "t", "clicks": "u"}, there={"orders": [0, 1], "clicks": [0]}, links={})
+    found.hidden, found.map_of_others = {}, NO_MAP
+
+    async def visible_topics(_: Any, names: list[str]) -> Any:
+        return {name: found.there[name] for name in names if name in found.there}, found.hidden
+
+    async def read_ids(_: None, __: Any, names: list[str]) -> dict[str, TopicIds]:
+        return {name: TopicIds(target=found.ids[name]) for name in names}
+
+    async def read_controls(*_: Any) -> Controls:
+        return Controls({"dr": IDENTICAL, **found.links})
+
+    async def mapped_topics(*_: Any, **__: Any) -> MappedTopics:
+        return found.map_of_others
+
+    for function in (visible_topics, read_ids, read_controls, mapped_topics):
+        monkeypatch.setattr(module, function.__name__, function)
+    return found
+
+
+def lost(target: Any, control: LinkControl, mapped: MappedTopics = NO_MAP) -> LostCopies:
+    return asyncio.run(lost_copies(target, "dr", control, mapped))
+
+
+BOTH = [(IDENTICAL, NO_MAP), (TRANSLATED, rows("t"))]
+
+
+@pytest.mark.parametrize(("control", "mapped"), BOTH)
+def test_a_copy_whose_topic_was_deleted_is_lost_also_if_it_was_created_again(
+    target: Any, control: LinkControl, mapped: MappedTopics
+) -> None:
+    assert lost(target, control, mapped) == LostCopies() and not LostCopies().texts()
+    target.ids = {"orders": "another", "clicks": "another"}
+    found = lost(target, control, mapped)
+    assert found == LostCopies((), (P, Q)), "clicks was empty"
+    (text,) = found.texts()
+    assert text.startswith("orders-0 and 1 more partition: deleted and created again on the target, and the link was")
+    assert "what was copied is on the source alone" in text
+    target.there["orders"] = [0]  # and with fewer partitions
+    assert lost(target, control, mapped) == LostCopies((), (P, Q))
+    del target.there["orders"]
+    assert lost(target, control, mapped) == LostCopies((P, Q), ())
+    assert lost(target, control, mapped).texts()[0].startswith("orders-0 and 1 more partition: not on the target any")
+    target.hidden = {"orders": PermissionError()}
+    assert lost(target, control, mapped) == LostCopies(), "whether it is there is unknown"
+
+
+@pytest.mark.parametrize(("control", "mapped"), BOTH)
+def test_what_another_link_has_begun_in_a_topic_that_was_created_again_is_no_loss(
+    target: Any, control: LinkControl, mapped: MappedTopics
+) -> None:
+    target.ids["orders"] = "another"
+    theirs = replace(IDENTICAL, begun={P: TopicIds("s", "another"), Q: TopicIds("s", "t")})
+    target.links = {"x": theirs}
+    assert lost(target, control, mapped) == LostCopies((), (Q,))
+    target.links, target.map_of_others = {"x": TRANSLATED}, rows("another")
+    assert lost(target, control, mapped) == LostCopies()
+
+
+def test_what_is_not_known_is_not_called_lost(target: Any) -> None:
+    target.ids["orders"] = "another"
+    assert lost(target, replace(IDENTICAL, begun={})) == LostCopies(), "version 0.1 did not write the ids"
+    target.ids["orders"] = ""  # brokers before 2.8
+    assert lost(target, IDENTICAL) == LostCopies()
+    target.ids["orders"] = "another"
+    assert lost(target, replace(IDENTICAL, copied_until={})).created_again == (P, Q), "the record had no room for it"
+    assert lost(target, replace(IDENTICAL, is_promotion_begun=False, is_fenced=False)) == LostCopies()

@@ -1,0 +1,93 @@
+"""Which copies of a promoted link its target has no more: their topics were deleted since, or deleted and created again.
+
+Nothing of the link fills them again, so `status`, and `promote` and `failover` run again, name them in the same words.
+Laws:
+- The topic's id decides, not its name: whoever writes to a deleted topic, or reads it, may create it again within a second
+  (auto.create.topics.enable).  The id that was copied to is in the control, with translated offsets in the map.
+- What another link has begun in the topic that was created again is that link's, and no loss.
+- Heartbeats are no data, and a copy that was empty lost nothing when its topic was created again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import kafka.errors as Errors
+from kafka.structs import TopicPartition
+
+from tolerant_client.cluster.admin.topics import visible_topics
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.life.mirrors import BOUND_S
+from tolerant_client.mirror.state.control_topic import read_controls
+from tolerant_client.mirror.state.health import names
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_topics import is_heartbeats
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, mapped_topics
+from tolerant_client.mirror.state.offset_map import is_another
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topics import read_ids
+
+_GOES_ON = (
+    "and the link was promoted with it, so nothing copies it again: if nobody deleted it on purpose, what was copied is on the source"
+    " alone, as far as it is left there"
+)
+
+
+class LostCopies(NamedTuple):
+    """Partitions that were `deleted` on the target, and others whose topics were then `created_again` there."""
+
+    deleted: tuple[TopicPartition, ...] = ()
+    created_again: tuple[TopicPartition, ...] = ()
+
+    def texts(self) -> list[str]:
+        """A sentence for each of both."""
+        found = []
+        if self.deleted:
+            found.append(f"{names(self.deleted)}: not on the target any more, {_GOES_ON}")
+        if self.created_again:
+            found.append(f"{names(self.created_again)}: deleted and created again on the target, {_GOES_ON}")
+        return found
+
+
+async def lost_copies(target: Cluster, link: str, control: LinkControl, mapped: MappedTopics) -> LostCopies:
+    """What the target of a promoted link has lost of its copies; `mapped` is its whole map.  Raises KafkaError."""
+    if not control.is_promoted or control.topics is None:
+        return LostCopies()
+    topics, was = LinkTopics.from_json(control.topics), _ids_of(control, mapped)
+    had = sorted(p for p in control.copied_until or was if not is_heartbeats(topics, p.topic))
+    there, refused = await visible_topics(target, sorted({p.topic for p in had}))
+    now = await read_ids(None, target, sorted(there))
+    absent = [p for p in had if p.partition not in there.get(p.topic, ())]
+    again = [p for p in had if p.topic in now and is_another(was.get(p, ""), now[p.topic].target)]
+    again = [p for p in again if control.copied_until.get(p, 1)]
+    if again:
+        others = await _of_others(target, link, again, now)
+        again = [p for p in again if p not in others]
+    return LostCopies(tuple(p for p in absent if p not in again and p.topic not in refused), tuple(again))
+
+
+def _ids_of(control: LinkControl, mapped: MappedTopics) -> dict[TopicPartition, str]:
+    """The ids of the target's topics that a link has begun, "" where they are unknown."""
+    if control.is_identical:
+        return {p: ids.target for p, ids in control.begun.items()}
+    return {p: row.ids[1] for p, row in mapped.copies.items()}
+
+
+async def _of_others(
+    target: Cluster, link: str, partitions: Collection[TopicPartition], now: Mapping[str, TopicIds]
+) -> set[TopicPartition]:
+    """Those of these partitions that other links have begun in the topics that are there `now`."""
+    try:
+        links = (await read_controls(target, frozenset(p.topic for p in partitions))).links
+    except Errors.TopicAuthorizationFailedError:
+        return set()
+    found = set[TopicPartition]()
+    for other, control in links.items():
+        if other != link:
+            mapped = NO_MAP
+            if not control.is_identical:
+                mapped = await mapped_topics(target, other, control, of=partitions, within_s=BOUND_S)
+            ids = _ids_of(control, mapped)
+            found |= {p for p in partitions if ids.get(p) and ids[p] == now[p.topic].target}
+    return found
