@@ -137,7 +137,8 @@ def _show(report: PromotionReport) -> None:
             f"groups: {counted(len(report.groups.moved), 'offset')} {moved}, {report.groups.unchanged} {right} already right"
         )
         for position in report.groups.behind:
-            echo(f"behind: {position.group} has read more than was copied of {position.partition.topic}")
+            where = f"{position.partition.topic}-{position.partition.partition}"
+            echo(f"behind: {position.group} has read more than was copied of {where}")
         for left in report.groups.left:
             echo(f"left: {left}")
     if report.group_places:

@@ -107,7 +107,7 @@ class ReadOptions:
     group_id: str | None = None
     commits_offsets: bool = False
     fetch_offset_retries: int = 3
-    fetch_offset_retry_ms: int = 1000
+    fetch_offset_retry_ms: int = 1000  # as in KafkaOffsetReaderAdmin.scala; Spark's guide says 10 ms
     poll_timeout_ms: int = 120_000
     max_bytes_in_flight: int = 64 << 20
     isolation_level: int = 0
@@ -148,12 +148,9 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool | None) ->
         limits=_limits(own),
         group_id=java.get("group.id"),
         commits_offsets=_commits_offsets(own, java),
-        fetch_offset_retries=whole_number(own.get("fetchOffset.numRetries", "3"), "fetchOffset.numRetries"),
-        # The guide says 10 ms; KafkaOffsetReaderAdmin.scala has 1000.
-        fetch_offset_retry_ms=whole_number(
-            own.get("fetchOffset.retryIntervalMs", "1000"), "fetchOffset.retryIntervalMs"
-        ),
-        poll_timeout_ms=positive(own, "kafkaConsumer.pollTimeoutMs") or 120_000,
+        fetch_offset_retries=_whole(own, "fetchOffset.numRetries", ReadOptions.fetch_offset_retries),
+        fetch_offset_retry_ms=_whole(own, "fetchOffset.retryIntervalMs", ReadOptions.fetch_offset_retry_ms),
+        poll_timeout_ms=positive(own, "kafkaConsumer.pollTimeoutMs") or ReadOptions.poll_timeout_ms,
         max_bytes_in_flight=_max_bytes_in_flight(own),
         isolation_level=choice(own, "isolation.level", _ISOLATION_LEVELS, 0),
         payload=choice(own, "payload", {name: name for name in PAYLOADS}, "records"),
@@ -183,6 +180,10 @@ def _selection(own: Mapping[str, str]) -> Selection:
     if not value:
         raise OptionError("subscribePattern needs a regular expression")
     return SubscribePattern(value)
+
+
+def _whole(own: Mapping[str, str], name: str, default: int) -> int:
+    return whole_number(own[name], name) if name in own else default
 
 
 def _start(own: Mapping[str, str], is_stream: bool) -> OffsetSpec:

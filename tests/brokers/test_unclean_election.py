@@ -145,6 +145,20 @@ def foreseen(source: str, target: str, link: str, **policy: Any) -> tuple[LinkPl
         return planned, origin.run(read_status, origin, copy, link)
 
 
+@pytest.mark.parametrize(("topic", "offsets"), [(SHORTER, "translated"), (KEPT, "identical")])
+def test_a_mirror_that_policy_does_not_let_begin_exits_with_2_and_writes_nothing(
+    cut_source: str, target: str, topic: str, offsets: str
+) -> None:
+    once = ["mirror", "--source", cut_source, "--target", target, "--topics", topic, "--link", topic, "--once"]
+    with Cluster({"bootstrap_servers": target}, name="reader") as cluster:
+        before = cluster.run(read_control, cluster, topic)
+        done = CliRunner().invoke(app, [*once, "--tasks", "0", "--offsets", offsets, "--json"])
+        found = json.loads(done.stdout)
+        assert (done.exit_code, found["exit_code"]) == (2, 2), found
+        assert "100" in found["error"] and losses(target, topic) == []
+        assert cluster.run(read_control, cluster, topic) == before
+
+
 @pytest.mark.parametrize("topic", [SHORTER, LONGER])
 def test_plan_and_status_name_the_cut_that_ends_the_mirror(cut_source: str, target: str, topic: str) -> None:
     """Also once the log has grown past what was copied, and the offset from which on records were lost, not the log's end."""
@@ -162,20 +176,6 @@ def test_plan_and_status_name_the_cut_that_ends_the_mirror(cut_source: str, targ
     assert continued.topics[0].to_copy == planned.topics[0].to_copy == left, "from where the mirror resumes"
     (progress,) = mirror(cut_source, target, topic, topic, policy=CONTINUE, is_translated=True).values()
     assert (progress.acked, progress.records) == (100 + left, left)
-
-
-@pytest.mark.parametrize(("topic", "offsets"), [(SHORTER, "translated"), (KEPT, "identical")])
-def test_a_mirror_that_policy_does_not_let_begin_exits_with_2_and_writes_nothing(
-    cut_source: str, target: str, topic: str, offsets: str
-) -> None:
-    once = ["mirror", "--source", cut_source, "--target", target, "--topics", topic, "--link", topic, "--once"]
-    with Cluster({"bootstrap_servers": target}, name="reader") as cluster:
-        before = cluster.run(read_control, cluster, topic)
-        done = CliRunner().invoke(app, [*once, "--tasks", "0", "--offsets", offsets, "--json"])
-        found = json.loads(done.stdout)
-        assert (done.exit_code, found["exit_code"]) == (2, 2), found
-        assert "100" in found["error"] and losses(target, topic) == []
-        assert cluster.run(read_control, cluster, topic) == before
 
 
 def test_a_copy_up_to_the_ends_does_not_end_well_while_the_target_keeps_what_the_source_has_lost(
