@@ -18,6 +18,7 @@ from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import counted, few
 from tolerant_client.mirror.state.link_control import link_options
 from tolerant_client.mirror.state.link_topics import BesideFile, beside_file
+from tolerant_client.mirror.state.map_topic import mapped_topics
 from tolerant_client.ops.printing import Table, echo, echo_each, print_table
 
 _OfTarget = Annotated[WhichLink, ("target", "link", "topics", "config", "flow", "target_properties")]
@@ -114,7 +115,9 @@ def _told_beside(given: GivenLink) -> str:
     """The start of the question for a link that has more topics than its file names."""
 
     async def ask(there: Cluster) -> BesideFile:
-        return await beside_file(None, there, await read_control(there, given.link), given.link, given.topics)
+        control = await read_control(there, given.link)
+        mapped = await mapped_topics(there, given.link, control)
+        return await beside_file(None, there, control, given.link, given.topics, mapped)
 
     kept = given.run_on_target(ask).kept if given.flow is not None else ()
     return "".join(f"{text[0].upper()}{text[1:]}. " for text in kept)

@@ -85,8 +85,8 @@ async def _fail_over(
     is_dry_run: bool,
 ) -> PromotionReport:
     chosen = await require_whole(None, target, control, link, topics, of_file=of_file)
-    beside = await beside_file(None, target, control, link, topics if of_file else None)
     mapped = await mapped_topics(target, link, control, patience_ms=LEADERS_MS)
+    beside = await beside_file(None, target, control, link, topics if of_file else None, mapped)
     partitions = await partitions_on_target(target, chosen, link, control, mapped)
     of = await promoted_link(target, link, control, chosen, mapped, partitions, alone=partitions)
     there = partitions = sorted({*partitions, *of.carried.partitions})

@@ -196,7 +196,7 @@ async def plan_everything(
     gone = {name: of for name, of in unpaused.items() if of}
     refusals += gone_refusals(gone, view.on_source, which)
     warnings = [*planned.warnings, *gone_warnings(view.gone.keys() - planned.gone.keys())]
-    warnings += (await beside_file(None, target, control, link, chosen if of_file else None)).kept
+    warnings += (await beside_file(None, target, control, link, chosen if of_file else None, mapped)).kept
     try:
         grown(control, chosen)
         require_same_source(control, link, cluster_id := await source.cluster_id())

@@ -241,8 +241,8 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
 async def _find_scope(order: _Order, source: Cluster, target: Cluster, link: str, control: LinkControl) -> _Scope:
     """What is to be promoted.  Raises OptionError where it cannot be."""
     chosen = await require_whole(source, target, control, link, order.topics, of_file=order.of_file)
-    beside = await beside_file(source, target, control, link, order.topics_of_file)
     mapped = await mapped_topics(target, link, control, patience_ms=LEADERS_MS)
+    beside = await beside_file(source, target, control, link, order.topics_of_file, mapped)
     if control.tells_no_start and not control.is_promotion_begun:
         require_not_last(target, link, control, mapped.last)
     partitions, lacking = await partitions_of_link(source, target, chosen, link, control, mapped)

@@ -217,7 +217,9 @@ async def _read_of_copying(
 ) -> LinkFacts:
     """With what is read only of a link that has not been promoted."""
     scope, began = facts.scope, facts.looks.began
-    facts = replace(facts, kept=(await beside_file(None, target, scope.control, scope.link, of_file)).kept)
+    facts = replace(
+        facts, kept=(await beside_file(None, target, scope.control, scope.link, of_file, scope.mapped)).kept
+    )
     try:
         require_not_last(target, scope.link, scope.control, scope.mapped.last)
     except LinkPromotedError as error:

@@ -110,11 +110,16 @@ class BesideFile(NamedTuple):
 
 
 async def beside_file(
-    source: Cluster | None, target: Cluster, control: LinkControl, link: str, of_file: LinkTopics | None
+    source: Cluster | None,
+    target: Cluster,
+    control: LinkControl,
+    link: str,
+    of_file: LinkTopics | None,
+    mapped: MappedTopics = NO_MAP,
 ) -> BesideFile:
     """What differs if a file was changed since the mirror was started with it; empty without a file.
 
-    Without a source only the target's topics are known.
+    Without a source only the target's topics are known; `mapped` is the link's map, if it was read.
     """
     if of_file is None or control.topics is None:
         return BesideFile()
@@ -124,7 +129,8 @@ async def beside_file(
     if source is not None:
         on_source = [source.wire_topic(name) for name in await source.partitions()]
         wanted = {of_file.to_target(name) for name in on_source if of_file.takes(name)}
-    begun = {p.topic for p in control.begun}  # empty for a control that does not have it
+    has = begun_partitions(control, mapped)
+    begun = set(on_target) if has is None else {p.topic for p in has}
 
     def only_of(topics: LinkTopics, other: LinkTopics, names: Iterable[str]) -> str:
         return some(
@@ -133,7 +139,7 @@ async def beside_file(
             if topics.writes(name) and not other.writes(name) and not is_heartbeats(topics, name)
         )
 
-    kept = only_of(written, of_file, (begun or set(on_target)).intersection(on_target))
+    kept = only_of(written, of_file, begun.intersection(on_target))
     not_begun = only_of(of_file, written, wanted)
     return BesideFile(
         (

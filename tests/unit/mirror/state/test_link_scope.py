@@ -39,6 +39,7 @@ from tolerant_client.mirror.state.link_topics import (
     PARTITION_NOT_ON_SOURCE,
     LinkView,
     begun_partitions,
+    beside_file,
     created_again,
     known_topics,
     only_on_target,
@@ -208,6 +209,9 @@ def test_a_topic_that_the_target_alone_has_is_its_own_where_the_link_is_known_to
     assert bool(view.why_gone) is not is_known and view.on_source.keys() == {"orders"}
     has = begun_partitions(control, mapped)
     assert has == ({OTHER} if is_known else None)
+    # Nor has the link copied more than a file names that has less than before.
+    beside = outcome(beside_file(None, cast(Cluster, target), control, "dr", LinkTopics.of("orders"), mapped))
+    assert bool(beside.kept) is (control.topics is not None and not is_known)
 
 
 def test_partitions_that_the_link_has_copied_and_its_source_has_no_more_are_gone() -> None:
