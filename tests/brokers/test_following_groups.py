@@ -579,7 +579,8 @@ def test_what_was_committed_on_the_lost_cluster_is_not_read_again_by_a_member_th
                 append_records(target, name, 10, partitions=2, first=100)
                 until(lambda: other.poll(100) or len(member.read) >= 210)
             assert len(member.read) == len(set(member.read)) == 210
-            assert member.told[-2:] == ["lost", "assigned"]
+            lost = member.told.index("lost")  # a slow machine may make the group rebalance once more
+            assert member.told[lost : lost + 2] == ["lost", "assigned"] and member.told.count("lost") == 1
         finally:
             member.consumer.close()
 
@@ -672,9 +673,11 @@ def test_what_a_listener_commits_at_a_close_right_after_the_move_is_committed(
     until(lambda: member.poll() or len(member.read) == 200)
     promoted(source, target, name)
     until(lambda: member.has_moved)
-    ends = time.monotonic() + after_s
+    ends = (
+        member.consumer._coordinator._stops_at - moved_member.READS_ON_S + after_s
+    )  # since it has moved; it joins after 1.5 s
     while time.monotonic() < ends:
-        member.poll()
+        member.consumer.poll(20)
     began = time.monotonic()
     member.consumer.close()
     assert time.monotonic() - began < 3.5

@@ -24,7 +24,7 @@ _MODE = "Spark lets a Python sink have append and overwrite only, and asks befor
 TABLE = (
     Difference("a slip in the name of an option", _SLIP, "120 rows", "option .*did you mean 'startingOffsets'"),
     Difference("an assigned partition that does not exist", _SLIP, "60 rows", "option .*has no partition 7"),
-    Difference("a pattern with a class of Java's", _PATTERN, "5 rows", "option .*is not a regular expression"),
+    Difference("a pattern with a class of Java's", _PATTERN, "5 rows", "option .*only Java's regular expressions know"),
     Difference("a pattern with an intersection of Java's", _PATTERN, "5 rows", "option .*subscribePattern"),
     Difference(
         "an empty partition and its Spark partition",
