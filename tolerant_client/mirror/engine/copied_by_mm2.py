@@ -17,12 +17,12 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS, LogSlice
-from tolerant_client.mirror.logs.reading import read_slices
+from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.mm2_positions import KnownPositions, offsets_topic
 from tolerant_client.records.record_batch import Record
 
 _NO_CHANCE = 2  # so many records that both logs have, timestamps and all, are copies
-_LARGEST_PIECE = 64_000  # offsets; also how many of the target's are searched
+_LARGEST_PIECE = 64_000  # offsets; also how many of the target's are searched, from the time of the source's records on and at its end
 
 
 class Mm2Copy(NamedTuple):
@@ -99,18 +99,30 @@ async def _has_copies(source: Cluster, target: Cluster, partition: TopicPartitio
             piece *= 4
         return ()
 
-    for records in (await first(), await last()):
-        wanted = {record[1:] for record in records}
-        # The first offset with this timestamp or a later one; the special ones are negative.
-        earliest = max(0, min((record.timestamp for record in records), default=0))
-        at = (await target.list_offsets({partition: earliest}))[partition] if wanted else -1
-        end, found = at + _LARGEST_PIECE, 0
-        while 0 <= at < end:
+    async def holds(records: Collection[Record], at: int, end: int) -> bool:
+        wanted, found = {record[1:] for record in records} | {record[2:] for record in records}, 0
+        while at < end:
             log = await read(target, at, min(at + 10 * COMPARED_OFFSETS, end))
-            found += sum(record[1:] in wanted for record in log.records.values())
-            if found >= min(len(wanted), _NO_CHANCE):
+            header = (await read_headers(target, {partition: at})).get(partition)
+            said = 2 if header is not None and header.has_log_append_time else 1  # its times are the brokers'
+            found += sum(record[said:] in wanted for record in log.records.values())
+            if found >= min(len({record[1:] for record in records}), _NO_CHANCE):
                 return True
             at = log.until if log.until > at else end
+        return False
+
+    end = (await target.list_offsets({partition: LATEST}))[partition]
+    tail = max((await target.list_offsets({partition: EARLIEST}))[partition], end - _LARGEST_PIECE)
+    for records in (await first(), await last()):
+        if not records:
+            continue
+        # The first offset with this timestamp or a later one; the special ones are negative.
+        earliest = max(0, min(record.timestamp for record in records))
+        at = (await target.list_offsets({partition: earliest}))[partition]
+        if 0 <= at < tail and await holds(records, at, min(at + _LARGEST_PIECE, tail)):
+            return True
+        if await holds(records, max(at, tail), end):
+            return True
     return False
 
 

@@ -5,7 +5,7 @@ Laws:
 - The topic's id decides, not its name: whoever writes to a deleted topic, or reads it, may create it again within a second
   (auto.create.topics.enable).  The id that was copied to is in the control, with translated offsets in the map.
 - What another link has begun in the topic that was created again is that link's, and no loss.
-- Heartbeats are no data, and a copy that was empty lost nothing when its topic was created again.
+- Heartbeats are no data, and a copy that was empty lost nothing.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ async def lost_copies(target: Cluster, link: str, control: LinkControl, mapped: 
         return LostCopies()
     topics, was = LinkTopics.from_json(control.topics), _ids_of(control, mapped)
     had = sorted(p for p in control.copied_until or was if not is_heartbeats(topics, p.topic))
+    had = [p for p in had if control.copied_until.get(p, 1)]
     there, refused = await visible_topics(target, sorted({p.topic for p in had}))
     now = await read_ids(None, target, sorted(there))
     absent = [p for p in had if p.partition not in there.get(p.topic, ())]
     again = [p for p in had if p.topic in now and is_another(was.get(p, ""), now[p.topic].target)]
-    again = [p for p in again if control.copied_until.get(p, 1)]
     if again:
         others = await _of_others(target, link, again, now)
         again = [p for p in again if p not in others]

@@ -82,13 +82,15 @@ class LinkScope:
 
     @property
     def deleted(self) -> list[TopicPartition]:
-        """Partitions that the link had copied and that were deleted on the target, also after its promotion."""
+        """Partitions that the link had copied and that were deleted on the target; after its promotion those with records only."""
         control = self.control
         if control.is_handed_back:
             return []
         known = {*control.begun, *control.copied, *control.copied_until}
         had = [p for p in self.missing if p in known and p not in self.view.hidden]
-        return [p for p in had if not (control.is_over and is_heartbeats(self.topics, p.topic))]
+        if control.is_over:
+            had = [p for p in had if control.copied_until.get(p, 1) and not is_heartbeats(self.topics, p.topic)]
+        return had
 
 
 @dataclass(frozen=True)

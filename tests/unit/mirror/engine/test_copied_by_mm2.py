@@ -29,6 +29,8 @@ class Log:
 
     file_options = "--config f --flow 'A->B'"
 
+    has_log_append_time = False
+
     def __init__(self, records: Mapping[int, Record], start: int = 0) -> None:
         self.records, self.start, self.end = records, start, max(records, default=start - 1) + 1
 
@@ -49,7 +51,11 @@ def logs_without_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
         found = {n: record for n, record in cluster.records.items() if start <= n < end}
         return {p: LogSlice(min(end, cluster.end), found)}
 
+    async def headers(cluster: Log, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, Any]:
+        return dict.fromkeys(wanted, SimpleNamespace(has_log_append_time=cluster.has_log_append_time))
+
     monkeypatch.setattr(module, "read_slices", slices)
+    monkeypatch.setattr(module, "read_headers", headers)
 
 
 def log(*names: int, at: int = 0, step: int = 1) -> dict[int, Record]:
@@ -92,6 +98,21 @@ def test_what_lies_behind_aborted_records_is_found(records: dict[int, Record]) -
     assert copy_of(source, target, 0, Mm2Copy(NOTE, source.end)) is not None
     source = Log({**records, 200_000: Record(200_000, 9, None, b"more")})
     assert copy_of(source, target, 0, Mm2Copy(NOTE, 150_000)) is not None
+
+
+def test_copies_after_all_that_the_targets_own_writers_have_in_its_log_are_found() -> None:
+    own = {n: Record(n, 5_000, b"own", b"%d" % n) for n in range(140_000)}
+    for first in (0, 70_000, 139_940):
+        target = Log({**own, **log(*range(50), at=first)})
+        found = copy_of(Log(SOURCE), target, 0, Mm2Copy(NOTE, 53))
+        assert (found is None) == (first == 70_000), "between what is searched"
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_copies_whose_times_the_targets_brokers_have_overwritten_are_found(is_told: bool) -> None:
+    target = Log({n: record._replace(timestamp=9_000) for n, record in log(*range(50)).items()})
+    target.has_log_append_time = is_told
+    assert (copy_of(Log(SOURCE), target, 0, Mm2Copy(NOTE, 53)) is not None) == is_told
 
 
 def test_of_a_source_that_has_nothing_left_nothing_is_copied_twice() -> None:

@@ -82,6 +82,8 @@ def test_a_copy_whose_topic_was_deleted_is_lost_also_if_it_was_created_again(
     del target.there["orders"]
     assert lost(target, control, mapped) == LostCopies((P, Q), ())
     assert lost(target, control, mapped).texts()[0].startswith("orders-0 and 1 more partition: not on the target any")
+    del target.there["clicks"]
+    assert lost(target, control, mapped) == LostCopies((P, Q), ()), "clicks was empty"
     target.hidden = {"orders": PermissionError()}
     assert lost(target, control, mapped) == LostCopies(), "whether it is there is unknown"
 

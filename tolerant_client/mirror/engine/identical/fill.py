@@ -25,7 +25,7 @@ G. One request in flight and one writer for each partition: only their order is 
    up to which all is replicated (admin/offsets.py): the leader may have more of our markers than clients see.
 H. The log end shows what became of a gap; error codes are merged by producer id (KafkaApis.scala,
    handleWriteTxnMarkersRequest), so they say nothing of a single marker.
-I. Nothing fences markers, so `may_write` is called at most _FRESH_S before each request, and `may_send` directly before it.  None
+I. Nothing fences markers, so `may_write` returned at most _FRESH_S before each request, and `may_send` is called directly before it.  None
    lies unread at a broker: they have connections that are never throttled (write_abort_markers), with one request in flight on
    each, since a broker reads the next one only once the last is replicated.  A turn there is for the request alone: whoever waited
    for longer than _FRESH_S gives it up, reads again, and has the next one.  fence.py says what may still come late.
@@ -234,8 +234,8 @@ class MarkerFiller:
             offsets = range(end, min(end + _MARKERS_PER_REQUEST, gap.until_offset))
             producers = [marker_producer(offset) for offset in offsets]
             node = await self._target.leader(partition)
-            asked_at = self._clock()
             await self._may_write(partition)
+            asked_at = self._clock()  # it may take longer than that itself
             lane = f"{MARKERS}-{partition.partition % _LANES}"
             turns = self._turns.setdefault((node, lane), SoonTurns(has_sequences=False))
             async with turns.turn(is_next=has_waited):

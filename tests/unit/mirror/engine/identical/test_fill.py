@@ -342,6 +342,18 @@ def test_who_waited_too_long_for_a_turn_gives_it_up_reads_again_and_has_the_next
     assert sent == [0, _LANES]
 
 
+def test_a_check_that_takes_long_itself_keeps_no_marker_from_being_sent() -> None:
+    target = FakeTarget()
+    target.responses["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
+
+    async def slowly(partition: TopicPartition) -> None:
+        target.now += 1.5
+        await target.may_write(partition)
+
+    assert run(MarkerFiller(target, slowly, clock=target.clock).fill(P, Gap(0, 3))) == 3  # type: ignore[arg-type]
+    assert (target.looks, len(target.sent)) == (1, 1)
+
+
 def test_markers_are_not_sent_once_the_partition_is_lost_while_they_waited() -> None:
     def refuse(_: TopicPartition) -> None:
         raise Errors.NotLeaderForPartitionError("not claimed")
