@@ -1170,29 +1170,6 @@ def test_what_the_old_source_took_into_a_partition_that_nobody_had_made_on_the_t
     assert compare(target, source, topic).identical
 
 
-def test_what_a_link_back_alone_has_brought_to_the_old_source_was_not_left_behind_there(
-    source: str, target: str
-) -> None:
-    topics, link, new = "life-brought.*", "brought", "life-brought-new"
-    create_topic(source, "life-brought", 1)
-    append_records(source, "life-brought", 10)
-    mirror(source, target, topics, link)
-    assert fail_over(target, link).is_done
-    create_topic(target, new, 1)
-    append_records(target, new, 3)
-    assert run(target, source, failback, "brought-back", topics).exit_code == 0
-    mirror(target, source, topics, "brought-back")
-    assert ends(source, new) == [3]
-
-    def said_of_new() -> list[str]:
-        status, report = run(source, target, read_status, link), run(source, target, promote, link)
-        return [text for text in (*status.notes, report.left_behind, *report.unknown_left) if new in text]
-
-    assert said_of_new() == []
-    append_records(source, new, 1, first=3)
-    assert said_of_new() == [f"what {new}-0 left behind on the source is unknown: {NEVER_HAD}"] * 2
-
-
 def read(servers: str, topic: str, group: str, count: int) -> list[tuple[int, int]]:
     """(partition, offset) of what a group reads next; commits it."""
     consumer = kafka.KafkaConsumer(

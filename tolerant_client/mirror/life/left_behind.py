@@ -7,8 +7,7 @@ that was run again before has found none, and written that into the control (`em
 partitions that no link had begun and the target does not have: no mirror had seen them, so what the source has deleted of them is not on
 the target either, whenever that was.  What another link from this source has begun is that link's to tell.
 
-All this is unknown where the target has such a partition, as its producers may have made it by now (but not where the source has
-nothing of it but what a link has copied back), where the source does not tell the
+All this is unknown where the target has such a partition, as its producers may have made it by now, where the source does not tell the
 log's end, and where its log is no longer the one that was copied: where its topic was created again, where it ends before what was
 copied, and where a link copies back into it.  Offsets are half-open, those of the source.
 """
@@ -34,7 +33,7 @@ from tolerant_client.mirror.life.promotion_groups import STAY, unmoved_groups
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport, left_text
 from tolerant_client.mirror.logs.committed import count_committed
 from tolerant_client.mirror.state.control_topic import read_controls, update_control
-from tolerant_client.mirror.state.copied_back import copied_back, only_copied_back
+from tolerant_client.mirror.state.copied_back import copied_back
 from tolerant_client.mirror.state.health import by_reason, few, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats, unread_map
@@ -157,10 +156,8 @@ async def never_copied(
     logs, untold = await list_led_log_offsets(source, never)
     seen = [PartitionLag(p, 0, log.last_stable, log.high_watermark, log.start) for p, log in sorted(logs.items())]
     lags = [e for e in (replace(e, begun_at=control.empty_until.get(e.partition, 0)) for e in seen) if e.left_offsets]
-    made = [e.partition for e in lags if e.partition.partition in here.get(e.partition.topic, ())]
-    ours = await within_bound(source, only_copied_back, source, target, made) or frozenset()
-    unknown = {p: NEVER_HAD for p in made if p not in ours}
-    return [e for e in lags if e.partition not in made], {**untold, **unknown}
+    made = {e.partition: NEVER_HAD for e in lags if e.partition.partition in here.get(e.partition.topic, ())}
+    return [e for e in lags if e.partition not in made], {**untold, **made}
 
 
 async def _begun_by_none(

@@ -7,13 +7,11 @@ from collections.abc import Collection
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import list_led_offsets
-from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.link_control import Positions
 from tolerant_client.mirror.state.map_topic import was_never_started
-from tolerant_client.mirror.state.topics import read_ids
 
 
 async def copied_back(
@@ -45,30 +43,3 @@ async def copied_back(
             if control.writes(at.topic) and not is_over and (at in said or not is_told):
                 found[p] = f"link {name} has copied back to it"
     return found
-
-
-async def only_copied_back(
-    source: Cluster, target: Cluster, partitions: Collection[TopicPartition]
-) -> frozenset[TopicPartition]:
-    """Those of these partitions, by their names on the target, whose logs on the source are nothing but a link's copy of the target's.
-
-    A link with identical offsets that still copies is alone in the logs that it has begun, or stops: a log that goes on after the end of
-    the target's has something else.
-    """
-    wire = {p: TopicPartition(source.wire_topic(p.topic), p.partition) for p in partitions}
-    here = await target.cluster_id()
-    if not wire or here is None:
-        return frozenset()
-    try:
-        links = (await read_controls(source, frozenset(at.topic for at in wire.values()))).links
-    except Errors.TopicAuthorizationFailedError:
-        return frozenset()
-    ids = await read_ids(None, source, {p.topic for p in wire})
-    now = {at.topic: ids[p.topic] for p, at in wire.items() if p.topic in ids}
-    back = [
-        each for each in links.values() if each.source_cluster_id == here and each.is_identical and not each.is_over
-    ]
-    begun = {p for p, at in wire.items() if any(each.has_begun(at, now) for each in back)}
-    there = (await list_led_offsets(source, dict.fromkeys(begun, LATEST))).offsets
-    ends = (await list_led_offsets(target, dict.fromkeys(begun, LATEST))).offsets
-    return frozenset(p for p, end in there.items() if end <= ends.get(p, -1))

@@ -12,12 +12,12 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.groups import CommittedOffset
-from tolerant_client.cluster.admin.offsets import LedOffsets, LogOffsets
+from tolerant_client.cluster.admin.offsets import LogOffsets
 from tolerant_client.errors import ClusterUnreachableError, TargetDivergedError
 from tolerant_client.mirror.follow.group_positions import GroupPosition, GroupPositions
 from tolerant_client.mirror.follow.groups import GroupsReport, decide_moves
 from tolerant_client.mirror.life import left_behind, promotion_groups
-from tolerant_client.mirror.life.lens import NEVER_HAD, PartitionLag
+from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.lost_copies import LostCopies
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.logs.committed import Committed
@@ -419,35 +419,3 @@ def test_a_link_back_has_not_copied_what_it_has_not_begun(monkeypatch: pytest.Mo
         (text,) = report.unknown_left
         assert why in text and report.left_behind.startswith(left) is is_told, control
         assert ("1 more partition" in text) is not is_told
-
-
-def test_of_a_log_that_a_link_back_alone_has_filled_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target's producers had made it after the promotion; with identical offsets nobody else can have written there."""
-    logs = {"A": 4, "B": 4}
-
-    async def led_offsets(cluster: Any, wanted: Any) -> LedOffsets:
-        return LedOffsets(dict.fromkeys(wanted, logs[await cluster.cluster_id()]), {})
-
-    async def read_ids(_: None, source: Source, names: set[str]) -> dict[str, TopicIds]:
-        return {name: TopicIds(target=source.ids[name]) for name in names}
-
-    monkeypatch.setattr(copied_back, "list_led_offsets", led_offsets)
-    monkeypatch.setattr(copied_back, "read_ids", read_ids)
-    monkeypatch.setattr(Target, "partitions", AsyncMock(return_value={"orders": [0, 1], "clicks": [0]}))
-    back = replace(BACK, begun={UNSEEN: TopicIds("2", "1")})
-    unknown = f"what orders-1 left behind on the source is unknown: {NEVER_HAD}"
-
-    def said(**links: LinkControl) -> tuple[str, ...]:
-        return unseen_by(monkeypatch, (0, 4), back=links).unknown_left
-
-    assert said(back=back) == ()
-    for other in (
-        replace(back, begun={P: TopicIds("2", "1")}),
-        replace(back, begun={UNSEEN: TopicIds("2", "7")}),  # a former topic
-        replace(back, producer_ids=(), map_id="m"),  # beside others
-        replace(back, is_promotion_begun=True, is_fenced=True, copied_until={UNSEEN: 4}),  # others write there by now
-        replace(back, source_cluster_id="C"),
-    ):
-        assert unknown in said(back=other), other
-    logs["A"] = 5
-    assert said(back=back) == (unknown,), "the source has something else"
