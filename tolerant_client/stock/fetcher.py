@@ -126,8 +126,6 @@ class TolerantFetcher(PlannedFetches):
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         """Like kafka-python's, which forgets a resumed partition while another one is in its slot."""
         self.settle_move()
-        if self._move is not None:
-            self._move.has_polled = True
         self._topic_ids.apply()
         self._make_room_for_resumed()
         try:
@@ -187,9 +185,11 @@ class TolerantFetcher(PlannedFetches):
             part.drain()  # an interrupt may have left it between two records
             raise
         finally:
-            if tp in drained and (self._move is None or not self._move.is_settled):
+            if tp in drained and self._move is not None and self._move.is_settled:
+                self._move.read_here.add(tp)
+            elif tp in drained:
                 self._given_out[tp] = max(self._given_out[tp], part.next_fetch_offset)
-            elif self._given_out[tp] < 0:
+            if self._given_out[tp] < 0:
                 del self._given_out[tp]
             if state is not None and state._position is not before and tp in drained:
                 moved.append((state, before, state._position))

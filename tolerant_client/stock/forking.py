@@ -125,6 +125,8 @@ def _put_to_sleep(client: Any) -> None:
     if is_dormant(client) or getattr(client, "_closed", False):
         return
     recipe.subscription = getattr(client, "_subscription", None)
+    if recipe.subscription is not None:
+        recipe.subscription._lock = threading.RLock()
     recipe.is_iterated = getattr(client, "_iterator", None) is not None
     if getattr(client, "may_move", False):
         if hasattr(client, "_fetcher"):

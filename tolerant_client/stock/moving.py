@@ -14,9 +14,9 @@ Laws:
 - After the end of the copies both clusters have records, and they are others.  An offset there, up to which the client has read on
   the former cluster, may be of a record of that one if an application names it, whatever was read on the next one since: what is
   committed for it is the end of the copies.  Positions on the next cluster are known to be such (`consumed`).
-- A seek before that poll settles them, too, so it is one on the next cluster, as all are until that poll.  Of an offset after the end
-  of the copies, up to which the client had read on the former cluster, nobody knows on which it was found: it becomes the end of
-  the copies.
+- A seek before that poll settles them, too, so it is one on the next cluster.  Until records of the partition were given out there,
+  nobody knows of an offset after the end of the copies, up to which the client had read on the former cluster, on which it was
+  found: it becomes the end of the copies.
 - Leader epochs are a cluster's own: no position, fetch or commit of the next cluster names one of the former.
 - How a member of a group moves says moved_member.py.
 """
@@ -80,7 +80,7 @@ class Move:
     def __init__(self, to: Destination, consumer: Any) -> None:
         self.to = to
         self.is_settled = False  # positions are those of the next cluster
-        self.has_polled = False  # since then
+        self.read_here: set[TopicPartition] = set()  # of which records of the next cluster were given out
         self.unread_positions: Mapping[TopicPartition, OffsetAndMetadata] = {}  # from which nothing was given out
         self._consumer = weakref.ref(consumer)  # whose event loop keeps its parts alive, and so this
         self._read: Mapping[TopicPartition, int] = {}  # until where, on the former cluster
@@ -95,8 +95,8 @@ class Move:
         self.is_settled = True
 
     def sought(self, tp: TopicPartition, offset: int) -> int:
-        """Where a seek goes; until the next poll() its offset may have been found on either cluster."""
-        if self.has_polled or offset > self._read.get(tp, -1):
+        """Where a seek goes; until records of the next cluster are given out, its offset may have been found on either one."""
+        if tp in self.read_here or offset > self._read.get(tp, -1):
             return offset
         place = self.to.place(tp, offset)
         return offset if place is None else place

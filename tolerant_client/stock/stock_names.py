@@ -236,7 +236,7 @@ USES: Final = (
     Use(TopicPartitionState, ("drop_pending_record_batch", "position"), (*_OUT_OF_RANGE, *_TOPIC_IDENTITY),
         "whether a position was set by a seek"),
     Use(SubscriptionState,
-        ("assignment", "pause", "rebalance_listener", "request_offset_reset", "seek", "subscribed_pattern",
+        ("_lock", "assignment", "pause", "rebalance_listener", "request_offset_reset", "seek", "subscribed_pattern",
          "subscription", "subscription_type"),
         _FORKING, "the subscription and positions of another consumer"),
     Use(TopicPartitionState, ("_position", "highwater", "position", "preferred_read_replica"), _FETCHER, "the state of a partition"),

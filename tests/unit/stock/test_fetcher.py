@@ -821,15 +821,20 @@ def test_until_where_it_has_read_on_the_former_cluster_is_known_after_a_seek_bac
     assert fetcher.settle(Destination({}, {A: 20, B: 20}, lambda topic: True)) == {A: 30, B: 30}
 
 
-def test_until_the_next_poll_every_seek_may_be_to_an_offset_of_either_cluster(fetcher: TolerantFetcher) -> None:
+def test_until_records_come_from_the_next_cluster_a_seek_may_be_to_an_offset_of_either(
+    fetcher: TolerantFetcher,
+) -> None:
     fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(B, 0, batch(0))])
     fetcher.fetched_records()
     consumer = moved(fetcher, {A: 20, B: 20})
     fetcher.settle_move()
     for tp in (A, B, A):
         assert [fetcher.sought(tp, offset) for offset in (7, 25, 31)] == [7, 20, 31]
-    fetcher.fetched_records()
-    assert fetcher.sought(A, 25) == 25 and consumer._iterator is None
+    assert fetcher.fetched_records() == ({}, False)
+    assert (fetcher.sought(A, 25), fetcher.sought(B, 25)) == (20, 20), "nothing was given out"
+    fetcher._completed_fetches.append(answer(A, 20, batch(20)))
+    assert fetcher.fetched_records()[0].keys() == {A}
+    assert (fetcher.sought(A, 25), fetcher.sought(B, 25)) == (25, 20) and consumer._iterator is None
 
 
 def test_positions_from_which_nothing_was_given_out_are_known_also_while_something_is(fetcher: TolerantFetcher) -> None:
