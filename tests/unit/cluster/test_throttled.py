@@ -57,7 +57,7 @@ def test_what_any_node_may_do_waits_until_one_reads_again(cluster: Throttled) ->
         return 7
 
     cluster.until = time.monotonic() + 0.2
-    assert cluster.run(cluster.insist, "refreshing metadata", attempt) == 7
+    assert cluster.run(cluster.insist, "refreshing metadata", attempt, 5_000) == 7
     assert len(asked) == 2 and asked[1] >= cluster.until
     cluster.until = time.monotonic() + 0.2
     assert cluster.run(cluster._any_node) == 1 and time.monotonic() >= cluster.until
