@@ -106,9 +106,8 @@ class Cluster(Leaders):
                     if not isinstance(response, Exception):
                         found[partition] = response
                     elif isinstance(response, Errors.UnsupportedForMessageFormatError) and partition in without_times:
-                        found[partition] = OffsetAndEpoch(
-                            -1, -1
-                        )  # v0 messages have no times: none is at or after a time
+                        # Messages of format 0 have no times: none is at or after a time.
+                        found[partition] = OffsetAndEpoch(-1, -1)
                     else:
                         if isinstance(response, Errors.UnsupportedForMessageFormatError):
                             without_times.add(partition)

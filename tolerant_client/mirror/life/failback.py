@@ -237,9 +237,8 @@ async def taken_topics(
     equal = {log.topic for log in logs if log.is_proved and not log.is_diverged and log.shared_until}
     taken: set[str] = set()
     others: dict[str, str] = {}
-    created_again: set[str] = (
-        set()
-    )  # of whose topic the link that began it says that: it counts more than another link's word
+    # By the word of the link that began it, which counts more than another link's.
+    created_again: set[str] = set()
     unread: dict[str, str] = {}
     for name, control in forward.items():
         assert control.topics is not None

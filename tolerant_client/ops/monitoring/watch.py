@@ -14,14 +14,15 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafka.structs import TopicPartition
 from rich.console import Console
 
+from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.errors import TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.copy_metrics import Copied
@@ -32,16 +33,10 @@ from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.open_transactions import is_held_long
 from tolerant_client.ops.monitoring.bars import LinkBars
 from tolerant_client.ops.monitoring.board import Board
-from tolerant_client.ops.monitoring.link_clusters import (
-    AWAY,
-    LinkClusters,
-    asked_of,
-    leave_out,
-    not_responding,
-    quietly,
-)
+from tolerant_client.ops.monitoring.link_clusters import LinkClusters, asked_of, leave_out, not_responding
 from tolerant_client.ops.monitoring.link_sample import LinkSample
 from tolerant_client.ops.monitoring.partition_watch import PartitionWatch, deletions
+from tolerant_client.ops.monitoring.state_topics_watch import StateTopics, StateTopicsWatch
 from tolerant_client.ops.service.link_events import sentence
 from tolerant_client.ops.service.link_state import DutyState, LeftOut, LinkState, PartitionState, Phase, TaskReport
 from tolerant_client.ops.service.standing import Away, Standing
@@ -50,7 +45,6 @@ if TYPE_CHECKING:
     from tolerant_client.ops.service.mirror_settings import MirrorSettings
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 END_S = 1.5  # for the last sample
 _LOSSES_S = 10.0  # for the last sample of a mirror that ended by itself and has had losses
@@ -58,11 +52,19 @@ _INTERVAL_S = 0.5
 _SHARE = 30  # a sample that takes n seconds of processor time is followed by a pause of 30 n, but at most:
 _LONGEST_S = 30.0
 _UNSEEN_S = 5.0  # between two samples if only what does not move is shown
-_CONTROL_INTERVAL_S = 2.0
 # Spark starts slowly on a busy machine: until then a partition that no task has begun is not reported.
 _START_MS = 120_000
-_LEDGER_INTERVAL_S = 10.0
 _ABSENT_INTERVAL_S = 10.0  # each check of what neither cluster has refreshes Metadata
+
+
+class _Seen(NamedTuple):
+    """The log ends that the clusters told in one sample, or None; the rest is in LinkState's fields."""
+
+    target: LedOffsets | None
+    source: SourceEnds | None
+    asked: frozenset[str]
+    unreachable: dict[str, str]
+    refused: frozenset[str]
 
 
 class LinkWatch:
@@ -129,10 +131,9 @@ class LinkWatch:
         self._told_still: set[TopicPartition] = set()
         self._told_held: set[TopicPartition] = set()
         self._away = Away()
-        self._absent_at = self._control_at = self._ledger_at = float("-inf")
-        self._former_losses: list[LedgerRow] | None = None
+        self._absent_at = float("-inf")
+        self._state_topics = StateTopicsWatch()
         self._problem = "it was not asked"  # why the last sample is incomplete
-        self.losses: list[LedgerRow] = []  # the link's ledger rows since the start, or after which it resumed
 
     @property
     def state(self) -> LinkState:
@@ -143,6 +144,11 @@ class LinkWatch:
     def standing(self) -> TaskReport:
         """The last report, with what is paused, blocked or waiting."""
         return self.state.report
+
+    @property
+    def losses(self) -> list[LedgerRow]:
+        """The link's ledger rows since the start, or after which it resumed."""
+        return self._state_topics.losses
 
     @property
     def copied(self) -> int:
@@ -258,51 +264,27 @@ class LinkWatch:
 
     def look(self, clusters: LinkClusters) -> None:
         """Takes one sample; what could not be read stays as it was, and the cluster is recorded as unreachable."""
-        away: dict[str, Exception] = {}
-        partitions = list(self.state.partitions)
-        if time.monotonic() - self._absent_at >= _ABSENT_INTERVAL_S:
-            self._absent_at = time.monotonic()
-            partitions += self.state.absent
-        ends = asked_of(away, "target", clusters.target_ends, partitions)
-        if ends is not None:
-            self._took(ends.offsets)
-        if self._former_losses is None and not away:
-            self._former_losses = quietly(clusters.ledger)
-        asked = {"target"}
-        source: SourceEnds | None = None
-        if self._board is not None or not self._is_once or self.state.still or "source" in self.state.unreachable:
-            asked.add("source")
-            source = asked_of(away, "source", clusters.source_ends, partitions)
-        unreachable, refused = not_responding(away)
-        found = deletions(clusters, self.state, ends, source, is_identical=self._is_identical, now_ms=_now_ms())
-        told = {*self.state.report.blocked, *found.deleted, *found.left_behind, *found.absent}
+        seen = self._ask_ends(clusters)
+        before = self.state
+        found = deletions(clusters, before, seen.target, seen.source, is_identical=self._is_identical, now_ms=_now_ms())
         leaderless: dict[str, LeftOut] = {}
         left_out = set(found.absent)
-        for name, ended in (("target", ends), ("source", source)):
-            left_out |= leave_out(leaderless, name, ended.left_out, told) if ended is not None else set()
+        told = {*before.report.blocked, *found.deleted, *found.left_behind, *found.absent}
+        for name, ends in (("target", seen.target), ("source", seen.source)):
+            left_out |= leave_out(leaderless, name, ends.left_out, told) if ends is not None else set()
         now, now_ms = time.monotonic(), _now_ms()
-        ledger, control, control_problem = self.state.ledger, self.state.control, self.state.control_problem
-        if self._board is not None and "target" not in unreachable:
-            if now - self._ledger_at >= _LEDGER_INTERVAL_S:
-                self._ledger_at = now
-                rows = quietly(clusters.ledger)
-                ledger = ledger if rows is None else tuple(rows)
-                self.losses = self._since_the_start(ledger or ())
-            if now - self._control_at >= _CONTROL_INTERVAL_S:
-                self._control_at = now
-                try:
-                    control, control_problem = clusters.control(), ""
-                except AWAY as error:
-                    control_problem = sentence(error)
-        before = self.state.control_problem
-        may_ask = self._board is not None and not unreachable
+        topics = StateTopics(before.ledger, before.control, before.control_problem)
+        if self._board is not None and "target" not in seen.unreachable:
+            topics = self._state_topics.read(clusters, before, now)
+        may_ask = self._board is not None and not seen.unreachable
         there = {p: end for p, end in self._last.items() if p not in found.deleted}  # a copy that is gone has no end
-        states = self._partitions.states(clusters, self.state, source, there, left_out, now, may_ask=may_ask)
-        has_source = "source" in asked and "source" not in unreachable
-        held = self._partitions.held(clusters, states, self.state.held, now, now_ms, may_ask=has_source)
+        # The reports of tasks may have changed the state meanwhile.
+        states = self._partitions.states(clusters, self.state, seen.source, there, left_out, now, may_ask=may_ask)
+        has_source = "source" in seen.asked and "source" not in seen.unreachable
+        held = self._partitions.held(clusters, states, before.held, now, now_ms, may_ask=has_source)
         goals = self._ends if self._is_once else {}
-        still = self.state.still if unreachable else self._partitions.still(states, goals, left_out, now_ms)
-        back = {p: PartitionState(p) for p in self.state.absent - found.absent}
+        still = before.still if seen.unreachable else self._partitions.still(states, goals, left_out, now_ms)
+        back = {p: PartitionState(p) for p in before.absent - found.absent}
         own = states.keys() - self.state.blocked.keys()  # another link may copy into a topic that is refused to us
         moves = any(states[p].offsets_per_s for p in own)  # the first micro-batch may be long
         self.sample.change(
@@ -312,26 +294,43 @@ class LinkWatch:
                 partitions={
                     p: one for p, one in {**back, **state.partitions, **states}.items() if p not in found.absent
                 },
-                asked=frozenset(asked),
-                unreachable=unreachable,
-                refused=refused,
+                asked=seen.asked,
+                unreachable=seen.unreachable,
+                refused=seen.refused,
                 blind="",
                 leaderless=leaderless,
                 **found._asdict(),
                 still=still,
                 held=held,
-                ledger=ledger,
-                control=control,
-                control_problem=control_problem,
+                **topics._asdict(),
                 phase=Phase.RUNNING if state.phase is Phase.STARTING and moves else state.phase,
             )
         )
-        if control_problem and control_problem != before:
-            self._say(f"unknown: {UNKNOWN_ORDERS}: {control_problem}")
-        for text in self._away.news(unreachable, leaderless, now_ms, refused):
+        if topics.control_problem and topics.control_problem != before.control_problem:
+            self._say(f"unknown: {UNKNOWN_ORDERS}: {topics.control_problem}")
+        for text in self._away.news(seen.unreachable, leaderless, now_ms, seen.refused):
             self._say(text)
         self._tell_still()
         self._show()
+
+    def _ask_ends(self, clusters: LinkClusters) -> _Seen:
+        """Asks the clusters for the log ends; a watch that nobody sees asks the source only if something does not move."""
+        state = self.state
+        away: dict[str, Exception] = {}
+        partitions = list(state.partitions)
+        if time.monotonic() - self._absent_at >= _ABSENT_INTERVAL_S:
+            self._absent_at = time.monotonic()
+            partitions += state.absent
+        target = asked_of(away, "target", clusters.target_ends, partitions)
+        if target is not None:
+            self._took(target.offsets)
+            self._state_topics.read_former(clusters)
+        asked = {"target"}
+        source: SourceEnds | None = None
+        if self._board is not None or not self._is_once or state.still or "source" in state.unreachable:
+            asked.add("source")
+            source = asked_of(away, "source", clusters.source_ends, partitions)
+        return _Seen(target, source, frozenset(asked), *not_responding(away))
 
     def _tell_still(self) -> None:
         """Reports once, on the terminal, what does not move without a task's report, and the transactions that hold it back."""
@@ -365,7 +364,8 @@ class LinkWatch:
                 problem = next(f"{names_of(of)}: {why}" for why, of in by_reason(ends.left_out).items())
         if not away:
             rows = asked_of(away, "target", clusters.ledger)
-            self.losses = self.losses if rows is None else self._since_the_start(rows)
+            if rows is not None:
+                self._state_topics.tell_losses(rows, self.state)
         self._problem = text_of(away["target"]) if away else problem
 
     def _took(self, target_ends: Mapping[TopicPartition, int]) -> None:
@@ -377,20 +377,6 @@ class LinkWatch:
             done = self.state.report.copied.get(partition, Copied())
             self._first[partition] = self._begins.get(partition, max(target_ends[partition] - done.records, 0))
         self._last = {**self._last, **target_ends}
-
-    def _since_the_start(self, rows: Iterable[LedgerRow]) -> list[LedgerRow]:
-        """The ledger rows that are new since the start, by time or because the first sample did not have them.
-
-        Both count, because the first sample may be late and clocks may differ.  A loss that the tasks report counts even
-        if its row is older: a mirror that was killed after it wrote the row did not resume after it.
-        """
-        former, found = self._former_losses, list(rows)
-        new = [row for row in found if row.time_ms >= self.state.started_ms or former is not None and row not in former]
-        told = {(row.topic, row.partition) for row in new}
-        for partition, count in self.state.report.losses.items():
-            if partition not in told:
-                new += [row for row in found if (row.topic, row.partition) == partition][-count:]
-        return new
 
     def _cannot_look(self, error: Exception) -> None:
         blind = f"{type(error).__name__}: {sentence(error)}"
