@@ -193,5 +193,6 @@ def duties_of(flow: Flow, *, beats_back: bool) -> frozenset[Duty]:
         Duty.HEARTBEATS_BACK: beats_back,
         Duty.CHECKPOINTS: flow.emit_checkpoints_s is not None,
         Duty.MARKERS: GapFill.MARKERS in gap_fills,
+        Duty.MARKERS_IF_ALLOWED: GapFill.AUTO in gap_fills and flow.offsets == "identical",
     }
     return frozenset(duty for duty, is_done in done.items() if is_done)

@@ -51,7 +51,8 @@ GapFills = Annotated[
     typer.Option(
         "--gap-fill",
         metavar=f"[REGEX=]{'|'.join(GapFill)}",
-        help="How to fill target offsets that have no committed record on the source.",
+        help="How to fill target offsets that have no committed record on the source; default auto: records in compacted"
+        " topics, else markers where the mirror's user may write them, else transactions.",
     ),
 ]
 OnLoss = Annotated[

@@ -44,8 +44,8 @@ NASTY_RECORDS = {
 _LATENCY_COLUMNS = ("p50_ms", "p99_ms", "p999_ms", "max_ms", "cpu_percent", "brokers_cpu_percent", "others_percent")
 DISTURBED = 0.15  # of the machine's time for processes that are no part of the measurement
 
-# The ways of filling gaps that make sense: one is "auto", and compacted topics and dense ones have no other.
-NASTY_PEERS = {"transactions": ["mm2", "engine", "engine:markers", "engine:records"]}
+# The ways of filling gaps that make sense: compacted topics and dense ones have no other than "auto".
+NASTY_PEERS = {"transactions": ["mm2", "engine:transactions", "engine:markers", "engine:records"]}
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def grants() -> list[Grant]:
     """What the table gives a link with every duty, but markers, old brokers and MirrorMaker 2's own offsets."""
     found: dict[Grant, None] = {}
     for right in RIGHTS:
-        if right.duty in (Duty.MARKERS, Duty.TAKE_OVER) or right.before is not None:
+        if right.duty in (Duty.MARKERS, Duty.MARKERS_IF_ALLOWED, Duty.TAKE_OVER) or right.before is not None:
             continue
         copied = [GROUP] if right.resource == "group" else COPIES[right.role]
         names = ["kafka-cluster"] if right.resource == "cluster" else [right.name] if right.name else copied

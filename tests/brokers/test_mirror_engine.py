@@ -507,7 +507,7 @@ def test_log_that_starts_later_starts_there_on_the_target(source: str, target: s
     assert consume(source, partition.topic, 1, 110) == consume(target, partition.topic, 1, 110)
 
 
-@pytest.mark.parametrize("gap_fill", ["auto", "markers", "records"])
+@pytest.mark.parametrize("gap_fill", ["auto", "transactions", "markers", "records"])
 def test_transactions_keep_their_offsets(source: str, target: str, gap_fill: str) -> None:
     topic = f"mirror-transactions-{gap_fill}"
     create_topic(source, topic)

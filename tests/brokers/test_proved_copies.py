@@ -596,13 +596,14 @@ def times_out_soon(monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 @pytest.mark.parametrize("produced", [None, Gap(100, 140)], ids=["nothing", "filler"])
+@pytest.mark.parametrize("way", ["auto", "transactions", "records"])
 def test_gap_that_a_killed_writer_left_open_is_ended_before_anything_is_appended(
-    source: str, forgetful: str, times_out_soon: float, produced: Gap | None
+    source: str, forgetful: str, times_out_soon: float, produced: Gap | None, way: str
 ) -> None:
-    topic = f"proved-open-gap-{produced is not None}"
+    topic = f"proved-open-gap-{way}-{produced is not None}"
     open_gap(source, forgetful, topic, topic, produced)
     began = time.monotonic()
-    mirror(source, forgetful, topic, link=topic, policy=MirrorPolicy.parse(gap_fill=["records"]))
+    mirror(source, forgetful, topic, link=topic, policy=MirrorPolicy.parse(gap_fill=[way]))
     with kafka.KafkaConsumer(
         bootstrap_servers=forgetful, isolation_level="read_committed", auto_offset_reset="earliest"
     ) as consumer:

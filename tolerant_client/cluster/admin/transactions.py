@@ -23,10 +23,12 @@ from tolerant_client.cluster.admin.asking import by_topic, is_retriable, raise_f
 from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.connections import MARKERS
+from tolerant_client.cluster.leaders import metadata_request
 from tolerant_client.errors import OutcomeUnknownError
 
 _NO_COORDINATOR = -1  # of a producer that was never in a transaction
 _MARKERS_VERSION = 1
+_CLUSTER_ACTION = 9  # AclOperation.java
 _LOWEST_COORDINATOR_EPOCH = 0  # a marker is refused if its producer's last one had a higher epoch
 
 
@@ -264,6 +266,24 @@ async def describe_transactions(
 def can_write_markers(cluster: Cluster) -> bool:
     """True for Kafka 2.8 and newer; only once connected."""
     return cluster.highest_version(WriteTxnMarkersRequest) >= _MARKERS_VERSION
+
+
+async def may_write_markers(cluster: Cluster) -> bool:
+    """Whether the brokers say that they take markers of ours (KIP-430).
+
+    They tell whoever may not Describe the cluster of no right, and without an authorizer of all.
+    """
+    await cluster.connect()
+    if not can_write_markers(cluster):
+        return False
+
+    async def ask() -> Collection[int] | None:
+        allowed: Collection[int] | None = (
+            await cluster.send(metadata_request((), has_rights=True))
+        ).authorized_operations
+        return allowed
+
+    return _CLUSTER_ACTION in (await cluster.insist("reading our rights to the cluster", ask) or ())
 
 
 async def write_abort_markers(

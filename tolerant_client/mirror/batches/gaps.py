@@ -50,7 +50,9 @@ _BEFORE_DELTA: Final = 3  # length (of less than 64, so one byte), attributes, t
 
 
 class GapFill(str, enum.Enum):
-    """How the offsets of a gap are filled on the target; AUTO is RECORDS for compacted topics, else TRANSACTIONS."""
+    """How the offsets of a gap are filled on the target; AUTO is RECORDS for compacted topics, else MARKERS where they may be
+    written, else TRANSACTIONS.
+    """
 
     AUTO = "auto"
     TRANSACTIONS = "transactions"
@@ -71,14 +73,12 @@ class Gap(NamedTuple):
 
 
 def choose_way(fill: GapFill, *, is_compacted: bool) -> GapFill:
-    """How gaps of one topic are filled; never AUTO.
+    """How gaps of one topic are filled; AUTO where only the target's brokers tell, gap by gap.
 
     In a compacted topic the cleaner may remove a record between the fetches of two writers, which then see different
     holes: only RECORDS, which have sequences, are safe then.
     """
-    if fill is not GapFill.AUTO:
-        return fill
-    return GapFill.RECORDS if is_compacted else GapFill.TRANSACTIONS
+    return GapFill.RECORDS if fill is GapFill.AUTO and is_compacted else fill
 
 
 def filler_time(neighbours: Iterable[int], now_ms: int) -> int:

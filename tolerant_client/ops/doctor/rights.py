@@ -39,6 +39,7 @@ class Duty(enum.Enum):
     HEARTBEATS_BACK = enum.auto()  # of the reverse flow that is not enabled, into the source
     CHECKPOINTS = enum.auto()
     MARKERS = enum.auto()
+    MARKERS_IF_ALLOWED = enum.auto()
     TAKE_OVER = enum.auto()  # a separate command: the doctor does not check it
 
 
@@ -73,7 +74,7 @@ class Right(NamedTuple):
         return f"{kind}s that begin with `{self.name}`" if self.is_prefix else f"{kind} `{self.name}`"
 
 
-_ERROR, _WARNING = Severity.ERROR, Severity.WARNING
+_ERROR, _WARNING, _INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 
 RIGHTS: Final = (
     Right(
@@ -144,6 +145,10 @@ RIGHTS: Final = (
     Right(
         "target", "cluster", COPIED, ("ClusterAction",), Duty.MARKERS, _ERROR,
         "filling gaps with `tolerant.gap.fill = markers`, and only that",
+    ),
+    Right(
+        "target", "cluster", COPIED, ("Describe", "ClusterAction"), Duty.MARKERS_IF_ALLOWED, _INFO,
+        "filling gaps with markers by `tolerant.gap.fill = auto`; without both, with transactions",
     ),
     Right(
         "target", "topic", HEARTBEATS, ("Create", "Write", "Describe"), Duty.HEARTBEATS, _WARNING,

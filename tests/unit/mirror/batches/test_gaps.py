@@ -192,8 +192,8 @@ def test_only_control_batches_are_filler_markers() -> None:
     assert not is_filler_marker(MARKER._replace(producer_id=4711))
 
 
-def test_auto_means_records_for_compacted_topics_and_transactions_otherwise() -> None:
+def test_auto_means_records_for_compacted_topics_and_is_left_to_the_brokers_otherwise() -> None:
     assert choose_way(GapFill.AUTO, is_compacted=True) is GapFill.RECORDS
-    assert choose_way(GapFill.AUTO, is_compacted=False) is GapFill.TRANSACTIONS
+    assert choose_way(GapFill.AUTO, is_compacted=False) is GapFill.AUTO
     for fill in (GapFill.TRANSACTIONS, GapFill.MARKERS, GapFill.RECORDS):
         assert {choose_way(fill, is_compacted=c) for c in (False, True)} == {fill}

@@ -28,6 +28,7 @@ from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import GapFill
 from tolerant_client.mirror.engine.identical import begun, sync_loop
 from tolerant_client.mirror.engine.identical.offsets import IdenticalOffsets, identical_offsets
+from tolerant_client.mirror.engine.identical.open_gaps import OpenGaps
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.identical.unread import LATE_S
@@ -97,7 +98,7 @@ def test_what_another_process_has_copied_further_is_not_forgotten_when_logs_are_
         return dict.fromkeys(topics, TopicIds("s", "t"))
 
     monkeypatch.setattr(sync_loop, "read_ids", same)
-    monkeypatch.setattr(sync_loop.OpenGaps, "end", nothing)
+    monkeypatch.setattr(OpenGaps, "end", nothing)
     facts: Any = SimpleNamespace(read=nothing, has=lambda topic: True, rewrites_times=lambda topic: False)
     flow_of(copier).sync_loop._facts, flow_of(copier).witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
     placed(copier, FIRST, 300)
@@ -121,7 +122,7 @@ def test_a_topic_that_a_cluster_says_it_does_not_know_is_looked_at_again_before_
 
     for name, found in {"read_ids": nothing, "read_append_states": look}.items():
         monkeypatch.setattr(sync_loop, name, found)
-    monkeypatch.setattr(sync_loop.OpenGaps, "end", nothing)
+    monkeypatch.setattr(OpenGaps, "end", nothing)
     facts: Any = SimpleNamespace(read=nothing, has=lambda topic: True, rewrites_times=lambda topic: False)
     flow_of(copier).sync_loop._facts, flow_of(copier).witnesses = facts, SimpleNamespace(look=nothing)  # type: ignore[assignment]
     copy = placed(copier, FIRST, 300)

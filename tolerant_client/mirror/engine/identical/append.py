@@ -33,7 +33,7 @@ from tolerant_client.cluster.produce_window import ProduceWindow
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.batches.appendable import Appendable, Batch
 from tolerant_client.mirror.batches.gaps import Gap, GapFill
-from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
+from tolerant_client.mirror.engine.identical.auto_fill import Filler
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.strategy import NO_CLAIM, CopiedLink
@@ -64,7 +64,7 @@ class Appender:
     def __init__(
         self,
         link: CopiedLink,
-        fillers: Mapping[GapFill, TransactionFiller | MarkerFiller],
+        fillers: Mapping[GapFill, Filler],
         holds: Callable[[PartitionCopy], bool],
         on_response: Callable[[list[PartitionCopy]], None],
         on_no_leader: Callable[[PartitionCopy], None],
@@ -244,7 +244,7 @@ class Appender:
         self._settle(sender, copies)
         sender.window.flush()
 
-    def _filler_of(self, copy: PartitionCopy) -> TransactionFiller | MarkerFiller:
+    def _filler_of(self, copy: PartitionCopy) -> Filler:
         """Raises OptionError if nothing fills gaps the way that the topic is to have: that stops the partition alone."""
         way = copy.rules.filler
         if way is None or way not in self._fillers:

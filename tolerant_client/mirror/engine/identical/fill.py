@@ -29,6 +29,8 @@ I. Nothing fences markers, so `may_write` returned at most _FRESH_S before each 
    lies unread at a broker: they have connections that are never throttled (write_abort_markers), with one request in flight on
    each, since a broker reads the next one only once the last is replicated.  A turn there is for the request alone: whoever waited
    for longer than _FRESH_S gives it up, reads again, and has the next one.  fence.py says what may still come late.
+J. A writer of transactions may have left a request unread at a broker, which would open a transaction later: so the
+   transactional.id that it had is fenced before the first marker (open_gaps.py).
 """
 
 from __future__ import annotations
@@ -70,6 +72,12 @@ _FRESH_S = 1.0  # what was read before markers waited for those of other partiti
 # Raises once the partition may not be written: LinkPromotedError, or a retriable error if it is not claimed.
 MayWrite = Callable[[TopicPartition], Awaitable[None]]
 MaySend = Callable[[TopicPartition], None]  # the same, without asking a broker
+Fence = Callable[[TopicPartition], Awaitable[bool]]  # of who fills with transactions; whether anything was fenced
+
+
+async def fences_nobody(_: TopicPartition) -> bool:
+    """For logs of which nobody has ever filled a gap with transactions."""
+    return False
 
 
 class TransactionFiller:
@@ -196,41 +204,48 @@ class TransactionFiller:
 
 
 class MarkerFiller:
-    """Fills gaps with bare abort markers (laws G to I); on the loop of `target`."""
+    """Fills gaps with bare abort markers (laws G to J); on the loop of `target`."""
 
     def __init__(
         self,
         target: Cluster,
         may_write: MayWrite,
         may_send: MaySend = lambda partition: None,
+        fence: Fence = fences_nobody,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._target = target
         self._may_write = may_write
         self._may_send = may_send
+        self._fence = fence
         self._clock = clock
         self._unanswered: dict[TopicPartition, float] = {}  # when a request was sent that got no response
         self._locks = PartitionLocks()
         self._turns: dict[tuple[int, str], SoonTurns] = {}  # by node and lane, law I
+
+    def has_unanswered(self, partition: TopicPartition) -> bool:
+        """Whether markers may still arrive that were sent before."""
+        return partition in self._unanswered
 
     async def fill(
         self, partition: TopicPartition, gap: Gap, *, max_batch_bytes: int = 0, topic_id: uuid.UUID | None = None
     ) -> int:
         """Like TransactionFiller.fill, without batches; an end beyond the gap means repeated markers, or others' markers."""
         await self._target.connect()
-        if not can_write_markers(self._target):
-            raise OptionError(
-                "Filling gaps with markers needs target brokers of Kafka 2.8 or newer; set"
-                f" {GapFill.TRANSACTIONS.option}"
-            )
         async with self._locks.held([partition]) as has_waited:
             is_known = partition not in self._unanswered and not has_waited
-            return await self._fill(partition, gap, gap.from_offset if is_known else await self._settled(partition))
+            end = gap.from_offset if is_known else await self._settled(partition)
+            if not can_write_markers(self._target):
+                raise _too_old()
+            return await self._fill(partition, gap, end)
 
     async def _fill(self, partition: TopicPartition, gap: Gap, end: int) -> int:
         has_waited = False  # for its turn, longer than what it had read is fresh
         while gap.from_offset <= end < gap.until_offset:
+            if await self._fence(partition):
+                end = await replicated_end(self._target, partition)  # a transaction that it ended has moved it
+                continue
             offsets = range(end, min(end + _MARKERS_PER_REQUEST, gap.until_offset))
             producers = [marker_producer(offset) for offset in offsets]
             node = await self._target.leader(partition)
@@ -242,7 +257,12 @@ class MarkerFiller:
                 if not (has_waited := self._clock() - asked_at > _FRESH_S):
                     self._may_send(partition)
                     self._unanswered[partition] = self._clock()
-                    codes = await write_abort_markers(self._target, node, partition, producers, lane)
+                    try:
+                        codes = await write_abort_markers(self._target, node, partition, producers, lane)
+                    except Errors.IncompatibleBrokerVersion as error:
+                        # Nothing was sent: a running upgrade has not reached this broker yet.
+                        del self._unanswered[partition]
+                        raise _too_old() from error
                     del self._unanswered[partition]
             if has_waited:  # nobody waits for what it reads now
                 end = await replicated_end(self._target, partition)
@@ -262,7 +282,7 @@ class MarkerFiller:
             raise PartitionRefusedError(
                 "Filling gaps with markers needs the permission ClusterAction on the target cluster;"
                 f" grant it to the mirror's user, or set {GapFill.TRANSACTIONS.option}"
-            )
+            ) from Errors.ClusterAuthorizationFailedError()
         error = Errors.for_code(max(codes))(f"WriteTxnMarkers for {partition.topic}-{partition.partition}")
         if getattr(error, "invalid_metadata", False):
             self._target.manager.cluster.request_update()  # the known leader may have changed
@@ -278,6 +298,12 @@ class MarkerFiller:
         return await replicated_end(self._target, partition)
 
 
+def _too_old() -> OptionError:
+    return OptionError(
+        f"Filling gaps with markers needs target brokers of Kafka 2.8 or newer; set {GapFill.TRANSACTIONS.option}"
+    )
+
+
 def _behind(target: Cluster, partition: TopicPartition, end: int, goal: int) -> Exception:
     """The error for a log end of a leader that was replaced, or that lost what was replicated."""
     target.manager.cluster.request_update()
@@ -285,13 +311,3 @@ def _behind(target: Cluster, partition: TopicPartition, end: int, goal: int) -> 
         f"the log of {partition.topic}-{partition.partition} ends at {end}, but it was written up to {goal}"
     )
     return error
-
-
-def gap_fillers(
-    target: Cluster, link: str, may_write: MayWrite, may_send: MaySend
-) -> dict[GapFill, TransactionFiller | MarkerFiller]:
-    """What fills a gap in each way but RECORDS, which are data (AppendRules.fills_with_records)."""
-    return {
-        GapFill.TRANSACTIONS: TransactionFiller(target, link, may_write, may_send),
-        GapFill.MARKERS: MarkerFiller(target, may_write, may_send),
-    }

@@ -24,7 +24,8 @@ from tolerant_client.errors import LinkPausedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable
 from tolerant_client.mirror.engine.identical.accept import accept
 from tolerant_client.mirror.engine.identical.append import Appender
-from tolerant_client.mirror.engine.identical.fill import gap_fillers
+from tolerant_client.mirror.engine.identical.auto_fill import gap_fillers
+from tolerant_client.mirror.engine.identical.open_gaps import OpenGaps
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.queued_partition import Phase
 from tolerant_client.mirror.engine.reader import Reader
@@ -52,9 +53,10 @@ class Flow:
         self.unclaimed: set[TopicPartition] = set()  # wait for their claim
         self.to_sync: set[TopicPartition] = set()
         self.sync_wanted = WakeupNotifier(link.source.net)
+        self.open_gaps = OpenGaps(link.target, link.name, self.require_writable, link.clock)
         self.appender = Appender(
             link,
-            gap_fillers(link.target, link.name, self.require_writable, self.require_ours),
+            gap_fillers(link.target, link.name, self.require_writable, self.require_ours, self.open_gaps.fence),
             self.is_claimed,
             self._appended,
             self._no_leader,

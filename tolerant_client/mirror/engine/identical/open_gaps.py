@@ -4,6 +4,9 @@ The coordinator of such a transaction aborts it after its timeout, and the marke
 inside the gap that does no harm (law B of fill.py), after it the offset belongs to a record of the source.  Until then the
 transaction blocks read_committed consumers.  A partition's log does not show a transaction that has written nothing yet, so
 the coordinators are asked (KIP-664, Kafka 3.0); where they cannot tell, every partition's transactional id is taken over.
+
+A request that an earlier writer has left unread at a broker may open one later.  Who fills with transactions fences it
+(law A of fill.py); who fills with markers does so with `fence`.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ class OpenGaps:
         self._coordinators = Coordinators(target)
         # Takeovers that a hanging coordinator has not finished: the next call waits for the same ones.
         self._ending: dict[str, Future] = {}
+        self._unfenced: set[TopicPartition] = set()  # somebody has had their transactional.ids
 
     async def end(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
         """Ends the open transactions in these partitions; returns those of which it is unknown whether there is one, and why.
@@ -66,6 +70,8 @@ class OpenGaps:
         if can_list_transactions(target):
             views, unknown = await _described(target, names)
             found = [name for name, view in views.items() if view is not None and view.state in _OPEN]
+            self._unfenced.difference_update(partitions)
+            self._unfenced.update(names[name] for name, view in views.items() if view is not None)
         else:
             found, unknown = list(names), {}
         for name in names.keys() - found:
@@ -89,6 +95,16 @@ class OpenGaps:
             for name, why in {**unknown, **dict.fromkeys(found[_AT_ONCE:], "gaps are being ended")}.items()
         }
 
+    async def fence(self, partition: TopicPartition) -> bool:
+        """Fences who has had the transactional.id of a partition before its log was read, if anybody has; whether that was so.
+
+        Raises what `may_write` does, and KafkaError.
+        """
+        if partition not in self._unfenced:
+            return False
+        await self._end(gap_transactional_id(self._link, partition), partition)
+        return True
+
     async def _end(self, name: str, partition: TopicPartition) -> None:
         await self._may_write(partition)
         try:
@@ -96,6 +112,7 @@ class OpenGaps:
         except PartitionRefusedError as error:
             if not isinstance(error.__cause__, Errors.TransactionalIdAuthorizationFailedError):
                 raise
+        self._unfenced.discard(partition)
 
 
 async def _described(target: Cluster, names: Iterable[str]) -> tuple[dict[str, CoordinatorView | None], dict[str, str]]:

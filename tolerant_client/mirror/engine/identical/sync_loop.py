@@ -30,7 +30,6 @@ from tolerant_client.mirror.engine.identical.flow import Flow, refresh_quietly
 from tolerant_client.mirror.engine.identical.given_times import rewritten_offsets, times_rewritten
 from tolerant_client.mirror.engine.identical.log_start import start_log_at
 from tolerant_client.mirror.engine.identical.loss_handler import LossHandler
-from tolerant_client.mirror.engine.identical.open_gaps import OpenGaps
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.placement import placed
 from tolerant_client.mirror.engine.identical.probes import probe_logs
@@ -66,7 +65,7 @@ class SyncLoop:
         self._facts = facts
         self._begun = begun
         self._losses = losses
-        self._open_gaps = OpenGaps(flow.target, flow.control.link, flow.require_writable, flow.clock)
+        self._open_gaps = flow.open_gaps
         self._mm2 = KnownPositions(flow.target)
         self._being_read: set[TopicPartition] = set()  # a partition is read by one group at a time
 

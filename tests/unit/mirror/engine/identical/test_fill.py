@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, TypeVar
-from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
 import pytest
@@ -15,8 +14,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.soon import SoonTurns
 from tolerant_client.errors import LinkPromotedError, OptionError, OutcomeUnknownError, PartitionRefusedError
-from tolerant_client.mirror.batches.gaps import Gap, GapFill, marker_producer
-from tolerant_client.mirror.engine.identical.fill import _LANES, MarkerFiller, TransactionFiller, gap_fillers
+from tolerant_client.mirror.batches.gaps import Gap, marker_producer
+from tolerant_client.mirror.engine.identical.fill import _LANES, MarkerFiller, TransactionFiller
 
 P = TopicPartition("orders", 0)
 
@@ -535,6 +534,31 @@ def test_markers_of_a_promoted_link_are_not_sent() -> None:
     assert len(target.sent) == 1
 
 
-def test_every_way_to_fill_a_gap_has_a_filler_or_is_data() -> None:
-    fillers = gap_fillers(FakeTarget(), "dr", AsyncMock(), lambda partition: None)  # type: ignore[arg-type]
-    assert fillers.keys() | {GapFill.RECORDS, GapFill.AUTO} == set(GapFill)
+def test_markers_for_a_leader_that_a_running_upgrade_has_not_reached_were_not_sent() -> None:
+    target = FakeTarget()
+
+    def refuse(_: Any) -> Any:
+        raise Errors.IncompatibleBrokerVersion("WriteTxnMarkers [1-1] and broker [0-0]")
+
+    target.responses["WriteTxnMarkers"] = refuse
+    filler = marking(target)
+    with pytest.raises(OptionError, match="Kafka 2.8 or newer; set --gap-fill transactions"):
+        run(filler.fill(P, Gap(0, 1)))
+    assert not filler.has_unanswered(P)
+
+
+def test_markers_follow_what_the_end_of_a_fenced_transaction_has_written() -> None:
+    """Its marker lies in the gap, whose other offsets are the next to be filled."""
+    target = FakeTarget()
+    target.responses["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
+    fenced: list[TopicPartition] = []
+
+    async def fence(partition: TopicPartition) -> bool:
+        fenced.append(partition)
+        target.log_end += len(fenced) == 1
+        return len(fenced) == 1
+
+    filler = MarkerFiller(target, target.may_write, fence=fence, clock=target.clock)  # type: ignore[arg-type]
+    assert run(filler.fill(P, Gap(0, 3))) == 3
+    (request,) = target.sent
+    assert [(m.producer_id, m.producer_epoch) for m in request.markers] == [marker_producer(1), marker_producer(2)]
