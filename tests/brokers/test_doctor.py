@@ -33,6 +33,7 @@ from tolerant_client import KafkaProducer
 from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.configs import alter_configs
 from tolerant_client.cluster.admin.coordinators import TRANSACTION, Coordinators
+from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
@@ -162,6 +163,22 @@ def test_more_in_sync_replicas_than_there_are_is_an_error_of_brokers_that_refuse
     checkup = examined(source, topics="doctor-min-isr")
     errors = {f.check for f in checkup.findings if f.severity is Severity.ERROR and "doctor-min-isr" in f.thing}
     assert errors == ({"durability", "partitions"} if sent.failed() else set())
+
+
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_a_topic_of_the_link_that_the_source_has_deleted_is_an_error(
+    source: str, target: str, is_translated: bool
+) -> None:
+    link = f"doctor-gone-{is_translated}".lower()
+    for name in (f"{link}-kept", f"{link}-lost"):
+        create_topic(source, name)
+        append_records(source, name, 5)
+    mirror(source, target, f"{link}-.*", link, is_translated=is_translated)
+    with Cluster({"bootstrap_servers": source}, name="source") as cluster:
+        cluster.run(delete_topics, cluster, [f"{link}-lost"])
+    checkup = examined(source, target, topics=f"{link}-.*", link=link, is_translated=is_translated)
+    told = [f.evidence for f in checkup.findings if f.check == "control" and f.severity is Severity.ERROR]
+    assert [text.partition(": the source no longer")[0] for text in told] == [f"blocked: {link}-lost-0"], told
 
 
 @pytest.fixture

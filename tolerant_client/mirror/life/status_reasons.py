@@ -325,12 +325,16 @@ def held_spans(first: Iterable[PartitionLag], second: Iterable[PartitionLag]) ->
     return {p: span for p, span in open_spans(second).items() if p in before and before[p][0] == span[0]}
 
 
-def _unseen_reasons(unseen: Mapping[TopicPartition, str]) -> list[Reason]:
-    texts = few(
+def unseen_texts(unseen: Mapping[TopicPartition, str]) -> list[str]:
+    """A sentence for each reason why it is unknown how far partitions are copied."""
+    return few(
         f"how far {names_of(of)} {'is' if len(of) == 1 else 'are'} copied is unknown: {why}"
         for why, of in by_reason(unseen).items()
     )
-    return [Reason(Health.UNKNOWN, text) for text in texts]
+
+
+def _unseen_reasons(unseen: Mapping[TopicPartition, str]) -> list[Reason]:
+    return [Reason(Health.UNKNOWN, text) for text in unseen_texts(unseen)]
 
 
 def uncompared_reasons(compared: Comparison | None) -> list[Reason]:

@@ -18,12 +18,13 @@ from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.group_positions import OWN_GROUPS
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.mirrors import RENEWED_S, look_at_claims, look_for_forgotten, seen_mirrors
+from tolerant_client.mirror.life.status_reasons import unseen_texts
 from tolerant_client.mirror.state.claims import ClaimsLog
 from tolerant_client.mirror.state.control_topic import read_control
-from tolerant_client.mirror.state.health import deleted_on_source, with_pause
+from tolerant_client.mirror.state.health import with_pause
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.link_topics import is_heartbeats, written_topics
+from tolerant_client.mirror.state.link_topics import written_topics
 from tolerant_client.mirror.state.map_topic import lost_map
 from tolerant_client.mirror.state.plan import TopicSpec, plan_topics, select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, group_filter
@@ -235,29 +236,23 @@ class _Link:
         self._looked = time.monotonic()
         return self.look()
 
-    def _left_behind(self, control: LinkControl) -> dict[TopicPartition, str]:
-        """What the target has, the link began to copy, and the source does not have, or does not show; and why, as a sentence."""
-        topics, there = self._subject.topics, self._source.facts.topics
-        found = {}
-        for p in control.begun:
-            if p.topic in self._target.facts.topics and topics.writes(p.topic) and not is_heartbeats(topics, p.topic):
-                shown = there.get(topics.to_source(p.topic))
-                if shown is None or shown.partitions and p.partition not in {each.index for each in shown.partitions}:
-                    found[p] = deleted_on_source(has_topic=shown is not None)
-        return with_pause(found, self._subject.options.of_target)
+    def _ask_both(self, function: Callable[..., Any], control: LinkControl, *args: Any) -> Any:
+        """The result of a check's coroutine that needs both clusters on one event loop, of a link that is not over; None without one."""
+        subject = self._subject
+        if control.is_over:
+            return None
+        clusters = subject.clusters["source"], subject.clusters["target"]
+        with both(*clusters, subject.topics.names, _PATIENCE_MS, subject.options.of_file) as (source, target):
+            return self._checkup.ask("control", target, function, source, target, subject.link, control, *args)
 
     def _stopped(self, control: LinkControl) -> dict[TopicPartition, str]:
         """Partitions that both clusters serve and that stop a mirror of the link, as `status` finds them; and why."""
-        subject, checkup = self._subject, self._checkup
         on_source = logs.serving(self._source.facts, self._chosen)
         both_have = {TopicPartition(self._chosen[p.topic], p.partition) for p in on_source}
         both_have &= logs.serving(self._target.facts, self._chosen.values()).keys()
-        if control.is_over or not both_have:
+        if not both_have:
             return {}
-        clusters = subject.clusters["source"], subject.clusters["target"]  # on one event loop
-        with both(*clusters, subject.topics.names, _PATIENCE_MS, subject.options.of_file) as (source, target):
-            asked = source, target, subject.link, control, sorted(both_have), subject.is_translated
-            return checkup.ask("control", target, logs.find_stopped, *asked) or {}
+        return self._ask_both(logs.find_stopped, control, sorted(both_have), self._subject.is_translated) or {}
 
     def look(self) -> dict[TopicPartition, PartitionLag]:
         """The lag of each partition that serves on both sides."""
@@ -292,7 +287,12 @@ class _Link:
             since = self._claims, self._looked, RENEWED_S
             mirrors = checkup.ask("control", target.raw, seen_mirrors, target.raw, link, *since)
             stopped = self._stopped(control)
-            checkup.add(blocked_findings(link, mirrors, control, self._left_behind(control), stopped))
+            left_behind, maybe = self._ask_both(logs.find_gone, control, self._subject.topics) or ({}, {})
+            told = with_pause(left_behind, self._subject.options.of_target)
+            checkup.add(blocked_findings(link, mirrors, control, told, stopped))
+            ask = "Ask who wrote the topic on the target: nothing says whether the link has"
+            warned = (Severity.WARNING, "control", "link", f"link {link}")
+            checkup.add(Finding(*warned, text, ask) for text in unseen_texts(maybe))
         self._examine_backlog(before, ledger or (), control, stopped)
 
     def _examine_rights(self) -> None:

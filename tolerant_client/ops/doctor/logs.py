@@ -20,12 +20,15 @@ from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.life import lens
 from tolerant_client.mirror.life.comparison import compare_ends
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.life.mirrors import BOUND_S
 from tolerant_client.mirror.life.owners import find_taken
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import has_map
+from tolerant_client.mirror.state.link_topics import known_topics, see_topics
+from tolerant_client.mirror.state.map_topic import has_map, mapped_topics
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.doctor.facts import ClusterFacts
 
 _TIMED_PARTITIONS = 200  # whose oldest uncopied batch is read
@@ -88,6 +91,16 @@ async def find_stopped(
         else await compare_ends(source, target, rest, Ledger(target, link), control, False)
     )
     return {**taken, **({} if found is None else found.differing)}
+
+
+async def find_gone(
+    source: Cluster, target: Cluster, link: str, control: LinkControl, topics: LinkTopics
+) -> tuple[dict[TopicPartition, str], dict[TopicPartition, str]]:
+    """What the target has and the source does not, or does not show: partitions that the link has begun, and others that it may have; why."""
+    mapped = await mapped_topics(target, link, control, within_s=BOUND_S)
+    view = await see_topics(source, target, topics, control, mapped)
+    left_behind = view.left_behind(known_topics(topics, control, view.on_source) | mapped.names)
+    return left_behind, {p: why for p, why in view.why_gone.items() if p not in left_behind}
 
 
 async def lags(source: Cluster, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, PartitionLag]:

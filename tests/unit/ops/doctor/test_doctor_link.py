@@ -385,33 +385,26 @@ def test_a_log_that_differs_is_told_as_blocked_though_no_mirror_runs_and_so_is_t
     assert list(blocked_findings("dr", [], LinkControl(), {}, {})) == [], "no mirror was ever started"
 
 
-@pytest.mark.parametrize(
-    ("on_source", "partitions"), [(["other"], [0]), (["other", "old"], [0]), (["other", "old"], [1])]
-)
+@pytest.mark.parametrize("gone", [(), ("begun",), ("maybe",)])
 def test_the_doctor_sees_that_the_source_deleted_a_topic_though_no_mirror_runs(
-    monkeypatch: pytest.MonkeyPatch, on_source: list[str], partitions: list[int]
+    monkeypatch: pytest.MonkeyPatch, gone: tuple[str, ...]
 ) -> None:
-    control, found = LinkControl(begun={TopicPartition("old", 0): TopicIds()}), list[Finding]()
+    old, found = {TopicPartition("old", 0): "the source has it no more"}, list[Finding]()
 
     def ask(_: str, __: Any, function: Any, *___: Any) -> Any:
-        return control if function.__name__ == "read_control" else None
+        return LinkControl() if function.__name__ == "read_control" else None
 
     checkup = cast(Checkup, SimpleNamespace(ask=ask, add=found.extend))
-    topic: Any = SimpleNamespace(partitions=[SimpleNamespace(index=n) for n in partitions])
-    source, target = (
-        cast(
-            Any,
-            SimpleNamespace(
-                facts=ClusterFacts(name, "", None, None, {}, dict.fromkeys(names, topic)), raw=None, quorum=None
-            ),
-        )
-        for name, names in (("source", on_source), ("target", ["old", "other"]))
-    )
+    one: Any = SimpleNamespace(facts=ClusterFacts("target", "", None, None, {}, {}), raw=None, quorum=None)
     for name in ("_examine_rights", "_examine_topics", "_examine_backlog"):
         monkeypatch.setattr(link_examination._Link, name, lambda *_: None)
-    link_examination._Link(link_examination.Subject({}, link="dr"), source, target, {}, checkup).examine({})
-    is_gone = "old" not in on_source or 0 not in partitions
-    assert [f.severity for f in found if f.evidence.startswith("blocked: ")] == [ERROR] * is_gone
+    said = (old if "begun" in gone else {}, old if "maybe" in gone else {})
+    monkeypatch.setattr(link_examination._Link, "_ask_both", lambda *_: said)
+    link_examination._Link(link_examination.Subject({}, link="dr"), one, one, {}, checkup).examine({})
+    told = [(f.severity, f.evidence) for f in found if "old-0" in f.evidence]
+    assert told == [(ERROR, "blocked: old-0: the source has it no more")] * gone.count("begun") + [
+        (WARNING, "how far old-0 is copied is unknown: the source has it no more")
+    ] * gone.count("maybe")
 
 
 def test_the_map_of_the_link_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,6 +418,7 @@ def test_the_map_of_the_link_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
     one: Any = SimpleNamespace(facts=ClusterFacts("target", "", None, None, {}, {}), raw=None, quorum=None)
     for name in ("_examine_rights", "_examine_topics", "_examine_backlog"):
         monkeypatch.setattr(link_examination._Link, name, lambda *_: None)
+    monkeypatch.setattr(link_examination._Link, "_ask_both", lambda *_: None)
     subject = link_examination.Subject({}, link="dr")
     link_examination._Link(subject, one, one, {}, cast(Checkup, checkup)).examine({})
     assert [f.evidence for f in found if f.check == "control"] == [
@@ -868,7 +862,7 @@ def test_no_mirror_makes_again_what_was_deleted_after_the_link_was_promoted(
         return control if function.__name__ == "read_control" else None
 
     one: Any = SimpleNamespace(facts=ClusterFacts("target", "", None, None, {}, {}), raw=None, quorum=None)
-    for name in ("_examine_rights", "_examine_backlog"):
+    for name in ("_examine_rights", "_examine_backlog", "_ask_both"):
         monkeypatch.setattr(link_examination._Link, name, lambda *_: None)
     monkeypatch.setattr(
         link_examination._Link, "_examine_topics", lambda _, begun: seen.append({p.topic for p in begun})
