@@ -80,6 +80,7 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.verify.outcome import Outcome
 from tolerant_client.mirror.verify.report import VerifyReport
 from tolerant_client.mirror.verify.verification import Verification, compare_here
+from tolerant_client.ops.doctor.link_examination import Subject, examine
 from tolerant_client.testing import KafkaCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -848,6 +849,40 @@ def test_what_the_target_alone_has_and_the_link_has_not_begun_is_its_own_for_eve
         assert not any("-theirs" in text or "-empty" in text for text in report.warnings)
     say(is_over=True)
     assert ends(target, theirs) == [3]
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_a_copy_whose_source_was_deleted_is_told_though_its_control_was_written_anew(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch, is_forgotten: bool
+) -> None:
+    """The control was deleted, then the topic on the source, then the mirror was started again: its batches, or those of other topics,
+    show that the link had run before.  A coordinator `is_forgotten` the link's producer id by after seven days without use."""
+    link = f"life-anew-{is_forgotten}".lower()
+    kept, lost, topics = f"{link}-kept", f"{link}-lost", LinkTopics.of(f"{link}-.*")
+    for name in (kept, lost):
+        create_topic(source, name, 1)
+        append_records(source, name, 20)
+    mirror(source, target, topics, link)
+    delete_control(target)
+    with Cluster({"bootstrap_servers": source}, name="source") as cluster:
+        cluster.run(delete_topics, cluster, [lost])
+    if is_forgotten:
+        monkeypatch.setattr(LinkControl, "producer_name", lambda control, name: f"{name}-anew")
+    mirror(source, target, topics, link)
+
+    status = run(source, target, read_status, link)
+    told = [*status.findings, *(reason.text for reason in status.reasons), *status.notes]
+    assert status.exit_code == 3 and any(f"{lost}-0" in text for text in told), status
+    planned = run(source, target, plan_everything, link, topics)
+    assert any(lost in text for text in (*planned.refusals, *planned.warnings)), planned
+    compared = compare(source, target, f"{link}-.*")
+    assert not compared.identical and {p.topic for p in compared.partitions} == {kept, lost}
+    clusters = {"source": {"bootstrap.servers": source}, "target": {"bootstrap.servers": target}}
+    checkup = examine(Subject(clusters, topics, link=link, seconds=0))
+    assert any(f"{lost}-0" in f.evidence for f in checkup.findings if f.check == "control"), checkup.findings
+    report = run(source, target, promote, link, is_dry_run=True)
+    said = (*report.warnings, *report.blockers, *report.not_promoted)
+    assert any(f"{lost}-0" in text for text in said), report
 
 
 @pytest.mark.parametrize("is_translated", [False, True])

@@ -18,6 +18,7 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, OrdersH
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster
+from tolerant_client.mirror.engine.former_copies import FormerCopies, former_copies
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
 from tolerant_client.mirror.engine.preflight import (
     ends_at,
@@ -63,6 +64,7 @@ class PlannedLink:
     `waiting` says why partitions have no end: they have no leader on a cluster, or their topic is refused.  `described` are the chosen
     topics as the source and the target have them now.  `gone` are topics that the link knows and the target has, but the
     source lacks, with their partitions on the target; `deleted` are topics that the link began, and both clusters lack.
+    `alone` are all partitions of the link's names that the target has and the source does not, whosoever they are.
     """
 
     topics: TopicsPlan
@@ -71,6 +73,7 @@ class PlannedLink:
     described: tuple[Mapping[str, TopicSpec], Mapping[str, TopicSpec]] = ({}, {})
     gone: Mapping[str, list[int]] = field(default_factory=dict)
     deleted: frozenset[str] = frozenset()
+    alone: frozenset[TopicPartition] = frozenset()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -144,9 +147,11 @@ async def plan_link(
     known = known_topics(topics, control, view.on_source) | mapped.names
     gone = {name: numbers for name, numbers in view.gone.items() if name in known}
     waiting = {**leaderless, **refused, **view.hidden}
-    begun = {p.topic for p in control.begun if topics.writes(p.topic)}  # each was requested by its name
+    begun = {
+        p.topic for p in (*control.begun, *control.maybe_begun) if topics.writes(p.topic)
+    }  # each was requested by its name
     deleted = frozenset(begun - view.on_source.keys() - view.on_target.keys() - hidden.keys())
-    return PlannedLink(plan, ends, waiting, (wanted.topics, present.topics), gone, deleted)
+    return PlannedLink(plan, ends, waiting, (wanted.topics, present.topics), gone, deleted, view.alone(topics))
 
 
 async def make_topics(target: Cluster, planned: PlannedLink) -> PlannedLink:
@@ -245,6 +250,7 @@ async def prepare_link(
     map_id: str | None = None
     starts: dict[TopicPartition, OffsetAndEpoch] = {}
     ids: dict[str, str] = {}
+    former = FormerCopies()
     if from_ms is not None:
         # Read before the offsets: a topic that is created again meanwhile gets no start.
         ids = {name: str(topic_id) for name, topic_id in (await topic_ids(source, names)).items()}
@@ -263,11 +269,15 @@ async def prepare_link(
         control = control.with_starts(starts, ids)
         claim(names)
         producer_id = await init_producer_id(target, control.producer_name(link))
+        if control.tells_no_start:
+            there = list(partitions_of((*planned.topics.existing, *planned.topics.grow)))
+            former = await former_copies(target, planned.alone, there, producer_id)
         if not goes_on:
             await _refuse_differences(source, target, planned, producer_id, Ledger(target, link), policy, control)
 
     def forget(now: LinkControl) -> LinkControl:
         now = now.without(planned.deleted, control)
+        now = replace(now, begun={**former.begun, **now.begun}, maybe_begun=now.maybe_begun | former.maybe_begun)
         # What an identical start had begun of them is not on the target any more (look_for_others).
         return (
             replace(now, begun={p: of for p, of in now.begun.items() if p.topic not in names}) if is_translated else now

@@ -62,7 +62,8 @@ class LinkControl:
     fence and of whoever writes there now; version 0.1 did not write it.  `empty_until` has the offsets before which the source had
     no committed record after these ends, as a promotion found that was run again.  `map_id` is the topic id of the offset map of a link with
     translated offsets ("" from brokers without ids), None before it has one.  `promotion` is the run of promote or failover that
-    fences the link, or fenced it last.
+    fences the link, or fenced it last.  `maybe_begun` are partitions that the target alone had when a start found no control, though the
+    link had run before: whether they are its copies is unknown (former_copies.py).
     `is_hidden`: we may not read the control, so nothing of it is known; no record has it.
     """
 
@@ -90,6 +91,7 @@ class LinkControl:
     copied_until: Positions = field(default_factory=dict)
     empty_until: Positions = field(default_factory=dict)
     promotion: str | None = None
+    maybe_begun: frozenset[TopicPartition] = frozenset()
 
     @property
     def is_identical(self) -> bool:
@@ -207,7 +209,8 @@ class LinkControl:
     def without(self, topics: Collection[str], known: LinkControl) -> LinkControl:
         """Forgets the logs of these topics that `known` has begun; keeps one that was begun since, and one without ids."""
         gone = {p for p, ids in known.begun.items() if p.topic in topics and all(ids) and self.begun.get(p) == ids}
-        if not gone:
+        unsure = frozenset(p for p in self.maybe_begun if p.topic not in topics)
+        if not gone and unsure == self.maybe_begun:
             return self
 
         def kept(of: Mapping[TopicPartition, _T]) -> dict[TopicPartition, _T]:
@@ -222,6 +225,7 @@ class LinkControl:
             starts_of=kept(self.starts_of),
             start_epochs=kept(self.start_epochs),
             log_starts=kept(self.log_starts),
+            maybe_begun=unsure,
         )
 
     def pauses(self, partition: TopicPartition) -> bool:

@@ -244,6 +244,11 @@ class LinkView(NamedTuple):
                 seen[topic].append(number)
         return self._replace(on_source=seen, gone={})
 
+    def alone(self, topics: LinkTopics) -> frozenset[TopicPartition]:
+        """All partitions that the target has and the source does not, of what these topics name, but of heartbeats."""
+        there = _partitions({name: of for name, of in self.on_target.items() if not is_heartbeats(topics, name)})
+        return frozenset(there - _partitions(self.on_source) - self.hidden.keys())
+
     def left_behind(self, known: Collection[str]) -> dict[TopicPartition, str]:
         """Those that are gone, of topics that the link is `known` to copy, in the words of its health."""
         return {p: deleted_on_source(has_topic=p.topic in self.on_source) for p in self.why_gone if p.topic in known}
@@ -295,7 +300,9 @@ async def see_topics(
         more, refused_there = await visible_topics(source, wanted)
         on_source.update(more)
         refused = {**refused, **refused_there}
-    begun = control.begun.keys() | control.copied.keys() | control.adopted.keys() | mapped.partitions
+    begun = (
+        control.begun.keys() | control.copied.keys() | control.adopted.keys() | mapped.partitions | control.maybe_begun
+    )
     hidden: dict[TopicPartition, str] = {}
     for name, error in sorted(refused.items()):
         remembered = sorted(p.partition for p in begun if p.topic == name)
@@ -317,12 +324,20 @@ def begun_partitions(control: LinkControl, mapped: MappedTopics) -> frozenset[To
     """The partitions, by their names on the target, of which a link may have records there; None if nothing tells.  Pure.
 
     A mirror writes down that it begins a partition before its first record there: in the control, with translated offsets in the map.
+    A start without a control finds in the logs what it had begun before (former_copies.py), or may have.
     A control that was deleted tells nothing, nor does one of version 0.1, which has no `begun`, nor a map that is lost or not read whole.
     """
     is_told = control.begun if control.is_identical else mapped.partitions or control.is_prepared and control.adopted
     if control.is_hidden or control.tells_no_start or mapped.unread or not is_told:
         return None
-    said = (control.begun, control.copied, control.adopted, control.log_starts, control.unfenced)
+    said = (
+        control.begun,
+        control.copied,
+        control.adopted,
+        control.log_starts,
+        control.unfenced,
+        control.maybe_begun,
+    )
     return mapped.partitions.union(*said)
 
 
