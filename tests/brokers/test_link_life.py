@@ -76,6 +76,7 @@ from tolerant_client.mirror.state.control_topic import (
 from tolerant_client.mirror.state.control_topic import control_topic as control_of_links
 from tolerant_client.mirror.state.health import Health
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.map_topic import map_topic
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.verify.outcome import Outcome
 from tolerant_client.mirror.verify.report import VerifyReport
@@ -885,18 +886,21 @@ def test_a_copy_whose_source_was_deleted_is_told_though_its_control_was_written_
     assert any(f"{lost}-0" in text for text in said), report
 
 
-@pytest.mark.parametrize("is_translated", [False, True])
+@pytest.mark.parametrize(("is_translated", "has_map"), [(False, False), (True, True), (True, False)])
 def test_a_promoted_copy_that_was_deleted_and_created_again_is_lost_for_every_command(
-    source: str, target: str, is_translated: bool
+    source: str, target: str, is_translated: bool, has_map: bool
 ) -> None:
-    """By a slip, and then by the next consumer or producer (auto.create.topics.enable)."""
-    topic = link = f"life-lost-{is_translated}".lower()
+    """By a slip, and then by the next consumer or producer (auto.create.topics.enable); after the map of the link was deleted, too."""
+    topic = link = f"life-lost-{is_translated}-{has_map}".lower()
     create_topic(source, topic, 2)
     append_records(source, topic, 20, partitions=2)
     mirror(source, target, topic, link, is_translated=is_translated)
     assert fail_over(target, link).is_done
     assert run(source, target, read_status, link).exit_code == 0
     with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        if is_translated and not has_map:
+            cluster.run(delete_topics, cluster, [map_topic(link)])
+            assert run(source, target, read_status, link).exit_code == 0
         cluster.run(delete_topics, cluster, [topic])
     for said in ("not on the target any more", "deleted and created again on the target"):
         if said.startswith("deleted and created"):

@@ -194,6 +194,7 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
         log_starts={},
         copied_until={},
         empty_until={},
+        mapped={},
         promotion=None,
         map_id=None,
         source_cluster_id=source_cluster_id,

@@ -3,7 +3,8 @@
 Nothing of the link fills them again, so `status`, and `promote` and `failover` run again, name them in the same words.
 Laws:
 - The topic's id decides, not its name: whoever writes to a deleted topic, or reads it, may create it again within a second
-  (auto.create.topics.enable).  The id that was copied to is in the control, with translated offsets in the map.
+  (auto.create.topics.enable).  The id that was copied to is in the control; with translated offsets in the map, and in the control
+  once the link was fenced.  Where the map is lost, and the control of an earlier version does not say it, that is unknown, not nothing.
 - What another link has begun in the topic that was created again is that link's, and no loss.
 - Heartbeats are no data, and a copy that was empty lost nothing.
 """
@@ -23,7 +24,7 @@ from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.health import names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, mapped_topics
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, lost_map, mapped_topics
 from tolerant_client.mirror.state.offset_map import is_another
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import read_ids
@@ -35,18 +36,24 @@ _GOES_ON = (
 
 
 class LostCopies(NamedTuple):
-    """Partitions that were `deleted` on the target, and others whose topics were then `created_again` there."""
+    """Partitions that were `deleted` on the target, and others whose topics were then `created_again` there, or may have been."""
 
     deleted: tuple[TopicPartition, ...] = ()
     created_again: tuple[TopicPartition, ...] = ()
+    unknown: tuple[TopicPartition, ...] = ()
 
     def texts(self) -> list[str]:
-        """A sentence for each of both."""
+        """A sentence for each of the three."""
         found = []
         if self.deleted:
             found.append(f"{names(self.deleted)}: not on the target any more, {_GOES_ON}")
         if self.created_again:
             found.append(f"{names(self.created_again)}: deleted and created again on the target, {_GOES_ON}")
+        if self.unknown:
+            found.append(
+                f"whether {names(self.unknown)} on the target {'is' if len(self.unknown) == 1 else 'are'} still what the link was promoted"
+                " with is unknown: its offset map, which alone knows it, is lost"
+            )
         return found
 
 
@@ -64,14 +71,18 @@ async def lost_copies(target: Cluster, link: str, control: LinkControl, mapped: 
     if again:
         others = await _of_others(target, link, again, now)
         again = [p for p in again if p not in others]
-    return LostCopies(tuple(p for p in absent if p not in again and p.topic not in refused), tuple(again))
+    untold = [p for p in had if p not in was and p.topic in now and p not in absent]
+    if control.is_identical or not untold or await lost_map(target, link, control) is None:
+        untold = []
+    gone = tuple(p for p in absent if p not in again and p.topic not in refused)
+    return LostCopies(gone, tuple(again), tuple(untold))
 
 
 def _ids_of(control: LinkControl, mapped: MappedTopics) -> dict[TopicPartition, str]:
     """The ids of the target's topics that a link has begun, "" where they are unknown."""
     if control.is_identical:
         return {p: ids.target for p, ids in control.begun.items()}
-    return {p: row.ids[1] for p, row in mapped.copies.items()}
+    return {p: ids.target for p, ids in control.mapped.items()} | {p: row.ids[1] for p, row in mapped.copies.items()}
 
 
 async def _of_others(

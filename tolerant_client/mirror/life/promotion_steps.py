@@ -49,7 +49,7 @@ from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import HIDDEN, NothingWrittenError, read_control, update_control
 from tolerant_client.mirror.state.health import by_reason, names
-from tolerant_client.mirror.state.link_control import LinkControl, link_options
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds, link_options
 from tolerant_client.mirror.state.link_topics import begun_partitions
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition, say_over
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -322,9 +322,13 @@ async def write_end(
         now = now if now.is_promotion_begun else begun
         require_same_promotion(of, now, begun)
         ends = {**now.copied_until, **report.copies_end}
-        end = replace(now, is_fenced=not unfenced, unfenced=unfenced, copied_until=ends)
+        mapped = {p: TopicIds(*row.ids) for p, row in of.mapped.copies.items()} if of.is_translated else {}
+        end = replace(
+            now, is_fenced=not unfenced, unfenced=unfenced, copied_until=ends, mapped={**now.mapped, **mapped}
+        )
         end = of.with_found(end, producer_id) if end.is_fenced else end
-        return (end, replace(end, copied_until={}), replace(end, copied_until={}, begun=now.begun))[size]
+        less = replace(end, copied_until={}, mapped=now.mapped)
+        return (end, less, replace(less, begun=now.begun))[size]
 
     for size in range(3):
         try:

@@ -184,7 +184,7 @@ async def _read_scope(
     taken = {} if control.is_over or control.topics is None else await within_bound(target, ask_taken)
     copies = await within_bound(target, lost_copies, target, link, control, mapped) or LostCopies()
     lost = await lost_map(target, link, control)
-    return LinkScope(link, control, chosen, mapped, view, is_translated, taken, lost, copies.created_again)
+    return LinkScope(link, control, chosen, mapped, view, is_translated, taken, lost, copies)
 
 
 async def _look_twice(source: Cluster | None, target: Cluster, scope: LinkScope) -> Looks:
@@ -236,8 +236,8 @@ async def _read_of_copying(
 def status_of(facts: LinkFacts, time_ms: int) -> LinkStatus:
     """What all that was read of a link says of it.  Pure."""
     scope, looks, rows = facts.scope, facts.looks, facts.rows
-    unknown = {*facts.unseen, *(scope.taken or ()), *scope.deleted, *scope.created_again}
-    there = [lag for lag in looks.second if lag.partition not in scope.created_again]
+    unknown = {*facts.unseen, *(scope.taken or ()), *scope.deleted, *scope.lost.created_again}
+    there = [lag for lag in looks.second if lag.partition not in scope.lost.created_again]
     open_transactions = None if facts.is_source_away else tuple(facts.held)
     return LinkStatus(
         scope.link,

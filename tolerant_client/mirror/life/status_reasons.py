@@ -47,7 +47,7 @@ class LinkScope:
     """What a link has, by its names on the target.
 
     `taken` are partitions that another link has, and why; None if that is unknown.  `lost_map` says that the offset map is lost.
-    `created_again` are copies that the target of a promoted link has lost though it has their topics (lost_copies.py).
+    `lost` is what the target of a promoted link has no more of its copies (lost_copies.py).
     """
 
     link: str
@@ -58,7 +58,7 @@ class LinkScope:
     is_translated: bool
     taken: Mapping[TopicPartition, str] | None
     lost_map: str | None
-    created_again: Collection[TopicPartition] = ()
+    lost: LostCopies = LostCopies()
 
     @cached_property
     def partitions(self) -> list[TopicPartition]:
@@ -210,9 +210,8 @@ def reasons_of(facts: LinkFacts) -> list[Reason]:
 
 def _lost_reasons(scope: LinkScope) -> list[Reason]:
     """Reasons for copies of a promoted link that the target has no more."""
-    deleted = [p for p in scope.deleted if p not in scope.created_again]
-    lost = LostCopies(tuple(deleted), tuple(scope.created_again))
-    return [Reason(Health.UNKNOWN, text) for text in lost.texts()]
+    deleted = tuple(p for p in scope.deleted if p not in scope.lost.created_again)
+    return [Reason(Health.UNKNOWN, text) for text in scope.lost._replace(deleted=deleted).texts()]
 
 
 def _stop_reasons(facts: LinkFacts) -> Iterator[Reason]:

@@ -10,7 +10,8 @@ A record's key is the link, its value JSON:
      "starts_of": {"clicks": [["source's topic id", "", [[3, 4]]]]},
      "begun": {"orders": [["source's topic id", "target's topic id", [[0, 12], [13, 16]]]]},
      "copied": {"orders": {"0": 1200}}, "copied_until": {"orders": {"0": 1200}},
-     "empty_until": {"orders": {"0": 1201}}, "map_id": null, "promotion": null, "maybe_begun": [["old", 0]]}
+     "empty_until": {"orders": {"0": 1201}}, "map_id": null, "promotion": null, "maybe_begun": [["old", 0]],
+     "mapped": {"clicks": [["source's topic id", "target's topic id", [[0, 4]]]]}}
 
 Laws:
 - A record is complete in itself; fields that we do not know are kept as they are.
@@ -178,7 +179,7 @@ _NESTED: Final[Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] 
     "paused_partitions": (_pairs, list),
     "unfenced": (_pairs, list),
     "maybe_begun": (_pairs, list),
-    **dict.fromkeys(("begun", "starts_of"), (_begun, _by_ids)),
+    **dict.fromkeys(("begun", "starts_of", "mapped"), (_begun, _by_ids)),
     **dict.fromkeys(
         ("adopted", "starts", "start_epochs", "copied", "log_starts", "copied_until", "empty_until"), (_flat, _nested)
     ),

@@ -64,6 +64,7 @@ class LinkControl:
     translated offsets ("" from brokers without ids), None before it has one.  `promotion` is the run of promote or failover that
     fences the link, or fenced it last.  `maybe_begun` are partitions that the target alone had when a start found no control, though the
     link had run before: whether they are its copies is unknown (former_copies.py).
+    `mapped` has the topics that a promoted link with translated offsets had copied, as its map said when it was fenced.
     `is_hidden`: we may not read the control, so nothing of it is known; no record has it.
     """
 
@@ -92,6 +93,7 @@ class LinkControl:
     empty_until: Positions = field(default_factory=dict)
     promotion: str | None = None
     maybe_begun: frozenset[TopicPartition] = frozenset()
+    mapped: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
 
     @property
     def is_identical(self) -> bool:

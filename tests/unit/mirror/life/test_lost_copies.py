@@ -40,7 +40,7 @@ def rows(topic_id: str) -> MappedTopics:
 def target(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A target with topics of these ids, each with as many partitions as `there` says, and with controls of other links."""
     found = SimpleNamespace(ids={"orders": "t", "clicks": "u"}, there={"orders": [0, 1], "clicks": [0]}, links={})
-    found.hidden, found.map_of_others = {}, NO_MAP
+    found.hidden, found.map_of_others, found.lost_map = {}, NO_MAP, None
 
     async def visible_topics(_: Any, names: list[str]) -> Any:
         return {name: found.there[name] for name in names if name in found.there}, found.hidden
@@ -54,7 +54,10 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def mapped_topics(*_: Any, **__: Any) -> MappedTopics:
         return found.map_of_others
 
-    for function in (visible_topics, read_ids, read_controls, mapped_topics):
+    async def lost_map(*_: Any) -> str | None:
+        return found.lost_map
+
+    for function in (visible_topics, read_ids, read_controls, mapped_topics, lost_map):
         monkeypatch.setattr(module, function.__name__, function)
     return found
 
@@ -63,7 +66,8 @@ def lost(target: Any, control: LinkControl, mapped: MappedTopics = NO_MAP) -> Lo
     return asyncio.run(lost_copies(target, "dr", control, mapped))
 
 
-BOTH = [(IDENTICAL, NO_MAP), (TRANSLATED, rows("t"))]
+FENCED = replace(TRANSLATED, mapped=IDENTICAL.begun)  # whose map was deleted
+BOTH = [(IDENTICAL, NO_MAP), (TRANSLATED, rows("t")), (FENCED, NO_MAP)]
 
 
 @pytest.mark.parametrize(("control", "mapped"), BOTH)
@@ -108,3 +112,15 @@ def test_what_is_not_known_is_not_called_lost(target: Any) -> None:
     target.ids["orders"] = "another"
     assert lost(target, replace(IDENTICAL, copied_until={})).created_again == (P, Q), "the record had no room for it"
     assert lost(target, replace(IDENTICAL, is_promotion_begun=False, is_fenced=False)) == LostCopies()
+
+
+def test_where_the_map_is_lost_and_the_control_does_not_say_what_was_copied_it_is_unknown_not_nothing(
+    target: Any,
+) -> None:
+    """An earlier version wrote no ids when it fenced the link."""
+    assert lost(target, TRANSLATED) == LostCopies()
+    target.lost_map = "deleted"
+    found = lost(target, TRANSLATED)
+    assert found == LostCopies(unknown=(P, Q)) and "is unknown: its offset map" in found.texts()[0]
+    target.there["orders"] = [0]
+    assert lost(target, TRANSLATED) == LostCopies((Q,), unknown=(P,))
