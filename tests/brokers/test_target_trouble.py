@@ -72,6 +72,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 PROCESS = Path(__file__).parent.parent / "support" / "mirror_process.py"
 COMMAND = [sys.executable, "-m", "spark_integration.cli.app"]
 CONTINUE = MirrorPolicy(on_loss=LossPolicy.CONTINUE)
+TRANSACTIONS = MirrorPolicy.parse(gap_fill=["transactions"])
 
 
 def append_transactions(servers: str, topic: str, count: int, partitions: int = 1) -> None:
@@ -109,6 +110,7 @@ class RunningMirror:
         link: str,
         limits: CopyLimits = CopyLimits(),
         patience_ms: int = 60_000,
+        policy: MirrorPolicy = MirrorPolicy(),
     ) -> None:
         self.error: Exception | None = None
         self.progress: dict[TopicPartition, Progress] = {}
@@ -116,7 +118,7 @@ class RunningMirror:
         self.troubles = 0
         self._ends = False
         self._clusters = (source, target, patience_ms)
-        self._what = (topics, link, limits)
+        self._what = (topics, link, limits, policy)
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> RunningMirror:
@@ -129,13 +131,14 @@ class RunningMirror:
 
     def _run(self) -> None:
         source, target, patience_ms = self._clusters
-        topics, link, limits = self._what
+        topics, link, limits, policy = self._what
         try:
             with both(source, target, patience_ms) as (origin, copy):
 
                 async def run() -> None:
-                    prepared = await prepare_link(origin, copy, topics, link)
-                    copier = LinkCopier(origin, copy, identical_offsets(prepared.producer_id), limits, link=link)
+                    prepared = await prepare_link(origin, copy, topics, link, policy)
+                    offsets = identical_offsets(prepared.producer_id)
+                    copier = LinkCopier(origin, copy, offsets, limits, link=link, policy=policy)
                     while not self._ends:
                         until = await origin.list_offsets(dict.fromkeys(prepared.ends, LATEST), isolation_level=1)
                         copying = origin.net.call_soon_with_future(
@@ -675,11 +678,22 @@ async def transactional_ids(cluster: Cluster, link: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("fill", [append_records, append_transactions], ids=["data", "gaps"])
+FORGOTTEN = pytest.mark.parametrize(
+    ("fill", "policy"),
+    [
+        (append_records, MirrorPolicy()),
+        (append_transactions, MirrorPolicy()),
+        (append_transactions, TRANSACTIONS),
+    ],
+    ids=["data", "markers", "transactions"],
+)
+
+
+@FORGOTTEN
 def test_copying_goes_on_in_a_session_whose_producers_were_forgotten(
-    source: str, forgetful: str, fill: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    source: str, forgetful: str, fill: Callable[..., Any], policy: MirrorPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = f"target-forgotten-{fill.__name__}"
+    topic = f"target-forgotten-{fill.__name__}-{policy.gap_fill.value}"
     looks: list[float] = []
 
     async def counted(*args: Any) -> Any:
@@ -691,7 +705,7 @@ def test_copying_goes_on_in_a_session_whose_producers_were_forgotten(
     create_topic(source, topic)
     fill(source, topic, 4)
     limits = CopyLimits(append_lease_ms=500)
-    with RunningMirror(source, forgetful, topic, topic, limits) as running:
+    with RunningMirror(source, forgetful, topic, topic, limits, policy=policy) as running:
         running.until_copied(topic)
         until_forgotten(forgetful, topic, link=topic)
         time.sleep(2 * limits.append_lease_ms / 1000)  # all may have been forgotten while the mirror was starting
@@ -703,18 +717,18 @@ def test_copying_goes_on_in_a_session_whose_producers_were_forgotten(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fill", [append_records, append_transactions], ids=["data", "gaps"])
+@FORGOTTEN
 def test_copying_goes_on_at_a_start_with_another_producer_id(
-    source: str, forgetful: str, fill: Callable[..., Any]
+    source: str, forgetful: str, fill: Callable[..., Any], policy: MirrorPolicy
 ) -> None:
-    topic = f"target-forgotten-start-{fill.__name__}"
+    topic = f"target-forgotten-start-{fill.__name__}-{policy.gap_fill.value}"
     create_topic(source, topic)
     fill(source, topic, 4)
     ids = set()
     for _ in range(3):
         with both(source, forgetful) as (origin, copy):
             ids.add(copy.run(init_producer_id, copy, topic))
-        mirror(source, forgetful, topic, link=topic)
+        mirror(source, forgetful, topic, link=topic, policy=policy)
         assert_identical(source, forgetful, topic)
         until_forgotten(forgetful, topic, link=topic)
         fill(source, topic, 4)
@@ -995,7 +1009,7 @@ def test_copying_goes_on_once_the_epochs_of_its_transactional_ids_are_used_up(so
     topic, link = "target-epochs", "epochs"
     create_topic(source, topic)
     append_transactions(source, topic, 4)
-    with RunningMirror(source, target, topic, link) as running:
+    with RunningMirror(source, target, topic, link, policy=TRANSACTIONS) as running:
         running.until_copied(topic)
         for transactional_id in (f"tolerant-mirror-{link}", f"tolerant-mirror-{link}-gap-{topic}-0"):
             assert use_up_epochs(target, transactional_id) >= 32_000
@@ -1004,7 +1018,7 @@ def test_copying_goes_on_once_the_epochs_of_its_transactional_ids_are_used_up(so
         running.until_copied(topic)
     assert_identical(source, target, topic)
     append_transactions(source, topic, 4)
-    mirror(source, target, topic, link=link)
+    mirror(source, target, topic, link=link, policy=TRANSACTIONS)
     assert_identical(source, target, topic)
 
 
