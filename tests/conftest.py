@@ -34,6 +34,17 @@ else:
     settings.load_profile("repeatable")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected lives until the end: no search for garbage looks at it, neither meanwhile nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not LONG:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
