@@ -29,6 +29,7 @@ from support.mirror_link import (
 from support.raising_copier import LinkCopier
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets
 from tolerant_client.errors import LinkPromotedError, OptionError, TargetDivergedError
+from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate_group
@@ -313,3 +314,35 @@ def test_identical_offsets_there_and_back_twice(source: str, target: str) -> Non
     assert "do not have the source's offsets" in run(source, target, take_over, link, topics, alias).blockers[0]
     mm2.notes(160)
     assert run(source, target, take_over, link, topics, alias, is_dry_run=True).exit_code == 0
+
+
+def test_where_the_source_was_made_anew_since_a_take_over_what_is_advised_works(source: str, target: str) -> None:
+    """Its records are those that MirrorMaker 2, and the link, have copied: of a backup, under another topic id."""
+    topic = link = alias = "taken-restored"
+    topics, goes_on = LinkTopics.of(topic), MirrorPolicy(on_loss=LossPolicy.CONTINUE)
+    for servers in (source, target):
+        create_topic(servers, topic)
+    append_records(target, topic, 5, first=9_000)
+    append_records(source, topic, 100)
+    MirrorMaker2(source, target, alias, topic).copies(0, 100, noted=60)
+    run(source, target, take_over, link, topics, alias, offsets="translated")
+    append_records(source, topic, 20, first=100)
+    mirror(source, target, topic, link, is_translated=True)
+    delete_topic(source, topic)
+    create_topic(source, topic)
+    append_records(source, topic, 150)
+    with pytest.raises(OptionError, match="copies into this target already"):
+        run(source, target, take_over, link, topics, alias, offsets="translated")
+    (told,) = run(source, target, plan_everything, link, topics, policy=goes_on).refusals
+    assert "run tolerant-kafka take-over" not in told and "take-over does not help there" in told
+    with pytest.raises(TargetDivergedError, match="take-over does not help there"):
+        mirror(source, target, topic, link, is_translated=True, policy=goes_on)
+
+    assert f"delete {offsets_topic(alias)} there" in told  # all of it again
+    delete_topic(target, offsets_topic(alias))
+    mirror(source, target, topic, link, is_translated=True, policy=goes_on)
+    assert values(target, topic)[5:] == [*range(120), *range(150)]
+    assert "delete the topic there and mirror it under another link name" in told  # once
+    delete_topic(target, topic)
+    mirror(source, target, topic, f"{link}-2", is_translated=True)
+    assert values(target, topic) == list(range(150))

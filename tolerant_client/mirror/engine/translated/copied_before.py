@@ -208,28 +208,48 @@ async def require_not_there(
     others: Collection[OtherCopy],
     known: Collection[Origin],
     of_mm2: Collection[Mm2Copy],
+    *,
+    begins_again: bool,
 ) -> None:
-    """Raises TargetDivergedError if the target's log already has what the source has from `begin` on; and KafkaError."""
+    """Raises TargetDivergedError if the target's log already has what the source has from `begin` on; and KafkaError.
+
+    `begins_again`: the link has copied, or taken over, a former log of the source.
+    """
     start = (await target.list_offsets({partition: EARLIEST}))[partition]
     require_no_copy(link, partition, ids, begin, start, others)
     require_no_original(link, partition, ids, begin, start, known)
-    await require_no_copy_of_mm2(source, target, link, partition, begin, of_mm2)
+    await require_no_copy_of_mm2(source, target, link, partition, begin, of_mm2, begins_again=begins_again)
     await require_no_identical_copy(source, target, link, partition, begin, start, known)
 
 
 async def require_no_copy_of_mm2(
-    source: Cluster, target: Cluster, link: str, partition: TopicPartition, begin: int, of_mm2: Collection[Mm2Copy]
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    partition: TopicPartition,
+    begin: int,
+    of_mm2: Collection[Mm2Copy],
+    *,
+    begins_again: bool,
 ) -> None:
     """Raises TargetDivergedError if the target's log has what MirrorMaker 2 has copied of the source from `begin` on; and KafkaError."""
     copy = await find_copy_of_mm2(source, target, partition, begin, of_mm2)
     if copy is not None:
+        remedy = (
+            f"Stop MirrorMaker 2, and run {take_over_command(link, target)}: the link then begins after it. If nobody needs the target's, also"
+            " not what only it has, delete the topic there: it is then copied anew."
+        )
+        if begins_again:  # take-over sets a position in the log that the link had, which is no place in this one
+            remedy = (
+                "Stop MirrorMaker 2. The source has been restored, or made anew, since the link began, and take-over does not help there. If"
+                " nobody needs the target's, also not what only it has, delete the topic there and mirror it under another link name: it is then"
+                " copied anew."
+            )
         raise TargetDivergedError(
             f"The target log {partition.topic}-{partition.partition} has what MirrorMaker 2 has copied up to the source's offset"
             f" {copy.until}, as {copy.topic} of the target says: link {link} would append it once more"
         ).advising(
-            f"Stop MirrorMaker 2, and run {take_over_command(link, target)}: the link then begins after it. If nobody needs the target's, also"
-            f" not what only it has, delete the topic there: it is then copied anew. If all of it is to be there again, delete {copy.topic} there:"
-            " MirrorMaker 2 would begin anew, too"
+            f"{remedy} If all of it is to be there again, delete {copy.topic} there: MirrorMaker 2 would begin anew, too"
         )
 
 
@@ -291,10 +311,10 @@ async def find_copied(
     of_mm2 = await copies_of_mm2(source, KnownPositions(target), begins) if begins else {}
     refused: dict[TopicPartition, Errors.KafkaError] = {}
     for p, begin in begins.items():
-        ids = foreseen[p].ids
+        ids, again = foreseen[p].ids, foreseen[p].begins_again
         try:
             told = others.get(p, ()), known.get(p, ()), of_mm2.get(p, ())
-            await require_not_there(source, target, link, p, ids, begin, *told)
+            await require_not_there(source, target, link, p, ids, begin, *told, begins_again=again)
         except Errors.KafkaError as error:
             refused[p] = error
     return refused

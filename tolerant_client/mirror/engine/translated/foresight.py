@@ -58,6 +58,11 @@ class Foreseen(NamedTuple):
             return None
         return self.found.position
 
+    @property
+    def begins_again(self) -> bool:
+        """Whether the source's log is no longer the one that was copied, or taken over."""
+        return isinstance(self.found, Resumption) and self.found.begins_again
+
 
 async def foresee(
     source: Cluster | None,

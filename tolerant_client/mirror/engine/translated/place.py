@@ -218,7 +218,7 @@ class Place:
             if not any(loss.is_part_of(accepted) for accepted in self._accepted):
                 self.loss = loss
                 raise error
-        if found.adopted_until is not None:  # the log begins again
+        if found.begins_again:  # the log begins again
             self.leader_epoch = -1
         if self.leader_epoch < 0 and found.position <= end:
             self.leader_epoch = epoch
@@ -237,7 +237,8 @@ class Place:
         link, partition, ids = self._link, self.partition, self.ids
         others, origins = await self._reads.other_copies(partition) or (), await self._reads.origins(partition) or ()
         of_mm2 = await self._reads.copies_of_mm2(partition) or ()
-        await require_not_there(link.source, link.target, link.name, partition, ids, begin, others, origins, of_mm2)
+        told, again = (others, origins, of_mm2), self._found.begins_again
+        await require_not_there(link.source, link.target, link.name, partition, ids, begin, *told, begins_again=again)
 
     async def require_not_copied_since(self, begin: int) -> None:
         """As `read` does of other links' maps, once no other link may copy its first record beside us (copy_claims.py)."""

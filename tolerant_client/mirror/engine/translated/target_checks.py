@@ -140,6 +140,11 @@ class Resumption(NamedTuple):
         """Whether the target has a record of ours of the source's present log: only then nobody is asked who else has copied it."""
         return self.is_begun and self.row is not None and self.row.has_copied
 
+    @property
+    def begins_again(self) -> bool:
+        """Whether the log was made anew, or was cut, since it was copied or taken over."""
+        return self.adopted_until is not None
+
 
 def resumption(
     known: MapRow | None,
