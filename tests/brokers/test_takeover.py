@@ -30,6 +30,7 @@ from support.raising_copier import LinkCopier
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets
 from tolerant_client.errors import LinkPromotedError, OptionError, TargetDivergedError
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
+from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.translate import commit_group, group_offsets, translate_group
@@ -196,6 +197,8 @@ def test_a_translated_link_does_not_begin_what_mirrormaker_2_has_copied_before_i
     run(source, target, copy, LinkTopics.of(beside))
     with pytest.raises(TargetDivergedError, match=f"{told}: link {link} would append it once more"):
         run(source, target, copy, topics)
+    with pytest.raises(TargetDivergedError, match=told):  # a start says it before it copies anything
+        run(source, target, prepare_link, topics, link, is_translated=True)
     assert values(target, topic)[5:] == list(range(100)) and values(target, beside) == list(range(10))
 
     append_records(source, topic, 20, first=100)

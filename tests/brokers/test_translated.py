@@ -115,11 +115,13 @@ def copy(
     link: str,
     limits: TransactionLimits = FAST,
     bounds: CopyLimits = CopyLimits(),
+    *,
+    goes_on: bool = False,
 ) -> None:
     with both(source, target, names=LinkTopics.of(topics).names) as (origin, there):
 
         async def run() -> None:
-            prepared = await prepare_translated_link(origin, there, topics, link)
+            prepared = await prepare_translated_link(origin, there, topics, link, goes_on=goes_on)
             copier = LinkCopier(origin, there, translated_offsets(limits), bounds, link=link)
             await copier.copy(prepared.ends)
             assert copier.link.memory.in_flight == 0
@@ -676,7 +678,7 @@ def test_a_log_that_a_link_had_begun_without_a_record_gets_none_that_another_has
         assert any(told in text for text in planned.refusals), planned
 
         async def go_on(link: str) -> Progress:
-            await prepare_translated_link(origin, there, topic, link, policy)
+            await prepare_translated_link(origin, there, topic, link, policy, goes_on=True)
             copier = LinkCopier(origin, there, translated_offsets(FAST), link=link, policy=policy)
             return (await copier.copy_each({partition: 30}))[partition]
 
@@ -701,7 +703,9 @@ def test_a_link_that_was_refused_what_another_has_copied_is_not_promoted_with_it
     if has_own:
         copy(source, target, own, wrong)
     with pytest.raises(TargetDivergedError, match=f"has what link {right} has copied"):
-        copy(source, target, topic, wrong)
+        copy(source, target, topic, wrong)  # without a trace
+    with pytest.raises(TargetDivergedError, match=f"has what link {right} has copied"):
+        copy(source, target, topic, wrong, goes_on=True)  # as one of a file does
     named = f"link {right} has copied" + ("" if has_own else f" {topic}-0: is --link {right} meant")
     with both(source, target) as (origin, there):
         for promoting in (partial(failover, there, is_dry_run=has_own), partial(promote, origin, there)):

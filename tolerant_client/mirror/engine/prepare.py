@@ -8,13 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster, OffsetAndEpoch
-from tolerant_client.errors import ClusterUnreachableError, OptionError, OrdersHiddenError, TolerantClientError, text_of
+from tolerant_client.errors import (
+    ClusterUnreachableError,
+    OptionError,
+    OrdersHiddenError,
+    TargetDivergedError,
+    TolerantClientError,
+    text_of,
+)
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster
@@ -30,6 +38,7 @@ from tolerant_client.mirror.engine.preflight import (
     unled_copies,
     write_down,
 )
+from tolerant_client.mirror.engine.translated.copied_before import find_copied
 from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.ledger import Ledger
@@ -39,10 +48,12 @@ from tolerant_client.mirror.state.map_topic import (
     NO_MAP,
     MappedTopics,
     ensure_map_topic,
+    has_map,
     mapped_topics,
     read_maps,
     require_kind,
     require_not_last,
+    require_same_map,
 )
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -55,6 +66,7 @@ from tolerant_client.mirror.state.topics import (
 )
 
 ELECTION_MS = 10_000  # how long a start waits for leaders: longer than an election takes, but not for a dead broker
+COPIED_MS = 10_000  # how long a start looks for what others have copied; the engine reads longer maps while it copies
 
 
 @dataclass(frozen=True)
@@ -257,12 +269,13 @@ async def prepare_link(
     if is_translated:
         if control.tells_no_start:
             require_not_last(target, link, control, (await mapped_topics(target, link, control)).last)
-        claim(names)
-        if not goes_on:
-            await _refuse_losses(source, target, link, planned, policy, control)
-        map_id = await ensure_map_topic(target, link, control)
+        await require_same_map(target, link, control)
         if from_ms is not None:
             starts = await _translated_starts(source, target, planned, link, from_ms, control, ids)
+        claim(names)
+        if not goes_on:
+            await _refuse_losses(source, target, link, planned, policy, control.with_starts(starts, ids))
+        map_id = await ensure_map_topic(target, link, control)
     else:
         if from_ms is not None:
             starts = await starts_at(source, target, planned.ends, from_ms, control, ids)
@@ -309,15 +322,28 @@ async def prepare_link(
 async def _refuse_losses(
     source: Cluster, target: Cluster, link: str, planned: PlannedLink, policy: MirrorPolicy, control: LinkControl
 ) -> None:
-    """As _refuse_differences, with translated offsets: what its map and both logs show before records are read."""
-    for p, foreseen in (await foresee(source, target, link, control, planned.ends)).items():
-        if control.pauses(p):
-            continue
-        if isinstance(foreseen.found, TolerantClientError):
-            raise foreseen.found
-        for loss, error in foreseen.found.losses:
+    """As _refuse_differences, with translated offsets: what its map and both logs show, and what others have copied."""
+    partitions = [p for p in planned.ends if not control.pauses(p)]
+    foreseen = await foresee(source, target, link, control, partitions, partitions)
+    for p, one in foreseen.items():
+        if isinstance(one.found, TolerantClientError):
+            raise one.found
+        for loss, error in one.found.losses:
             if policy.on(p.topic, loss.reason) is LossPolicy.FAIL:
                 raise error
+    going = {
+        p: one
+        for p, one in foreseen.items()
+        if one.error is None or policy.for_topic(p.topic).on_loss is LossPolicy.CONTINUE
+    }
+    try:
+        asking = target.net.call_soon_with_future(find_copied, source, target, link, going)
+        copied = await target.manager.wait_for(asking, COPIED_MS)
+    except Errors.KafkaError:
+        return  # the engine asks again, and awaits what is unknown yet
+    for refused in copied.values():
+        if isinstance(refused, TargetDivergedError):
+            raise refused
 
 
 async def _translated_starts(
@@ -330,7 +356,7 @@ async def _translated_starts(
     source_ids: Mapping[str, str],
 ) -> dict[TopicPartition, OffsetAndEpoch]:
     """Where partitions begin of which nothing was copied; raises OptionError for others."""
-    begun = await read_maps(target, link, planned.ends)
+    begun = await read_maps(target, link, planned.ends) if await has_map(target, link, control) else {}
     if old := [p for p in planned.ends if p in begun and p not in control.starts]:
         raise OptionError(
             f"{old[0].topic}-{old[0].partition} was copied by link {link} before: only what nothing was copied of can begin at"
