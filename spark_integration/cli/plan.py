@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def plan(which: WhichLink, offsets: Offsets = None, as_json: Json = False) -> None:
-    """Show what a mirror would do. Writes nothing. Exit code 3: it would stop, or leave something out.
+    """Show what a mirror would do. Writes nothing. Exit code 3: it would stop, leave something out, or write a loss into the ledger.
 
     With --config it plans a flow with all that its file enables; otherwise `mirror`, which copies topics only.
     """
@@ -89,6 +89,7 @@ def _lines(found: LinkPlan) -> Iterator[str]:
         yield from (f"waits: {topic.topic}-{number}: {why}" for number, why in sorted(topic.waiting.items()))
         yield from (f"paused: {why}" for _, why in sorted(topic.paused.items()))
     yield from (f"waits: {held}" for held in found.held)
+    yield from (f"will be in the ledger as lost: {text}" for text in found.losses)
     yield from (f"warning: {text}" for text in found.warnings)
     yield from (f"durability: {text}" for text in found.durability)
     if found.configs is not None:

@@ -171,7 +171,8 @@ def test_plan_and_status_name_the_cut_that_ends_the_mirror(cut_source: str, targ
     assert (planned.refusals, planned.exit_code) == ((text,), 3)
     assert text in status.findings and status.exit_code == 3
     continued, _ = foreseen(cut_source, target, topic, policy=CONTINUE)
-    assert f"will be in the ledger as lost: {text}" in continued.warnings and not continued.refusals
+    assert (continued.losses, continued.refusals) == ((text,), ())
+    assert continued.exit_code == 3, "as that of the mirror that writes the row"
     left = {SHORTER: 50, LONGER: 150}[topic]
     assert continued.topics[0].to_copy == planned.topics[0].to_copy == left, "from where the mirror resumes"
     (progress,) = mirror(cut_source, target, topic, topic, policy=CONTINUE, is_translated=True).values()
@@ -193,7 +194,7 @@ def test_a_copy_up_to_the_ends_does_not_end_well_while_the_target_keeps_what_the
     why = "the source has not come to offset 200 again, which the target keeps"
     before, _ = foreseen(cut_source, target, KEPT, policy=CONTINUE)
     assert (before.exit_code, before.topics[0].waiting) == (3, {0: why}), "as the mirror that accepts the loss says"
-    (lost,) = [text for text in before.warnings if text.startswith("will be in the ledger as lost: ")]
+    (lost,) = before.losses
     assert "other records from offset 100 on" in lost and not before.refusals
     first, again = copied(), copied()
     assert [(row["from_offset"], row["until_offset"]) for row in first["losses"]] == [(100, 200)]

@@ -107,7 +107,10 @@ class TopicPlan:
 
 @dataclass(frozen=True)
 class LinkPlan:
-    """Everything that a link would do; `refusals` are the reasons why it would stop, before or while copying."""
+    """Everything that a link would do; `refusals` are the reasons why it would stop, before or while copying.
+
+    `losses` are those that policy accepts: each becomes a row of the ledger.
+    """
 
     link: str
     offsets: str
@@ -120,6 +123,7 @@ class LinkPlan:
     groups: GroupsReport | None = None
     others: tuple[str, ...] = ()
     open_transactions: tuple[Held, ...] = ()
+    losses: tuple[str, ...] = ()
 
     @property
     def held(self) -> tuple[Held, ...]:
@@ -129,7 +133,7 @@ class LinkPlan:
     @property
     def exit_code(self) -> int:
         is_left_out = bool(self.held) or any(t.action == "refuse" or t.waiting or t.paused for t in self.topics)
-        return 3 if self.refusals or is_left_out else 0
+        return 3 if self.refusals or self.losses or is_left_out else 0
 
     def to_json(self) -> dict[str, Any]:
         found = {**asdict(self), "open_transactions": [held.to_json() for held in self.open_transactions]}
@@ -215,7 +219,7 @@ async def plan_everything(
     there = await target.partitions({p.topic for p in planned.ends})
     present = {p for p in planned.ends if p.partition in there.get(p.topic, ())}
     reached: Mapping[TopicPartition, int]
-    stopped: dict[TopicPartition, str] = {}
+    stopped, losses = dict[TopicPartition, str](), list[str]()
     ledger = Ledger(target, link)
     if is_translated:
         foreseen = await foresee(source, target, link, control, planned.ends, present)
@@ -224,7 +228,7 @@ async def plan_everything(
         reached = {**await copied_until(target, link, planned.ends.keys() - resumes.keys()), **resumes}
         for p, found in foreseen.items():
             if isinstance(found.error, DataLossError) and policy.for_topic(p.topic).on_loss is LossPolicy.CONTINUE:
-                warnings.append(f"will be in the ledger as lost: {text_of(found.error)}")
+                losses.append(text_of(found.error))
             elif found.error is not None:
                 stopped[p] = text_of(found.error)
         begun = {p: found for p, found in foreseen.items() if p in present and p not in stopped}
@@ -233,7 +237,7 @@ async def plan_everything(
     else:
         reached = (await list_led_offsets(target, dict.fromkeys(present, LATEST))).offsets
         known = await with_own_id(target, link, control)
-        stopped, told = await _differences(source, target, list(reached), ledger, known, policy)
+        stopped, losses, told = await _differences(source, target, list(reached), ledger, known, policy)
         warnings += told
     stopping, of_paused = without_paused(stopped, control)
     refusals += stopping.values()
@@ -256,6 +260,7 @@ async def plan_everything(
         *await _besides(source, target, link if is_translated else None, chosen, besides, {*stopped, *planned.waiting}),
         besides.others,
         tuple(held),
+        tuple(losses),
     )
 
 
@@ -344,18 +349,18 @@ async def _differences(
     ledger: Ledger,
     control: LinkControl,
     policy: MirrorPolicy,
-) -> tuple[dict[TopicPartition, str], list[str]]:
-    """Differences in the logs that would stop partitions, and warnings of losses and of logs that were not compared."""
+) -> tuple[dict[TopicPartition, str], list[str], list[str]]:
+    """Differences in the logs that would stop partitions, losses that policy accepts, and warnings of logs that were not compared."""
     producer_id = control.producer_ids[-1] if control.producer_ids else -1
     states, refused = await read_both(source, target, partitions, producer_id, ledger, control)
     stopped = {p: f"{p.topic}-{p.partition} could not be compared: {why}" for p, why in refused.items()}
-    told: list[str] = []
+    told, losses = list[str](), list[str]()
     emptied = await held_though_empty(target, ledger.link, states)
     for partition, state in states.items():
         if partition in emptied:
             continue
         if isinstance(state, Loss) and policy.for_topic(partition.topic).on_loss is LossPolicy.CONTINUE:
-            told.append(f"will be in the ledger as lost: {text_of(state.error)}")
+            losses.append(text_of(state.error))
         elif isinstance(state, Loss):
             stopped[partition] = text_of(state.error)
         elif isinstance(state, TolerantClientError):
@@ -367,7 +372,7 @@ async def _differences(
     told += few(f"{some(f'{p.topic}-{p.partition}' for p in of)} {text}: {why}" for why, of in untold.items())
     if unread := [f"{p.topic}-{p.partition}" for p in sorted(partitions) if p not in states and p not in refused]:
         told.append(f"{text} (the mirror does so when it starts): {some(unread)}")
-    return stopped, told
+    return stopped, losses, told
 
 
 async def _kept(

@@ -86,7 +86,7 @@ def planned_by(monkeypatch: pytest.MonkeyPatch, planned: PlannedLink, **more: An
         "not_allowed": [],
         "find_held": [],
         "with_own_id": LinkControl(),
-        "_differences": ({}, []),
+        "_differences": ({}, [], []),
         "_besides": (None, None, None),
         **more,
     }.items():
@@ -146,12 +146,13 @@ def planned_own(end: int) -> PlannedLink:
 def test_what_the_target_keeps_of_an_accepted_loss_is_waited_for_as_the_mirror_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = ({}, ["will be in the ledger as lost: the source was truncated"])
+    told = ({}, ["the source was truncated"], [])
     for source_end, waits in ((150, True), (200, False)):
         found, _ = planned_by(monkeypatch, planned_own(source_end), _differences=told, ends=(source_end, 200))
         assert found.topics[0].waiting == ({0: kept_beyond(200)} if waits else {})
-        assert (found.exit_code, found.topics[0].to_copy, found.refusals) == (3 if waits else 0, 0, ())
-    stopped = ({OWN: "own-0 was truncated"}, [])
+        assert (found.exit_code, found.topics[0].to_copy, found.refusals) == (3, 0, ()), "its row wants attention"
+        assert found.losses == ("the source was truncated",)
+    stopped = ({OWN: "own-0 was truncated"}, [], [])
     found, _ = planned_by(monkeypatch, planned_own(150), _differences=stopped, ends=(150, 200))
     assert (found.topics[0].waiting, found.refusals) == ({}, ("own-0 was truncated",)), "said once"
 
