@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import crc32c
@@ -50,18 +50,22 @@ Range = tuple[int, int]
 class LogSlice:
     """What a log has in a range of offsets; an offset in neither `records` nor `vacant` was cleaned away.
 
-    `vacant` are the offsets of markers and of aborted data, as ranges in order: a header of 61 bytes may claim 2^31
-    offsets.  `until` is how far the log could be read.
+    `vacant` are the offsets of markers and of aborted data, `stamped` those whose times the broker has overwritten
+    (LogAppendTime), as ranges in order: a header of 61 bytes may claim 2^31 offsets.  `until` is how far the log could be read.
     """
 
     until: int
     records: dict[int, Record] = field(default_factory=dict)
     vacant: list[range] = field(default_factory=list)
+    stamped: list[range] = field(default_factory=list)
 
     def is_vacant(self, offset: int) -> bool:
         """Whether the offset is taken by a marker or aborted data."""
-        place = bisect.bisect_right(self.vacant, offset, key=lambda span: span.start)
-        return place > 0 and offset in self.vacant[place - 1]
+        return _is_in(self.vacant, offset)
+
+    def is_stamped(self, offset: int) -> bool:
+        """Whether the record at the offset has its broker's time."""
+        return _is_in(self.stamped, offset)
 
     def extend(self, part: FetchedPartition, until: int) -> None:
         """Takes the whole batches of a response, up to `until`."""
@@ -79,7 +83,15 @@ class LogSlice:
                 self.vacant.append(span)
             elif not header.is_control:
                 self.records.update((r.offset, r) for r in tail_records(header, view, start) if r.offset in span)
+                if header.has_log_append_time:
+                    self.stamped.append(span)
             self.until = min(header.next_offset, until)
+
+
+def _is_in(spans: Sequence[range], offset: int) -> bool:
+    """Whether an offset is in one of these ranges, which are in order."""
+    place = bisect.bisect_right(spans, offset, key=lambda span: span.start)
+    return place > 0 and offset in spans[place - 1]
 
 
 def first_difference(source: LogSlice, target: LogSlice, accepted: Collection[range] = ()) -> int | None:

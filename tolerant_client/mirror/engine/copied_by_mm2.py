@@ -17,11 +17,11 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS, LogSlice
-from tolerant_client.mirror.logs.reading import read_headers, read_slices
+from tolerant_client.mirror.logs.reading import read_slices
 from tolerant_client.mirror.state.mm2_positions import KnownPositions, offsets_topic
 from tolerant_client.records.record_batch import Record
 
-_NO_CHANCE = 2  # so many records that both logs have, timestamps and all, are copies
+_NO_CHANCE = 2  # so many records that both logs have are copies
 _LARGEST_PIECE = 64_000  # offsets; also how many of the target's are searched, from the time of the source's records on and at its end
 
 
@@ -73,57 +73,84 @@ async def find_copy_of_mm2(
 
 
 async def _has_copies(source: Cluster, target: Cluster, partition: TopicPartition, begin: int, until: int) -> bool:
-    """Whether the target's log has the first or the last records that the source has in [begin, until)."""
+    """Whether the target's log has the first or the last records that the source has in [begin, until).
+
+    Raises OffsetNotAvailableError while no record there is committed, and a transaction is open before `until`.
+    """
     begin = max(begin, (await source.list_offsets({partition: EARLIEST}))[partition])
     stable = (await source.list_offsets({partition: LATEST}, isolation_level=READ_COMMITTED))[partition]
-    until = min(until, stable)
-
-    async def read(cluster: Cluster, start: int, end: int) -> LogSlice:
-        return (await read_slices(cluster, {partition: (start, end)}, is_committed=True))[partition]
-
-    async def first() -> Collection[Record]:
-        at, piece = begin, COMPARED_OFFSETS
-        while at < until:
-            log = await read(source, at, min(at + piece, until))
-            if log.records or log.until <= at:
-                return log.records.values()
-            at, piece = log.until, min(4 * piece, _LARGEST_PIECE)
-        return ()
-
-    async def last() -> Collection[Record]:
-        piece = COMPARED_OFFSETS
-        while begin < until:
-            log = await read(source, max(begin, until - piece), until)
-            if log.records or until - piece <= begin or piece >= _LARGEST_PIECE:
-                return log.records.values()
-            piece *= 4
-        return ()
-
-    async def holds(records: Collection[Record], at: int, end: int) -> bool:
-        wanted, found = {record[1:] for record in records} | {record[2:] for record in records}, 0
+    first = await _first_records(source, partition, begin, min(until, stable))
+    last = await _last_records(source, partition, begin, min(until, stable))
+    if not first and not last:
+        if stable < min(until, (await source.list_offsets({partition: LATEST}))[partition]):
+            raise Errors.OffsetNotAvailableError(
+                f"Whether MirrorMaker 2 has copied {partition.topic}-{partition.partition} before is unknown until the source's"
+                f" transaction at offset {stable} has ended"
+            )
+        return False
+    evidence = _Evidence([*first, *last])
+    for at, end in await _searched(target, partition, first, last):
         while at < end:
-            log = await read(target, at, min(at + 10 * COMPARED_OFFSETS, end))
-            header = (await read_headers(target, {partition: at})).get(partition)
-            said = 2 if header is not None and header.has_log_append_time else 1  # its times are the brokers'
-            found += sum(record[said:] in wanted for record in log.records.values())
-            if found >= min(len({record[1:] for record in records}), _NO_CHANCE):
+            # Also what is in an open transaction of others, or after one: the mirror would append after it.
+            span = {partition: (at, min(at + 10 * COMPARED_OFFSETS, end))}
+            log = (await read_slices(target, span, is_committed=False))[partition]
+            if evidence.is_enough(log):
                 return True
             at = log.until if log.until > at else end
-        return False
+    return False
 
+
+async def _first_records(source: Cluster, partition: TopicPartition, at: int, until: int) -> Collection[Record]:
+    piece = COMPARED_OFFSETS
+    while at < until:
+        log = (await read_slices(source, {partition: (at, min(at + piece, until))}, is_committed=True))[partition]
+        if log.records or log.until <= at:
+            return log.records.values()
+        at, piece = log.until, min(4 * piece, _LARGEST_PIECE)
+    return ()
+
+
+async def _last_records(source: Cluster, partition: TopicPartition, begin: int, until: int) -> Collection[Record]:
+    piece = COMPARED_OFFSETS
+    while begin < until:
+        span = {partition: (max(begin, until - piece), until)}
+        log = (await read_slices(source, span, is_committed=True))[partition]
+        if log.records or until - piece <= begin or piece >= _LARGEST_PIECE:
+            return log.records.values()
+        piece *= 4
+    return ()
+
+
+async def _searched(target: Cluster, partition: TopicPartition, *wanted: Collection[Record]) -> list[tuple[int, int]]:
+    """The offsets of the target's log where such records are searched: from their times on, and at the end."""
     end = (await target.list_offsets({partition: LATEST}))[partition]
     tail = max((await target.list_offsets({partition: EARLIEST}))[partition], end - _LARGEST_PIECE)
-    for records in (await first(), await last()):
-        if not records:
-            continue
+    spans = [(tail, end)]
+    for records in filter(None, wanted):
         # The first offset with this timestamp or a later one; the special ones are negative.
         earliest = max(0, min(record.timestamp for record in records))
         at = (await target.list_offsets({partition: earliest}))[partition]
-        if 0 <= at < tail and await holds(records, at, min(at + _LARGEST_PIECE, tail)):
-            return True
-        if await holds(records, max(at, tail), end):
-            return True
-    return False
+        if 0 <= at < tail and all(not since <= at < until for since, until in spans):
+            spans.append((at, min(at + _LARGEST_PIECE, tail)))
+    return spans
+
+
+class _Evidence:
+    """Whether a log has records of the source, by all but their offsets, and by their times unless the target's brokers gave those."""
+
+    def __init__(self, records: Collection[Record]) -> None:
+        self._wanted = {record[1:] for record in records}
+        self._without_times = {record[2:] for record in records}
+        self._found = 0
+
+    def is_enough(self, log: LogSlice) -> bool:
+        """Takes a piece of the log; two records prove it, one with a key at the same millisecond, or the only one that the source has."""
+        for offset, record in log.records.items():
+            if log.is_stamped(offset):
+                self._found += record[2:] in self._without_times
+            elif record[1:] in self._wanted:
+                self._found += 1 if record.key is None else _NO_CHANCE
+        return self._found >= min(len(self._wanted), _NO_CHANCE)
 
 
 def take_over_command(link: str, target: Cluster) -> str:

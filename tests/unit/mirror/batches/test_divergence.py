@@ -121,6 +121,13 @@ def test_aborted_data_and_markers_are_vacant_and_holes_are_nothing() -> None:
     assert found.until == 10
 
 
+def test_records_with_their_brokers_times_are_known() -> None:
+    found = LogSlice(1)
+    stamped = encode_batch([record(n) for n in range(3)], log_append_time=99)
+    found.extend(response(stamped, encode_batch([record(3)], base_offset=3)), 50)
+    assert [(offset, found.is_stamped(offset)) for offset in found.records] == [(1, True), (2, True), (3, False)]
+
+
 def test_slice_keeps_to_its_range() -> None:
     found = LogSlice(2)
     found.extend(response(encode_batch([record(n) for n in range(4)]), encode_batch([record(4)], base_offset=4)), 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -12,7 +12,7 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import EARLIEST, LATEST
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.engine import copied_by_mm2 as module
 from tolerant_client.mirror.engine.copied_by_mm2 import Mm2Copy, copies_of_mm2, find_copy_of_mm2, take_over_first
@@ -29,16 +29,26 @@ class Log:
 
     file_options = "--config f --flow 'A->B'"
 
-    has_log_append_time = False
-
-    def __init__(self, records: Mapping[int, Record], start: int = 0) -> None:
+    def __init__(
+        self,
+        records: Mapping[int, Record],
+        start: int = 0,
+        stamped: Iterable[range] = (),
+        stable: int | None = None,
+    ) -> None:
         self.records, self.start, self.end = records, start, max(records, default=start - 1) + 1
+        self.stamped = list(stamped)
+        self.stable = self.end if stable is None else stable
 
     def wire_topic(self, topic: str) -> str:
         return topic.removeprefix("A.")
 
-    async def list_offsets(self, wanted: Mapping[TopicPartition, int], **_: Any) -> dict[TopicPartition, int]:
+    async def list_offsets(
+        self, wanted: Mapping[TopicPartition, int], *, isolation_level: int = 0
+    ) -> dict[TopicPartition, int]:
         ((p, at),) = wanted.items()
+        if isolation_level == READ_COMMITTED and at == LATEST:
+            return {p: self.stable}
         later = (n for n, record in sorted(self.records.items()) if record.timestamp >= at)
         return {p: self.start if at == EARLIEST else self.end if at == LATEST else next(later, -1)}
 
@@ -46,16 +56,12 @@ class Log:
 @pytest.fixture(autouse=True)
 def logs_without_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def slices(cluster: Log, spans: Any, *, is_committed: bool) -> dict[TopicPartition, LogSlice]:
-        assert is_committed
         ((p, (start, end)),) = spans.items()
+        end = min(end, cluster.stable if is_committed else cluster.end)
         found = {n: record for n, record in cluster.records.items() if start <= n < end}
-        return {p: LogSlice(min(end, cluster.end), found)}
-
-    async def headers(cluster: Log, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, Any]:
-        return dict.fromkeys(wanted, SimpleNamespace(has_log_append_time=cluster.has_log_append_time))
+        return {p: LogSlice(max(start, end), found, stamped=cluster.stamped)}
 
     monkeypatch.setattr(module, "read_slices", slices)
-    monkeypatch.setattr(module, "read_headers", headers)
 
 
 def log(*names: int, at: int = 0, step: int = 1) -> dict[int, Record]:
@@ -67,7 +73,7 @@ def copy_of(source: Log, target: Log, begin: int, *known: Mm2Copy) -> Mm2Copy | 
     return asyncio.run(find_copy_of_mm2(source, target, P, begin, known))  # type: ignore[arg-type]
 
 
-SOURCE = log(*range(50), at=3)  # offsets 3 to 52
+SOURCE = {**log(*range(50), at=3), 50: Record(50, 1_007, None, b"tick")}  # offsets 3 to 52
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,8 @@ SOURCE = log(*range(50), at=3)  # offsets 3 to 52
         (log(*range(20), *range(9_000, 9_040)), 0, 53, True),  # somebody else wrote after it, and before it
         (log(*range(9_000, 9_300), *range(50)), 0, 53, True),
         (log(*range(9_000, 9_040)), 0, 53, False),  # another source's, or the topic was created again
-        (log(7, *range(9_000, 9_040)), 0, 53, False),  # one such record by chance
+        (log(7, *range(9_000, 9_040)), 0, 53, True),  # the cleaner has left one of them, with its key and its time
+        ({0: Record(0, 1_007, None, b"tick")}, 0, 53, False),  # one such record by chance
         ({}, 0, 53, False),
     ],
 )
@@ -108,11 +115,27 @@ def test_copies_after_all_that_the_targets_own_writers_have_in_its_log_are_found
         assert (found is None) == (first == 70_000), "between what is searched"
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_copies_whose_times_the_targets_brokers_have_overwritten_are_found(is_told: bool) -> None:
-    target = Log({n: record._replace(timestamp=9_000) for n, record in log(*range(50)).items()})
-    target.has_log_append_time = is_told
-    assert (copy_of(Log(SOURCE), target, 0, Mm2Copy(NOTE, 53)) is not None) == is_told
+@pytest.mark.parametrize("is_stamped", [True, False])
+def test_copies_whose_times_the_targets_brokers_have_overwritten_are_found(is_stamped: bool) -> None:
+    own = {n: Record(n, 5_000, b"own", b"%d" % n) for n in range(5)}
+    copies = {n: record._replace(timestamp=9_000) for n, record in log(*range(50), at=5).items()}
+    target = Log({**own, **copies}, stamped=[range(5, 55)] if is_stamped else [])
+    assert (copy_of(Log(SOURCE), target, 0, Mm2Copy(NOTE, 53)) is not None) == is_stamped
+
+
+def test_copies_after_an_open_transaction_of_others_on_the_target_are_found() -> None:
+    target = Log({0: Record(0, 5_000, None, b"open"), **log(*range(50), at=1)}, stable=0)
+    assert copy_of(Log(SOURCE), target, 0, Mm2Copy(NOTE, 53)) is not None
+
+
+def test_it_is_unknown_while_the_sources_first_transaction_is_open() -> None:
+    source, target = Log(SOURCE, stable=3), Log(log(*range(50)))
+    with pytest.raises(Errors.OffsetNotAvailableError, match="until the source's transaction at offset 3 has ended"):
+        copy_of(source, target, 0, Mm2Copy(NOTE, 53))
+    source.stable = 53
+    assert copy_of(source, target, 0, Mm2Copy(NOTE, 53)) is not None
+    source.stable = 10  # the records before the transaction tell
+    assert copy_of(source, Log(log(*range(9_000, 9_040))), 0, Mm2Copy(NOTE, 53)) is None
 
 
 def test_of_a_source_that_has_nothing_left_nothing_is_copied_twice() -> None:
