@@ -17,7 +17,15 @@ from spark_integration.cli.exits import FAILED, NOT_STARTED, echo_failure, ended
 from spark_integration.cli.link import end_with, time_ms, unnamed_link
 from spark_integration.cli.mirror_flows import mirror_flows
 from spark_integration.cli.mirror_report import MirrorReport, unsettled_warnings
-from spark_integration.cli.options import GivenTopics, Json, Offsets, OffsetsKind, WhichLink, client_properties
+from spark_integration.cli.options import (
+    FromTime,
+    GivenTopics,
+    Json,
+    Offsets,
+    OffsetsKind,
+    WhichLink,
+    client_properties,
+)
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError, StoppedError
@@ -71,7 +79,6 @@ OnOversized = Annotated[
         help="What to do with a record above the target's max.message.bytes.",
     ),
 ]
-_Time = "2026-11-22T05:00:00+00:00, or ms since 1970"
 
 
 def mirror(
@@ -103,9 +110,7 @@ def mirror(
     gap_fill: GapFills = [],
     on_loss: OnLoss = [],
     on_oversized: OnOversized = [],
-    from_time: Annotated[
-        str | None, typer.Option("--from", metavar="TIME", help=f"Start empty target logs at that time: {_Time}.")
-    ] = None,
+    from_time: FromTime = None,
     until_time: Annotated[
         str | None, typer.Option("--until", metavar="TIME", help="With --once: stop before records of that time.")
     ] = None,

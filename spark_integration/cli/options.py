@@ -128,6 +128,11 @@ Offsets = Annotated[
     OffsetsKind | None, typer.Option("--offsets", help="translated: for topics with other writers; default identical.")
 ]
 
+TIME = "2026-11-22T05:00:00+00:00, or ms since 1970"
+FromTime = Annotated[
+    str | None, typer.Option("--from", metavar="TIME", help=f"Start empty target logs at that time: {TIME}.")
+]
+
 
 def client_properties(servers: str, path: Path | None) -> dict[str, str]:
     """The Java client properties of the file, with the servers of the command line."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from spark_integration.cli.link import end_with, given_link
-from spark_integration.cli.options import Json, Offsets, OffsetsKind, WhichLink
+from spark_integration.cli.link import end_with, given_link, time_ms
+from spark_integration.cli.options import FromTime, Json, Offsets, OffsetsKind, WhichLink
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.life.plan_report import Besides, LinkPlan, plan_everything
@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from tolerant_client.ops.mm2.flows import Flow
 
 
-def plan(which: WhichLink, offsets: Offsets = None, as_json: Json = False) -> None:
+def plan(which: WhichLink, offsets: Offsets = None, from_time: FromTime = None, as_json: Json = False) -> None:
     """Show what a mirror would do. Writes nothing. Exit code 3: it would stop, leave something out, or write a loss into the ledger.
 
     With --config it plans a flow with all that its file enables; otherwise `mirror`, which copies topics only.
     """
     if which.config is not None and offsets is not None:
         raise OptionError("--config sets whether offsets are translated: leave --offsets out")
+    if which.config is not None and from_time is not None:
+        raise OptionError("A flow of --config copies from the first record on: leave --from out")
     # --topics describe a new start; without them the link must have recorded its own.
     given = given_link(which, needs_source=True, is_start=which.topics is not None).known()
     besides, policy = Besides(), MirrorPolicy()
@@ -40,6 +42,7 @@ def plan(which: WhichLink, offsets: Offsets = None, as_json: Json = False) -> No
             of_file=given.flow is not None,
             is_translated=is_translated,
             policy=policy,
+            from_ms=None if from_time is None else time_ms("--from", from_time),
         )
     )
     end_with(found, as_json, _show)

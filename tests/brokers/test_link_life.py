@@ -46,6 +46,7 @@ from tolerant_client.errors import (
     OptionError,
     ProducerFencedError,
     TargetDivergedError,
+    text_of,
 )
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
@@ -850,6 +851,37 @@ def test_what_the_target_alone_has_and_the_link_has_not_begun_is_its_own_for_eve
         assert not any("-theirs" in text or "-empty" in text for text in report.warnings)
     say(is_over=True)
     assert ends(target, theirs) == [3]
+
+
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_the_plan_of_a_start_at_a_time_says_what_the_mirror_then_does(
+    source: str, target: str, is_translated: bool
+) -> None:
+    topic = link = f"life-from-{is_translated}".lower()
+    create_topic(source, topic, 1)
+    for first, time_ms in ((0, 1_000_000), (20, 2_000_000)):
+        append_records(source, topic, 20, first=first, timestamp=time_ms)
+
+    def planned(**how: Any) -> Any:
+        return run(source, target, plan_everything, link, topic, is_translated=is_translated, **how)
+
+    assert planned().topics[0].to_copy == 40
+    at_time = planned(from_ms=2_000_000)
+    assert (at_time.topics[0].to_copy, at_time.exit_code) == (20, 0), at_time
+    (progress,) = mirror(source, target, topic, link, is_translated=is_translated, from_ms=2_000_000).values()
+    assert progress.acked == 40 and progress.records == 20
+    append_records(source, topic, 5, first=40, timestamp=3_000_000)
+    later = planned(from_ms=3_000_000)  # a log that was begun at a time continues
+    assert (later.topics[0].to_copy, later.exit_code) == (5, 0)
+
+    whole = f"{topic}-whole"
+    create_topic(source, whole, 1)
+    append_records(source, whole, 20)
+    mirror(source, target, whole, whole, is_translated=is_translated)
+    with pytest.raises(OptionError) as refused:
+        mirror(source, target, whole, whole, is_translated=is_translated, from_ms=1_000)
+    late = run(source, target, plan_everything, whole, whole, is_translated=is_translated, from_ms=1_000)
+    assert (late.refusals, late.exit_code) == ((text_of(refused.value),), 3)
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])

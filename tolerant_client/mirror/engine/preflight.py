@@ -20,7 +20,7 @@ from tolerant_client.cluster.admin.configs import describe_configs, tells_config
 from tolerant_client.cluster.admin.coordinators import transaction_partitions
 from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
 from tolerant_client.cluster.admin.topics import lacking, topic_ids
-from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster, OffsetAndEpoch
+from tolerant_client.cluster.cluster import LATEST, Cluster, OffsetAndEpoch
 from tolerant_client.errors import OptionError, TargetClaimedError, text_of
 from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
@@ -391,51 +391,3 @@ async def write_down(
             " copies, and circles are not detected; grant the mirror Create, Read and Write on that topic"
         )
     return None
-
-
-# -- a range of time ----------------------------------------------------------
-
-
-async def starts_at(
-    source: Cluster,
-    target: Cluster,
-    partitions: Iterable[TopicPartition],
-    time_ms: int,
-    control: LinkControl,
-    source_ids: Mapping[str, str],
-) -> dict[TopicPartition, OffsetAndEpoch]:
-    """Where the target's empty logs should begin, so that no record older than `time_ms` is copied.
-
-    With identical offsets only an empty log can begin at an offset.  Logs that were begun at an offset before keep it, unless
-    the source's topics, whose ids are `source_ids`, were created again since.
-    Raises OptionError for a log that is not empty.
-    """
-    wanted = list(partitions)
-    there = await target.partitions({p.topic for p in wanted})
-    present = [p for p in wanted if p.partition in there.get(p.topic, ())]
-    ends = await target.list_offsets(dict.fromkeys(present, LATEST))
-    if full := [p for p in present if ends[p] and p not in control.starts]:
-        raise OptionError(
-            f"{full[0].topic}-{full[0].partition} of the target ends at offset {ends[full[0]]}: only an empty log can begin at a"
-            f" time ({len(full)} of {len(wanted)} partitions are not empty); leave --from out, or delete the topic"
-            f" there, {WITH_WHAT_IT_HAS}"
-        )
-    new = [p for p in wanted if not ends.get(p) and control.start_of(p, source_ids.get(p.topic, "")) is None]
-    return await offsets_at(source, new, time_ms)
-
-
-async def ends_at(source: Cluster, ends: Mapping[TopicPartition, int], time_ms: int) -> dict[TopicPartition, int]:
-    """The ends of what is older than `time_ms`: each is at most the offset of the first record of that time or later."""
-    found = await offsets_at(source, ends, time_ms)
-    return {p: min(end, found[p].offset) for p, end in ends.items()}
-
-
-async def offsets_at(
-    source: Cluster, partitions: Iterable[TopicPartition], time_ms: int
-) -> dict[TopicPartition, OffsetAndEpoch]:
-    """The first offset at or after a time, or the last stable offset if there is none, with the leader epoch that was told with it."""
-    wanted = list(partitions)
-    found = await source.list_offsets_and_epochs(dict.fromkeys(wanted, time_ms))
-    ends = await source.list_offsets_and_epochs(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
-    first = await source.list_offsets_and_epochs(dict.fromkeys(wanted, EARLIEST))
-    return {p: max(first[p], min(found[p], ends[p]) if found[p].offset >= 0 else ends[p]) for p in wanted}

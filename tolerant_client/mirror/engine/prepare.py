@@ -12,11 +12,9 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
-from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster, OffsetAndEpoch
 from tolerant_client.errors import (
-    ClusterUnreachableError,
     OptionError,
     OrdersHiddenError,
     TargetDivergedError,
@@ -29,15 +27,13 @@ from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_clus
 from tolerant_client.mirror.engine.former_copies import FormerCopies, former_copies
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
 from tolerant_client.mirror.engine.preflight import (
-    ends_at,
     grown,
     look_for_others,
-    offsets_at,
     require_same_source,
-    starts_at,
     unled_copies,
     write_down,
 )
+from tolerant_client.mirror.engine.time_range import asked_starts, ends_at, require_all_led
 from tolerant_client.mirror.engine.translated.copied_before import find_copied
 from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
@@ -48,9 +44,7 @@ from tolerant_client.mirror.state.map_topic import (
     NO_MAP,
     MappedTopics,
     ensure_map_topic,
-    has_map,
     mapped_topics,
-    read_maps,
     require_kind,
     require_not_last,
     require_same_map,
@@ -263,22 +257,19 @@ async def prepare_link(
     starts: dict[TopicPartition, OffsetAndEpoch] = {}
     ids: dict[str, str] = {}
     former = FormerCopies()
-    if from_ms is not None:
-        # Read before the offsets: a topic that is created again meanwhile gets no start.
-        ids = {name: str(topic_id) for name, topic_id in (await topic_ids(source, names)).items()}
     if is_translated:
         if control.tells_no_start:
             require_not_last(target, link, control, (await mapped_topics(target, link, control)).last)
         await require_same_map(target, link, control)
         if from_ms is not None:
-            starts = await _translated_starts(source, target, planned, link, from_ms, control, ids)
+            starts, ids = await asked_starts(source, target, link, planned.ends, from_ms, control, is_translated=True)
         claim(names)
         if not goes_on:
             await _refuse_losses(source, target, link, planned, policy, control.with_starts(starts, ids))
         map_id = await ensure_map_topic(target, link, control)
     else:
         if from_ms is not None:
-            starts = await starts_at(source, target, planned.ends, from_ms, control, ids)
+            starts, ids = await asked_starts(source, target, link, planned.ends, from_ms, control, is_translated=False)
         control = control.with_starts(starts, ids)
         claim(names)
         producer_id = await init_producer_id(target, control.producer_name(link))
@@ -346,26 +337,6 @@ async def _refuse_losses(
             raise refused
 
 
-async def _translated_starts(
-    source: Cluster,
-    target: Cluster,
-    planned: PlannedLink,
-    link: str,
-    from_ms: int,
-    control: LinkControl,
-    source_ids: Mapping[str, str],
-) -> dict[TopicPartition, OffsetAndEpoch]:
-    """Where partitions begin of which nothing was copied; raises OptionError for others."""
-    begun = await read_maps(target, link, planned.ends) if await has_map(target, link, control) else {}
-    if old := [p for p in planned.ends if p in begun and p not in control.starts]:
-        raise OptionError(
-            f"{old[0].topic}-{old[0].partition} was copied by link {link} before: only what nothing was copied of can begin at"
-            " a time; leave --from out, or use another link"
-        )
-    held = {p for p in control.starts if control.start_of(p, source_ids.get(p.topic, "")) is not None}
-    return await offsets_at(source, planned.ends.keys() - begun.keys() - held, from_ms)
-
-
 async def _check_link(
     source: Cluster,
     target: Cluster,
@@ -396,12 +367,8 @@ async def _check_link(
     planned = without_topics(planned, others.refused)
     copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
     unseen = await refuse_circle(source, target, copied, link)
-    if has_start and planned.waiting:
-        partition, why = min(planned.waiting.items())
-        raise ClusterUnreachableError(
-            f"{partition.topic}-{partition.partition} cannot begin at the time of --from: {why}; start the mirror when all"
-            " partitions can, or leave the topic out"
-        )
+    if has_start:
+        require_all_led(planned.waiting)
     return replace(
         planned, topics=replace(planned.topics, warnings=(*planned.warnings, *others.warnings, *unseen))
     ), control

@@ -18,6 +18,7 @@ from tolerant_client.mirror.engine.circles import refuse_circle
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.preflight import grown, look_for_others, require_same_source
 from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link, without_topics
+from tolerant_client.mirror.engine.time_range import foresee_starts
 from tolerant_client.mirror.engine.translated.copied_before import find_copied
 from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.engine.translated.target_checks import Resumption
@@ -163,8 +164,9 @@ async def plan_everything(
     of_file: bool = False,
     is_translated: bool | None = None,
     policy: MirrorPolicy = MirrorPolicy(),
+    from_ms: int | None = None,
 ) -> LinkPlan:
-    """The plan of a link; writes nothing.
+    """The plan of a link, whose empty logs are to begin at `from_ms`; writes nothing.
 
     If `is_translated` is None, the target says whether its offsets are translated.  Warns of topics that the link has besides
     those `of_file`.  The plan of a link that was promoted or handed back is that refusal alone: what differs in its target's logs
@@ -216,6 +218,9 @@ async def plan_everything(
     warnings += made_again_warnings((topic.name for topic in planned.topics.create), control)
     if is_translated and (lost or not was_begun):
         besides = replace(besides, groups=None)  # no map translates their offsets yet
+    asked = source, target, link, planned.ends, planned.waiting, from_ms, control
+    begins, control, unstarted = await foresee_starts(*asked, is_translated=is_translated)
+    refusals += unstarted
     there = await target.partitions({p.topic for p in planned.ends})
     present = {p for p in planned.ends if p.partition in there.get(p.topic, ())}
     reached: Mapping[TopicPartition, int]
@@ -249,6 +254,7 @@ async def plan_everything(
     kept_until = {} if is_translated else {p: at for p, at in reached.items() if p not in stopped}
     kept = await _kept(kept_until, {p: log.high_watermark for p, log in logs.items()}, ledger)
     starts = {p: log.start for p, log in logs.items()}
+    starts |= {p: max(at, starts.get(p, 0)) for p, at in begins.items()}
     to_copy = {p: max(0, end - max(reached.get(p, 0), starts.get(p, 0))) for p, end in planned.ends.items()}
     return LinkPlan(
         link,

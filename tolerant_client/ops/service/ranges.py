@@ -46,9 +46,10 @@ from tolerant_client.errors import (
     UnsupportedSourceError,
 )
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
-from tolerant_client.mirror.engine.preflight import RefusalFacts, ends_at, refusal_facts, unled_copies
+from tolerant_client.mirror.engine.preflight import RefusalFacts, refusal_facts, unled_copies
 from tolerant_client.mirror.engine.prepare import grow_link
 from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges, held_partitions, take_measures
+from tolerant_client.mirror.engine.time_range import ends_at
 from tolerant_client.mirror.life.mirrors import BOUND_S, within_bound
 from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.control_topic import read_control

@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, OffsetAndEpoch
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.engine.preflight import starts_at
+from tolerant_client.mirror.engine.time_range import starts_at
 from tolerant_client.mirror.state.link_control import LinkControl
 
 FIRST, SECOND = (TopicPartition("orders", n) for n in range(2))
