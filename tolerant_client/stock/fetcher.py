@@ -5,7 +5,8 @@ Laws:
   only which records it gets and when the next fetch is sent differ.
 - What is asked for, and when, says `fetch_plan`.
 - What a call took and did not return it did not take: if poll(), poll_arrow() or the fill of an iterator ends by an
-  exception, of whatever kind, the positions that it moved are put back, unless somebody else has set them meanwhile.
+  exception, of whatever kind, the positions that it moved are put back, unless somebody else has set them meanwhile, and
+  nothing counts as given out.  Of a fill, a partition's records count once the iterator comes to the first of them.
   An interrupt strikes where a Python function begins, or a C function or a loop's turn ends.  So what must not be parted
   calls no Python function, and no generator is the context manager of it: if an interrupt strikes in its `__exit__`, the
   garbage collector ends it, at any time.
@@ -25,6 +26,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import kafka.errors as Errors
@@ -60,7 +62,7 @@ class TolerantFetcher(PlannedFetches):
         self._too_early: list[Any] = []  # fetches that follow what this fill has handed out: the next one may use them
         self._call = _Call()
         self._move: Move | None = None
-        # Until where records were given out, of the cluster that the client may leave; -1: some are about to be.
+        # Until where records of the present cluster were given out; of a fill, until its end.  Else 0: some are about to be.
         self._given_out: dict[TopicPartition, int] = {}
 
     # -- giving out -----------------------------------------------------------
@@ -133,7 +135,14 @@ class TolerantFetcher(PlannedFetches):
         finally:
             self._completed_fetches.extendleft(reversed(self._too_early))
             self._too_early.clear()
+        if not update_offsets:
+            records = {tp: _Fill(own, partial(self._comes_to, tp, own[-1].offset + 1)) for tp, own in records.items()}
         return records, bool(self._completed_fetches)
+
+    def _comes_to(self, tp: TopicPartition, until: int) -> None:
+        """Notes that an iterator begins to give out a partition's records, before it moves the position."""
+        if self._subscriptions.is_fetchable(tp):  # else it passes over them
+            self._given_out[tp] = max(self._given_out.get(tp, 0), until)
 
     def _make_room_for_resumed(self) -> None:
         """Frees the slot of the partition that is given out, in turn: only then kafka-python takes a resumed one up again."""
@@ -158,22 +167,28 @@ class TolerantFetcher(PlannedFetches):
             call.budget = None
 
     def _put_back(self) -> None:
-        """Puts the positions back that the last fetch_records() has moved: nobody gets its records.
+        """Puts back the positions that the last fetch_records() has moved, and what counts as given out: nobody gets its records.
 
         What is buffered for other positions is fetched again, as after a seek.  It is no seek, though: such a position
         would belong to the present topic (`topic_identity`).
         """
         moved = self._call.moved
         while moved:
-            state, before, after = moved.pop()
+            tp, given_before, state, before, after = moved.pop()
             if state._position is after:  # else a seek, a reset or a validation has set it
-                state.position = before
+                state._position = before
+            if given_before is None:
+                self._given_out.pop(tp, None)
+            else:
+                self._given_out[tp] = given_before
 
     def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
         tp, moved = part.topic_partition, self._call.moved
         state = self._subscriptions.assignment.get(tp)
         before = None if state is None else state._position
-        self._given_out.setdefault(tp, -1)  # before the position moves (`_unread_positions`)
+        given_before = self._given_out.get(tp)
+        if update_offsets and given_before is None:
+            self._given_out[tp] = 0  # before the position moves (`_unread_positions`)
         try:
             return self._give_out(drained, part, max_records, update_offsets)
         except Errors.CorruptRecordError:
@@ -185,14 +200,12 @@ class TolerantFetcher(PlannedFetches):
             part.drain()  # an interrupt may have left it between two records
             raise
         finally:
-            if tp in drained and self._move is not None and self._move.is_settled:
-                self._move.read_here.add(tp)
-            elif tp in drained:
-                self._given_out[tp] = max(self._given_out[tp], part.next_fetch_offset)
-            if self._given_out[tp] < 0:
-                del self._given_out[tp]
-            if state is not None and state._position is not before and tp in drained:
-                moved.append((state, before, state._position))
+            if tp in drained and state is not None:
+                moved.append((tp, given_before, state, before, state._position))
+                if update_offsets:
+                    self._given_out[tp] = max(given_before or 0, part.next_fetch_offset)
+            elif given_before is None:
+                self._given_out.pop(tp, None)
 
     def _is_corruption_believed(self, tp: TopicPartition) -> bool:
         offset = self._subscriptions.position(tp).offset
@@ -260,7 +273,7 @@ class TolerantFetcher(PlannedFetches):
 
     def sought(self, tp: TopicPartition, offset: int) -> int:
         """Where a seek to `offset` goes (moving.py)."""
-        return offset if self._move is None else self._move.sought(tp, offset)
+        return offset if self._move is None or tp in self._given_out else self._move.sought(tp, offset)
 
     def settle(self, to: Destination) -> dict[TopicPartition, int]:
         """Drops what was fetched from the former cluster, and takes no position after the copies; in the polling thread.
@@ -273,7 +286,7 @@ class TolerantFetcher(PlannedFetches):
             known.clear()
         self._next_partition_records = self._next_in_line_exception_metadata = None
         self._cached_list_offsets_exception = self._cached_log_truncation = None
-        read = self._given_out
+        read, self._given_out = self._given_out, {}
         for tp, state in list(self._subscriptions.assignment.items()):
             state.highwater = None
             if state.position is not None:
@@ -374,10 +387,22 @@ class _ArrowBudget:
 class _Call(threading.local):
     """What belongs to the call of one thread.
 
-    `budget` is set within poll_arrow().  `moved` has (state, position before, position after) of each partition whose
-    records the call has taken, in that order.
+    `budget` is set within poll_arrow().  `moved` has, of each partition whose records the call has taken, and in that order:
+    until where records were given out before, the state, and the position before and after.
     """
 
     def __init__(self) -> None:
         self.budget: _ArrowBudget | None = None
-        self.moved: list[tuple[Any, Any, Any]] = []
+        self.moved: list[tuple[TopicPartition, int | None, Any, Any, Any]] = []
+
+
+class _Fill(list[Any]):
+    """A partition's records for an iterator; says when that begins to give them out."""
+
+    def __init__(self, records: list[Any], begins: Callable[[], None]) -> None:
+        super().__init__(records)
+        self._begins = begins
+
+    def __iter__(self) -> Iterator[Any]:
+        self._begins()
+        return super().__iter__()

@@ -80,7 +80,6 @@ class Move:
     def __init__(self, to: Destination, consumer: Any) -> None:
         self.to = to
         self.is_settled = False  # positions are those of the next cluster
-        self.read_here: set[TopicPartition] = set()  # of which records of the next cluster were given out
         self.unread_positions: Mapping[TopicPartition, OffsetAndMetadata] = {}  # from which nothing was given out
         self._consumer = weakref.ref(consumer)  # whose event loop keeps its parts alive, and so this
         self._read: Mapping[TopicPartition, int] = {}  # until where, on the former cluster
@@ -95,8 +94,8 @@ class Move:
         self.is_settled = True
 
     def sought(self, tp: TopicPartition, offset: int) -> int:
-        """Where a seek goes; until records of the next cluster are given out, its offset may have been found on either one."""
-        if tp in self.read_here or offset > self._read.get(tp, -1):
+        """Where a seek goes whose offset may have been found on either cluster: no record of the next one was given out."""
+        if offset > self._read.get(tp, -1):
             return offset
         place = self.to.place(tp, offset)
         return offset if place is None else place

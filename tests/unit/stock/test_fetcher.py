@@ -8,12 +8,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, islice
 from types import SimpleNamespace
 from typing import Any
 
 import kafka.errors as Errors
 import pytest
+from kafka import KafkaConsumer
 from kafka.consumer.fetcher import CompletedFetch, Fetcher
 from kafka.consumer.subscription_state import SubscriptionState
 from kafka.future import Future
@@ -512,7 +513,7 @@ def test_wherever_an_interrupt_strikes_nothing_is_passed_over_and_nothing_comes_
         if kept is None:
             continue  # within a finalizer
         positions = [fetcher._subscriptions.position(tp).offset for tp in (A, B)]
-        assert positions == [5, 0], names
+        assert positions == [5, 0] and fetcher._unread_positions().keys() == {A, B}, names
         fetcher._completed_fetches.extend([answer(A, 5, batch(0)), answer(B, 0, batch(0))])
         found += poll(fetcher)
         assert sorted(found) == sorted([*range(5, 30), *range(30)]), names
@@ -835,6 +836,53 @@ def test_until_records_come_from_the_next_cluster_a_seek_may_be_to_an_offset_of_
     fetcher._completed_fetches.append(answer(A, 20, batch(20)))
     assert fetcher.fetched_records()[0].keys() == {A}
     assert (fetcher.sought(A, 25), fetcher.sought(B, 25)) == (25, 20) and consumer._iterator is None
+
+
+def iterate(fetcher: TolerantFetcher) -> Iterator[Any]:
+    """kafka-python's iterator, for one fill."""
+    consumer = SimpleNamespace(
+        poll=lambda timeout_ms, update_offsets: fetcher.fetch_records(None, update_offsets)[0],
+        _subscription=fetcher._subscriptions,
+        _consumer_timeout=0.0,
+    )
+    records: Iterator[Any] = KafkaConsumer._message_generator_v2(consumer)
+    return records
+
+
+def test_of_a_fill_only_what_the_iterator_has_come_to_is_given_out(fetcher: TolerantFetcher) -> None:
+    fetcher._completed_fetches.extend([answer(A, 0, batch(0)), answer(B, 0, batch(0))])
+    assert [record.partition for record in islice(iterate(fetcher), 2)] == [0, 0]
+    consumer = moved(fetcher, {A: 20, B: 20})
+    assert consumer._fetcher._move.unread_positions.keys() == {B}
+    fetcher.settle_move()
+    fetcher._subscriptions.seek(B, 20)
+    fetcher._move._read = {A: 30, B: 30}  # type: ignore[union-attr]
+    fetcher._completed_fetches.extend([answer(A, 2, batch(0)), answer(B, 20, batch(20))])
+    records = iterate(fetcher)
+    assert next(records).partition == 0
+    assert (fetcher.sought(A, 25), fetcher.sought(B, 25)) == (25, 20)
+    fetcher._subscriptions.pause(B)
+    assert {record.partition for record in records} == {0}
+    assert fetcher.sought(B, 25) == 20, "the iterator has passed over it"
+
+
+@pytest.mark.parametrize("poll", [by_poll, by_poll_arrow, lambda fetcher: list(iterate(fetcher))])
+def test_what_a_call_took_and_did_not_return_is_not_given_out(
+    fetcher: TolerantFetcher, poll: Callable[[TolerantFetcher], list[int]]
+) -> None:
+    fetcher._completed_fetches.append(answer(A, 0, batch(0)))
+    fetcher.fetch_records()
+    consumer = moved(fetcher, {A: 20, B: 20})
+    fetcher.settle_move()
+    stop_in_the_second(fetcher)
+    fetcher._completed_fetches.extend([answer(A, 20, batch(20)), answer(B, 0, batch(0))])
+    with pytest.raises(KeyboardInterrupt):
+        poll(fetcher)
+    assert fetcher.sought(A, 25) == 20 and consumer._fetcher._unread_positions().keys() == {A, B}
+    fetcher.PartitionRecords = PartitionRecords  # type: ignore[method-assign]
+    fetcher._next_partition_records = None
+    fetcher._completed_fetches.append(answer(A, 20, batch(20)))
+    assert poll(fetcher) and fetcher.sought(A, 25) == 25
 
 
 def test_positions_from_which_nothing_was_given_out_are_known_also_while_something_is(fetcher: TolerantFetcher) -> None:
