@@ -257,6 +257,12 @@ class TolerantFetcher(PlannedFetches):
         self._doubts.clear()
         self._topic_ids.clear()
 
+    def inherits(self, parent: TolerantFetcher) -> Move | None:
+        """In a forked child: knows of the move that the parent process has made to this cluster, and returns it."""
+        if parent._move is not None:
+            self._move, self._given_out = parent._move, parent._given_out
+        return self._move
+
     def _unread_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Positions from which nothing has been given out, also if the polling thread is about to."""
         positions = {tp: state.position for tp, state in list(self._subscriptions.assignment.items())}

@@ -20,6 +20,7 @@ Laws:
   none of its locks is taken.  A group member joins as a new member, and the group decides which partitions it gets and
   where it begins.  Without a group, or with a manual assignment, the child takes over positions, requested resets and
   pauses; a client that follows a link and begins at another cluster than the parent's raises IllegalStateError instead.
+- What a parent that has moved knows of the move, the child knows: it may seek or commit an offset from before, as the parent may.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class _Recipe:
         self.subscription: Any = None  # the parent's, of a dormant consumer
         self.is_iterated = False
         self.cluster_id: Any = None  # the parent's, of a client that may move
+        self.fetcher: Any = None  # the parent's, of a consumer that may move
 
 
 def watch(manager: Any) -> None:
@@ -130,7 +132,8 @@ def _put_to_sleep(client: Any) -> None:
     recipe.is_iterated = getattr(client, "_iterator", None) is not None
     if getattr(client, "may_move", False):
         if hasattr(client, "_fetcher"):
-            client._fetcher.settle_move()  # else the parent's positions are not of the cluster that it has moved to
+            recipe.fetcher = client._fetcher
+            recipe.fetcher.settle_move()  # else the parent's positions are not of the cluster that it has moved to
         recipe.cluster_id = client._manager.cluster.cluster_id
     kind: Any = type(client)
     client.__class__ = _dormant(kind)
@@ -184,7 +187,7 @@ def _wake(client: Any) -> None:
             client.__class__ = kind
         finally:
             recipe.is_building = False
-        recipe.subscription = None
+        recipe.subscription = recipe.fetcher = None
 
 
 def _resubscribe(consumer: Any, recipe: _Recipe) -> None:
@@ -200,6 +203,8 @@ def _resubscribe(consumer: Any, recipe: _Recipe) -> None:
         is_groupless or other.subscription_type == SubscriptionType.USER_ASSIGNED
     ):
         raise _error(f"the parent's positions belong to cluster {recipe.cluster_id}, and this process begins at {here}")
+    if recipe.fetcher is not None and recipe.cluster_id == here:
+        consumer._coordinator.inherits(consumer._fetcher.inherits(recipe.fetcher))
     if other.subscription_type == SubscriptionType.USER_ASSIGNED:
         kafka.KafkaConsumer.assign(consumer, list(other.assignment))
         _take_place(consumer._subscription, other)

@@ -117,6 +117,13 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
                 self.next_auto_commit_deadline = 0.0
         self._move = move  # last: the polling thread, which may be anywhere, acts on the rest once it sees this
 
+    def inherits(self, move: Move | None) -> None:
+        """In a forked child: knows of the parent's move, as the fetcher does; it does not move itself."""
+        if move is None:
+            return
+        self._subscription.all_consumed_offsets = partial(move.consumed, self._subscription.all_consumed_offsets)
+        self._move = move
+
     def begins_at_standby(self) -> None:
         """Members of its group may just have moved there: it does not join before them."""
         self._stops_at = time.monotonic() + READS_ON_S
@@ -180,10 +187,9 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
     async def _send_offset_commit_request(self, offsets: _Offsets) -> Any:
         self._committing += 1
         try:
-            if self._move is not None:
+            if self._first_commit is not None:
                 await self._first_commit
-                offsets = self._as_copied(offsets)
-            return await super()._send_offset_commit_request(offsets)
+            return await super()._send_offset_commit_request(self._as_copied(offsets))
         except Errors.CommitFailedError as error:
             if not self.is_moving:
                 raise

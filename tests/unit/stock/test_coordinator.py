@@ -938,6 +938,28 @@ def test_a_member_that_came_too_late_begins_at_what_it_had_committed_once_and_un
     assert begins() == [10, 60, None]
 
 
+def test_a_forked_child_of_a_member_that_has_moved_commits_nothing_of_the_former_cluster(
+    member: TolerantCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+
+    async def send(_: Any, offsets: Any) -> None:
+        sent.append({tp.partition: offset.offset for tp, offset in offsets.items()})
+
+    monkeypatch.setattr(ConsumerCoordinator, "_send_offset_commit_request", send)
+    tp = TopicPartition("t", 0)
+    member._subscription.subscribe(topics=["t"])
+    member._subscription.assign_from_subscribed([tp])
+    member._subscription.seek(tp, 115)
+    parent = Move(Destination({}, {tp: 100}, lambda topic: True), Reader())
+    parent.is_settled, parent._read = True, {tp: 120}
+    member.inherits(None)
+    member.inherits(parent)
+    for offsets in ({tp: OffsetAndMetadata(110, "", -1)}, member._subscription.all_consumed_offsets()):
+        member._net.run(member._send_offset_commit_request, offsets)
+    assert sent == [{0: 100}, {0: 115}]
+
+
 @pytest.mark.parametrize(("is_settled", "committed"), [(False, 100), (True, 110)])
 def test_until_positions_are_settled_nothing_is_committed_after_the_copies(
     member: TolerantCoordinator, is_settled: bool, committed: int
