@@ -187,7 +187,8 @@ USES: Final = (
     Use(KafkaSSLTransport, ("handshake",), _TRANSPORT, "overridden: TLS with a deadline"),
     # -- the consumer
     Use(KafkaConsumer, ("_fetcher", "_iterator"), ("tolerant_client.stock.consumer",), "poll_arrow asks for Arrow there"),
-    Use(KafkaConsumer, ("_closed", "_fetcher", "_iterator", "_manager", "_net", "_subscription"), _FORKING, "what a forked child takes over"),
+    Use(KafkaConsumer, ("_closed", "_coordinator", "_fetcher", "_iterator", "_manager", "_net", "_subscription"), _FORKING,
+        "what a forked child takes over"),
     Use(KafkaConsumer, ("_client",), ("tolerant_client.metrics",), "the way to its connection manager"),
     Use(KafkaAdminClient, ("_client",), ("tolerant_client.metrics",), "the way to its connection manager"),
     Use(KafkaProducer, ("_sender",), ("tolerant_client.metrics",), "the way to its connection manager"),
