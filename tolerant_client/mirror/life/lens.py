@@ -191,7 +191,7 @@ async def _begun_at(
     begun = (await last_rows(target, link, empty)).keys() if is_translated and empty else control.begun.keys()
     topics = LinkTopics.from_json(control.topics) if control.topics else None
     return {
-        p: max(said.get(p, 0) for said in (control.log_starts, control.starts, control.empty_until))
+        p: control.first_to_copy(p)
         for p, at in copied.items()
         if (at or p in begun) and not (topics is not None and is_heartbeats(topics, p.topic))
     }

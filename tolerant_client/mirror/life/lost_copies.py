@@ -59,11 +59,10 @@ class LostCopies(NamedTuple):
 
 async def lost_copies(target: Cluster, link: str, control: LinkControl, mapped: MappedTopics) -> LostCopies:
     """What the target of a promoted link has lost of its copies; `mapped` is its whole map.  Raises KafkaError."""
-    if not control.is_promoted or control.topics is None:
+    if not control.is_promotion_begun or control.topics is None:
         return LostCopies()
     topics, was = LinkTopics.from_json(control.topics), _ids_of(control, mapped)
-    had = sorted(p for p in control.copied_until or was if not is_heartbeats(topics, p.topic))
-    had = [p for p in had if control.copied_until.get(p, 1)]
+    had = sorted(p for p in _with_data(control, mapped, was) if not is_heartbeats(topics, p.topic))
     there, refused = await visible_topics(target, sorted({p.topic for p in had}))
     now = await read_ids(None, target, sorted(there))
     absent = [p for p in had if p.partition not in there.get(p.topic, ())]
@@ -76,6 +75,17 @@ async def lost_copies(target: Cluster, link: str, control: LinkControl, mapped: 
         untold = []
     gone = tuple(p for p in absent if p not in again and p.topic not in refused)
     return LostCopies(gone, tuple(again), tuple(untold))
+
+
+def _with_data(
+    control: LinkControl, mapped: MappedTopics, was: Mapping[TopicPartition, str]
+) -> Collection[TopicPartition]:
+    """The partitions of which the link had copied records, as far as is known.  Pure."""
+    if not control.is_identical and (was or mapped.partitions):
+        return was  # the map tells what it has copied
+    # A copy that was deleted before the link was fenced has no end.
+    ends: dict[TopicPartition, int | None] = {**dict.fromkeys(was), **control.copied_until}
+    return [p for p, end in ends.items() if end is None or end > control.first_to_copy(p)]
 
 
 def _ids_of(control: LinkControl, mapped: MappedTopics) -> dict[TopicPartition, str]:

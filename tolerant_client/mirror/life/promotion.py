@@ -38,10 +38,9 @@ from tolerant_client.mirror.life.left_behind import promoted_before, shorter, un
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans, positions_of
 from tolerant_client.mirror.life.mirrors import look_at_claims, mirror_reasons, seen_mirrors, standing
 from tolerant_client.mirror.life.promotion_blockers import (
-    Blocker,
     blockers,
     copied_besides,
-    lacking_texts,
+    lacking_blockers,
     named,
     not_fenced,
 )
@@ -356,7 +355,7 @@ async def _wait(
         found = blockers(kept, before or {}, control, compared, held, *options, given)
         found += copied_besides(e for e in kept if not of.waits_for(e.partition.topic))
         if lacking:
-            found = [*map(Blocker, lacking_texts(lacking, control)), *found]
+            found = [*lacking_blockers(lacking, control, of.mapped.copies if of.is_translated else ()), *found]
         if before is not None and (
             not found or any(blocker.lasts for blocker in found) or time.monotonic() >= deadline
         ):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.state.health import by_reason, counted_are
+from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED, by_reason, counted_are
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import some
@@ -94,19 +94,22 @@ def blockers(
     return found
 
 
-def lacking_texts(lacking: Iterable[TopicPartition], control: LinkControl) -> list[str]:
-    """Sentences about partitions that the target lacks; if the link had begun to copy one, it was deleted there.  Pure."""
-    known = list(lacking)
-    deleted = [p for p in known if p in control.begun or p in control.copied]
-    unmade = [p for p in known if p not in deleted]
-    texts = []
+def lacking_blockers(
+    lacking: Collection[TopicPartition], control: LinkControl, translated: Collection[TopicPartition] = ()
+) -> list[Blocker]:
+    """For partitions that the target lacks; if the link had begun to copy one, or has `translated` it, it was deleted there.  Pure."""
+    gone = [p for p in lacking if p in translated]
+    deleted = [p for p in lacking if (p in control.begun or p in control.copied) and p not in translated]
+    unmade = [p for p in lacking if p not in gone and p not in deleted]
+    found = []
+    if gone:
+        found.append(Blocker(f"{named(gone)}: {TRANSLATED_COPY_DELETED}", lasts=True))
     if deleted:
-        texts.append(
-            f"{named(deleted)}: not on the target any more; start the mirror again, which creates and fills them"
-        )
+        text = f"{named(deleted)}: not on the target any more; start the mirror again, which creates and fills them"
+        found.append(Blocker(text))
     if unmade:
-        texts.append(f"{named(unmade)}: not on the target yet; let the mirror run until it has created them")
-    return texts
+        found.append(Blocker(f"{named(unmade)}: not on the target yet; let the mirror run until it has created them"))
+    return found
 
 
 def copied_besides(ends: Iterable[PartitionLag]) -> list[Blocker]:

@@ -26,7 +26,7 @@ from tolerant_client.mirror.engine.preflight import unled_copies
 from tolerant_client.mirror.life.comparison import compare_ends
 from tolerant_client.mirror.life.left_behind import as_left, left_texts, never_copied
 from tolerant_client.mirror.life.lens import PartitionLag, bytes_per_offset, look_led, positions_of, written_ms
-from tolerant_client.mirror.life.lost_copies import LostCopies, lost_copies
+from tolerant_client.mirror.life.lost_copies import lost_copies
 from tolerant_client.mirror.life.mirrors import (
     BOUND_S,
     look_at_claims,
@@ -182,7 +182,7 @@ async def _read_scope(
     # What another link has is its copy, or its producers' by now: our mirror is refused it, and comparing it says nothing.
     # Before the first start nothing says whether the link will have translated offsets, and may share topics.
     taken = {} if control.is_over or control.topics is None else await within_bound(target, ask_taken)
-    copies = await within_bound(target, lost_copies, target, link, control, mapped) or LostCopies()
+    copies = await within_bound(target, lost_copies, target, link, control, mapped)
     lost = await lost_map(target, link, control)
     return LinkScope(link, control, chosen, mapped, view, is_translated, taken, lost, copies)
 
@@ -236,8 +236,9 @@ async def _read_of_copying(
 def status_of(facts: LinkFacts, time_ms: int) -> LinkStatus:
     """What all that was read of a link says of it.  Pure."""
     scope, looks, rows = facts.scope, facts.looks, facts.rows
-    unknown = {*facts.unseen, *(scope.taken or ()), *scope.deleted, *scope.lost.created_again}
-    there = [lag for lag in looks.second if lag.partition not in scope.lost.created_again]
+    again = scope.lost.created_again if scope.lost is not None else ()
+    unknown = {*facts.unseen, *(scope.taken or ()), *scope.deleted, *again}
+    there = [lag for lag in looks.second if lag.partition not in again]
     open_transactions = None if facts.is_source_away else tuple(facts.held)
     return LinkStatus(
         scope.link,

@@ -18,6 +18,7 @@ from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS
 from tolerant_client.mirror.state.health import (
     DELETED_ON_TARGET,
+    TRANSLATED_COPY_DELETED,
     Health,
     Reason,
     blocked_reasons,
@@ -30,7 +31,7 @@ from tolerant_client.mirror.state.health import (
 )
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.link_control import LinkControl, unfinished
-from tolerant_client.mirror.state.link_topics import LinkView, is_heartbeats, known_topics, some, unread_map
+from tolerant_client.mirror.state.link_topics import LinkView, known_topics, some, unread_map
 from tolerant_client.mirror.state.map_topic import MappedTopics
 from tolerant_client.mirror.state.open_transactions import Held, is_held_long
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -39,6 +40,7 @@ ADOPTED_UNCOMPARED = (
     "what the link has adopted is not compared before its mirror has started for the first time; tolerant-kafka plan says"
     " whether it may"
 )
+_LOST_UNKNOWN = "whether the target still has what the link was promoted with is unknown: it could not be read in time"
 TAKEN_UNKNOWN = "whether another link has topics of it is unknown: the target's controls could not be read in time"
 
 
@@ -47,7 +49,7 @@ class LinkScope:
     """What a link has, by its names on the target.
 
     `taken` are partitions that another link has, and why; None if that is unknown.  `lost_map` says that the offset map is lost.
-    `lost` is what the target of a promoted link has no more of its copies (lost_copies.py).
+    `lost` is what the target of a promoted link has no more of its copies (lost_copies.py); None if that is unknown.
     """
 
     link: str
@@ -58,7 +60,7 @@ class LinkScope:
     is_translated: bool
     taken: Mapping[TopicPartition, str] | None
     lost_map: str | None
-    lost: LostCopies = LostCopies()
+    lost: LostCopies | None = LostCopies()
 
     @cached_property
     def partitions(self) -> list[TopicPartition]:
@@ -83,14 +85,15 @@ class LinkScope:
     @property
     def deleted(self) -> list[TopicPartition]:
         """Partitions that the link had copied and that were deleted on the target; after its promotion those with records only."""
-        control = self.control
-        if control.is_handed_back:
-            return []
-        known = {*control.begun, *control.copied, *control.copied_until}
-        had = [p for p in self.missing if p in known and p not in self.view.hidden]
-        if control.is_over:
-            had = [p for p in had if control.copied_until.get(p, 1) and not is_heartbeats(self.topics, p.topic)]
-        return had
+        if self.control.is_over:
+            return list(self.lost.deleted) if self.lost is not None else []
+        known = {*self.control.begun, *self.control.copied, *self.translated_copies}
+        return [p for p in self.missing if p in known and p not in self.view.hidden]
+
+    @property
+    def translated_copies(self) -> Collection[TopicPartition]:
+        """What the link has copied with translated offsets, which nothing fills again once the target has lost it."""
+        return self.mapped.copies if self.is_translated else ()
 
 
 @dataclass(frozen=True)
@@ -210,8 +213,8 @@ def reasons_of(facts: LinkFacts) -> list[Reason]:
 
 def _lost_reasons(scope: LinkScope) -> list[Reason]:
     """Reasons for copies of a promoted link that the target has no more."""
-    deleted = tuple(p for p in scope.deleted if p not in scope.lost.created_again)
-    return [Reason(Health.UNKNOWN, text) for text in scope.lost._replace(deleted=deleted).texts()]
+    texts = [_LOST_UNKNOWN] if scope.lost is None else scope.lost.texts()
+    return [Reason(Health.UNKNOWN, text) for text in texts]
 
 
 def _stop_reasons(facts: LinkFacts) -> Iterator[Reason]:
@@ -262,7 +265,7 @@ def _mirror_reasons(facts: LinkFacts) -> Iterator[Reason]:
     if paused := control.paused_words:
         yield Reason(Health.PAUSED, f"an operator has paused {some(paused)}")
     soon = facts.made_soon
-    yield from missing_reasons([p for p in missing if p not in soon], control)
+    yield from missing_reasons([p for p in missing if p not in soon], control, facts.scope.translated_copies)
 
 
 def notes_of(facts: LinkFacts) -> list[str]:
@@ -297,11 +300,14 @@ def unmade_notes(soon: Collection[TopicPartition]) -> list[str]:
     ]
 
 
-def missing_reasons(missing: Collection[TopicPartition], control: LinkControl) -> list[Reason]:
-    """Reasons for partitions that the target lacks; those that the link had begun to copy were deleted there."""
-    deleted = sorted(p for p in missing if p in control.begun or p in control.copied)
-    unmade = sorted(set(missing).difference(deleted))
-    reasons = []
+def missing_reasons(
+    missing: Collection[TopicPartition], control: LinkControl, translated: Collection[TopicPartition] = ()
+) -> list[Reason]:
+    """Reasons for partitions that the target lacks; those that the link had begun to copy, or has `translated`, were deleted there."""
+    gone = sorted(p for p in missing if p in translated)
+    deleted = sorted(p for p in missing if (p in control.begun or p in control.copied) and p not in translated)
+    unmade = sorted(set(missing).difference(gone, deleted))
+    reasons = [Reason(Health.BLOCKED, f"{names_of(gone)}: {TRANSLATED_COPY_DELETED}")] if gone else []
     if deleted:
         reasons.append(Reason(Health.WAITING, f"{names_of(deleted)}: {DELETED_ON_TARGET}"))
     if unmade:

@@ -43,7 +43,10 @@ DELETED_ON_TARGET = (
     "not on the target any more, though the link had begun to copy it: a mirror that looks for new topics"
     " (refresh.topics.enabled) creates it again within a minute and fills it; else restart the mirror"
 )
-
+TRANSLATED_COPY_DELETED = (
+    "not on the target any more, though the link has copied to it: with translated offsets nothing fills it again; mirror it under"
+    " another link name to copy it again"
+)
 DELETE_COPY = "delete the copy on the target only if the topic was deleted on the source and you do not need the copy"
 DELETED_ON_SOURCE = (
     "the source no longer has this topic, or does not show it to us (is Describe on it still granted?); " + DELETE_COPY

@@ -190,6 +190,10 @@ class LinkControl:
             return None
         return start if cut is None else min(start, cut)
 
+    def first_to_copy(self, partition: TopicPartition) -> int:
+        """The first source offset that the copy was to have: before it lies what had no record, or was not asked for."""
+        return max(said.get(partition, 0) for said in (self.log_starts, self.starts, self.empty_until))
+
     def asked_start(self, partition: TopicPartition, source_id: str) -> tuple[int, int] | None:
         """What to ask the source's leader of where a log is to begin (source_truncations): the leader epoch there, and the offset."""
         start, epoch = self.start_of(partition, source_id), self.start_epochs.get(partition)

@@ -346,8 +346,10 @@ def test_an_emptied_log_is_its_running_mirrors_to_judge(monkeypatch: pytest.Monk
         "not recorded yet" if is_held else "delete the target topic, with what only it has (compare both"
     ) in blocker.text
     ledger, policy = cast(Ledger, SimpleNamespace(link="default", rows=no_rows)), MirrorPolicy()
-    stopped, told = asyncio.run(plan_report._differences(source, cast(Any, target), [P], ledger, CONTROL, policy))
-    assert (not stopped) == is_held and not told
+    stopped, losses, told = asyncio.run(
+        plan_report._differences(source, cast(Any, target), [P], ledger, CONTROL, policy)
+    )
+    assert (not stopped) == is_held and not losses and not told
 
 
 def test_what_running_mirrors_copy_is_what_they_hold_and_do_not_call_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,7 +543,7 @@ def test_what_others_wrote_is_told_once_the_transaction_that_is_open_in_it_is_ov
     assert reason.health is Health.UNKNOWN and "orders-0 could not be compared: a transaction of" in reason.text
     (blocker,) = blockers([], {}, CONTROL, opened)
     assert "a transaction of producer 99 is open" in blocker.text and not blocker.lasts
-    stopped, (warning,) = asyncio.run(
+    stopped, _, (warning,) = asyncio.run(
         plan_report._differences(source, target, [P], KnownLedger(), CONTROL, MirrorPolicy())
     )
     assert not stopped and warning.startswith("orders-0 waits: a transaction of producer 99 is open")
@@ -681,7 +683,7 @@ def test_what_the_source_could_not_be_read_of_makes_nobody_a_stranger(monkeypatc
 def planned(target: Any) -> list[str]:
     source: Any = SOURCE
     ledger = Ledger(target, "default")
-    return asyncio.run(plan_report._differences(source, target, [P], ledger, CONTROL, MirrorPolicy()))[1]
+    return asyncio.run(plan_report._differences(source, target, [P], ledger, CONTROL, MirrorPolicy()))[2]
 
 
 def test_a_plan_warns_of_what_could_not_be_compared() -> None:
@@ -722,8 +724,8 @@ def test_a_plan_tells_of_what_may_not_be_read_as_refused_and_of_the_rest_as_ever
 
     monkeypatch.setattr(comparison, "read_append_states", refuse)
     course = plan_report._differences(Any, Any, [P], KnownLedger(), CONTROL, MirrorPolicy())
-    stopped, told = asyncio.run(course)
-    assert stopped[P].startswith("orders-0 could not be compared: Fetch of orders-0; ") and not told
+    stopped, losses, told = asyncio.run(course)
+    assert stopped[P].startswith("orders-0 could not be compared: Fetch of orders-0; ") and not losses and not told
 
 
 def test_a_plan_names_the_loss_for_which_the_mirror_waits_until_the_source_has_as_much_again() -> None:

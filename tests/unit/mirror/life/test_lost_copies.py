@@ -66,7 +66,7 @@ def lost(target: Any, control: LinkControl, mapped: MappedTopics = NO_MAP) -> Lo
     return asyncio.run(lost_copies(target, "dr", control, mapped))
 
 
-FENCED = replace(TRANSLATED, mapped=IDENTICAL.begun)  # whose map was deleted
+FENCED = replace(TRANSLATED, mapped={p: IDENTICAL.begun[p] for p in (P, Q)})  # whose map was deleted
 BOTH = [(IDENTICAL, NO_MAP), (TRANSLATED, rows("t")), (FENCED, NO_MAP)]
 
 
@@ -102,6 +102,25 @@ def test_what_another_link_has_begun_in_a_topic_that_was_created_again_is_no_los
     assert lost(target, control, mapped) == LostCopies((), (Q,))
     target.links, target.map_of_others = {"x": TRANSLATED}, rows("another")
     assert lost(target, control, mapped) == LostCopies()
+
+
+def test_a_copy_that_was_deleted_before_the_link_was_fenced_is_lost_as_well(target: Any) -> None:
+    """The fence has found no end of it."""
+    del target.there["orders"]
+    for control, mapped in BOTH:
+        control = replace(control, copied_until={EMPTY: 0})
+        assert lost(target, control, mapped).deleted == (P, Q)
+        half = replace(control, is_fenced=False, unfenced=frozenset({P}))
+        assert lost(target, half, mapped).deleted == (P, Q), "a promotion that is not finished has ended the link, too"
+
+
+def test_a_copy_that_had_only_filler_before_its_start_was_empty(target: Any) -> None:
+    del target.there["orders"]
+    for name in ("log_starts", "starts", "empty_until"):
+        control = replace(IDENTICAL, **{name: {P: 20, Q: 4}})
+        assert lost(target, control).deleted == (Q,)
+    position = replace(TRANSLATED, copied_until={P: 20, Q: 5})
+    assert lost(target, position, rows("t")._replace(copies={})) == LostCopies(), "its map began there"
 
 
 def test_what_is_not_known_is_not_called_lost(target: Any) -> None:

@@ -20,6 +20,7 @@ from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life import status
 from tolerant_client.mirror.life.comparison import Comparison, is_comparable
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.life.lost_copies import LostCopies
 from tolerant_client.mirror.life.mirrors import mirror_reasons, standing
 from tolerant_client.mirror.life.plan_report import gone_refusals, made_again_warnings
 from tolerant_client.mirror.life.status import LinkStatus, read_rows
@@ -39,6 +40,7 @@ from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.health import (
     DELETED_ON_SOURCE,
     DELETED_ON_TARGET,
+    TRANSLATED_COPY_DELETED,
     Health,
     Reason,
     kept_beyond,
@@ -345,6 +347,8 @@ def read_by(
 
     async def within_bound(_: Any, function: Any, *args: Any) -> Any:
         assert taken is not None or function is not status.compare_ends, "it may be another link's log"
+        if function is status.lost_copies:
+            return LostCopies()
         return taken if isinstance(function, partial) and function.func is status.find_taken else None
 
     def say(name: str, value: Any) -> None:
@@ -392,11 +396,12 @@ def status_by(
     view: LinkView = ONE_TOPIC,
     mirrors: Sequence[Run] | None = (),
     mapped: MappedTopics = NO_MAP,
+    lost: LostCopies | None = LostCopies(),
     **more: Any,
 ) -> LinkStatus:
     """What a status says of what was read; nothing is compared, and no lag was seen."""
     topics = LinkTopics.from_json(control.topics or {})
-    scope = LinkScope("dr", control, topics, mapped, view, is_translated=False, taken={}, lost_map=None)
+    scope = LinkScope("dr", control, topics, mapped, view, is_translated=False, taken={}, lost_map=None, lost=lost)
     looks = Looks(0.0, [], 2.0, [], {})
     facts = LinkFacts(scope, looks, NOW_MS, False, {}, [], None, [], mirrors, "--link dr", "--link dr --source b:1")
     return status.status_of(replace(facts, **more), NOW_MS)
@@ -418,21 +423,19 @@ def test_a_link_that_is_over_has_no_reasons_but_what_is_unfinished_of_it() -> No
 
 
 def test_a_promoted_partition_that_the_target_has_no_more_is_named_and_unknown() -> None:
-    """Nothing copies it again; one that is hidden, or was never copied, is not called deleted."""
+    """Nothing copies it again."""
     named = LinkTopics.of("orders|other")
     over = LinkControl(topics=named.to_json(), is_promotion_begun=True, is_fenced=True, copied_until={P: 100})
     view = LinkView({"orders": [0], "other": [0]}, {}, {}, {})
-    found = status_by(over, view)
+    found = status_by(over, view, lost=LostCopies((P,)))
     (reason,) = found.reasons
     assert reason.text.startswith("orders-0: not on the target any more") and "on the source alone" in reason.text
     assert (found.health, found.exit_code, [t.topic for t in found.topics]) == (Health.UNKNOWN, 3, ["orders"])
-    for control, seen in (
-        (over, view._replace(on_target={"orders": [0]})),
-        (over, view._replace(hidden={P: "Describe"})),
-        (replace(over, copied_until={}), view),
-        (replace(over, is_promotion_begun=False, is_handed_back=True), view),
-    ):
-        assert status_by(control, seen).reasons == ()
+    assert status_by(over, view).reasons == ()
+    found = status_by(over, view, lost=None)
+    (reason,) = found.reasons
+    assert "still has what the link was promoted with is unknown" in reason.text
+    assert (found.health, found.exit_code) == (Health.UNKNOWN, 3)
 
 
 def test_what_a_promoted_link_left_behind_is_noted_and_no_fault_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -546,6 +549,8 @@ def test_what_was_copied_and_is_not_on_the_target_was_deleted_there() -> None:
     assert unmade.health is Health.WAITING and unmade.text.startswith(
         "new-0: not on the target yet (1 partition is not)"
     )
+    (gone,) = missing_reasons([COPIED], LinkControl(), [COPIED])
+    assert gone == Reason(Health.BLOCKED, f"orders-0: {TRANSLATED_COPY_DELETED}")
     (warning,) = made_again_warnings(["new", "orders"], HAD)
     assert warning.startswith("topic orders is not on the target any more")
 
@@ -556,7 +561,7 @@ def test_a_deleted_copy_that_is_awaited_keeps_its_row_and_its_lag_is_unknown() -
     (row,) = status_by(control, view).topics
     assert (row.topic, row.partitions, row.lag, row.unknown) == ("orders", 1, None, (0,))
     over = replace(control, is_promotion_begun=True, is_fenced=True)
-    assert status_by(over, view).topics == (row,)
+    assert status_by(over, view, lost=LostCopies((COPIED,))).topics == (row,)
 
 
 @pytest.mark.parametrize("topics", ["orders|new", "orders"])

@@ -25,7 +25,7 @@ from tolerant_client.mirror.life import left_behind, owners, promotion, promotio
 from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_texts
+from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_blockers
 from tolerant_client.mirror.life.promotion_report import PromotionReport, unmade_texts
 from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state import link_topics
@@ -525,10 +525,12 @@ def test_a_link_whose_target_has_none_of_its_partitions_is_waited_for_no_longer_
     report = world.promote(is_dry_run=True, deadline_s=60.0)
     assert (world.looks, report.exit_code) == (2, 3)
     assert report.blockers == ("orders-0: not on the target yet; let the mirror run until it has created them",)
-    assert lacking_texts([P, Q], LinkControl(copied={Q: 9})) == [
-        "orders-1: not on the target any more; start the mirror again, which creates and fills them",
-        *report.blockers,
-    ]
+    again, unmade = lacking_blockers([P, Q], LinkControl(copied={Q: 9}))
+    assert again.text == "orders-1: not on the target any more; start the mirror again, which creates and fills them"
+    assert (unmade.text,) == report.blockers and not (again.lasts or unmade.lasts)
+    gone, _ = lacking_blockers([P, Q], LinkControl(), [Q])
+    assert gone.text.startswith("orders-1: not on the target any more") and "nothing fills it again" in gone.text
+    assert gone.lasts, "no mirror creates it again"
 
 
 @pytest.mark.parametrize(
