@@ -951,6 +951,28 @@ def test_a_promoted_copy_that_was_deleted_and_created_again_is_lost_for_every_co
     assert not run(source, target, promote, link).damaged and not fail_over(target, link).damaged
 
 
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_a_copy_that_was_deleted_before_a_failover_is_lost_for_every_command_after_it(
+    source: str, target: str, is_translated: bool
+) -> None:
+    link = f"life-deleted-{is_translated}".lower()
+    lost, kept = f"{link}-lost", f"{link}-kept"
+    for topic in (lost, kept):
+        create_topic(source, topic, 1)
+        append_records(source, topic, 20)
+    mirror(source, target, f"{link}-.*", link, is_translated=is_translated)
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_topics, cluster, [lost])
+    if is_translated:  # what no mirror fills again, nobody is told to wait for
+        (text,) = run(source, target, promote, link).blockers
+        assert text.startswith(f"{lost}-0: not on the target any more") and "nothing fills it again" in text
+    assert fail_over(target, link).exit_code == 3
+    told = f"{lost}-0: not on the target any more, and the link was promoted with it"
+    assert run(source, target, read_status, link).findings[0].startswith(told)
+    for report in (run(source, target, promote, link), fail_over(target, link)):
+        assert report.exit_code == 3 and report.damaged[0].startswith(told), report
+
+
 def test_a_promotion_writes_nothing_where_the_link_never_ran_and_finds_what_is_its_own_without_a_control(
     source: str, target: str
 ) -> None:

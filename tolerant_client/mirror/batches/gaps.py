@@ -9,9 +9,10 @@ Laws:
 A filler record has no value, no key (in a compacted topic the key FILLER, so that the cleaner keeps at most one
 of them) and one header, FILLER.  The header's value is null; is_filler accepts any.
 
-A filler marker for offset t has producer id FIRST_MARKER_PRODUCER_ID + (t >> 15) and epoch t & 0x7fff: a broker
-refuses the marker of an epoch lower than the last one it has of a producer id (ProducerAppendInfo.java,
-checkProducerEpoch), and no coordinator ever assigns such ids (they count from 0, ProducerIdManager.java).
+A filler marker for offset t has producer id FIRST_MARKER_PRODUCER_ID + (series << 48) + (t >> 15) and epoch t & 0x7fff: a
+broker refuses the marker of an epoch lower than the last one it has of a producer id (ProducerAppendInfo.java,
+checkProducerEpoch), and no coordinator ever assigns such ids (they count from 0, ProducerIdManager.java).  The series is 0,
+unless the broker has refused markers in the middle of a request: the next series takes their offsets.
 
 No I/O and no clock here.
 """
@@ -44,6 +45,7 @@ FIRST_MARKER_PRODUCER_ID: Final = 1 << 62
 _KEY: Final = FILLER.encode()
 _EPOCH_BITS: Final = 15
 _EPOCH_MASK: Final = (1 << _EPOCH_BITS) - 1
+_SERIES_AT: Final = 63 - _EPOCH_BITS  # bit: no offset is longer
 _LARGEST_BATCH: Final = 1 << 20  # bytes before compression: more gains nothing and costs every consumer memory
 _DELTAS_BY_WIDTH: Final = ((0, 1 << 6), (1 << 6, 1 << 13), (1 << 13, 1 << 20))  # of a zigzag varint of 1, 2, 3 bytes
 _BEFORE_DELTA: Final = 3  # length (of less than 64, so one byte), attributes, timestamp delta
@@ -140,9 +142,9 @@ def is_filler_batch(header: BatchHeader, batch: memoryview) -> bool:
     return first.startswith(_FIRST_RECORDS)
 
 
-def marker_producer(offset: int) -> tuple[int, int]:
+def marker_producer(offset: int, series: int = 0) -> tuple[int, int]:
     """Producer id and epoch of the filler marker for an offset."""
-    return FIRST_MARKER_PRODUCER_ID + (offset >> _EPOCH_BITS), offset & _EPOCH_MASK
+    return FIRST_MARKER_PRODUCER_ID + (series << _SERIES_AT) + (offset >> _EPOCH_BITS), offset & _EPOCH_MASK
 
 
 def is_filler_marker(header: BatchHeader) -> bool:

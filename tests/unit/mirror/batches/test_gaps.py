@@ -170,6 +170,8 @@ def test_a_marker_carries_its_offset(offset: int) -> None:
     producer_id, epoch = marker_producer(offset)
     assert 2**62 <= producer_id < 2**63 and 0 <= epoch < 2**15
     assert (producer_id - 2**62) << 15 | epoch == offset
+    later, same = marker_producer(offset, 3)
+    assert producer_id < later < 2**63 and same == epoch and later != marker_producer(2**60, 2)[0]
 
 
 def test_later_markers_of_one_producer_have_higher_epochs() -> None:

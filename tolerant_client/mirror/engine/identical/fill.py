@@ -24,7 +24,8 @@ Laws of the markers:
 G. One request in flight and one writer for each partition: only their order is checked.  So a request begins at a log end
    up to which all is replicated (admin/offsets.py): the leader may have more of our markers than clients see.
 H. The log end shows what became of a gap; error codes are merged by producer id (KafkaApis.scala,
-   handleWriteTxnMarkersRequest), so they say nothing of a single marker.
+   handleWriteTxnMarkersRequest), so they say nothing of a single marker.  A leader that was fenced for a moment may have refused
+   some in the middle: what comes after them has other producer ids, of which it has seen no later epoch (gaps.py).
 I. Nothing fences markers, so `may_write` returned at most _FRESH_S before each request, and `may_send` is called directly before it.  None
    lies unread at a broker: they have connections that are never throttled (write_abort_markers), with one request in flight on
    each, since a broker reads the next one only once the last is replicated.  A turn there is for the request alone: whoever waited
@@ -242,12 +243,13 @@ class MarkerFiller:
 
     async def _fill(self, partition: TopicPartition, gap: Gap, end: int) -> int:
         has_waited = False  # for its turn, longer than what it had read is fresh
+        series = 0
         while gap.from_offset <= end < gap.until_offset:
             if await self._fence(partition):
                 end = await replicated_end(self._target, partition)  # a transaction that it ended has moved it
                 continue
             offsets = range(end, min(end + _MARKERS_PER_REQUEST, gap.until_offset))
-            producers = [marker_producer(offset) for offset in offsets]
+            producers = [marker_producer(offset, series) for offset in offsets]
             node = await self._target.leader(partition)
             await self._may_write(partition)
             asked_at = self._clock()  # it may take longer than that itself
@@ -273,6 +275,8 @@ class MarkerFiller:
             end = await replicated_end(self._target, partition)
             if end < goal:
                 raise _behind(self._target, partition, end, goal)
+            if end < offsets.stop:
+                series += 1  # the broker has seen later epochs: an earlier request has left a hole
         return end
 
     def _raise_for(self, codes: set[int], partition: TopicPartition) -> None:

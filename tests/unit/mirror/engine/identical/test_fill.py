@@ -296,6 +296,24 @@ def test_markers_carry_the_offsets_of_the_gap() -> None:
     assert [(m.producer_id, m.producer_epoch) for m in markers] == [marker_producer(n) for n in range(32_766, 40_000)]
 
 
+def test_a_hole_in_a_request_of_markers_costs_one_more_and_not_one_for_each_offset() -> None:
+    """A leader that was fenced for a moment has refused the first ones; then a broker takes no lower epoch of that producer."""
+    target, epochs = FakeTarget(log_end=1_400), {marker_producer(0)[0]: 1_999}
+
+    def append(request: Any) -> Any:
+        taken = 0
+        for marker in request.markers:
+            if marker.producer_epoch >= epochs.get(marker.producer_id, -1):
+                epochs[marker.producer_id] = marker.producer_epoch
+                taken += 1
+        error_code = 0 if taken == len(request.markers) else Errors.InvalidProducerEpochError.errno
+        return target.append(taken, marked(request, error_code))
+
+    target.responses["WriteTxnMarkers"] = append
+    assert run(marking(target).fill(P, Gap(0, 3_000))) == 3_000
+    assert len(target.sent) == 2
+
+
 def test_no_request_lies_unread_behind_the_markers_of_another_partition() -> None:
     target = FakeTarget()
     target.responses["WriteTxnMarkers"] = lambda request: target.append(len(request.markers), marked(request))
