@@ -222,6 +222,7 @@ class MarkerFiller:
         self._fence = fence
         self._clock = clock
         self._unanswered: dict[TopicPartition, float] = {}  # when a request was sent that got no response
+        self._series: dict[TopicPartition, int] = {}  # of the producer ids that are next, where it is not the first
         self._locks = PartitionLocks()
         self._turns: dict[tuple[int, str], SoonTurns] = {}  # by node and lane, law I
 
@@ -243,13 +244,12 @@ class MarkerFiller:
 
     async def _fill(self, partition: TopicPartition, gap: Gap, end: int) -> int:
         has_waited = False  # for its turn, longer than what it had read is fresh
-        series = 0
         while gap.from_offset <= end < gap.until_offset:
             if await self._fence(partition):
                 end = await replicated_end(self._target, partition)  # a transaction that it ended has moved it
                 continue
             offsets = range(end, min(end + _MARKERS_PER_REQUEST, gap.until_offset))
-            producers = [marker_producer(offset, series) for offset in offsets]
+            producers = [marker_producer(offset, self._series.get(partition, 0)) for offset in offsets]
             node = await self._target.leader(partition)
             await self._may_write(partition)
             asked_at = self._clock()  # it may take longer than that itself
@@ -273,10 +273,10 @@ class MarkerFiller:
             # Markers that are there already are refused; then at least one must be new.
             goal = offsets.start + 1 if codes else offsets.stop
             end = await replicated_end(self._target, partition)
+            if end < offsets.stop:
+                self._series[partition] = self._series.get(partition, 0) + 1  # law H
             if end < goal:
                 raise _behind(self._target, partition, end, goal)
-            if end < offsets.stop:
-                series += 1  # the broker has seen later epochs: an earlier request has left a hole
         return end
 
     def _raise_for(self, codes: set[int], partition: TopicPartition) -> None:
