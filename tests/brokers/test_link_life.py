@@ -59,7 +59,7 @@ from tolerant_client.mirror.engine.translated.partition import TranslatedPartiti
 from tolerant_client.mirror.life import comparison
 from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.life.failover import failover
-from tolerant_client.mirror.life.lens import NEVER_HAD
+from tolerant_client.mirror.life.lens import MAP_LOST, NEVER_HAD
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.repair import repair
@@ -971,6 +971,23 @@ def test_a_copy_that_was_deleted_before_a_failover_is_lost_for_every_command_aft
     assert run(source, target, read_status, link).findings[0].startswith(told)
     for report in (run(source, target, promote, link), fail_over(target, link)):
         assert report.exit_code == 3 and report.damaged[0].startswith(told), report
+
+
+def test_what_a_translated_link_had_copied_is_unknown_where_its_map_was_deleted_before_the_failover(
+    source: str, target: str
+) -> None:
+    topic = link = "life-map-lost"
+    create_topic(source, topic, 1)
+    append_records(source, topic, 20)
+    mirror(source, target, topic, link, is_translated=True)
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_topics, cluster, [map_topic(link)])
+    assert fail_over(target, link).exit_code == 3
+    (note,) = run(source, target, read_status, link).notes
+    assert note == f"what {topic}-0 left behind on the source is unknown: {MAP_LOST}"
+    for report in (run(source, target, promote, link), fail_over(target, link)):
+        (unknown,) = report.unknown_left
+        assert report.exit_code == 3 and unknown.startswith(f"how far link {link} had copied is unknown: Topic ")
 
 
 def test_a_promotion_writes_nothing_where_the_link_never_ran_and_finds_what_is_its_own_without_a_control(

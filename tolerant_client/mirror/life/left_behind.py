@@ -25,7 +25,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import list_led_log_offsets
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.life.lens import END_UNKNOWN, NEVER_HAD, PartitionLag, look_led
+from tolerant_client.mirror.life.lens import END_UNKNOWN, MAP_LOST, NEVER_HAD, PartitionLag, look_led
 from tolerant_client.mirror.life.lost_copies import lost_copies
 from tolerant_client.mirror.life.mirrors import within_bound
 from tolerant_client.mirror.life.owners import find_taken
@@ -77,9 +77,11 @@ async def promoted_before(
     if not ends and is_translated:  # version 0.1 promoted it, and its map still says it
         ends = await copied_until(target, link, mapped.partitions)
         warnings += [unread_map(mapped.unread, link)] if mapped.unread else []
+    not_known: list[str] = []
     if not ends:
-        why = await lost_map(target, link, control) or END_UNKNOWN
-        warnings.append(f"how far link {link} had copied is unknown: {why}")
+        lost = await lost_map(target, link, control)
+        text = f"how far link {link} had copied is unknown: {lost or END_UNKNOWN}"
+        (not_known if lost else warnings).append(text)
     lags, never = [PartitionLag(p, at) for p, at in sorted(ends.items())], list[PartitionLag]()
     topics = _topics_of(control)
     unmoved, alike, unknown = None, dict[TopicPartition, int](), dict[TopicPartition, str]()
@@ -109,7 +111,7 @@ async def promoted_before(
         warnings=tuple(warnings),
         groups=unmoved,
         damaged=tuple((await lost_copies(target, link, control, mapped)).texts()),
-        unknown_left=tuple(unknown_left(unknown)),
+        unknown_left=(*not_known, *unknown_left(unknown)),
     )
 
 
@@ -156,7 +158,9 @@ async def never_copied(
     logs, untold = await list_led_log_offsets(source, never)
     seen = [PartitionLag(p, 0, log.last_stable, log.high_watermark, log.start) for p, log in sorted(logs.items())]
     lags = [e for e in (replace(e, begun_at=control.empty_until.get(e.partition, 0)) for e in seen) if e.left_offsets]
-    made = {e.partition: NEVER_HAD for e in lags if e.partition.partition in here.get(e.partition.topic, ())}
+    is_lost = is_translated and bool(lags) and await lost_map(target, link, control) is not None
+    why = MAP_LOST if is_lost else NEVER_HAD
+    made = {e.partition: why for e in lags if e.partition.partition in here.get(e.partition.topic, ())}
     return [e for e in lags if e.partition not in made], {**untold, **made}
 
 
