@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -149,7 +150,11 @@ def test_repeated_create_of_an_acl_leaves_one_and_a_repeated_delete_matches_noth
     answers = wire.twice(rows.ACLS_CREATE, CreateAclsRequest(creations=[acl]))
     assert_same(rows.ACLS_CREATE, answers)
     assert answers[0].results[0].error_code == 0
-    described = wire.twice(rows.READ_ONLY, DescribeAclsRequest(**pattern))
+    deadline = time.monotonic() + 10
+    while True:  # a broker learns from its controller what the controller has created
+        described = wire.twice(rows.READ_ONLY, DescribeAclsRequest(**pattern))
+        if described[0].resources or time.monotonic() > deadline:
+            break
     assert_same(rows.READ_ONLY, described)
     assert [len(resource.acls) for resource in described[0].resources] == [1]
     request = DeleteAclsRequest(filters=[DeleteAclsRequest.DeleteAclsFilter(**pattern)])
