@@ -222,6 +222,13 @@ def begun_by(target: str, link: str, partition: TopicPartition, produced: Gap | 
 
 
 @pytest.mark.parametrize("policy", [MirrorPolicy(), MARKERS], ids=["auto", "markers"])
+def copied_before_gap(source: str, target: str, topic: str) -> None:
+    """A topic of ten records that a link of its name has copied; what is appended next is at offset 10."""
+    create_topic(source, topic)
+    append_records(source, topic, 10)
+    mirror(source, target, topic, link=topic)
+
+
 @pytest.mark.parametrize("produced", [None, Gap(10, 15)], ids=["late", "open"])
 def test_who_fills_with_markers_ends_and_fences_who_was_filling_with_transactions(
     source: str, target: str, policy: MirrorPolicy, produced: Gap | None
@@ -229,9 +236,7 @@ def test_who_fills_with_markers_ends_and_fences_who_was_filling_with_transaction
     """What it has left unread at its coordinator would open a transaction whose end lies wherever the log ends then."""
     topic = f"ways-fenced-{policy.gap_fill.value}-{produced is not None}"
     partition = TopicPartition(topic, 0)
-    create_topic(source, topic)
-    append_records(source, topic, 10)
-    mirror(source, target, topic, link=topic)
+    copied_before_gap(source, target, topic)
     abort(source, topic, 20)
     cluster, late = begun_by(target, topic, partition, produced)
     mirror(source, target, topic, link=topic, policy=policy)
@@ -245,9 +250,7 @@ def test_who_fills_with_markers_ends_and_fences_who_was_filling_with_transaction
 def test_transactions_go_on_where_markers_were_left(source: str, target: str) -> None:
     topic = "ways-markers-left"
     partition = TopicPartition(topic, 0)
-    create_topic(source, topic)
-    append_records(source, topic, 10)
-    mirror(source, target, topic, link=topic)
+    copied_before_gap(source, target, topic)
     abort(source, topic, 20)
     write_markers(target, partition, range(10, 17))
     mirror(source, target, topic, link=topic, policy=TRANSACTIONS)
@@ -271,9 +274,7 @@ def write_markers(target: str, partition: TopicPartition, offsets: range) -> Non
 def test_markers_that_arrive_after_a_promotion_are_nobodys_records(source: str, target: str) -> None:
     topic = "ways-late-markers"
     partition = TopicPartition(topic, 0)
-    create_topic(source, topic)
-    append_records(source, topic, 10)
-    mirror(source, target, topic, link=topic)
+    copied_before_gap(source, target, topic)
     abort(source, topic, 50, records=0)
     failed_over(target, topic)
     write_markers(target, partition, range(10, 61))  # of a request that was in flight

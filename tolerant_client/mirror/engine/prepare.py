@@ -33,7 +33,7 @@ from tolerant_client.mirror.engine.preflight import (
     unled_copies,
     write_down,
 )
-from tolerant_client.mirror.engine.time_range import asked_starts, ends_at, require_all_led
+from tolerant_client.mirror.engine.time_range import ends_at, require_all_led, starts_of_range
 from tolerant_client.mirror.engine.translated.copied_before import find_copied
 from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
@@ -245,8 +245,8 @@ async def prepare_link(
     first record at or after `from_ms`, and `ends` are at most the first record at or after `until_ms`.  `claim` gets the topics
     before anything is written.
     Raises what plan_link does, OptionError for a refused topic, LinkPromotedError, and, but for what an operator has paused,
-    TargetDivergedError, and DataLossError if the policy is to fail.  Nothing was written then, unless a cluster became unreachable, or the target refused to create a
-    topic.
+    TargetDivergedError, and DataLossError if the policy is to fail.  Nothing was written then, unless a cluster became
+    unreachable, or the target refused to create a topic.
     """
     planned, control = await _check_link(
         source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None, is_identical=not is_translated
@@ -262,14 +262,18 @@ async def prepare_link(
             require_not_last(target, link, control, (await mapped_topics(target, link, control)).last)
         await require_same_map(target, link, control)
         if from_ms is not None:
-            starts, ids = await asked_starts(source, target, link, planned.ends, from_ms, control, is_translated=True)
+            starts, ids = await starts_of_range(
+                source, target, link, planned.ends, from_ms, control, is_translated=True
+            )
         claim(names)
         if not goes_on:
             await _refuse_losses(source, target, link, planned, policy, control.with_starts(starts, ids))
         map_id = await ensure_map_topic(target, link, control)
     else:
         if from_ms is not None:
-            starts, ids = await asked_starts(source, target, link, planned.ends, from_ms, control, is_translated=False)
+            starts, ids = await starts_of_range(
+                source, target, link, planned.ends, from_ms, control, is_translated=False
+            )
         control = control.with_starts(starts, ids)
         claim(names)
         producer_id = await init_producer_id(target, control.producer_name(link))

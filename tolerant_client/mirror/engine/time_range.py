@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
@@ -12,6 +13,14 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
 from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import has_map, read_maps
+
+
+class ForeseenStarts(NamedTuple):
+    """Where a start would have copies begin, the link's control then, and why it would refuse."""
+
+    offsets: dict[TopicPartition, int]
+    control: LinkControl
+    refused: list[str]
 
 
 def require_all_led(waiting: Mapping[TopicPartition, str]) -> None:
@@ -24,7 +33,7 @@ def require_all_led(waiting: Mapping[TopicPartition, str]) -> None:
         )
 
 
-async def asked_starts(
+async def starts_of_range(
     source: Cluster,
     target: Cluster,
     link: str,
@@ -41,8 +50,8 @@ async def asked_starts(
     # Read before the offsets: a topic that is created again meanwhile gets no start.
     ids = {name: str(found) for name, found in (await topic_ids(source, {p.topic for p in partitions})).items()}
     if is_translated:
-        return await _translated_starts(source, target, partitions, link, from_ms, control, ids), ids
-    return await starts_at(source, target, partitions, from_ms, control, ids), ids
+        return await translated_starts(source, target, partitions, link, from_ms, control, ids), ids
+    return await identical_starts(source, target, partitions, from_ms, control, ids), ids
 
 
 async def foresee_starts(
@@ -55,20 +64,20 @@ async def foresee_starts(
     control: LinkControl,
     *,
     is_translated: bool,
-) -> tuple[dict[TopicPartition, int], LinkControl, list[str]]:
-    """Where a start would have these copies begin, its control then, and why it would refuse; `waiting` cannot begin now."""
+) -> ForeseenStarts:
+    """What a start of these copies would do; `waiting` cannot begin now."""
     if from_ms is None:
-        return {}, control, []
+        return ForeseenStarts({}, control, [])
     try:
         require_all_led(waiting)
         asked = source, target, link, partitions, from_ms, control
-        starts, ids = await asked_starts(*asked, is_translated=is_translated)
+        starts, ids = await starts_of_range(*asked, is_translated=is_translated)
     except (OptionError, ClusterUnreachableError) as error:
-        return {}, control, [text_of(error)]
-    return {p: at.offset for p, at in starts.items()}, control.with_starts(starts, ids), []
+        return ForeseenStarts({}, control, [text_of(error)])
+    return ForeseenStarts({p: at.offset for p, at in starts.items()}, control.with_starts(starts, ids), [])
 
 
-async def _translated_starts(
+async def translated_starts(
     source: Cluster,
     target: Cluster,
     ends: Collection[TopicPartition],
@@ -88,7 +97,7 @@ async def _translated_starts(
     return await offsets_at(source, set(ends) - begun.keys() - held, from_ms)
 
 
-async def starts_at(
+async def identical_starts(
     source: Cluster,
     target: Cluster,
     partitions: Iterable[TopicPartition],

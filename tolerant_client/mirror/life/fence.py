@@ -12,10 +12,11 @@ C. If the link's transactional.id has expired, the coordinator gives it another 
    fences that id: one filler record in each partition where it was the last to write.
 D. Translated offsets: each partition has a transactional.id; a new epoch fences its copier.  It writes nothing except the
    marker that ends an open transaction.
-E. Bare markers (GapFill.MARKERS, and AUTO where they may be written) carry no epoch that a broker could refuse, so their filler checks the control before each
-   request.  A request that was in flight when the control was written may arrive after the fence: for a partition that was being
-   filled, at most one request of at most 2,000 markers.  They do no harm: no consumer sees them, they end no application's
-   transaction (nobody has their producer ids), and the copy ends before the fence, whatever follows it.
+E. Bare markers (GapFill.MARKERS, and AUTO where they may be written) carry no epoch that a broker could refuse, so their filler
+   checks the control before each request.  A request that was in flight when the control was written may arrive after the
+   fence: for a partition that was being filled, at most one request of at most 2,000 markers.  They do no harm: no consumer
+   sees them, they end no application's transaction (nobody has their producer ids), and the copy ends before the fence,
+   whatever follows it.
 F. A second command that fences takes the transactional.id over, and ends the first one's transaction.  The first one may be the
    late one, when applications write already: so each checks, once it has the transactional.id, that the control still names it
    (`promotion`).

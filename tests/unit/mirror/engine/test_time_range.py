@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, OffsetAndEpoch
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.engine.time_range import starts_at
+from tolerant_client.mirror.engine.time_range import identical_starts
 from tolerant_client.mirror.state.link_control import LinkControl
 
 FIRST, SECOND = (TopicPartition("orders", n) for n in range(2))
@@ -21,7 +21,7 @@ FOUND, END = OffsetAndEpoch(40, 2), OffsetAndEpoch(90, 3)  # the offset of the t
 
 
 def started(control: LinkControl, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndEpoch]:
-    """What starts_at returns for a source with id "s2"; `ends` are the target's."""
+    """What identical_starts returns for a source with id "s2"; `ends` are the target's."""
 
     async def of_source(asked: Mapping[TopicPartition, int], **_: Any) -> dict[TopicPartition, OffsetAndEpoch]:
         return {p: {EARLIEST: OffsetAndEpoch(0, 0), LATEST: END, TIME: FOUND}[at] for p, at in asked.items()}
@@ -34,7 +34,7 @@ def started(control: LinkControl, ends: Mapping[TopicPartition, int]) -> dict[To
 
     source: Any = SimpleNamespace(list_offsets_and_epochs=of_source)
     target: Any = SimpleNamespace(list_offsets=of_target, partitions=partitions)
-    return asyncio.run(starts_at(source, target, [FIRST, SECOND], TIME, control, {"orders": "s2"}))
+    return asyncio.run(identical_starts(source, target, [FIRST, SECOND], TIME, control, {"orders": "s2"}))
 
 
 def test_a_time_is_asked_for_anew_of_empty_logs_whose_source_was_made_anew() -> None:
