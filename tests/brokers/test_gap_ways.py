@@ -221,7 +221,6 @@ def begun_by(target: str, link: str, partition: TopicPartition, produced: Gap | 
     return cluster, cluster.run(begin)
 
 
-@pytest.mark.parametrize("policy", [MirrorPolicy(), MARKERS], ids=["auto", "markers"])
 def copied_before_gap(source: str, target: str, topic: str) -> None:
     """A topic of ten records that a link of its name has copied; what is appended next is at offset 10."""
     create_topic(source, topic)
@@ -229,6 +228,7 @@ def copied_before_gap(source: str, target: str, topic: str) -> None:
     mirror(source, target, topic, link=topic)
 
 
+@pytest.mark.parametrize("policy", [MirrorPolicy(), MARKERS], ids=["auto", "markers"])
 @pytest.mark.parametrize("produced", [None, Gap(10, 15)], ids=["late", "open"])
 def test_who_fills_with_markers_ends_and_fences_who_was_filling_with_transactions(
     source: str, target: str, policy: MirrorPolicy, produced: Gap | None
