@@ -82,6 +82,7 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.verify.outcome import Outcome
 from tolerant_client.mirror.verify.report import VerifyReport
 from tolerant_client.mirror.verify.verification import Verification, compare_here
+from tolerant_client.ops.doctor.finding import Finding, Severity
 from tolerant_client.ops.doctor.link_examination import Subject, examine
 from tolerant_client.testing import KafkaCluster
 
@@ -951,6 +952,14 @@ def test_a_promoted_copy_that_was_deleted_and_created_again_is_lost_for_every_co
     assert not run(source, target, promote, link).damaged and not fail_over(target, link).damaged
 
 
+def told_by_doctor(source: str, target: str, link: str, words: str) -> Finding:
+    """The one finding of the doctor with these words."""
+    clusters = {"source": {"bootstrap.servers": source}, "target": {"bootstrap.servers": target}}
+    checkup = examine(Subject(clusters, LinkTopics.of(f"{link}-.*"), link=link, seconds=0))
+    (one,) = [found for found in checkup.findings if words in found.evidence]
+    return one
+
+
 @pytest.mark.parametrize("is_translated", [False, True])
 def test_a_copy_that_was_deleted_before_a_failover_is_lost_for_every_command_after_it(
     source: str, target: str, is_translated: bool
@@ -966,8 +975,13 @@ def test_a_copy_that_was_deleted_before_a_failover_is_lost_for_every_command_aft
     if is_translated:  # what no mirror fills again, nobody is told to wait for
         text, *_ = run(source, target, promote, link).blockers
         assert text.startswith(f"{lost}-0: not on the target any more") and "nothing fills it again" in text
+        planned = run(source, target, plan_everything, link, f"{link}-.*", is_translated=True)
+        assert (planned.exit_code, planned.refusals) == (3, (text,)), planned
+        assert {t.topic: t.action for t in planned.topics} == {lost: "refuse", kept: "copy"}
+        assert f"topic {lost}" in told_by_doctor(source, target, link, "nothing fills it again").thing
     assert fail_over(target, link).exit_code == 3
     told = f"{lost}-0: not on the target any more, and the link was promoted with it"
+    assert told_by_doctor(source, target, link, told).severity is Severity.ERROR
     assert run(source, target, read_status, link).findings[0].startswith(told)
     for report in (run(source, target, promote, link), fail_over(target, link)):
         assert report.exit_code == 3 and report.damaged[0].startswith(told), report

@@ -33,6 +33,7 @@ _GOES_ON = (
     "and the link was promoted with it, so nothing copies it again: if nobody deleted it on purpose, what was copied is on the source"
     " alone, as far as it is left there"
 )
+LOST_UNKNOWN = "whether the target still has what the link was promoted with is unknown: it could not be read in time"
 
 
 class LostCopies(NamedTuple):

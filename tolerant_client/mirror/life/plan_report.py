@@ -17,7 +17,7 @@ from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.circles import refuse_circle
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.preflight import grown, look_for_others, require_same_source
-from tolerant_client.mirror.engine.prepare import PlannedLink, plan_link, without_topics
+from tolerant_client.mirror.engine.prepare import PlannedLink, partitions_of, plan_link, without_topics
 from tolerant_client.mirror.engine.time_range import foresee_starts
 from tolerant_client.mirror.engine.translated.copied_before import find_copied
 from tolerant_client.mirror.engine.translated.foresight import foresee
@@ -34,25 +34,20 @@ from tolerant_client.mirror.life.comparison import (
 )
 from tolerant_client.mirror.life.lens import MAP_LOST
 from tolerant_client.mirror.life.mirrors import look_for_forgotten
+from tolerant_client.mirror.life.plan_findings import durability, gone_refusals, gone_warnings, made_again_warnings
 from tolerant_client.mirror.life.promotion_report import groups_json
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.health import (
-    DELETED_ON_SOURCE,
-    PARTITION_DELETED_ON_SOURCE,
+    TRANSLATED_COPY_DELETED,
     by_reason,
     few,
     kept_at_ends,
-    with_pause,
 )
+from tolerant_client.mirror.state.health import names as names_of
+from tolerant_client.mirror.state.lacking import sort_lacking
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, link_options, paused_text
-from tolerant_client.mirror.state.link_topics import (
-    NOT_ON_SOURCE,
-    beside_file,
-    see_topics,
-    some,
-    unread_map,
-)
+from tolerant_client.mirror.state.link_topics import beside_file, see_topics, some, unread_map
 from tolerant_client.mirror.state.map_topic import (
     copied_until,
     has_map,
@@ -63,12 +58,9 @@ from tolerant_client.mirror.state.map_topic import (
     require_not_last,
 )
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long
-from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 _MAP_S = 10.0  # how long we read an offset map: a large one, or a hanging broker, delays a plan no longer
-_MIN_INSYNC = "min.insync.replicas"
-_UNCLEAN = "unclean.leader.election.enable"
 
 
 @dataclass(frozen=True)
@@ -215,7 +207,11 @@ async def plan_everything(
         warnings += await refuse_circle(source, target, copied, link)
     except OptionError as error:
         refusals.append(text_of(error))
-    warnings += made_again_warnings((topic.name for topic in planned.topics.create), control)
+    lacking = sort_lacking(partitions_of(planned.topics.create), control, mapped)
+    warnings += made_again_warnings(lacking)
+    if unfilled := [p for p in lacking.gone if not control.pauses(p)]:
+        refusals.append(f"{names_of(unfilled)}: {TRANSLATED_COPY_DELETED}")
+        planned = without_topics(planned, {p.topic: TRANSLATED_COPY_DELETED for p in unfilled})
     if is_translated and (lost or not was_begun):
         besides = replace(besides, groups=None)  # no map translates their offsets yet
     asked = source, target, link, planned.ends, planned.waiting, from_ms, control
@@ -270,14 +266,6 @@ async def plan_everything(
     )
 
 
-def gone_warnings(gone: Iterable[str]) -> list[str]:
-    """Warnings about topics of the link that the target has and the source does not; pure."""
-    return [
-        f"{NOT_ON_SOURCE}, and the link writes it on the target: {name}; nothing more is copied into it"
-        for name in gone
-    ]
-
-
 async def right_refusals(source: Cluster, target: Cluster, planned: PlannedLink) -> list[str]:
     """Refusals for the rights without which the brokers will refuse to read a topic of the source, or to write one of the target."""
     copied, there = {topic.name for topic in planned.topics.copied}, planned.described[1]
@@ -290,29 +278,6 @@ async def right_refusals(source: Cluster, target: Cluster, planned: PlannedLink)
             (target, unwritten, "Write"),
         )
         if names
-    ]
-
-
-def gone_refusals(gone: Mapping[str, list[int]], on_source: Collection[str], which: str) -> list[str]:
-    """Refusals for copied topics, and partitions of topics, that the source no longer has; the options `which` name the link; pure."""
-    fewer = [TopicPartition(name, n) for name, numbers in gone.items() if name in on_source for n in numbers]
-    told = with_pause(dict.fromkeys(fewer, PARTITION_DELETED_ON_SOURCE), which)
-    return [
-        f"{name}: {DELETED_ON_SOURCE}"
-        if name not in on_source
-        else f"{some(f'{name}-{n}' for n in numbers)}: {told[TopicPartition(name, numbers[0])]}"
-        for name, numbers in sorted(gone.items())
-    ]
-
-
-def made_again_warnings(created: Iterable[str], control: LinkControl) -> list[str]:
-    """Warnings about topics to create that the link had begun to copy: somebody has deleted them; pure."""
-    known = {p.topic for p in (*control.begun, *control.copied)}
-    return [
-        f"topic {name} is not on the target any more, though the link had begun to copy it: it is created again and filled"
-        " from where the source's logs begin now"
-        for name in sorted(created)
-        if name in known
     ]
 
 
@@ -424,26 +389,3 @@ async def _besides(
         positions = await read_positions(source, target, topics, besides.groups, link=map_of, leave_out=stopped)
         groups = await sync_groups(target, positions, is_dry_run=True)
     return configs, acls, groups
-
-
-def durability(source: Iterable[TopicSpec], target: Mapping[str, TopicSpec]) -> list[str]:
-    """Topics whose records are less durable on the target than on the source; pure."""
-    found = []
-    for wanted in source:
-        present = target.get(wanted.name)
-        if present is None:
-            continue
-        if present.replication_factor < wanted.replication_factor:
-            found.append(
-                f"topic {wanted.name} has {present.replication_factor} replicas on the target and {wanted.replication_factor} on"
-                " the source; reassign its partitions to more brokers"
-            )
-        ours, theirs = (int(spec.value(_MIN_INSYNC, "1")) for spec in (present, wanted))
-        if ours < min(theirs, present.replication_factor):
-            found.append(
-                f"topic {wanted.name} acknowledges records that {ours} replicas have on the target, and {theirs} on the source; set"
-                f" {_MIN_INSYNC}={min(theirs, present.replication_factor)} on the target"
-            )
-        if present.value(_UNCLEAN, "false") == "true":
-            found.append(f"topic {wanted.name} may lose acknowledged records on the target: set {_UNCLEAN}=false there")
-    return found

@@ -75,6 +75,7 @@ from tolerant_client.mirror.life.promotion_view import (
 )
 from tolerant_client.mirror.state.control_topic import half_done, read_control
 from tolerant_client.mirror.state.health import waiting_reasons
+from tolerant_client.mirror.state.lacking import sort_lacking
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.link_topics import (
@@ -355,7 +356,7 @@ async def _wait(
         found = blockers(kept, before or {}, control, compared, held, *options, given)
         found += copied_besides(e for e in kept if not of.waits_for(e.partition.topic))
         if lacking:
-            found = [*lacking_blockers(lacking, control, of.mapped.copies if of.is_translated else ()), *found]
+            found = [*lacking_blockers(sort_lacking(lacking, control, of.mapped)), *found]
         if before is not None and (
             not found or any(blocker.lasts for blocker in found) or time.monotonic() >= deadline
         ):

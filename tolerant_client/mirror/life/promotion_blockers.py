@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -11,6 +11,7 @@ from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED, by_reason, counted_are
 from tolerant_client.mirror.state.health import names as names_of
+from tolerant_client.mirror.state.lacking import Lacking
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import some
 from tolerant_client.mirror.state.open_transactions import Held
@@ -94,13 +95,9 @@ def blockers(
     return found
 
 
-def lacking_blockers(
-    lacking: Collection[TopicPartition], control: LinkControl, translated: Collection[TopicPartition] = ()
-) -> list[Blocker]:
-    """For partitions that the target lacks; if the link had begun to copy one, or has `translated` it, it was deleted there.  Pure."""
-    gone = [p for p in lacking if p in translated]
-    deleted = [p for p in lacking if (p in control.begun or p in control.copied) and p not in translated]
-    unmade = [p for p in lacking if p not in gone and p not in deleted]
+def lacking_blockers(lacking: Lacking) -> list[Blocker]:
+    """Blockers for partitions that the target lacks.  Pure."""
+    gone, deleted, unmade = lacking
     found = []
     if gone:
         found.append(Blocker(f"{named(gone)}: {TRANSLATED_COPY_DELETED}", lasts=True))

@@ -11,7 +11,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.comparison import Comparison, is_comparable, without_paused
 from tolerant_client.mirror.life.lens import PartitionLag, open_spans, positions_of
-from tolerant_client.mirror.life.lost_copies import LostCopies
+from tolerant_client.mirror.life.lost_copies import LOST_UNKNOWN, LostCopies
 from tolerant_client.mirror.life.mirrors import at_work, mirror_reasons, standing, untold_reasons
 from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.claims_record import Waiting
@@ -30,6 +30,7 @@ from tolerant_client.mirror.state.health import (
     with_pause,
 )
 from tolerant_client.mirror.state.health import names as names_of
+from tolerant_client.mirror.state.lacking import Lacking, sort_lacking
 from tolerant_client.mirror.state.link_control import LinkControl, unfinished
 from tolerant_client.mirror.state.link_topics import LinkView, known_topics, some, unread_map
 from tolerant_client.mirror.state.map_topic import MappedTopics
@@ -40,7 +41,6 @@ ADOPTED_UNCOMPARED = (
     "what the link has adopted is not compared before its mirror has started for the first time; tolerant-kafka plan says"
     " whether it may"
 )
-_LOST_UNKNOWN = "whether the target still has what the link was promoted with is unknown: it could not be read in time"
 TAKEN_UNKNOWN = "whether another link has topics of it is unknown: the target's controls could not be read in time"
 
 
@@ -87,13 +87,8 @@ class LinkScope:
         """Partitions that the link had copied and that were deleted on the target; after its promotion those with records only."""
         if self.control.is_over:
             return list(self.lost.deleted) if self.lost is not None else []
-        known = {*self.control.begun, *self.control.copied, *self.translated_copies}
-        return [p for p in self.missing if p in known and p not in self.view.hidden]
-
-    @property
-    def translated_copies(self) -> Collection[TopicPartition]:
-        """What the link has copied with translated offsets, which nothing fills again once the target has lost it."""
-        return self.mapped.copies if self.is_translated else ()
+        gone, deleted, _ = sort_lacking(self.missing, self.control, self.mapped)
+        return [p for p in (*gone, *deleted) if p not in self.view.hidden]
 
 
 @dataclass(frozen=True)
@@ -213,7 +208,7 @@ def reasons_of(facts: LinkFacts) -> list[Reason]:
 
 def _lost_reasons(scope: LinkScope) -> list[Reason]:
     """Reasons for copies of a promoted link that the target has no more."""
-    texts = [_LOST_UNKNOWN] if scope.lost is None else scope.lost.texts()
+    texts = [LOST_UNKNOWN] if scope.lost is None else scope.lost.texts()
     return [Reason(Health.UNKNOWN, text) for text in texts]
 
 
@@ -265,7 +260,7 @@ def _mirror_reasons(facts: LinkFacts) -> Iterator[Reason]:
     if paused := control.paused_words:
         yield Reason(Health.PAUSED, f"an operator has paused {some(paused)}")
     soon = facts.made_soon
-    yield from missing_reasons([p for p in missing if p not in soon], control, facts.scope.translated_copies)
+    yield from missing_reasons(sort_lacking((p for p in missing if p not in soon), control, facts.scope.mapped))
 
 
 def notes_of(facts: LinkFacts) -> list[str]:
@@ -300,13 +295,9 @@ def unmade_notes(soon: Collection[TopicPartition]) -> list[str]:
     ]
 
 
-def missing_reasons(
-    missing: Collection[TopicPartition], control: LinkControl, translated: Collection[TopicPartition] = ()
-) -> list[Reason]:
-    """Reasons for partitions that the target lacks; those that the link had begun to copy, or has `translated`, were deleted there."""
-    gone = sorted(p for p in missing if p in translated)
-    deleted = sorted(p for p in missing if (p in control.begun or p in control.copied) and p not in translated)
-    unmade = sorted(set(missing).difference(gone, deleted))
+def missing_reasons(lacking: Lacking) -> list[Reason]:
+    """Reasons for partitions that the target lacks."""
+    gone, deleted, unmade = lacking
     reasons = [Reason(Health.BLOCKED, f"{names_of(gone)}: {TRANSLATED_COPY_DELETED}")] if gone else []
     if deleted:
         reasons.append(Reason(Health.WAITING, f"{names_of(deleted)}: {DELETED_ON_TARGET}"))

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kafka.structs import TopicPartition
-
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import GOES_ON, LedgerRow
+from tolerant_client.mirror.engine.prepare import partitions_of
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.life.mirrors import mirror_reasons, standing
-from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.health import (
-    DELETE_COPY,
-    DELETED_ON_SOURCE,
     DELETED_ON_TARGET,
-    by_reason,
+    TRANSLATED_COPY_DELETED,
     counted,
-    names,
 )
-from tolerant_client.mirror.state.ledger import UNREADABLE
+from tolerant_client.mirror.state.lacking import sort_lacking
 from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, MAX_MESSAGE_BYTES, TIMESTAMP_TYPE, TopicSpec, plan_topics
 from tolerant_client.ops.doctor.access import create_command
 from tolerant_client.ops.doctor.facts import ClusterFacts
@@ -49,15 +43,21 @@ def topic_findings(
     source: Mapping[str, TopicSpec],
     target: Mapping[str, TopicSpec],
     brokers: int,
-    begun: Collection[TopicPartition],
+    control: LinkControl,
+    mapped: MappedTopics = NO_MAP,
 ) -> Iterator[Told]:
-    """Judges each topic by a mirror's own plan; names are the target's.  `begun` are those that the link has copied to."""
-    known = {p.topic for p in begun}
-    deleted = sorted(name for name in source if name not in target and name in known)
-    if deleted:
-        yield Told(Severity.WARNING, f"topic {some(deleted)}", DELETED_ON_TARGET, "Start the mirror, if none runs")
-    missing = sorted(name for name in source if name not in target and name not in known)
-    if missing:
+    """Judges each topic by a mirror's own plan; names are the target's.  No mirror creates what a link that is over lacks."""
+    absent = () if control.is_over else partitions_of(spec for name, spec in source.items() if name not in target)
+    lacking = sort_lacking(absent, control, mapped)
+    gone, deleted, unmade = ({p.topic for p in of} for of in lacking)
+    if gone:
+        evidence, _, remedy = TRANSLATED_COPY_DELETED.rpartition("; ")
+        yield Told(Severity.ERROR, f"topic {some(sorted(gone))}", evidence, remedy.capitalize())
+    if deleted := deleted - gone:
+        yield Told(
+            Severity.WARNING, f"topic {some(sorted(deleted))}", DELETED_ON_TARGET, "Start the mirror, if none runs"
+        )
+    if missing := sorted(unmade - gone - deleted):
         evidence = "not on the target yet: a mirror creates what is missing"
         yield Told(Severity.INFO, f"topic {some(missing)}", evidence, "None needed")
     for name, wanted in sorted(source.items()):
@@ -73,7 +73,7 @@ def topic_findings(
             )
             continue
         has_more = present.partitions > wanted.partitions
-        if has_more and not any(p.topic == name and p.partition >= wanted.partitions for p in begun):
+        if has_more and not any(p.topic == name and p.partition >= wanted.partitions for p in control.begun):
             yield Told(
                 Severity.INFO,
                 f"topic {name}",
@@ -338,111 +338,6 @@ def progress_findings(
         if others
         else "Start the mirror, or check its log",
     )
-
-
-# -- what the link has recorded ------------------------------------------------
-
-
-@check("ledger", cluster="link")
-def ledger_findings(link: str, rows: Iterable[LedgerRow]) -> Iterator[Told]:
-    """Losses that the link has accepted, by topic and reason."""
-    lost: Counter[tuple[str, str]] = Counter()
-    newest: dict[tuple[str, str], int] = {}
-    unreadable = 0
-    for row in rows:
-        key = (row.topic, str(row.reason))
-        if row.reason == UNREADABLE:
-            unreadable += 1
-        elif row.link == link:
-            lost[key] += row.until_offset - row.from_offset
-            newest[key] = max(row.time_ms, newest.get(key, 0))
-    for (topic, reason), offsets in sorted(lost.items()):
-        yield Told(
-            Severity.WARNING,
-            f"topic {topic}",
-            f"{counted(offsets, 'offset')} not on the target ({reason}), recorded at {newest[topic, reason]} ms",
-            "Read the ledger (tolerant-mirror-ledger) for the ranges; what is lost on the source stays lost",
-        )
-    if unreadable:
-        yield Told(
-            Severity.WARNING,
-            "tolerant-mirror-ledger",
-            f"{unreadable} of its records are not ledger rows: somebody else writes to it",
-            "Revoke their right to write to it",
-        )
-
-
-@check("control", cluster="link")
-def control_findings(
-    link: str,
-    control: LinkControl,
-    options: LinkOptions,
-    lost_map: str | None,
-    forgotten: str | None,
-) -> Iterator[Told]:
-    """An operator's orders to leave something out.
-
-    `lost_map` says that the link's offset map is lost, so it cannot copy; `forgotten` that its mirror runs without a control.
-    """
-    if forgotten is not None:
-        evidence, _, remedy = forgotten.rpartition(". ")
-        yield Told(Severity.WARNING, f"link {link}", evidence, remedy)
-    if lost_map is not None and not control.is_over:
-        evidence, _, remedy = lost_map.partition(". ")
-        yield Told(Severity.ERROR, f"link {link}", evidence, remedy)
-    resume = f"tolerant-kafka resume {options.of_target}"
-    if control.is_half_promoted:
-        again = f"Run it again: tolerant-kafka promote {options.of_both}, or failover {options.of_target}"
-        yield Told(
-            Severity.WARNING, f"link {link}", "its promotion has begun and has not ended: nothing is copied", again
-        )
-    if control.is_promoted:
-        back = "None if that is intended; the guide to the failover drill says how to copy the other way"
-        yield Told(Severity.WARNING, f"link {link}", "it is promoted: nothing is copied any more", back)
-    if paused := control.paused_words:
-        yield Told(Severity.WARNING, f"link {link}", f"paused: {some(paused)}", resume)
-    if control.bytes_per_s:
-        yield Told(
-            Severity.INFO,
-            f"link {link}",
-            f"it copies at most {size(control.bytes_per_s)}/s",
-            f"tolerant-kafka throttle off {options.of_target}  # if it has to be faster",
-        )
-
-
-@check("control", cluster="link")
-def blocked_findings(
-    link: str,
-    mirrors: Collection[Run] | None,
-    control: LinkControl,
-    left_behind: Mapping[TopicPartition, str],
-    stopped: Mapping[TopicPartition, str],
-) -> Iterator[Told]:
-    """What is blocked until a person acts, in the words of `status`, and that no mirror of the link runs.
-
-    The source lacks `left_behind`; the logs of `stopped` differ, or another link has them; mirrors tell more, None if they are unknown.
-
-    A reason is never split: without a remedy of its own, as an earlier version's mirror tells it, all of it is the evidence.
-    """
-    if control.is_over:
-        return
-    waits = {p: wait for p, wait in standing(mirrors or (), left_behind, control).items() if wait.is_blocked}
-    seen = {**stopped, **left_behind}
-    told = {p: why for p, why in seen.items() if not control.pauses(p)} | {p: wait.reason for p, wait in waits.items()}
-    remedies = {**{wait.reason: wait.remedy for wait in waits.values()}, DELETED_ON_SOURCE: DELETE_COPY}
-    for reason, partitions in by_reason(told).items():
-        evidence, remedy = reason, "Do what it says; status names all partitions"
-        if known := remedies.get(reason):
-            evidence, remedy = reason.removesuffix(known).rstrip(";. "), known[:1].upper() + known[1:]
-        which = names(partitions)
-        yield Told(
-            Severity.ERROR,
-            f"link {link}",
-            f"blocked: {evidence if which in evidence else f'{which}: {evidence}'}",
-            remedy,
-        )
-    for idle in mirror_reasons(link, mirrors) if mirrors is not None and not control.tells_no_start else ():
-        yield Told(Severity.WARNING, f"link {link}", idle.text, "Start the mirror, if it is to run now")
 
 
 def renamed(specs: Mapping[str, TopicSpec], names: Mapping[str, str]) -> dict[str, TopicSpec]:

@@ -17,6 +17,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.group_positions import OWN_GROUPS
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.life.lost_copies import LostCopies, lost_copies
 from tolerant_client.mirror.life.mirrors import RENEWED_S, look_at_claims, look_for_forgotten, seen_mirrors
 from tolerant_client.mirror.life.status_reasons import unseen_texts
 from tolerant_client.mirror.state.claims import ClaimsLog
@@ -25,7 +26,7 @@ from tolerant_client.mirror.state.health import with_pause
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import written_topics
-from tolerant_client.mirror.state.map_topic import lost_map
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, lost_map
 from tolerant_client.mirror.state.plan import TopicSpec, plan_topics, select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, group_filter
 from tolerant_client.mirror.state.topics import describe_topics, fit_topics
@@ -48,16 +49,14 @@ from tolerant_client.ops.doctor.link_checks import (
     LinkOptions,
     Retention,
     ahead_findings,
-    blocked_findings,
-    control_findings,
     creation_findings,
-    ledger_findings,
     progress_findings,
     renamed,
     retention_findings,
     size_findings,
     topic_findings,
 )
+from tolerant_client.ops.doctor.link_records import blocked_findings, control_findings, ledger_findings
 from tolerant_client.ops.doctor.rights import Duty, asked
 from tolerant_client.ops.doctor.state_topics import state_topic_findings, state_topics
 from tolerant_client.ops.mm2.loops import names_of
@@ -273,8 +272,10 @@ class _Link:
         checkup.add(both_clocks_findings(source.quorum, target.quorum))
         self._examine_rights()
         control = checkup.ask("control", target.raw, read_control, target.raw, link)
-        is_live = control is not None and not control.is_over
-        self._examine_topics(control.begun if control is not None and is_live else ())
+        mapped = None
+        if control is not None:
+            mapped = checkup.ask("control", target.raw, logs.read_map, target.raw, link, control)
+        self._examine_topics(control or LinkControl(), mapped or NO_MAP)
         ledger = checkup.ask("ledger", target.raw, read_ledger, target.raw)
         checkup.add(ledger_findings(link, ledger or ()))
         checkup.add(state_topic_findings(target.facts, link))
@@ -283,11 +284,19 @@ class _Link:
             lost = checkup.ask("control", target.raw, lost_map, target.raw, link, control)
             asked = (look_for_forgotten, target.raw, link, control, RENEWED_S)  # a check has 10 s
             forgotten = checkup.ask("control", target.raw, *asked)
-            checkup.add(control_findings(link, control, self._subject.options, lost, forgotten))
             since = self._claims, self._looked, RENEWED_S
             mirrors = checkup.ask("control", target.raw, seen_mirrors, target.raw, link, *since)
+            copies: LostCopies | None = None if control.is_promotion_begun else LostCopies()
+            if control.is_promotion_begun and mapped is not None:
+                copies = checkup.ask("control", target.raw, lost_copies, target.raw, link, control, mapped)
+            has_copied = bool(mapped and mapped.partitions) or any(run.has_copied for run in mirrors or ())
+            told_of = link, control, self._subject.options, lost, forgotten, copies
+            checkup.add(control_findings(*told_of, has_copied=has_copied))
             stopped = self._stopped(control)
-            left_behind, maybe = self._ask_both(logs.find_gone, control, self._subject.topics) or ({}, {})
+            left_behind, maybe = self._ask_both(logs.find_gone, control, self._subject.topics, mapped or NO_MAP) or (
+                {},
+                {},
+            )
             told = with_pause(left_behind, self._subject.options.of_target)
             checkup.add(blocked_findings(link, mirrors, control, told, stopped))
             ask = "Ask who wrote the topic on the target: nothing says whether the link has"
@@ -311,7 +320,7 @@ class _Link:
             rights = checkup.ask("rights", one.raw, describe.group_rights, one.raw, groups, talking)
             checkup.add(group_right_findings(one.facts, rights or {}, duties, one.who))
 
-    def _examine_topics(self, begun: Collection[TopicPartition]) -> None:
+    def _examine_topics(self, control: LinkControl, mapped: MappedTopics) -> None:
         source, target, checkup = self._source, self._target, self._checkup
         if not self._chosen:
             return
@@ -322,8 +331,9 @@ class _Link:
         if wanted is None or present is None:
             return
         copies = {name: spec for name, spec in renamed(wanted, self._chosen).items() if name not in hidden}
-        checkup.add(topic_findings(copies, present, len(target.facts.living), begun))
-        self._examine_creation({name: spec for name, spec in copies.items() if name not in present})
+        checkup.add(topic_findings(copies, present, len(target.facts.living), control, mapped))
+        if not control.is_over:
+            self._examine_creation({name: spec for name, spec in copies.items() if name not in present})
         checkup.add(size_findings(source.facts, wanted))
         checkup.add(size_findings(target.facts, {**copies, **present}))
 

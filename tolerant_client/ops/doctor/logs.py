@@ -27,7 +27,7 @@ from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import known_topics, see_topics
-from tolerant_client.mirror.state.map_topic import has_map, mapped_topics
+from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, mapped_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.doctor.facts import ClusterFacts
 
@@ -93,11 +93,15 @@ async def find_stopped(
     return {**taken, **({} if found is None else found.differing)}
 
 
+async def read_map(target: Cluster, link: str, control: LinkControl) -> MappedTopics:
+    """What the map of the link names, as far as it is read in time."""
+    return await mapped_topics(target, link, control, within_s=BOUND_S)
+
+
 async def find_gone(
-    source: Cluster, target: Cluster, link: str, control: LinkControl, topics: LinkTopics
+    source: Cluster, target: Cluster, link: str, control: LinkControl, topics: LinkTopics, mapped: MappedTopics
 ) -> tuple[dict[TopicPartition, str], dict[TopicPartition, str]]:
     """What the target has and the source does not, or does not show: partitions that the link has begun, and others that it may have; why."""
-    mapped = await mapped_topics(target, link, control, within_s=BOUND_S)
     view = await see_topics(source, target, topics, control, mapped)
     left_behind = view.left_behind(known_topics(topics, control, view.on_source) | mapped.names)
     return left_behind, {p: why for p, why in view.why_gone.items() if p not in left_behind}

@@ -22,7 +22,7 @@ from tolerant_client.mirror.life.comparison import Comparison, is_comparable
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.lost_copies import LostCopies
 from tolerant_client.mirror.life.mirrors import mirror_reasons, standing
-from tolerant_client.mirror.life.plan_report import gone_refusals, made_again_warnings
+from tolerant_client.mirror.life.plan_findings import gone_refusals, made_again_warnings
 from tolerant_client.mirror.life.status import LinkStatus, read_rows
 from tolerant_client.mirror.life.status_reasons import (
     ADOPTED_UNCOMPARED,
@@ -46,6 +46,7 @@ from tolerant_client.mirror.state.health import (
     kept_beyond,
     waiting_reasons,
 )
+from tolerant_client.mirror.state.lacking import Lacking, sort_lacking
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import BesideFile, LinkView
@@ -543,15 +544,15 @@ HAD = LinkControl(begun={COPIED: TopicIds("s", "t")})
 
 def test_what_was_copied_and_is_not_on_the_target_was_deleted_there() -> None:
     """No mirror has made what nobody knows.  A mirror that runs makes both by itself."""
-    deleted, unmade = missing_reasons([COPIED, NEW], HAD)
+    deleted, unmade = missing_reasons(sort_lacking([COPIED, NEW], HAD))
     assert deleted == Reason(Health.WAITING, f"orders-0: {DELETED_ON_TARGET}")
     assert DELETED_ON_TARGET.startswith("not on the target any more")
     assert unmade.health is Health.WAITING and unmade.text.startswith(
         "new-0: not on the target yet (1 partition is not)"
     )
-    (gone,) = missing_reasons([COPIED], LinkControl(), [COPIED])
+    (gone,) = missing_reasons(Lacking([COPIED], [], []))
     assert gone == Reason(Health.BLOCKED, f"orders-0: {TRANSLATED_COPY_DELETED}")
-    (warning,) = made_again_warnings(["new", "orders"], HAD)
+    (warning,) = made_again_warnings(sort_lacking([COPIED, NEW], HAD))
     assert warning.startswith("topic orders is not on the target any more")
 
 

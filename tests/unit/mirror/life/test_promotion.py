@@ -32,6 +32,7 @@ from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state import map_topic as map_topic_module
 from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.control_record import Controls
+from tolerant_client.mirror.state.lacking import Lacking, sort_lacking
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.link_topics import differing_topics, require_whole
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, map_topic, mapped_topics
@@ -525,10 +526,10 @@ def test_a_link_whose_target_has_none_of_its_partitions_is_waited_for_no_longer_
     report = world.promote(is_dry_run=True, deadline_s=60.0)
     assert (world.looks, report.exit_code) == (2, 3)
     assert report.blockers == ("orders-0: not on the target yet; let the mirror run until it has created them",)
-    again, unmade = lacking_blockers([P, Q], LinkControl(copied={Q: 9}))
+    again, unmade = lacking_blockers(sort_lacking([P, Q], LinkControl(copied={Q: 9})))
     assert again.text == "orders-1: not on the target any more; start the mirror again, which creates and fills them"
     assert (unmade.text,) == report.blockers and not (again.lasts or unmade.lasts)
-    gone, _ = lacking_blockers([P, Q], LinkControl(), [Q])
+    gone, _ = lacking_blockers(Lacking([Q], [], [P]))
     assert gone.text.startswith("orders-1: not on the target any more") and "nothing fills it again" in gone.text
     assert gone.lasts, "no mirror creates it again"
 

@@ -31,12 +31,16 @@ from support.commands import COMMANDS
 from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.lens import PartitionLag
+from tolerant_client.mirror.life.lost_copies import LostCopies
 from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.control_topic import FORGOTTEN
 from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, DELETED_ON_TARGET
 from tolerant_client.mirror.state.ledger import UNREADABLE
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.map_topic import MappedTopics
+from tolerant_client.mirror.state.offset_map import MapRow, RowKey
+from tolerant_client.mirror.state.offset_map import Run as MapRun
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.replication_policy import IdentityReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -57,16 +61,14 @@ from tolerant_client.ops.doctor.link_checks import (
     LinkOptions,
     Retention,
     ahead_findings,
-    blocked_findings,
-    control_findings,
     creation_findings,
-    ledger_findings,
     progress_findings,
     retention_findings,
     size_findings,
     topic_findings,
 )
 from tolerant_client.ops.doctor.link_examination import literal_names
+from tolerant_client.ops.doctor.link_records import blocked_findings, control_findings, ledger_findings
 from tolerant_client.ops.doctor.probing import parse_address, probe_all
 from tolerant_client.ops.doctor.report import as_json, print_report
 from tolerant_client.ops.doctor.rights import CHECKPOINTS, Duty
@@ -112,22 +114,27 @@ def spec(partitions: int = 3, **settings: str) -> TopicSpec:
 def test_target_topic_against_the_source(
     present: TopicSpec | None, check: str | None, severity: Severity | None, words: str
 ) -> None:
-    found = list(topic_findings({"orders": spec()}, {} if present is None else {"orders": present}, 3, ()))
+    found = list(topic_findings({"orders": spec()}, {} if present is None else {"orders": present}, 3, LinkControl()))
     assert [(f.check, f.severity) for f in found] == ([] if check is None else [(check, severity)])
     assert all(words in f.evidence and f.remedy and not f.remedy.startswith(" ") for f in found)
 
 
+HAD = LinkControl(begun={ORDERS: TopicIds()})
+
+
 def test_a_topic_that_the_link_has_copied_and_the_target_lacks_was_deleted_there() -> None:
-    deleted, missing = topic_findings({"new": spec(), "orders": spec()}, {}, 3, {ORDERS})
+    deleted, missing = topic_findings({"new": replace(spec(), name="new"), "orders": spec()}, {}, 3, HAD)
     assert (deleted.severity, deleted.evidence) == (WARNING, DELETED_ON_TARGET)
     assert (missing.severity, missing.evidence) == (INFO, "not on the target yet: a mirror creates what is missing")
 
 
 def test_more_partitions_of_the_target_stay_empty_unless_the_link_has_copied_into_them() -> None:
     there = {"orders": spec(4)}
-    (more,) = topic_findings({"orders": spec(3)}, there, 3, {ORDERS})
+    (more,) = topic_findings({"orders": spec(3)}, there, 3, HAD)
     assert "the others stay empty" in more.evidence
-    assert not list(topic_findings({"orders": spec(3)}, there, 3, {TopicPartition("orders", 3)})), "told as blocked"
+    assert not list(
+        topic_findings({"orders": spec(3)}, there, 3, LinkControl(begun={TopicPartition("orders", 3): TopicIds()}))
+    ), "told as blocked"
 
 
 def facts(**settings: str) -> ClusterFacts:
@@ -851,22 +858,29 @@ def test_the_doctor_does_not_choose_between_links(monkeypatch: pytest.MonkeyPatc
     assert isinstance(done.exception, OptionError)
 
 
-@pytest.mark.parametrize(("is_promotion_begun", "begun"), [(False, {"orders"}), (True, set())])
-def test_no_mirror_makes_again_what_was_deleted_after_the_link_was_promoted(
-    monkeypatch: pytest.MonkeyPatch, is_promotion_begun: bool, begun: set[str]
-) -> None:
-    control = LinkControl(begun={TopicPartition("orders", 0): TopicIds()}, is_promotion_begun=is_promotion_begun)
-    seen: list[set[str]] = []
-
-    def ask(_: str, __: Any, function: Any, *___: Any) -> Any:
-        return control if function.__name__ == "read_control" else None
-
-    one: Any = SimpleNamespace(facts=ClusterFacts("target", "", None, None, {}, {}), raw=None, quorum=None)
-    for name in ("_examine_rights", "_examine_backlog", "_ask_both"):
-        monkeypatch.setattr(link_examination._Link, name, lambda *_: None)
-    monkeypatch.setattr(
-        link_examination._Link, "_examine_topics", lambda _, begun: seen.append({p.topic for p in begun})
+def test_no_mirror_makes_again_what_was_deleted_after_the_link_was_promoted() -> None:
+    control = replace(HAD, is_promotion_begun=True)
+    assert list(topic_findings({"new": replace(spec(), name="new"), "orders": spec()}, {}, 3, control)) == []
+    (lost,) = (
+        f
+        for f in control_findings("dr", control, LinkOptions(), None, None, LostCopies((ORDERS,)))
+        if ERROR is f.severity
     )
-    checkup = cast(Checkup, SimpleNamespace(ask=ask, add=lambda _: None))
-    link_examination._Link(link_examination.Subject({}, link="dr"), one, one, {}, checkup).examine({})
-    assert seen == [begun]
+    assert lost.evidence.startswith("orders-0: not on the target any more") and lost.remedy
+    unknown, *_ = control_findings("dr", control, LinkOptions(), None, None, None)
+    assert unknown.evidence.startswith("whether the target still has what the link was promoted with is unknown")
+
+
+def test_what_was_copied_with_translated_offsets_is_not_said_to_be_filled_again() -> None:
+    row = MapRow(RowKey(ORDERS, 0), "orders", ("s", "t"), 5, 1, (MapRun(0, 0, 5),))
+    mapped = MappedTopics(frozenset({ORDERS}), copies={ORDERS: row})
+    gone, missing = topic_findings({"new": replace(spec(), name="new"), "orders": spec()}, {}, 3, LinkControl(), mapped)
+    assert gone.severity is ERROR and "nothing fills it again" in gone.evidence
+    assert gone.remedy == "Mirror it under another link name to copy it again"
+    assert missing.thing == "topic new"
+
+
+def test_a_control_that_is_gone_is_named() -> None:
+    (gone,) = control_findings("dr", LinkControl(), LinkOptions(), None, None, has_copied=True)
+    assert (gone.severity, gone.evidence.partition(":")[0]) == (ERROR, "its control is gone")
+    assert not list(control_findings("dr", LinkControl(), LinkOptions(), None, None)), "it was never started"
