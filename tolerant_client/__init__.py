@@ -13,8 +13,7 @@ if TYPE_CHECKING:
         TolerantClientError,
         TransactionOutcomeUnknownError,
     )
-    from tolerant_client.mirror.standby.clients import KafkaAdminClient, KafkaConsumer
-    from tolerant_client.stock.clients import KafkaProducer
+    from tolerant_client.mirror.standby.clients import KafkaAdminClient, KafkaConsumer, KafkaProducer
     from tolerant_client.stock.installation import install, recovery_counters, uninstall
     from tolerant_client.tracker.policy import RecoveryPolicy
 
@@ -38,7 +37,7 @@ _HOMES = {
     "CoordinatorUnavailableError": "tolerant_client.errors",
     "KafkaAdminClient": "tolerant_client.mirror.standby.clients",
     "KafkaConsumer": "tolerant_client.mirror.standby.clients",
-    "KafkaProducer": "tolerant_client.stock.clients",
+    "KafkaProducer": "tolerant_client.mirror.standby.clients",
     "OptionError": "tolerant_client.errors",
     "OutcomeUnknownError": "tolerant_client.errors",
     "RecordBatchError": "tolerant_client.errors",

@@ -19,7 +19,8 @@ from weakref import WeakSet
 
 from kafka.errors import KafkaTimeoutError
 
-from tolerant_client.stock.stock_names import RecordAccumulator
+from tolerant_client.records.record_batch import decode_records
+from tolerant_client.stock.stock_names import MemoryRecordsBuilder, RecordAccumulator
 
 
 class TolerantAccumulator(RecordAccumulator):  # type: ignore[misc]  # kafka-python is untyped
@@ -79,6 +80,17 @@ class TolerantAccumulator(RecordAccumulator):  # type: ignore[misc]  # kafka-pyt
         part.records.close()
         part._retry, part.drained = True, batch.drained
         self.may_be_written.add(part)
+
+    def renew(self, batch: Any) -> None:
+        """Makes a batch that was sent one that never was: it is given a producer id and sequences when it is."""
+        closed = batch.records
+        batch.records = MemoryRecordsBuilder(
+            self.config["message_version"], self.config["compression_attrs"], self.config["batch_size"]
+        )
+        for record in decode_records(memoryview(closed.buffer())):
+            batch.records.append(record.timestamp, record.key, record.value, record.headers)
+        batch._retry = False
+        self.may_be_written.discard(batch)
 
     def await_flush_completion(self, timeout: float | None = None) -> Any:
         """Waits until the records that are there now have ended; raises KafkaTimeoutError after `timeout` seconds.

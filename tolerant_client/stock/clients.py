@@ -99,17 +99,7 @@ class Recovering:
 
 
 class KafkaProducer(Recovering, kafka.KafkaProducer):  # type: ignore[misc]
-    """kafka.KafkaProducer that repeats what a broker de-duplicates, and nothing else.
-
-    With `enable_idempotence=False` (or options that imply it: acks=0 or 1, more than
-    5 requests in flight) records whose response was lost are sent again as by
-    kafka.KafkaProducer, at least once; with `retries=0` they fail with OutcomeUnknownError.
-
-    In a forked child the first call rebuilds it, with a producer id of its own.
-    Records sent before the fork are the parent's: their futures never complete in
-    the child, and its flush() does not wait for them.  With a `transactional_id`
-    calls raise IllegalStateError there.
-    """
+    """kafka.KafkaProducer on tolerant connections, with our sender; standby/clients.py has what it says to its users."""
 
     _stock = kafka.KafkaProducer
     _replaced = {

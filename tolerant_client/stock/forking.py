@@ -130,10 +130,9 @@ def _put_to_sleep(client: Any) -> None:
     if recipe.subscription is not None:
         recipe.subscription._lock = threading.RLock()
     recipe.is_iterated = getattr(client, "_iterator", None) is not None
-    if getattr(client, "may_move", False):
-        if hasattr(client, "_fetcher"):
-            recipe.fetcher = client._fetcher
-            recipe.fetcher.settle_move()  # else the parent's positions are not of the cluster that it has moved to
+    if getattr(client, "may_move", False) and hasattr(client, "_fetcher"):
+        recipe.fetcher = client._fetcher
+        recipe.fetcher.settle_move()  # else the parent's positions are not of the cluster that it has moved to
         recipe.cluster_id = client._manager.cluster.cluster_id
     kind: Any = type(client)
     client.__class__ = _dormant(kind)

@@ -18,7 +18,7 @@ Laws:
   nobody knows of an offset after the end of the copies, up to which the client had read on the former cluster, on which it was
   found: it becomes the end of the copies.
 - Leader epochs are a cluster's own: no position, fetch or commit of the next cluster names one of the former.
-- How a member of a group moves says moved_member.py.
+- How a member of a group moves says moved_member.py; what becomes of a producer's records, moved_batches.py.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import kafka
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
+from tolerant_client.stock.moved_batches import Find, MovedBatches
 from tolerant_client.tracker.events import Moved
 
 log = logging.getLogger(__name__)
@@ -123,45 +125,56 @@ class Move:
         return {tp: offset for tp, offset in copied.items() if offset is not None}
 
 
+def manager_of(client: Any) -> Any:
+    """The connection manager of a consumer, a producer or an admin client."""
+    return client._sender._client._manager if isinstance(client, kafka.KafkaProducer) else client._manager
+
+
 class Mover:
     """Moves one client, which it does not keep alive; `net` is the client's event loop."""
 
     def __init__(self, client: Any) -> None:
         self._client = weakref.ref(client)
-        self.net = client._manager._net
+        self.net = manager_of(client)._net
 
     @property
     def is_wanted(self) -> bool:
         """Whether the client is still there, and not closed."""
         client = self._client()
-        return client is not None and not client._manager.closed
+        return client is not None and not manager_of(client).closed
 
     @property
     def cluster_id(self) -> str | None:
         """The id of the client's cluster."""
         client = self._client()
-        cluster_id: str | None = None if client is None else client._manager.cluster.cluster_id
+        cluster_id: str | None = None if client is None else manager_of(client).cluster.cluster_id
         return cluster_id
 
     def topics(self) -> set[str]:
-        """What the client is subscribed to, or assigned; from any thread."""
-        subscription = getattr(self._client(), "_subscription", None)
+        """What the client is subscribed to, or assigned, or has written to; from any thread."""
+        client = self._client()
+        if isinstance(client, kafka.KafkaProducer):
+            return set(manager_of(client).cluster._topics)
+        subscription = getattr(client, "_subscription", None)
         if subscription is None:
             return set()
         return set(subscription.subscription or ()) | {tp.topic for tp in list(subscription.assignment)}
 
-    def begin(self, to: Destination) -> None:
-        """Has it move, without waiting; from any thread."""
+    def begin(self, to: Destination, find: Find) -> None:
+        """Has it move, without waiting; from any thread.  `find` looks for a producer's records among the copies."""
         with contextlib.suppress(RuntimeError):  # it has just been closed
-            moved = self.net.call_soon_with_future(self.move, to)
+            moved = self.net.call_soon_with_future(self.move, to, find)
             moved.add_errback(lambda error: log.error("The client could not move to another cluster", exc_info=error))
 
-    async def move(self, to: Destination) -> None:
+    async def move(self, to: Destination, find: Find) -> None:
         """Moves it, on its event loop, without waiting for the next cluster.  A client that is closed stays."""
         if (client := self._client()) is None:
             return
-        manager = client._manager
+        manager = manager_of(client)
         await manager.leave()
+        sender = getattr(client, "_sender", None)
+        while sender is not None and sender.has_in_flight and not manager.closed:
+            await self.net.sleep(0)  # until each request has ended as its connection has
         if manager.closed:
             return
         former, servers = manager.cluster.cluster_id, to.config["bootstrap_servers"]
@@ -170,6 +183,9 @@ class Mover:
             move = Move(to, client)
             client._fetcher.moved(move)
             client._coordinator.moved(move)
+        if sender is not None and sender.is_idempotent:
+            batches = MovedBatches(sender, lambda partition: to.place(partition, 0) is not None)
+            self.net.call_soon(partial(batches.settle, find))
         # api_version is what the client found out; the connections find it out anew.
         known = client.config.keys() - {"api_version"}
         client.config.update((key, value) for key, value in to.config.items() if key in known)

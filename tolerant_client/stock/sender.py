@@ -52,11 +52,14 @@ from kafka.errors import (
     UnknownLeaderEpochError,
     UnknownTopicOrPartitionError,
 )
+from kafka.protocol.producer import ProduceResponse
 
 from tolerant_client.errors import OutcomeUnknownError, RecoveryExhaustedError
 from tolerant_client.stock.stock_names import Sender
 
 log = logging.getLogger(__name__)
+
+_PARTITION_RESPONSE = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
 
 _PAUSE_S = 0.05  # at least, between two endings of late records while other requests are waited for
 # What a broker says of a batch before it appends it.  A leader that is deposed while it waits for its followers says some of
@@ -102,6 +105,7 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._repeats_before = WeakKeyDictionary[Any, int]()  # by batch: when it was last sent
+        self.keeps_times: dict[str, bool] = {}  # by topic, as its brokers told: not with LogAppendTime
 
     def run(self) -> None:
         """The loop of the producer's thread."""
@@ -155,6 +159,20 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         self._repeats_before.update(dict.fromkeys(batches, self._repeats()))
         return super()._produce_request(node_id, acks, timeout, batches)
 
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether its records have sequences, by which a broker knows a repeat."""
+        return self._transaction_manager is not None
+
+    @property
+    def has_in_flight(self) -> bool:
+        """Whether a request with records has not ended."""
+        return any(batch.final_state is None for queue in self._in_flight_batches.values() for _, batch in queue)
+
+    def acknowledge(self, batch: Any, offset: int) -> None:
+        """Completes a batch that a log has at an offset."""
+        self._complete_batch(batch, _PARTITION_RESPONSE(error_code=0, base_offset=offset, log_append_time_ms=-1))
+
     def _repeats(self) -> Any:
         """How often a Produce request was sent again below this layer, on the connection that had lost its response."""
         return self._client._manager.recovery_counters.of("requeued", "Produce")
@@ -188,6 +206,8 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         """Completes a batch as a broker has responded, or has it sent again."""
         if batch.final_state is None:
             super()._complete_batch(batch, partition_response)
+            if not partition_response.error_code:
+                self.keeps_times[batch.topic_partition.topic] = partition_response.log_append_time_ms < 0
 
     def _dispatch_error(self, batch: Any, exception: BaseException, partition_response: Any) -> None:
         """Completes a batch that failed, or has it sent again."""

@@ -61,6 +61,7 @@ from kafka.producer.transaction_manager import TxnRequestHandler as TxnRequestHa
 from kafka.protocol.data_container import DataContainer
 from kafka.record.abc import ABCRecord as ABCRecord
 from kafka.record.memory_records import MemoryRecords
+from kafka.record.memory_records import MemoryRecordsBuilder as MemoryRecordsBuilder
 
 consumer_module, producer_module = group, producer
 
@@ -86,6 +87,7 @@ _INSTALLATION = ("tolerant_client.stock.installation",)
 _BOOTSTRAP = ("tolerant_client.stock.bootstrap",)
 _MANAGER = ("tolerant_client.stock.manager",)
 _MOVING = ("tolerant_client.stock.moving",)
+_MOVED_BATCHES = ("tolerant_client.stock.moved_batches",)
 _MOVED_MEMBER = ("tolerant_client.stock.moved_member",)
 _STANDBY = ("tolerant_client.mirror.standby.clients",)
 _OPTIONS = ("tolerant_client.stock.connection_options",)
@@ -270,6 +272,15 @@ USES: Final = (
     Use(KafkaConsumer, ("_fetcher",), _STANDBY, "a seek after the move is one on the next cluster"),
     Use(SubscriptionState, ("assignment", "subscription"), _MOVING, "the topics that a client reads"),
     Use(KafkaAdminClient, ("_manager",), _MOVING, "the way to its connection manager"),
+    Use(KafkaProducer, ("_sender",), _MOVING, "the way to its connection manager, and to what it has in flight"),
+    Use(Sender, ("_client",), _MOVING, "the way to its connection manager"),
+    Use(KafkaNetClient, ("_manager",), (*_MOVING, *_MOVED_BATCHES), "the way to its event loop"),
+    Use(ClusterMetadata, ("_topics",), _MOVING, "the topics that a client writes to"),
+    Use(Sender, ("_accumulator", "_client", "_transaction_manager"), _MOVED_BATCHES, "what a producer had in flight"),
+    Use(KafkaConnectionManager, ("_net",), _MOVED_BATCHES, "its event loop"),
+    Use(RecordAccumulator, ("_batches", "_tp_lock", "muted"), _MOVED_BATCHES, "batches in question are in flight"),
+    Use(TransactionManager, ("last_acked_offset",), _MOVED_BATCHES, "after which offset they are, if they are written"),
+    Use(ProducerBatch, ("created", "final_state", "in_retry", "records"), _MOVED_BATCHES, "which batches are in question"),
     Use(Fetcher,
         ("_cached_list_offsets_exception", "_cached_log_truncation", "_completed_fetches", "_next_in_line_exception_metadata",
          "_next_partition_records", "_paused_completed_fetches", "_paused_partition_records", "_session_handlers"),
@@ -300,7 +311,7 @@ USES: Final = (
          "_handle_produce_response", "_produce_request", "_send_producer_data", "run", "run_once"), _SENDER,
         "overridden: no waiting after a lost connection; records end in time; what may be written"),
     Use(Sender,
-        ("_accumulator", "_client", "_force_close", "_running", "_transaction_manager", "config"),
+        ("_accumulator", "_client", "_force_close", "_in_flight_batches", "_running", "_transaction_manager", "config"),
         _SENDER, "its backoff, what waits to be sent, and how it ends"),
     Use(ProducerBatch, ("attempts", "final_state", "has_reached_delivery_timeout", "last_attempt"), _SENDER, "when a batch is sent again"),
     Use(RecordAccumulator, ("delivery_timeout_ms", "expired_batches", "has_incomplete", "next_expiry_time_ms", "reset_next_batch_expiry_time"),
@@ -309,6 +320,7 @@ USES: Final = (
     Use(RecordAccumulator, ("await_flush_completion",), _ACCUMULATOR, "overridden: a flush survives the split of a batch"),
     Use(RecordAccumulator, ("_flushes_in_progress", "_incomplete"), _ACCUMULATOR, "what a flush waits for"),
     Use(RecordAccumulator, ("_tp_lock", "split_and_reenqueue"), _ACCUMULATOR, "overridden: parts of a batch that may be written keep its sequences"),
+    Use(RecordAccumulator, ("config",), _ACCUMULATOR, "a batch that was sent to a former cluster is made anew"),
     Use(RecordAccumulator, ("_batches", "_tp_locks", "_transaction_manager"), _ACCUMULATOR, "the parts of a batch, and their sequences"),
     Use(TransactionManager, ("increment_sequence_number", "is_transactional", "producer_id_and_epoch", "sequence_number", "set_sequence_number"), _ACCUMULATOR,
         "the sequences of the parts"),

@@ -230,8 +230,18 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
             if last.epoch < _LAST_EPOCH:
                 self.set_producer_id_and_epoch(ProducerIdAndEpoch(last.producer_id, last.epoch + 1))
             else:
-                self._transition_to(TransactionState.BUMPING_PRODUCER_EPOCH)
-                self._enqueue_request(InitProducerIdHandler(self, self.transaction_timeout_ms))
+                self._ask_for_id()
+
+    def _ask_for_id(self) -> None:
+        self._transition_to(TransactionState.BUMPING_PRODUCER_EPOCH)
+        self._enqueue_request(InitProducerIdHandler(self, self.transaction_timeout_ms))
+
+    def begin_anew(self) -> None:
+        """Makes an idempotent producer start over on another cluster; while it waits for an id, it gets one of that cluster."""
+        with self._lock:
+            if self._current_state == TransactionState.READY:
+                super().reset_producer_id()
+                self._ask_for_id()
 
     def _restart_epoch_bump_without_producer_id(self, transaction_timeout_ms: Any, result: Any) -> None:
         """Called where the broker refuses our epoch: somebody has taken over, and keeps the transactional.id."""

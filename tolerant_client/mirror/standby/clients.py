@@ -1,4 +1,4 @@
-"""kafka-python's consumer and admin client that follow a link: `standby` and `link` are two more arguments.
+"""kafka-python's clients that follow a link: `standby` and `link` are two more arguments.
 
     consumer = KafkaConsumer("orders", bootstrap_servers="a:9092", standby={"bootstrap_servers": "b:9092"}, link="A-B")
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent import futures
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -35,6 +35,7 @@ from tolerant_client.stock.moving import Destination, Mover
 if TYPE_CHECKING:
     from tolerant_client.mirror.standby.link_watch import LinkWatch
     from tolerant_client.mirror.state.link_control import LinkControl
+    from tolerant_client.stock.moved_batches import Sought
 
 log = logging.getLogger(__name__)
 
@@ -99,15 +100,23 @@ class Follower:
         if outside := {topic for topic in self._mover.topics() - self._told if not control.writes(topic)}:
             self._told |= outside
             log.warning(
-                "Link %s does not copy %s: at its promotion positions there are reset (auto_offset_reset). Read them with a consumer of"
-                " their own",
+                "Link %s does not copy %s: at its promotion positions there are reset (auto_offset_reset), and records go to topics of"
+                " the standby's own. Use a client of their own for them",
                 self._link,
                 ", ".join(sorted(outside)),
             )
 
     def promoted(self, control: LinkControl) -> None:
         """Has the client move."""
-        self._mover.begin(Destination(self._to, control.copied_until, control.writes))
+
+        def find(
+            net: Any, sought: Mapping[TopicPartition, Sought]
+        ) -> Awaitable[Mapping[TopicPartition, Sequence[int]]]:
+            from tolerant_client.mirror.standby.copied_records import find_copies
+
+            return find_copies(net, self._to, sought, control.copied_until)
+
+        self._mover.begin(Destination(self._to, control.copied_until, control.writes), find)
 
 
 class Following(clients.Recovering):
@@ -131,6 +140,11 @@ class Following(clients.Recovering):
             return
         if not isinstance(link, str) or not link:
             raise OptionError(f"link is {link!r}: give the name of a link")
+        if configs.get("transactional_id") is not None:
+            raise OptionError(
+                "A producer with a transactional_id cannot follow a link: leave out standby and link, and make a new producer on the"
+                " standby after the promotion"
+            )
         # A client without a link does not load a mirror.
         from tolerant_client.mirror.standby.link_watch import LinkWatch
 
@@ -264,6 +278,30 @@ class KafkaConsumer(Following, consumer.KafkaConsumer):
         """Like kafka-python's; the connection to the standby ends, too."""
         self._stop_following()
         super().close(*args, **options)
+
+
+class KafkaProducer(Following, clients.KafkaProducer):
+    """kafka.KafkaProducer that repeats what a broker de-duplicates, and nothing else.
+
+    With `enable_idempotence=False` (or options that imply it: acks=0 or 1, more than
+    5 requests in flight) records whose response was lost are sent again as by
+    kafka.KafkaProducer, at least once; with `retries=0` they fail with OutcomeUnknownError.
+
+    In a forked child the first call rebuilds it, with a producer id of its own.
+    Records sent before the fork are the parent's: their futures never complete in
+    the child, and its flush() does not wait for them.  With a `transactional_id`
+    calls raise IllegalStateError there.
+
+    With `standby`, the options that connect to the target of the link `link`, it follows that link, as KafkaConsumer does: a
+    record that it waits for then is acknowledged with its offset there, if it was copied, else sent there.
+    Raises OptionError for a link that cannot be followed, and for a `transactional_id` beside it.
+    """
+
+    def close(self, *args: Any, **options: Any) -> None:
+        """Like kafka-python's; the connection to the standby ends, too."""
+        self._stop_following()
+        if hasattr(self, "config"):  # else it could not be made
+            super().close(*args, **options)
 
 
 class KafkaAdminClient(Following, clients.KafkaAdminClient):

@@ -1,0 +1,162 @@
+"""What becomes of a producer's batches when it moves to another cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+from kafka.structs import TopicPartition
+
+from support.stock_producer import OTHER, PARTITION, Producer, idempotent, response, stamp
+from tolerant_client.stock.moved_batches import MovedBatches, Sought
+from tolerant_client.stock.stock_names import ProducerIdAndEpoch, TransactionState
+
+LOST = Errors.KafkaConnectionError("the client moves to another cluster")
+
+
+class Log:
+    """What the next cluster has, and what it was asked for; its first `failures` responses are errors."""
+
+    def __init__(self, offsets: Mapping[TopicPartition, Sequence[int]], failures: int = 0) -> None:
+        self.offsets, self.failures = offsets, failures
+        self.asked: list[Mapping[TopicPartition, Sought]] = []
+
+    async def find(self, net: Any, sought: Mapping[TopicPartition, Sought]) -> Mapping[TopicPartition, Sequence[int]]:
+        self.asked.append(dict(sought))
+        if len(self.asked) <= self.failures:
+            raise Errors.KafkaConnectionError("the standby restarts")
+        return self.offsets
+
+
+def moved(producer: Producer, has_copies: bool = True) -> MovedBatches:
+    async def sleep(_: float) -> None: ...
+
+    producer.client._manager = SimpleNamespace(closed=False, _net=SimpleNamespace(sleep=sleep))
+    return MovedBatches(producer.sender, lambda partition: has_copies)
+
+
+def gets_id(producer: Producer) -> None:
+    """The next cluster gives the producer an id."""
+    transactions = producer.transactions
+    assert transactions._current_state == TransactionState.BUMPING_PRODUCER_EPOCH and transactions._pending_requests
+    transactions._pending_requests.clear()
+    transactions.set_producer_id_and_epoch(ProducerIdAndEpoch(9, 0))
+    transactions._transition_to(TransactionState.READY)
+
+
+def acknowledged(producer: Producer, offset: int, **said: Any) -> None:
+    """A first batch, which the former cluster acknowledges."""
+    batch = producer.sends()
+    told = response(Errors.NoError, PARTITION)
+    vars(told.responses[0].partition_responses[0]).update(base_offset=offset, **said)
+    producer.sender._handle_produce_response(1, 0.0, [batch], told)
+
+
+def test_a_batch_that_the_next_cluster_has_is_acknowledged_with_its_offset() -> None:
+    producer = idempotent()
+    acknowledged(producer, 40)
+    first, second = producer.append(), producer.append()
+    producer.fail(producer.sends(), LOST)
+    batches, log = moved(producer), Log({PARTITION: [41]}, failures=2)
+    later = producer.append()
+    assert producer.sent() is None, "nothing of the partition is sent while it is in question"
+    asyncio.run(batches.settle(log.find))
+    assert [first.get(0).offset, second.get(0).offset] == [41, 42] and not later.is_done
+    assert len(log.asked) == 3
+    sought = log.asked[0][PARTITION]
+    assert sought.from_offset == 41 and sought.keeps_times and [len(batch) for batch in sought.batches] == [2]
+    gets_id(producer)
+    assert stamp(producer.sent()) == (9, 0, 0)
+
+
+def test_a_batch_that_the_next_cluster_lacks_is_sent_there_with_its_id_and_before_later_ones() -> None:
+    producer = idempotent()
+    producer.append()
+    batch = producer.sends()
+    producer.fail(batch, LOST)
+    batches = moved(producer)
+    producer.append()
+    asyncio.run(batches.settle(Log({}).find))
+    gets_id(producer)
+    again = producer.sends()
+    assert again is batch and stamp(again) == (9, 0, 0) and again.record_count >= 2
+    assert again not in producer.accumulator.may_be_written
+
+
+def test_what_was_refused_or_never_sent_or_is_of_a_topic_without_copies_is_not_asked_for() -> None:
+    producer = idempotent()
+    producer.refuse(producer.sends(), Errors.NotLeaderForPartitionError)
+    producer.append(OTHER)
+    log = Log({})
+    batches = moved(producer)
+    asyncio.run(batches.settle(log.find))
+    assert not log.asked
+    producer = idempotent()
+    producer.fail(producer.sends(), LOST)
+    asyncio.run(moved(producer, has_copies=False).settle(log.find))
+    assert not log.asked
+    gets_id(producer)
+    assert stamp(producer.sent()) == (9, 0, 0)
+
+
+@pytest.mark.parametrize(("log_append_time_ms", "keeps_times"), [(-1, True), (1_700_000_000_000, False)])
+def test_times_count_unless_brokers_give_them(log_append_time_ms: int, keeps_times: bool) -> None:
+    producer = idempotent()
+    acknowledged(producer, 40, log_append_time_ms=log_append_time_ms)
+    producer.append()
+    producer.fail(producer.sends(), LOST)
+    log = Log({})
+    asyncio.run(moved(producer).settle(log.find))
+    assert log.asked[0][PARTITION].keeps_times is keeps_times
+
+
+def test_while_nothing_was_acknowledged_the_time_says_where_to_look() -> None:
+    producer = idempotent()
+    batch = producer.sends()
+    producer.let_pass(10, batch)
+    producer.fail(batch, LOST)
+    log = Log({})
+    asyncio.run(moved(producer).settle(log.find))
+    sought = log.asked[0][PARTITION]
+    assert sought.from_offset == -1 and not sought.keeps_times
+    assert abs(sought.since_ms - (time.time() - 10) * 1000) < 5_000
+
+
+def test_a_record_that_is_late_before_the_next_cluster_tells_ends_and_leaves_its_partition() -> None:
+    producer = idempotent()
+    batch = producer.sends()
+    producer.fail(batch, LOST)
+    batches = moved(producer)
+    later = producer.append()
+    producer.let_pass(1_000, batch)
+    log = Log({}, failures=5)
+
+    async def settle() -> None:
+        producer.sender._end_late_records(time.monotonic())
+        await batches.settle(log.find)
+
+    asyncio.run(settle())
+    assert len(log.asked) == 1, "nothing is in question any more"
+    (record,) = batch._record_futures
+    assert "may be written" in str(record.exception)
+    gets_id(producer)
+    assert stamp(producer.sent()) == (9, 0, 0) and not later.is_done
+
+
+def test_the_parts_of_a_batch_are_looked_for_one_after_the_other() -> None:
+    producer = idempotent()
+    for _ in range(3):
+        producer.append()
+    batch = producer.sends()
+    producer.fail(batch, LOST)
+    again = producer.accumulator._batches[PARTITION].popleft()
+    producer.accumulator.split_and_reenqueue(again)
+    batches, log = moved(producer), Log({PARTITION: [7, 9]})
+    asyncio.run(batches.settle(log.find))
+    assert [len(part) for part in log.asked[0][PARTITION].batches] == [2, 2]
+    assert [record.get(0).offset for record in batch._record_futures] == [7, 8, 9, 10]

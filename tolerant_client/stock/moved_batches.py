@@ -1,0 +1,119 @@
+"""The batches of a producer that moves to another cluster: what its log holds already is acknowledged, the rest is sent there.
+
+Laws:
+- Only an idempotent producer asks.  Without sequences what may be written is sent again, as after every lost connection.
+- Producer ids and sequences are a cluster's own: every batch that is sent to the next cluster has those of that one.
+- A batch that may be written on the former cluster may have been copied.  A copy has the producer id of its link, so the
+  content decides: the records are looked for where the next cluster's log has copies.
+- A producer has one batch of each partition in flight.  So one alone is in question, or the parts of one that was split,
+  and they are the first to be sent.
+- What is in question is in flight: nothing of its partition is sent before.  `delivery_timeout_ms` ends it as it ends any
+  other, and the error says that it may be written.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import text_of
+from tolerant_client.records.record_batch import Record, decode_records
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 0.5  # between two looks
+
+
+class Sought(NamedTuple):
+    """What to look for in the log of a partition: batches that follow one another, if they are there.
+
+    They are not below `from_offset`, if that is not -1, and were not appended before `since_ms` (ms since the epoch).  Unless
+    `keeps_times`, their timestamps may be those of the append (LogAppendTime).
+    """
+
+    batches: Sequence[Sequence[Record]]
+    from_offset: int
+    since_ms: int
+    keeps_times: bool
+
+
+# On an event loop: the offsets of those sought batches that a cluster has; it has none after one that it lacks.
+Find = Callable[[Any, Mapping[TopicPartition, Sought]], Awaitable[Mapping[TopicPartition, Sequence[int]]]]
+
+
+class MovedBatches:
+    """What the sender of one producer had in flight when it left a cluster."""
+
+    def __init__(self, sender: Any, has_copies: Callable[[TopicPartition], bool]) -> None:
+        self._sender = sender
+        self._manager = sender._client._manager
+        self._in_question: dict[TopicPartition, list[Any]] = {}
+        self._sought: dict[TopicPartition, Sought] = {}
+        records, transactions = sender._accumulator, sender._transaction_manager
+        for partition in list(records._batches):
+            with records._tp_lock(partition):
+                sent = [batch for batch in records._batches[partition] if batch.in_retry()]
+                doubtful = [b for b in sent if b in records.may_be_written and has_copies(partition)]
+                for batch in sent:
+                    if batch not in doubtful:
+                        records.renew(batch)
+            if doubtful:
+                self._in_question[partition] = doubtful
+                last, keeps_times = transactions.last_acked_offset(partition), sender.keeps_times
+                self._sought[partition] = _sought(doubtful, last, keeps_times=keeps_times.get(partition.topic, False))
+        records.muted.update(self._in_question)
+        transactions.begin_anew()
+
+    async def settle(self, find: Find) -> None:
+        """Acknowledges what the log has, and has the rest sent; asks again until it is told."""
+        told = ""
+        while self._in_question and not self._manager.closed:
+            try:
+                found = await find(self._manager._net, self._sought)
+            except Exception as error:
+                if told != (told := text_of(error)):
+                    log.warning("Which records the next cluster has is not known yet: %s", told)
+                await self._manager._net.sleep(_PAUSE_S)
+                self._leave_ended()
+                continue
+            for partition, batches in self._in_question.items():
+                self._settle(partition, batches, found.get(partition, ()))
+            self._in_question.clear()
+
+    def _leave_ended(self) -> None:
+        """Lets the partitions go on of which all that was in question has ended for its age."""
+        for partition, batches in list(self._in_question.items()):
+            if all(batch.final_state is not None for batch in batches):
+                self._settle(partition, batches, ())
+                del self._in_question[partition], self._sought[partition]
+
+    def _settle(self, partition: TopicPartition, batches: Sequence[Any], offsets: Sequence[int]) -> None:
+        records = self._sender._accumulator
+        written = []
+        with records._tp_lock(partition):
+            for batch, offset in zip_longest(batches, offsets):
+                if batch.final_state is not None:
+                    continue
+                if offset is None:
+                    records.renew(batch)
+                else:
+                    records._batches[partition].remove(batch)
+                    written.append((batch, offset))
+            records.muted.discard(partition)
+        for batch, offset in written:  # its callbacks may send records
+            self._sender.acknowledge(batch, offset)
+
+
+def _sought(batches: Sequence[Any], last_acknowledged: int, *, keeps_times: bool) -> Sought:
+    age_s = time.monotonic() - min(batch.created for batch in batches)
+    return Sought(
+        [tuple(decode_records(memoryview(batch.records.buffer()))) for batch in batches],
+        last_acknowledged + 1 if last_acknowledged >= 0 else -1,
+        int((time.time() - age_s) * 1000),
+        keeps_times,
+    )
