@@ -71,23 +71,22 @@ async def promoted_before(
     """
     ends, is_translated = control.copied_until, await has_map(target, link, control)
     warnings = [f"link {link} was promoted before; nothing was done"]
-    mapped = NO_MAP
-    if is_translated:
-        mapped = await mapped_topics(target, link, control)
-    if not ends and is_translated:  # version 0.1 promoted it, and its map still says it
+    lost = await lost_map(target, link, control)
+    mapped = await mapped_topics(target, link, control) if is_translated and lost is None else NO_MAP
+    if not ends and is_translated and lost is None:  # version 0.1 promoted it, and its map still says it
         ends = await copied_until(target, link, mapped.partitions)
         warnings += [unread_map(mapped.unread, link)] if mapped.unread else []
     not_known: list[str] = []
     if not ends:
-        lost = await lost_map(target, link, control)
         text = f"how far link {link} had copied is unknown: {lost or END_UNKNOWN}"
         (not_known if lost else warnings).append(text)
     lags, never = [PartitionLag(p, at) for p, at in sorted(ends.items())], list[PartitionLag]()
     topics = _topics_of(control)
     unmoved, alike, unknown = None, dict[TopicPartition, int](), dict[TopicPartition, str]()
     if source is not None and lags:
-        seen, unseen = await look_led(source, target, link, list(ends), is_translated, control)
-        never, untold = await never_copied(source, target, link, control, mapped, is_translated=is_translated)
+        seen, unseen = await look_led(source, target, link, list(ends), is_translated, control, lost)
+        asked = source, target, link, control, mapped, lost
+        never, untold = await never_copied(*asked, is_translated=is_translated)
         seen, unlike = await as_left(source, target, control, [*seen, *never])
         known = {e.partition: e for e in seen}
         lags = [known.get(e.partition, e) for e in (*lags, *never)]
@@ -110,7 +109,7 @@ async def promoted_before(
         tuple(rows),
         warnings=tuple(warnings),
         groups=unmoved,
-        damaged=tuple((await lost_copies(target, link, control, mapped)).texts()),
+        damaged=tuple((await lost_copies(target, link, control, mapped, lost)).texts()),
         unknown_left=(*not_known, *unknown_left(unknown)),
     )
 
@@ -135,7 +134,14 @@ async def _write_empty(target: Cluster, link: str, control: LinkControl, empty: 
 
 
 async def never_copied(
-    source: Cluster, target: Cluster, link: str, control: LinkControl, mapped: MappedTopics, *, is_translated: bool
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    control: LinkControl,
+    mapped: MappedTopics,
+    lost: str | None,
+    *,
+    is_translated: bool,
 ) -> tuple[list[PartitionLag], dict[TopicPartition, str]]:
     """The lags of what the source has, or had, in partitions that no link had begun; and why it is unknown what was left of others."""
     if (topics := _topics_of(control)) is None:
@@ -158,8 +164,7 @@ async def never_copied(
     logs, untold = await list_led_log_offsets(source, never)
     seen = [PartitionLag(p, 0, log.last_stable, log.high_watermark, log.start) for p, log in sorted(logs.items())]
     lags = [e for e in (replace(e, begun_at=control.empty_until.get(e.partition, 0)) for e in seen) if e.left_offsets]
-    is_lost = is_translated and bool(lags) and await lost_map(target, link, control) is not None
-    why = MAP_LOST if is_lost else NEVER_HAD
+    why = MAP_LOST if is_translated and lost is not None else NEVER_HAD
     made = {e.partition: why for e in lags if e.partition.partition in here.get(e.partition.topic, ())}
     return [e for e in lags if e.partition not in made], {**untold, **made}
 

@@ -35,10 +35,9 @@ from tolerant_client.cluster.admin.offsets import (
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.mirror.batches.divergence import Range, first_header
 from tolerant_client.mirror.life.fence import before_markers
-from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import is_heartbeats
-from tolerant_client.mirror.state.map_topic import copied_until, last_rows, lost_map, map_partition
+from tolerant_client.mirror.state.map_topic import copied_until, last_rows, map_partition
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import BatchHeader
 
@@ -204,14 +203,15 @@ async def look_led(
     partitions: Iterable[TopicPartition],
     is_translated: bool,
     control: LinkControl,
+    lost: str | None,
 ) -> tuple[list[PartitionLag], dict[TopicPartition, str]]:
     """As look, but no partition waits for the broker of another one; also why some partitions were left out.
 
-    Without a source the lags have positions alone.
+    Without a source the lags have positions alone.  `lost` says that the link's map is lost.
     """
     wanted = list(partitions)
     if is_translated:
-        if await lost_map(target, link, await read_control(target, link)) is not None:
+        if lost is not None:
             return [], dict.fromkeys(wanted, MAP_LOST)
         maps = {p: map_partition(link, p) for p in wanted}
         away = (await list_led_offsets(target, dict.fromkeys(maps.values(), LATEST))).left_out

@@ -24,7 +24,7 @@ from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.health import names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, lost_map, mapped_topics
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, mapped_topics
 from tolerant_client.mirror.state.offset_map import is_another
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import read_ids
@@ -58,8 +58,10 @@ class LostCopies(NamedTuple):
         return found
 
 
-async def lost_copies(target: Cluster, link: str, control: LinkControl, mapped: MappedTopics) -> LostCopies:
-    """What the target of a promoted link has lost of its copies; `mapped` is its whole map.  Raises KafkaError."""
+async def lost_copies(
+    target: Cluster, link: str, control: LinkControl, mapped: MappedTopics, lost_map: str | None
+) -> LostCopies:
+    """What the target of a promoted link has lost of its copies; `mapped` is its whole map, unless it is lost.  Raises KafkaError."""
     if not control.is_promotion_begun or control.topics is None:
         return LostCopies()
     topics, was = LinkTopics.from_json(control.topics), _ids_of(control, mapped)
@@ -71,9 +73,8 @@ async def lost_copies(target: Cluster, link: str, control: LinkControl, mapped: 
     if again:
         others = await _of_others(target, link, again, now)
         again = [p for p in again if p not in others]
-    untold = [p for p in had if p not in was and p.topic in now and p not in absent]
-    if control.is_identical or not untold or await lost_map(target, link, control) is None:
-        untold = []
+    is_told = control.is_identical or lost_map is None
+    untold = [] if is_told else [p for p in had if p not in was and p.topic in now and p not in absent]
     gone = tuple(p for p in absent if p not in again and p.topic not in refused)
     return LostCopies(gone, tuple(again), tuple(untold))
 

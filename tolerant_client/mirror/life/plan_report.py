@@ -49,6 +49,7 @@ from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, link_options, paused_text
 from tolerant_client.mirror.state.link_topics import beside_file, see_topics, some, unread_map
 from tolerant_client.mirror.state.map_topic import (
+    NO_MAP,
     copied_until,
     has_map,
     lost_map,
@@ -172,12 +173,12 @@ async def plan_everything(
     try:
         control.require_not_promoted(link, target, source)
         await require_kind(target, link, control, is_translated=is_translated)
-        mapped = await mapped_topics(target, link, control, within_s=_MAP_S)
+        lost = await lost_map(target, link, control)
+        mapped = NO_MAP if lost else await mapped_topics(target, link, control, within_s=_MAP_S)
         require_not_last(target, link, control, mapped.last)
     except (LinkPromotedError, LinkKindError) as error:
         return LinkPlan(link, "translated" if was_begun else "identical", refusals=(text_of(error),))
     planned = await plan_link(source, target, chosen, control, mapped, map_of=link if is_translated else None)
-    lost = await lost_map(target, link, control)
     unread = {p: mapped.unread[at] for p in planned.ends if (at := map_partition(link, p)) in mapped.unread}
     unread |= dict.fromkeys(planned.ends if lost else (), MAP_LOST)
     ends = {p: end for p, end in planned.ends.items() if p not in unread}

@@ -55,7 +55,7 @@ from tolerant_client.mirror.state.health import WAITS_AFTER_S, Health, Reason, s
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger
 from tolerant_client.mirror.state.link_control import link_options
 from tolerant_client.mirror.state.link_topics import beside_file, see_topics, written_topics
-from tolerant_client.mirror.state.map_topic import has_map, lost_map, mapped_topics, require_not_last
+from tolerant_client.mirror.state.map_topic import NO_MAP, has_map, lost_map, mapped_topics, require_not_last
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -169,7 +169,8 @@ async def _read_scope(
     if topics is None:
         await require_not_forgotten(target, link, control)
     chosen = topics or written_topics(control, link, None)
-    mapped = await mapped_topics(target, link, control, within_s=BOUND_S)
+    lost = await lost_map(target, link, control)
+    mapped = NO_MAP if lost else await mapped_topics(target, link, control, within_s=BOUND_S)
     view = await see_topics(None if is_source_away else source, target, chosen, control, mapped)
     if is_source_away:
         known = {p for p in (*control.begun, *control.copied) if chosen.writes(p.topic)}
@@ -182,13 +183,12 @@ async def _read_scope(
     # What another link has is its copy, or its producers' by now: our mirror is refused it, and comparing it says nothing.
     # Before the first start nothing says whether the link will have translated offsets, and may share topics.
     taken = {} if control.is_over or control.topics is None else await within_bound(target, ask_taken)
-    copies = await within_bound(target, lost_copies, target, link, control, mapped)
-    lost = await lost_map(target, link, control)
+    copies = await within_bound(target, lost_copies, target, link, control, mapped, lost)
     return LinkScope(link, control, chosen, mapped, view, is_translated, taken, lost, copies)
 
 
 async def _look_twice(source: Cluster | None, target: Cluster, scope: LinkScope) -> Looks:
-    asked = (source, target, scope.link, scope.present, scope.is_translated, scope.control)
+    asked = (source, target, scope.link, scope.present, scope.is_translated, scope.control, scope.lost_map)
     (first, _), began = await look_led(*asked), time.monotonic()
     await target.net.sleep(_LOOK_S)
     second, unseen = await look_led(*asked)
@@ -198,7 +198,7 @@ async def _look_twice(source: Cluster | None, target: Cluster, scope: LinkScope)
         if source is not None:
             never, untold = list[PartitionLag](), dict[TopicPartition, str]()
             if scope.control.is_fenced:
-                asked_never = source, target, scope.link, scope.control, scope.mapped
+                asked_never = source, target, scope.link, scope.control, scope.mapped, scope.lost_map
                 never, untold = await never_copied(*asked_never, is_translated=scope.is_translated)
             seen, unlike = await as_left(source, target, scope.control, [*second, *never])
             # never_copied tells of what the link had not begun, and whose it is; version 0.1 did not write what it had.
@@ -228,7 +228,9 @@ async def _read_of_copying(
         first = facts.unexplained
         await target.net.sleep(max(0.0, began + WAITS_AFTER_S - time.monotonic()))
         asked = [lag.partition for lag in first]
-        after, away = await look_led(source, target, scope.link, asked, scope.is_translated, scope.control)
+        after, away = await look_led(
+            source, target, scope.link, asked, scope.is_translated, scope.control, scope.lost_map
+        )
         facts = replace(facts, again=Looks(began, first, time.monotonic() - began, after, away))
     return replace(facts, forgotten=await why_forgotten(target, scope.link, scope.control, facts.mirrors))
 

@@ -300,9 +300,7 @@ async def see_topics(
         more, refused_there = await visible_topics(source, wanted)
         on_source.update(more)
         refused = {**refused, **refused_there}
-    begun = (
-        control.begun.keys() | control.copied.keys() | control.adopted.keys() | mapped.partitions | control.maybe_begun
-    )
+    begun = _named_partitions(control, mapped)
     hidden: dict[TopicPartition, str] = {}
     for name, error in sorted(refused.items()):
         remembered = sorted(p.partition for p in begun if p.topic == name)
@@ -330,15 +328,12 @@ def begun_partitions(control: LinkControl, mapped: MappedTopics) -> frozenset[To
     is_told = control.begun if control.is_identical else mapped.partitions or control.is_prepared and control.adopted
     if control.is_hidden or control.tells_no_start or mapped.unread or not is_told:
         return None
-    said = (
-        control.begun,
-        control.copied,
-        control.adopted,
-        control.log_starts,
-        control.unfenced,
-        control.maybe_begun,
-    )
-    return mapped.partitions.union(*said)
+    return _named_partitions(control, mapped).union(control.log_starts, control.unfenced)
+
+
+def _named_partitions(control: LinkControl, mapped: MappedTopics) -> frozenset[TopicPartition]:
+    """The partitions that a link has begun, took over, or may have begun, as far as its control and its map name them.  Pure."""
+    return mapped.partitions.union(control.begun, control.copied, control.adopted, control.maybe_begun)
 
 
 def known_topics(topics: LinkTopics, control: LinkControl, seen: Collection[str]) -> set[str]:

@@ -272,23 +272,25 @@ class _Link:
         checkup.add(both_clocks_findings(source.quorum, target.quorum))
         self._examine_rights()
         control = checkup.ask("control", target.raw, read_control, target.raw, link)
-        mapped = None
+        mapped, lost = None, None
         if control is not None:
-            mapped = checkup.ask("control", target.raw, logs.read_map, target.raw, link, control)
+            lost = checkup.ask("control", target.raw, lost_map, target.raw, link, control)
+            mapped = NO_MAP
+            if lost is None:
+                mapped = checkup.ask("control", target.raw, logs.read_map, target.raw, link, control)
         self._examine_topics(control or LinkControl(), mapped or NO_MAP)
         ledger = checkup.ask("ledger", target.raw, read_ledger, target.raw)
         checkup.add(ledger_findings(link, ledger or ()))
         checkup.add(state_topic_findings(target.facts, link))
         stopped: Mapping[TopicPartition, str] = {}
         if control is not None:
-            lost = checkup.ask("control", target.raw, lost_map, target.raw, link, control)
             asked = (look_for_forgotten, target.raw, link, control, RENEWED_S)  # a check has 10 s
             forgotten = checkup.ask("control", target.raw, *asked)
             since = self._claims, self._looked, RENEWED_S
             mirrors = checkup.ask("control", target.raw, seen_mirrors, target.raw, link, *since)
             copies: LostCopies | None = None if control.is_promotion_begun else LostCopies()
             if control.is_promotion_begun and mapped is not None:
-                copies = checkup.ask("control", target.raw, lost_copies, target.raw, link, control, mapped)
+                copies = checkup.ask("control", target.raw, lost_copies, target.raw, link, control, mapped, lost)
             has_copied = bool(mapped and mapped.partitions) or any(run.has_copied for run in mirrors or ())
             told_of = link, control, self._subject.options, lost, forgotten, copies
             checkup.add(control_findings(*told_of, has_copied=has_copied))

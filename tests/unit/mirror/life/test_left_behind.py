@@ -90,7 +90,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         return await function(*args)
 
     async def look_led(
-        source: Source, _: Any, __: str, wanted: list[TopicPartition], ___: bool, control: LinkControl
+        source: Source, _: Any, __: str, wanted: list[TopicPartition], ___: bool, control: LinkControl, ____: None
     ) -> Any:
         logs = {p: (source.ends[p], source.ends[p], min(source.start, source.ends[p])) for p in wanted}
         return [replace(PartitionLag(p, control.copied_until[p], *logs[p]), begun_at=0) for p in wanted], {}
@@ -105,6 +105,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         return {p: there if p == P else Committed(0, 20) for p in ranges}
 
     monkeypatch.setattr(left_behind, "lost_copies", AsyncMock(return_value=LostCopies()))
+    monkeypatch.setattr(left_behind, "lost_map", AsyncMock(return_value=None))
     monkeypatch.setattr(copied_back, "read_controls", read_controls)
     for function in (present_ids, within_bound, look_led, has_map, count_committed):
         monkeypatch.setattr(left_behind, function.__name__, function)
@@ -137,8 +138,8 @@ def test_how_far_an_older_version_had_copied_with_translated_offsets_is_what_the
     async def copied_until(_: Any, __: str, partitions: Any) -> dict[TopicPartition, int]:
         return {p: ends[p] for p in partitions}
 
-    async def lost_map(*_: Any) -> str:
-        return lost
+    async def lost_map(*_: Any) -> str | None:
+        return None if ends else lost
 
     for function in (has_map, mapped_topics, copied_until, lost_map):
         monkeypatch.setattr(left_behind, function.__name__, function)

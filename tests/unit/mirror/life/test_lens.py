@@ -103,7 +103,7 @@ def test_a_cluster_is_away_where_no_leader_has_told_anything_and_no_other_broker
 
     monkeypatch.setattr(lens, "list_led_offsets", led)
     monkeypatch.setattr(lens, "list_led_log_offsets", led_logs)
-    lag: Any = lens.look_led(cluster, cluster, "dr", [FIRST, SECOND], False, LinkControl())  # type: ignore[arg-type]
+    lag: Any = lens.look_led(cluster, cluster, "dr", [FIRST, SECOND], False, LinkControl(), None)  # type: ignore[arg-type]
     ends: Any = lens.log_ends(cluster, [FIRST, SECOND])  # type: ignore[arg-type]
     if told or has_broker:
         assert done(ends) == LedOffsets(told, left_out)
@@ -207,7 +207,7 @@ def test_a_promoted_link_had_copied_up_to_where_its_fence_said(
         return LedOffsets({p: target.ends[p] for p in wanted}, {})
 
     monkeypatch.setattr(lens, "list_led_offsets", led)
-    lags, left_out = done(lens.look_led(None, target, "dr", [FIRST, SECOND], False, control))
+    lags, left_out = done(lens.look_led(None, target, "dr", [FIRST, SECOND], False, control, None))
     assert {e.partition: e.position for e in lags} == positions
     assert left_out == {p: lens.END_UNKNOWN for p in (FIRST, SECOND) if p not in positions}
 
@@ -225,12 +225,19 @@ def test_a_promoted_link_with_translated_offsets_had_copied_nothing_of_what_its_
 
     control = LinkControl(is_promotion_begun=True, is_fenced=True, copied_until={FIRST: 100})
     monkeypatch.setattr(lens, "list_led_offsets", led)
-    monkeypatch.setattr(lens, "read_control", lambda *_: respond(control))
-    monkeypatch.setattr(lens, "lost_map", lambda *_: respond(None))
     monkeypatch.setattr(lens, "copied_until", lambda *_: respond({FIRST: 100, SECOND: 0}))
     target: Any = Logs({})
-    lags, left_out = done(lens.look_led(None, target, "dr", [FIRST, SECOND], True, control))
+    lags, left_out = done(lens.look_led(None, target, "dr", [FIRST, SECOND], True, control, None))
     assert {e.partition: e.position for e in lags} == {FIRST: 100} and left_out == {SECOND: lens.NEVER_HAD}
+
+
+def test_a_map_that_is_lost_is_not_asked_for_again() -> None:
+    """Each of the looks at it waits several times before it believes that it is lost."""
+    target: Any = None
+    assert done(lens.look_led(None, target, "dr", [FIRST], True, LinkControl(), "deleted")) == (
+        [],
+        {FIRST: lens.MAP_LOST},
+    )
 
 
 def test_what_one_broker_of_the_source_does_not_tell_is_unknown_and_delays_nothing_else(

@@ -54,16 +54,13 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def mapped_topics(*_: Any, **__: Any) -> MappedTopics:
         return found.map_of_others
 
-    async def lost_map(*_: Any) -> str | None:
-        return found.lost_map
-
-    for function in (visible_topics, read_ids, read_controls, mapped_topics, lost_map):
+    for function in (visible_topics, read_ids, read_controls, mapped_topics):
         monkeypatch.setattr(module, function.__name__, function)
     return found
 
 
 def lost(target: Any, control: LinkControl, mapped: MappedTopics = NO_MAP) -> LostCopies:
-    return asyncio.run(lost_copies(target, "dr", control, mapped))
+    return asyncio.run(lost_copies(target, "dr", control, mapped, target.lost_map))
 
 
 FENCED = replace(TRANSLATED, mapped={p: IDENTICAL.begun[p] for p in (P, Q)})  # whose map was deleted
