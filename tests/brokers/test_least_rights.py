@@ -43,6 +43,7 @@ from tolerant_client.mirror.state.control_topic import read_control, update_cont
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.mm2_positions import whether_mm2_runs
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.verify.outcome import Outcome
 from tolerant_client.mirror.verify.verification import verify
 from tolerant_client.ops.doctor.checkup import Checkup
 from tolerant_client.ops.doctor.finding import Finding, Severity
@@ -303,6 +304,16 @@ def test_what_may_not_be_done_is_said_by_the_mirror_and_by_the_doctor(
         found = link.lacking()
         assert any(thing in one.thing for one in found), found
         assert all("kafka-acls.sh --bootstrap-server " in one.remedy for one in found)
+
+
+def test_what_may_not_be_read_on_the_source_is_not_compared_and_no_difference(link: Link) -> None:
+    assert link.run() == []
+    append_records(link.clusters["source"].bootstrap_servers, TOPIC, 2, first=10_000)
+    with link.without(("source", "topic", TOPIC, "Read")), link.both() as (source, target):
+        report = source.run(partial(verify, source, target, link.flow.link_topics))
+    found = [p for p in report.partitions if p.topic == f"A.{TOPIC}"]
+    assert found and {p.outcome for p in found} <= {Outcome.NOT_COMPARED, Outcome.IDENTICAL}, found
+    assert any("could not be read" in gap.reason for p in found for gap in p.not_compared), found
 
 
 def test_control_that_may_not_be_read_is_not_overwritten(link: Link) -> None:

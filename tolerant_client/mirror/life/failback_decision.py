@@ -88,11 +88,7 @@ def blockers(
     if diverged := [p for p in partitions if p.is_diverged and p not in bare]:
         first = diverged[0]
         unseen = sum(not p.is_proved for p in diverged)
-        doubt = (
-            f" (for {unseen} of them the source has deleted everything that could show whether it was)"
-            if unseen
-            else ""
-        )
+        doubt = f" (for {unseen} of them nothing shows whether it was)" if unseen else ""
         found.append(
             f"{len(diverged)} partitions of the target have records that were never copied{doubt}, {lost_records(diverged)} committed"
             f" records in all: {first.topic}-{first.partition} from offset {first.shared_until} to {first.target_end}. Read"

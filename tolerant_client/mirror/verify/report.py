@@ -342,7 +342,7 @@ def _at_the_ends(
     if end > stable:
         gaps.append(NotCompared(max(start, stable), end, *waiting[0]))
     gaps = [part for part in gaps if part.until_offset > part.from_offset]
-    if is_shorter and not allow_behind:
+    if is_shorter and not allow_behind and (bounds.deleted is not None or not _is_unread(rest, stable)):
         gone = (
             "" if bounds.deleted is None else f", and the source no longer has its offsets {target_end:,} to {start:,}"
         )
@@ -354,12 +354,17 @@ def _at_the_ends(
     return None, gaps
 
 
+def _is_unread(rest: Committed | None, stable: int) -> bool:
+    """Whether the source may have no committed record after the end of the target's log: none was read, nor everything."""
+    return rest is not None and rest.until < stable and not rest.records
+
+
 def _after(rest: Committed | None, stable: int) -> str:
     """What the source has after the end of the target's log."""
     if rest is None:
         return ""
-    if rest.until < stable and not rest.records:
-        return ", and how many committed records the source has after that is unknown: they could not be read in time"
+    if _is_unread(rest, stable):
+        return ", and how many committed records the source has after that is unknown: they could not be read"
     at_least = "at least " if rest.until < stable else ""
     return f", and the source has {at_least}{counted(rest.records, 'committed record')} after that"
 

@@ -6,7 +6,8 @@ Laws:
 - The comparison covers what a read_committed consumer sees, in the offsets that both logs have.  Offsets that the source has
   and the target's log no longer has (it starts later) are not compared, and never called identical.
 - Where the target's log ends earlier, the source's committed records after that are counted (committed.py): without any, as after a
-  failover in a transaction that was aborted later, the target lacks nothing.  What could not be counted is a difference.
+  failover in a transaction that was aborted later, the target lacks nothing.  Where none was found and not all of that could be read,
+  as without the right Read on the source, it is not compared, and no difference.
 - A topic of the link that the target has and the source has not (any more) is reported as not compared, one that is known to be the
   target's own (begun_topics.py) in a warning alone.
 - Nothing is left out silently: the report says how many of the source's offsets were compared, and why the others were not;

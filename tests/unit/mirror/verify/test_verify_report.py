@@ -112,12 +112,16 @@ def test_a_difference_that_the_ledger_tells_of_is_one_and_the_first_other_one_is
 def test_what_the_source_has_after_the_end_of_the_target_is_told_as_far_as_it_was_read() -> None:
     for rest, told in (
         (None, ""),
-        (Committed(0, 45), ", and how many committed records the source has after that is unknown: they could not be read in time"),
+        (Committed(0, 45), ", and how many committed records the source has after that is unknown: they could not be read"),
         (Committed(1, 48), ", and the source has 1 committed record after that"),
         (Committed(3, 45), ", and the source has at least 3 committed records after that"),
     ):  # fmt: skip
-        (gap,) = report((0, 48, 0, 40), done(0, 40), rest=rest).not_compared
-        assert gap.reason == f"the target log ends at 40{told}"
+        found = report((0, 48, 0, 40), done(0, 40), rest=rest)
+        (gap,) = found.not_compared
+        assert gap.reason == f"the target log ends at 40{told}" and gap.matters
+        assert found.outcome is (NOT_COMPARED if rest == Committed(0, 45) else DIFFERENT), (
+            "without a record it is no difference"
+        )
 
 
 GONE = Difference(40, "the target log ends earlier, and the source no longer has its offsets 40 to 50")
@@ -140,7 +144,7 @@ NO_TARGET = Difference(0, "the target has no such partition")
         ((0, 41, 0, 40), {}, EARLY, DIFFERENT, (40, 41), [(40, 41)]),
         ((0, 41, 0, 40), {"allow_behind": True}, None, IDENTICAL, (40, 41), [(40, 41)]),
         ((0, 48, 0, 40), {"rest": Committed(0, 48)}, None, IDENTICAL, (48, 48), []),
-        ((0, 48, 0, 40), {"rest": Committed(0, 47)}, EARLY, DIFFERENT, (40, 48), [(40, 48)]),
+        ((0, 48, 0, 40), {"rest": Committed(0, 47)}, None, NOT_COMPARED, (40, 48), [(40, 48)]),
         ((0, 48, 0, 40), {"rest": Committed(1, 48)}, EARLY, DIFFERENT, (40, 48), [(40, 48)]),
         ((0, 8, 0, 0), {"rest": Committed(0, 8)}, None, IDENTICAL, (8, 8), []),
         ((0, 40, 0, 0), {}, Difference(0, "the target log ends earlier"), DIFFERENT, (0, 40), [(0, 40)]),

@@ -483,6 +483,10 @@ def test_ledger_counts_offsets_by_topic_and_reason_of_its_link_only() -> None:
     found = [f.evidence.partition(",")[0] for f in ledger_findings("l", rows)]
     assert found == ["1 offset not on the target (oversized)", "40 offsets not on the target (retention)"]
     assert severities(ledger_findings("l", [row._replace(link="", reason=UNREADABLE)])) == [WARNING]
+    (again,) = ledger_findings("l", [row._replace(until_offset=row.from_offset, reason="recreation", time_ms=1_000)])
+    assert (
+        again.evidence == "its log on the source became another one (recreation), recorded at 1970-01-01 00:00:01 UTC"
+    )
 
 
 # -- addresses ----------------------------------------------------------------
