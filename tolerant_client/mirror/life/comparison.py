@@ -13,7 +13,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import Untold
 from tolerant_client.cluster.admin.transactions import known_producer_id
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import TolerantClientError, text_of
+from tolerant_client.errors import TargetDivergedError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import EmptiedLogError, OpenTransaction
 from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states
@@ -33,7 +33,8 @@ class Comparison(NamedTuple):
     """Partitions whose logs differ, and how; those that were `unread` this time; and why others were `refused`.
 
     A loss that is in the ledger is no difference.  `opened` says which open transaction the comparison of others waits for, `emptied`
-    are empty logs that a running mirror continues (copied_now).
+    are empty logs that a running mirror continues (copied_now).  `lost`: of those that differ, the ones of whose copies with translated
+    offsets the target has lost records: how much is left of them is unknown.
     """
 
     differing: Mapping[TopicPartition, str]
@@ -41,6 +42,7 @@ class Comparison(NamedTuple):
     refused: Mapping[TopicPartition, str] = MappingProxyType({})
     opened: Mapping[TopicPartition, str] = MappingProxyType({})
     emptied: Mapping[TopicPartition, str] = MappingProxyType({})
+    lost: frozenset[TopicPartition] = frozenset()
 
 
 def split(
@@ -49,16 +51,19 @@ def split(
     """The comparison of the wanted partitions, and for the others a sentence on what differs or was not compared.  Pure."""
     if found is None:
         return None, {}
-    differing, unread, refused, opened, emptied = found
+    differing, unread, refused, opened, emptied, lost = found
     untold = dict.fromkeys(unread, "they could not be read this time")
     why = {
         p: f"{p.topic}-{p.partition} could not be compared: {text}"
         for p, text in {**refused, **opened, **emptied, **untold}.items()
     }
     beside = {p: text for p, text in {**why, **differing}.items() if p not in wanted}
-    parts = ({p: text for p, text in part.items() if p in wanted} for part in (differing, refused, opened, emptied))
-    differing, *others = parts
-    return Comparison(differing, tuple(p for p in unread if p in wanted), *others), beside
+
+    def chosen(part: Mapping[TopicPartition, str]) -> dict[TopicPartition, str]:
+        return {p: text for p, text in part.items() if p in wanted}
+
+    untried = tuple(p for p in unread if p in wanted)
+    return Comparison(chosen(differing), untried, chosen(refused), chosen(opened), chosen(emptied), lost), beside
 
 
 def without_paused(
@@ -103,7 +108,8 @@ async def compare_ends(
     """
     if is_translated and not control.is_promotion_begun:
         stopped = await contradicted(source, target, ledger.link, control, partitions)
-        return Comparison({p: text_of(error) for p, error in stopped.items()})
+        lost = frozenset(p for p, error in stopped.items() if isinstance(error, TargetDivergedError))
+        return Comparison({p: text_of(error) for p, error in stopped.items()}, lost=lost)
     if not is_translated:
         control = await with_own_id(target, ledger.link, control)
     if not is_comparable(control, is_translated):

@@ -360,10 +360,10 @@ async def _wait(
         if before is not None and (
             not found or any(blocker.lasts for blocker in found) or time.monotonic() >= deadline
         ):
-            if found and not of.is_translated:  # nothing shows that the copy ends where the log does
-                unlike = (
-                    {e.partition for e in ends} if compared is None else compared.differing.keys() | differing.keys()
-                )
+            if found:  # nothing shows that the copy ends where the log, or the map, does
+                unlike: Collection[TopicPartition] = {e.partition for e in ends}
+                if compared is not None:
+                    unlike = compared.lost if of.is_translated else compared.differing.keys() | differing.keys()
                 ends = [replace(e, position=None) if e.position and e.partition in unlike else e for e in ends]
             return ends, [blocker.text for blocker in found], differing
         text = f"waiting: {'; '.join(blocker.text for blocker in found)}"

@@ -48,7 +48,7 @@ def blockers(
     those that give its topics where its control does not.
     """
     known = list(lags)
-    differing, unread, refused, open_there, emptied = compared or Comparison({})
+    differing, unread, refused, open_there, emptied, _ = compared or Comparison({})
     found = [Blocker(text, lasts=True) for text in list(differing.values())[:_SENTENCES]]
     if len(differing) > _SENTENCES:
         more = f"{len(differing) - _SENTENCES} more partitions differ; all of them: tolerant-kafka status {of_both}{topics}"

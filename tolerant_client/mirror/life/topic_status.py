@@ -18,7 +18,7 @@ class TopicStatus:
 
     What one cluster alone would tell is None while it does not respond: on the source `source_end`, on the target `copied`, and
     all lags.  `lag_s` and `lag_bytes` are None if they are unknown.  `unknown` are partitions whose broker does not respond,
-    whose topic the source does not have, or that another link has: they are in no sum.
+    whose topic the source does not have, of whose copies the target has lost records, or that another link has: they are in no sum.
     """
 
     topic: str
