@@ -28,7 +28,6 @@ from tolerant_client.mirror.life import (
     promotion_steps,
     promotion_view,
 )
-from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.damage import SeenLog
 from tolerant_client.mirror.life.failover import failover
@@ -38,6 +37,7 @@ from tolerant_client.mirror.life.lost_copies import LostCopies
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.logs.committed import Committed
+from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.claims import ClaimsLog, Run
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import MappedTopics

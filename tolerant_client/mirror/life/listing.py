@@ -9,7 +9,7 @@ Laws:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -34,7 +34,7 @@ from tolerant_client.mirror.state.control_topic import control_topic, read_contr
 from tolerant_client.mirror.state.health import utc
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import some
-from tolerant_client.mirror.state.map_topic import mapped_links
+from tolerant_client.mirror.state.map_topic import lost_map, mapped_links
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 Found = Literal["known", "unreadable", "gone", "starting"]
@@ -55,6 +55,7 @@ class ListedLink(NamedTuple):
     has_map: bool
     found: Found = "known"
     waits: tuple[Run, ...] = ()
+    is_lost: bool = False  # its copies are there, and neither a control nor a map
 
     @property
     def offsets(self) -> str | None:
@@ -62,7 +63,7 @@ class ListedLink(NamedTuple):
         if self.control is not None and self.control.is_identical:  # a map beside it is of a former link of this name
             return "identical"
         is_said = self.control is not None and self.control.map_id is not None
-        return "translated" if is_said or self.has_map else None
+        return "translated" if is_said or self.has_map or self.is_lost else None
 
     @property
     def offsets_words(self) -> str:
@@ -92,7 +93,11 @@ class ListedLink(NamedTuple):
             remedy = "start its mirror, or, if it was promoted or its source is gone, run tolerant-kafka failover with --topics"
             if self.mirror is not None and self.mirror.is_alive:
                 remedy = "stop its mirror and start it again"
-            return f"its control is gone, {remedy}; {self._mirror_words}"
+            gone = "its control is gone"
+            if self.is_lost:
+                gone = "its control and its offset map are gone, so how far it has copied is unknown, and its mirror does not start again"
+                remedy = "mirror under another link name, or, if its source is gone, run tolerant-kafka failover with --topics"
+            return f"{gone}, {remedy}; {self._mirror_words}"
         if self.found == "starting":
             return f"its control is not written yet; {self._mirror_words}"
         if control is None:
@@ -161,11 +166,17 @@ class Listing:
 
 
 def listed(
-    controls: Controls, runs: Iterable[Run] | None, maps: AbstractSet[str] = frozenset(), *, has_controls: bool = True
+    controls: Controls,
+    runs: Iterable[Run] | None,
+    maps: AbstractSet[str] = frozenset(),
+    *,
+    has_controls: bool = True,
+    lost: Collection[str] = (),
 ) -> Listing:
     """The links of a target; `runs` are in the order of the log, None if they are unknown.  Pure.
 
-    `maps` are the links that have an offset map on the target, which `has_controls` if there is a topic of controls.
+    `maps` are the links that have an offset map on the target, which `has_controls` if there is a topic of controls; those that are
+    `lost` have copied there, and have neither.
     """
     by_link: dict[str, list[Run]] = {}
     for run in runs or ():
@@ -193,6 +204,7 @@ def listed(
             is_seen=runs is not None,
             has_map=link in maps,
             found=of_control,
+            is_lost=link in lost,
             waits=tuple(run for run in at_work(by_link.get(link, ())) if not run.holds and run is not newest[link]),
         )
         for link, of_control in sorted(found.items())
@@ -237,4 +249,6 @@ async def list_links(target: Cluster) -> Listing:
         await target.net.sleep(LOOK_AGAIN_S)
     maps = await mapped_links(target)
     controls = await read_controls(target)  # after the mirrors were seen, which is_forgotten needs, and their maps
-    return listed(controls, runs, maps, has_controls=await control_topic(target).exists())
+    told = {link: controls.links.get(link, LinkControl()) for link in {run.link for run in runs or ()} - maps}
+    lost = [link for link, control in told.items() if control.is_unwritten and await lost_map(target, link, control)]
+    return listed(controls, runs, maps, has_controls=await control_topic(target).exists(), lost=lost)

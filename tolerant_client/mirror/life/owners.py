@@ -35,9 +35,9 @@ from tolerant_client.cluster.admin.transactions import init_producer_id, transac
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.mirror.engine.preflight import Others, look_for_others
 from tolerant_client.mirror.engine.translated.copied_before import other_copies
-from tolerant_client.mirror.life.carriers import Carried, find_carried
 from tolerant_client.mirror.life.mirrors import look_at_claims
 from tolerant_client.mirror.logs.reading import read_headers
+from tolerant_client.mirror.state.carriers import Carried, find_carried
 from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import MappedTopics, map_partition
@@ -76,7 +76,7 @@ class Evidence(NamedTuple):
     """What shows who owns a partition, besides the link's control; `mapped` are topics that its offset map names.
 
     `producer_ids` are the link's, also where its control names none; `held` are the partitions that its mirrors have claimed, which
-    are read only then; None if they could not be read.  `elsewhere` are the links that have copied partitions of which its map has nothing.
+    are read only then; None if they could not be read.  `was_seen`: so was a mirror of it, as claims of translated copies show, too.  `elsewhere` are the links that have copied partitions of which its map has nothing.
     """
 
     logs: Carried = Carried()
@@ -86,6 +86,7 @@ class Evidence(NamedTuple):
     producer_ids: tuple[int, ...] = ()
     held: Collection[TopicPartition] | None = frozenset()
     elsewhere: Mapping[TopicPartition, str] = {}
+    was_seen: bool = False
 
 
 async def find_evidence(
@@ -102,9 +103,11 @@ async def find_evidence(
     ids, claimed = await _claimed(target, control, wanted, is_translated=is_translated)
     own: tuple[int, ...] = () if is_translated else control.producer_ids
     held: frozenset[TopicPartition] | None = frozenset()
+    was_seen = False
     if not (own or is_translated):
         claims = await look_at_claims(target)
         own, held = await _ids_of(target, link, control), None if claims is None else claims.copied_by(link)
+        was_seen = claims is not None and any(run.link == link and run.has_copied for run in claims.runs(claims))
     only = None if control.producer_ids else frozenset(wanted)
     logs = await find_carried(target, own, claimed, only) if own or held else Carried()
     if not control.begun and (behind := logs.foreign.intersection(wanted)):  # others may have written after its copy
@@ -113,7 +116,7 @@ async def find_evidence(
         logs = logs._replace(partitions=logs.partitions | copied, foreign=logs.foreign - copied)
     unclaimed = {p.topic for p in wanted} - {p.topic for p in claimed}
     others = await look_for_others(target, link, unclaimed, is_identical=not is_translated) if unclaimed else Others()
-    return Evidence(logs, others, ids, mapped, own, held)
+    return Evidence(logs, others, ids, mapped, own, held, was_seen=was_seen)
 
 
 async def _ids_of(target: Cluster, link: str, control: LinkControl) -> tuple[int, ...]:

@@ -173,7 +173,7 @@ async def plan_everything(
     try:
         control.require_not_promoted(link, target, source)
         await require_kind(target, link, control, is_translated=is_translated)
-        lost = await lost_map(target, link, control)
+        lost = await lost_map(target, link, control) if is_translated else None
         mapped = NO_MAP if lost else await mapped_topics(target, link, control, within_s=_MAP_S)
         require_not_last(target, link, control, mapped.last)
     except (LinkPromotedError, LinkKindError) as error:

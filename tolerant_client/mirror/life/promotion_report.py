@@ -15,7 +15,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.batches.divergence import Range
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.follow.groups import GroupsReport
-from tolerant_client.mirror.life.carriers import Carried
+from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.health import by_reason, counted, few, names
 
 

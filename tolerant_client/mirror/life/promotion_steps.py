@@ -36,7 +36,6 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import LinkPromotedError, OptionError, text_of
-from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.life.left_behind import promoted_before
 from tolerant_client.mirror.life.lens import PartitionLag
@@ -45,6 +44,7 @@ from tolerant_client.mirror.life.owners import Owners, copied_elsewhere, find_ev
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.logs.reading import require_readable
+from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import HIDDEN, NothingWrittenError, read_control, update_control
@@ -137,7 +137,7 @@ async def promoted_link(
     Raises OptionError for one that was prepared only, and whose target's logs do not end where it is to continue; and for one that has
     copied nothing, of topics that another link has copied.
     """
-    is_translated = await has_map(target, link, control)
+    is_translated, lost = await has_map(target, link, control), await lost_map(target, link, control)
     if control.is_prepared and not is_translated:
         ends, left_out = await list_led_offsets(target, dict.fromkeys(control.adopted, LATEST))
         if unlike := sorted(p for p, end in ends.items() if end != control.adopted[p]):
@@ -152,11 +152,11 @@ async def promoted_link(
     if is_translated:
         unclaimed = [p for p in partitions if p not in control.adopted]
         evidence = evidence._replace(elsewhere=await copied_elsewhere(target, link, unclaimed, mapped))
-        has_copied = mapped.copies or mapped.unread or control.adopted
+        has_copied = mapped.copies or mapped.unread or control.adopted or lost
         if evidence.elsewhere and not (has_copied or control.is_promotion_begun):
             raise OptionError(of_another(link, evidence.elsewhere))
     has = begun_partitions(control, mapped)
-    if is_translated and (has is not None or control.tells_no_start and not mapped.unread):
+    if is_translated and not lost and (has is not None or control.tells_no_start and not mapped.unread):
         copied = mapped.names if has is None else {p.topic for p in has}
         unmapped = [p for p in alone if p.topic not in copied]
         ends = (await list_led_offsets(target, dict.fromkeys(unmapped, LATEST))).offsets
@@ -165,7 +165,6 @@ async def promoted_link(
     beyond = Carried(
         found.partitions.difference(partitions), {p: w for p, w in found.unknown.items() if p not in partitions}
     )
-    lost = await lost_map(target, link, control)
     return PromotedLink(link, target, topics, is_translated, lost, beyond, mapped, evidence, of_file)
 
 
@@ -183,6 +182,7 @@ def unshown(of: PromotedLink, back: str = "") -> str:
     which, logs = link_options(of.name, of.target), of.evidence.logs
     if back:
         return f"Link {of.name} has copied nothing to this target, and {back}: are source and target exchanged? Check {which}"
+    start = f"Nothing on the target shows that link {of.name} has copied there, so nothing is promoted: its control says nothing,"
     unread = "".join(f" ({names(those)} could not be read: {why})" for why, those in by_reason(logs.unknown).items())
     batches = f"no log of its topics has a batch of its producer id{unread}"
     if not of.evidence.producer_ids:
@@ -190,12 +190,17 @@ def unshown(of: PromotedLink, back: str = "") -> str:
             f"which records are its own is unknown, since no coordinator names the producer id of tolerant-mirror-{of.name} (after"
             " seven days without a start it is forgotten, and without Describe on that transactional id it is hidden)"
         )
+    if of.evidence.was_seen:  # of a link with identical offsets its claims name what it has copied: that would be shown
+        return (
+            f"{start} no log has a batch of the producers that coordinators name for its copies with translated offsets (which takes Kafka 3.0,"
+            f" and Describe on the transactional ids tolerant-mirror-{of.name}-), though a mirror of it was seen there in the last hour."
+            f" Check {which}; if that is right, end that mirror for good before applications write there: what it may copy cannot be fenced"
+        )
     claims = "no mirror of it has claimed a partition there in the last hour"
     if of.evidence.held is None:
         claims = f"whether a mirror of it runs is unknown, since {CLAIMS_TOPIC} could not be read"
     return (
-        f"Nothing on the target shows that link {of.name} has copied there, so nothing is promoted: its control says nothing,"
-        f" {batches}, and {claims}. Check {which}; if that is right, and no mirror of"
+        f"{start} {batches}, and {claims}. Check {which}; if that is right, and no mirror of"
         " the link runs, nothing has to be fenced before applications write there"
     )
 

@@ -14,12 +14,12 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.identical.difference import is_all_filler
 from tolerant_client.mirror.follow.group_positions import OWN_GROUPS
-from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.lens import PartitionLag, positions_of
 from tolerant_client.mirror.life.owners import Evidence, Owners, find_owners
 from tolerant_client.mirror.life.promotion_report import GroupPlace, PromotedPartition
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
+from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
@@ -63,7 +63,8 @@ class PromotedLink:
         """The control of a link that was fenced with this id, with what was found out because it tells of no start."""
         if not control.tells_no_start:
             return control
-        control = replace(control, source_cluster_id=self.source_id)
+        is_lost = self.is_translated and self.lost_map  # coordinators forget what shows it
+        control = replace(control, source_cluster_id=self.source_id, map_id="" if is_lost else None)
         own = () if self.is_translated else sorted(self.owners(control, control.copied_until).own)
         if not own:
             return control

@@ -9,7 +9,8 @@ Laws:
 - A promoted link is over, whatever its control says now, if a row of the map says so (Law E of offset_map.py).  Whoever reads where
   to resume finds that row: it is after all rows of its generation.  It is no row of a topic for anybody else.
 - A link has one map, whose topic id is in its control (`map_id`), and has translated offsets from then on (require_kind).  If that
-  topic is gone, or another has its name, what was copied is unknown, never nothing, and no start creates the map again.
+  topic is gone, or another has its name, what was copied is unknown, never nothing, and no start creates the map again.  If its
+  control is gone, too, the logs say that it has copied.
   The id is checked after the rows were read: the id of a deleted topic does not come back.
 """
 
@@ -31,8 +32,10 @@ from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import LinkPromotedError, OptionError, TargetDivergedError, text_of
+from tolerant_client.mirror.state.carriers import copied_logs
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import orders_hidden, read_control
+from tolerant_client.mirror.state.health import names
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds, link_options
 from tolerant_client.mirror.state.offset_map import LAST, CommittedRows, MapRow, OffsetMap, RowKey, last_of
@@ -58,9 +61,9 @@ def map_partition(link: str, partition: TopicPartition) -> TopicPartition:
     return TopicPartition(map_topic(link), number)
 
 
-def copier_id(link: str, partition: TopicPartition) -> str:
-    """The transactional.id with which a partition and its rows of the map are written."""
-    return f"tolerant-mirror-{link}-copy-{partition.topic}-{partition.partition}"
+def copier_id(link: str, partition: TopicPartition | None = None) -> str:
+    """The transactional.id with which a partition and its rows of the map are written, or what those of the link begin with."""
+    return f"tolerant-mirror-{link}-copy-" + ("" if partition is None else f"{partition.topic}-{partition.partition}")
 
 
 def _map_of(target: Cluster, link: str) -> StateTopic:
@@ -82,7 +85,9 @@ async def ensure_map_topic(target: Cluster, link: str, control: LinkControl) -> 
 async def lost_map(target: Cluster, link: str, control: LinkControl) -> str | None:
     """Why the offset map of a link is lost; None if it is there, as far as is known, or the link has none."""
     if control.map_id is None:
-        return None
+        copied = sorted(await _copied_untold(target, link, control))
+        what = f"was deleted, as its control was, and the log of {names(copied)} has its copies" if copied else ""
+        return _lost(link, what) if what else None
     looks = 0
     while not await _map_of(target, link).exists():  # a broker that has just started may not know the topic yet
         if (looks := looks + 1) == BELIEVED_AFTER:
@@ -90,6 +95,13 @@ async def lost_map(target: Cluster, link: str, control: LinkControl) -> str | No
         await target.net.sleep(_LOOK_AGAIN_S)
     now = TopicIds(target=await _map_id(target, link))
     return None if TopicIds(target=control.map_id).is_of_target(now) else _lost(link, "was deleted and created again")
+
+
+async def _copied_untold(target: Cluster, link: str, control: LinkControl) -> frozenset[TopicPartition]:
+    """The logs with copies of a link that has translated offsets, where neither its control nor a map tells of a start."""
+    is_told = control.is_prepared or control.is_hidden or not control.tells_no_start
+    has_none = not (is_told or await _map_of(target, link).exists())
+    return await copied_logs(target, copier_id(link)) if has_none else frozenset()
 
 
 def _lost(link: str, what: str) -> str:
@@ -211,7 +223,9 @@ async def mapped_links(target: Cluster) -> frozenset[str]:
 
 async def has_map(target: Cluster, link: str, control: LinkControl) -> bool:
     """Whether the link has translated offsets: a map beside the control of an identical link is of a former one of this name."""
-    return not control.is_identical and (control.map_id is not None or await _map_of(target, link).exists())
+    if control.is_identical or control.map_id is not None:
+        return not control.is_identical
+    return await _map_of(target, link).exists() or bool(await _copied_untold(target, link, control))
 
 
 async def require_kind(target: Cluster, link: str, control: LinkControl, *, is_translated: bool) -> None:

@@ -14,10 +14,10 @@ from support.promotion_world import CLICKS, ORDERS, P, Q, World, ends
 from tolerant_client.errors import OffsetMapError
 from tolerant_client.mirror.life import failover as failover_module
 from tolerant_client.mirror.life import promotion_steps, promotion_view
-from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.damage import SeenLog
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, failover_warnings
 from tolerant_client.mirror.state import link_topics
+from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import MappedTopics, map_partition

@@ -16,10 +16,10 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.life import failback, shared_log
-from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.failback_decision import begun, blockers, left_alone, overtaken, strangers, untold
 from tolerant_client.mirror.life.owners import Evidence
 from tolerant_client.mirror.life.shared_log import SharedLog, compare_logs, unshared_logs, with_losses
+from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import Record

@@ -114,6 +114,7 @@ def test_a_list_waits_only_for_mirrors_that_may_run(looks: list[list[Run]], slee
         listing,
         look_at_claims=AsyncMock(side_effect=[Mock(), *claims]),
         read_controls=AsyncMock(return_value=Controls({})),
+        lost_map=AsyncMock(return_value=None),
         time=Mock(monotonic=lambda: now[0]),
     ):
         asyncio.run(listing.list_links(target))

@@ -14,10 +14,10 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.mirror.engine.preflight import Others
-from tolerant_client.mirror.life import carriers
 from tolerant_client.mirror.life import owners as owners_module
-from tolerant_client.mirror.life.carriers import Carried, find_carried
 from tolerant_client.mirror.life.owners import Evidence, Owners, find_owners, find_taken
+from tolerant_client.mirror.state import carriers
+from tolerant_client.mirror.state.carriers import Carried, Written, copied_logs, find_carried, find_written
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 
 P, ELSE = TopicPartition("orders", 0), TopicPartition("clicks", 0)
@@ -183,6 +183,10 @@ def test_the_last_batches_tell_whose_a_log_is_unless_ends_of_transactions_hide_i
     monkeypatch.setattr(carriers, "list_led_offsets", led)
     monkeypatch.setattr(carriers, "read_headers", headers)
     monkeypatch.setattr(carriers, "can_describe_producers", lambda _: False)
-    with pytest.raises(StopIteration) as found:
-        find_carried(cast(Cluster, SimpleNamespace(partitions=partitions)), (7,), ()).send(None)
-    assert found.value.value == Carried(frozenset(at[:1]), foreign=frozenset(at[1:2]), hidden=frozenset(at[2:3]))
+    target = cast(Cluster, SimpleNamespace(partitions=partitions))
+    found = asyncio.run(find_carried(target, (7,), ()))
+    assert found == Carried(frozenset(at[:1]), foreign=frozenset(at[1:2]), hidden=frozenset(at[2:3]))
+    assert asyncio.run(find_written(target, (7,), at)) == Written(frozenset(at[:2]), markers=frozenset(at[2:3]))
+    known = {"a-copy-t-1": 7, "a-copy-t-2": 9, "a-copy-gone-0": 7, "a-copy-x": 1}
+    monkeypatch.setattr(carriers, "transactional_producers", AsyncMock(side_effect=[known, {}, None]))
+    assert [asyncio.run(copied_logs(target, "a-copy-")) for _ in range(3)] == [{*at[1:3]}, set(), set()]

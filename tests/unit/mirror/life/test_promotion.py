@@ -22,7 +22,6 @@ from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life import left_behind, owners, promotion, promotion_steps, promotion_view
-from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_blockers
@@ -30,6 +29,7 @@ from tolerant_client.mirror.life.promotion_report import PromotionReport, unmade
 from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state import map_topic as map_topic_module
+from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.lacking import Lacking, sort_lacking

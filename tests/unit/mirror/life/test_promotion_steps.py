@@ -20,7 +20,6 @@ from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, O
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.life import left_behind, promotion, promotion_steps, promotion_view
-from tolerant_client.mirror.life.carriers import Carried
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.owners import Evidence
@@ -29,6 +28,7 @@ from tolerant_client.mirror.life.promotion_report import PromotedPartition, Prom
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state import link_topics
+from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import half_done
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds

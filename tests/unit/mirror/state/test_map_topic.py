@@ -61,6 +61,7 @@ def target_with(monkeypatch: pytest.MonkeyPatch, topic_id: uuid.UUID | None, exi
         return {name: topic_id for name in topics if exists and topic_id is not None}
 
     monkeypatch.setattr(module, "topic_ids", ids)
+    monkeypatch.setattr(module, "copied_logs", AsyncMock(return_value=frozenset()))
     return cast(
         Cluster,
         Mock(spec=Cluster, partitions=partitions, net=Mock(sleep=AsyncMock()), file_options="--config f.properties"),
@@ -86,6 +87,31 @@ def test_a_map_that_is_gone_or_another_one_is_lost(
 ) -> None:
     why = asyncio.run(lost_map(target_with(monkeypatch, topic_id, exists), "dr", control))
     assert why is None if said is None else why is not None and said in why and map_topic("dr") in why
+
+
+@pytest.mark.parametrize(
+    ("control", "is_lost"),
+    [
+        (LinkControl(), True),
+        (LinkControl(topics="{}", is_promotion_begun=True), True),  # a failover that found no control
+        (LinkControl(topics="{}", adopted={P: 12}), False),  # prepared: it begins after what a former link has copied
+        (LinkControl(is_hidden=True), False),
+        (LinkControl(producer_ids=(3,)), False),
+    ],
+)
+def test_a_map_without_a_control_is_lost_if_the_logs_have_copies_of_the_link(
+    monkeypatch: pytest.MonkeyPatch, control: LinkControl, is_lost: bool
+) -> None:
+    for exists in (False, True):
+        target = target_with(monkeypatch, None, exists)
+        monkeypatch.setattr(module, "copied_logs", logs := AsyncMock(return_value=frozenset([P])))
+        why = asyncio.run(lost_map(target, "dr", control))
+        assert (why is not None and "as its control was, and the log of orders-0 has" in why) == (
+            is_lost and not exists
+        )
+        assert asyncio.run(has_map(target, "dr", control)) == (is_lost or exists and not control.is_identical)
+        if is_lost and not exists:
+            logs.assert_awaited_with(target, "tolerant-mirror-dr-copy-")
 
 
 IDENTICAL, TRANSLATED = "tolerant.offsets = identical", "--offsets translated .in a file tolerant.offsets = translated"

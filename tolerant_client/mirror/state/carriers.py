@@ -4,7 +4,7 @@ The control may name fewer topics than the link has ever copied (another --topic
 control topic).  So a promotion also fences the partitions whose logs have its records, and reports unreadable logs as unknown.
 
 A broker says who has written to a partition for as long as it remembers the producer (a day by default); after that only the
-last batches of the log do.  With translated offsets the copies have other producer ids, so only the topics are known.
+batches of the log do.  With translated offsets each partition is copied with a producer id of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets
-from tolerant_client.cluster.admin.transactions import can_describe_producers, describe_producers
+from tolerant_client.cluster.admin.transactions import (
+    can_describe_producers,
+    describe_producers,
+    transactional_producers,
+)
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import text_of
 from tolerant_client.mirror.logs.reading import read_headers
@@ -24,6 +28,7 @@ from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 from tolerant_client.records.record_batch import BatchHeader
 
 _BACK = 8  # how many batches we read back from the end: the last ones may fill gaps, with other producer ids
+_STEPS = 16  # how many times we look into a log, from its start to its end
 
 
 class Carried(NamedTuple):
@@ -36,6 +41,45 @@ class Carried(NamedTuple):
     unknown: Mapping[TopicPartition, str] = {}
     foreign: frozenset[TopicPartition] = frozenset()
     hidden: frozenset[TopicPartition] = frozenset()
+
+
+class Written(NamedTuple):
+    """Logs with batches of a link, and logs in which nothing but `markers` was seen: those that fill gaps have other producer ids."""
+
+    own: frozenset[TopicPartition] = frozenset()
+    markers: frozenset[TopicPartition] = frozenset()
+
+
+async def find_written(
+    target: Cluster, producer_ids: Collection[int], partitions: Collection[TopicPartition]
+) -> Written:
+    """The logs among these with batches of these producer ids: remembered by the leader, at the end, or at evenly spaced offsets."""
+    found = set((await find_carried(target, producer_ids, (), partitions)).partitions)
+    ends = (await list_led_offsets(target, dict.fromkeys((p for p in partitions if p not in found), LATEST))).offsets
+    starts = (await list_led_offsets(target, dict.fromkeys(ends, EARLIEST))).offsets
+    spans = {p: range(start, ends[p]) for p, start in starts.items() if start < ends[p]}
+    markers, others = set[TopicPartition](), set[TopicPartition]()
+    for step in range(_STEPS + 1):
+        if not (at := {p: s[step * (len(s) - 1) // _STEPS] for p, s in spans.items() if p not in found}):
+            break
+        headers, _ = await _read(target, at)
+        found |= {p for p, header in headers.items() if header.producer_id in producer_ids}
+        markers |= {p for p, header in headers.items() if header.is_control}
+        others |= {p for p, header in headers.items() if not header.is_control}
+    return Written(frozenset(found), frozenset(markers - others - found))
+
+
+async def copied_logs(target: Cluster, start: str) -> frozenset[TopicPartition]:
+    """The logs with batches of the producers whose transactional ids begin like this, and end with the name of their partition.
+
+    Coordinators name them (Kafka 3.0, for seven days after the last start).  That a start has asked for one proves no copy: its batches do.
+    """
+    found = await transactional_producers(target, start) or {}
+    parts = {name.removeprefix(start).rpartition("-")[::2]: number for name, number in found.items()}
+    ids = {TopicPartition(topic, int(n)): number for (topic, n), number in parts.items() if n.isdecimal()}
+    there = await target.partitions() if ids else {}
+    ids = {p: number for p, number in ids.items() if p.partition in there.get(p.topic, ())}
+    return (await find_written(target, set(ids.values()), ids)).own if ids else frozenset()
 
 
 async def find_carried(

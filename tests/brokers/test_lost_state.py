@@ -1,0 +1,114 @@
+"""A link whose state topics were deleted on its target: its copies are there, and only the logs say so."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from kafka import KafkaProducer
+from kafka.structs import TopicPartition
+
+from support.mirror_link import append_records, both, create_topic, delete_topic, ends, mirror
+from tolerant_client.cluster.admin.topics import delete_topics
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError, TargetDivergedError
+from tolerant_client.mirror.life.failover import failover
+from tolerant_client.mirror.life.listing import list_links
+from tolerant_client.mirror.life.plan_report import plan_everything
+from tolerant_client.mirror.life.promotion import promote
+from tolerant_client.mirror.life.status import read_status
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.health import Health
+from tolerant_client.mirror.state.map_topic import map_topic
+from tolerant_client.mirror.state.topic_filter import LinkTopics
+
+# kafka-python leaves the socket of a refused connection to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+def lose(target: str, link: str) -> None:
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_topics, cluster, [CONTROL_TOPIC, map_topic(link)])
+
+
+def test_a_translated_link_without_control_and_map_copies_nothing_twice_and_every_command_says_so(
+    source: str, target: str
+) -> None:
+    link = "lost-both"
+    topics, copied, empty, gone = f"{link}-.*", f"{link}-copied", f"{link}-empty", f"{link}-gone"
+    for topic in (copied, empty, gone):
+        create_topic(source, topic)
+    append_records(source, copied, 20)
+    append_records(source, gone, 10)
+    mirror(source, target, topics, link, is_translated=True)
+    until = ends(target, copied)
+    append_records(target, copied, 1)  # others write there, too
+    lose(target, link)
+    delete_topic(source, gone)
+
+    told = f"Topic {map_topic(link)} of the target, the offset map of link {link}, was deleted, as its control was, and the log of {copied}-0 and 1 more"
+    with pytest.raises(TargetDivergedError, match=told):
+        mirror(source, target, topics, link, is_translated=True)
+    assert ends(target, copied) == [until[0] + 1]
+    with both(source, target) as (origin, copy):
+        planned = origin.run(lambda: plan_everything(origin, copy, link, topics, is_translated=True))
+        assert planned.exit_code == 3 and any(text.startswith(told) for text in planned.refusals), planned
+        status = origin.run(lambda: read_status(origin, copy, link, LinkTopics.of(topics)))
+        assert status.health is Health.BLOCKED and any(text.startswith(told) for text in status.findings), status
+        assert {t.topic: (t.lag, t.unknown) for t in status.topics}.get(empty) == (None, (0,)), status
+        assert any(f"{gone}-0" in reason.text for reason in status.reasons), status
+        (listed,) = [one for one in origin.run(lambda: list_links(copy)).links if one.link == link]
+        assert listed.offsets == "translated" and "its control and its offset map are gone" in listed.state
+        with pytest.raises(OptionError, match="run tolerant-kafka failover"):
+            origin.run(lambda: promote(origin, copy, link, LinkTopics.of(topics)))
+        report = origin.run(lambda: failover(copy, link, LinkTopics.of(topics)))
+        assert report.is_done and report.exit_code == 3 and report.damaged[0].startswith(told), report
+        assert {p.topic: p.copied_until for p in report.partitions} == dict.fromkeys((copied, empty, gone))
+        assert not origin.run(lambda: read_control(copy, link)).tells_no_start
+        again = origin.run(lambda: promote(origin, copy, link))
+        assert again.exit_code == 3 and again.unknown_left, again
+
+
+def test_a_translated_link_that_has_copied_nothing_starts_again_without_control_and_map(
+    source: str, target: str
+) -> None:
+    topic = link = "lost-both-nothing"
+    create_topic(source, topic)
+    create_topic(target, topic)
+    append_records(target, topic, 3, first=100)  # of others
+    mirror(source, target, topic, link, is_translated=True)
+    lose(target, link)
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        with pytest.raises(OptionError, match=r"though a mirror of it was seen there in the last hour\. Check"):
+            cluster.run(lambda: failover(cluster, link, LinkTopics.of(topic)))
+    append_records(source, topic, 20)
+    mirror(source, target, topic, link, is_translated=True)
+    assert ends(target, topic)[0] > 20
+    lose(target, link)
+    delete_topic(target, topic)  # which is the remedy, if no record is to be there twice
+    mirror(source, target, topic, link, is_translated=True)
+    assert 20 < ends(target, topic)[0] < 23
+
+
+def test_a_copy_between_markers_whose_source_was_deleted_is_the_links_after_a_start_without_a_control(
+    source: str, target: str
+) -> None:
+    link = "lost-between-markers"
+    topics, lost, kept = f"{link}-.*", f"{link}-lost", f"{link}-kept"
+    for topic in (lost, kept):
+        create_topic(source, topic)
+    with closing(KafkaProducer(bootstrap_servers=source, transactional_id=link)) as producer:
+        producer.init_transactions()
+        for is_committed in (False, True):
+            producer.begin_transaction()
+            for n in range(5):
+                producer.send(lost, b"%d" % n).get(10)
+            producer.commit_transaction() if is_committed else producer.abort_transaction()
+    mirror(source, target, topics, link)
+    delete_topic(source, lost)
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
+    mirror(source, target, topics, link)
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        assert TopicPartition(lost, 0) in cluster.run(lambda: read_control(cluster, link)).begun
