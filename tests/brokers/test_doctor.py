@@ -181,6 +181,20 @@ def test_a_topic_of_the_link_that_the_source_has_deleted_is_an_error(
     assert [text.partition(": the source no longer")[0] for text in told] == [f"blocked: {link}-lost-0"], told
 
 
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_a_link_whose_control_is_gone_is_an_error(source: str, target: str, is_translated: bool) -> None:
+    topic = link = f"doctor-forgotten-{is_translated}".lower()
+    create_topic(source, topic)
+    append_records(source, topic, 5)
+    mirror(source, target, topic, link, is_translated=is_translated)
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
+    told = found(examined(source, target, topics=topic, link=link), "control", f"link {link}", Severity.ERROR)
+    assert told.evidence.startswith("its control is gone") and told.remedy.endswith(
+        "failover --target TARGET --topics REGEX"
+    )
+
+
 @pytest.fixture
 def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two looks one after the other show what stands, since no mirror runs."""

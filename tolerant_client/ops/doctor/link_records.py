@@ -70,7 +70,8 @@ def control_findings(
         evidence, _, remedy = forgotten.rpartition(". ")
         yield Told(Severity.WARNING, f"link {link}", evidence, remedy)
     elif has_copied and control.is_unwritten:
-        start = f"Start its mirror, or, if it was promoted or its source is gone, tolerant-kafka failover {options.of_target} --topics"
+        topics = "" if options.of_file else " --topics REGEX"
+        start = f"Start its mirror, or, if it was promoted or its source is gone, tolerant-kafka failover {options.of_target}{topics}"
         evidence = "its control is gone: nothing says what the link has begun, nor what was ordered"
         yield Told(Severity.ERROR, f"link {link}", evidence, start)
     for text in (LOST_UNKNOWN,) if lost is None else lost.texts():
