@@ -1425,6 +1425,31 @@ def test_a_range_of_time_is_copied_at_its_offsets_and_only_into_empty_logs(sourc
         run(source, target, prepare_link, f"{topic}-full", "life-times-again", from_ms=T0 + 300)
 
 
+@pytest.mark.parametrize("is_translated", [False, True], ids=["identical", "translated"])
+def test_a_marker_is_no_record_of_its_time(source: str, target: str, is_translated: bool) -> None:
+    """Markers have the time at which their transaction ended, records that of their event; batches are copied whole."""
+    topic = f"life-times-events-{is_translated}"
+    create_topic(source, topic)
+    producer = kafka.KafkaProducer(bootstrap_servers=source, transactional_id=topic)
+    producer.init_transactions()
+    for transaction in range(10):
+        producer.begin_transaction()
+        for number in range(5):
+            producer.send(topic, b"x", timestamp_ms=T0 + 5 * transaction + number)
+        producer.commit_transaction()
+    producer.close()
+
+    async def copy(origin: Cluster, there: Cluster, **bounds: int) -> dict[TopicPartition, Progress]:
+        prepared = await prepare_link(origin, there, topic, topic, is_translated=is_translated, **bounds)
+        offsets = translated_offsets() if is_translated else identical_offsets(prepared.producer_id)
+        return await LinkCopier(origin, there, offsets, link=topic).copy(prepared.ends)
+
+    for until, copied in ((T0 + 33, 35), (T0 + 90, 50)):
+        run(source, target, copy, from_ms=T0 + 15, until_ms=until)
+        times = [timestamp for _, timestamp, *_ in consume(target, topic, 1, 10**9)[0]]
+        assert times == list(range(T0 + 15, T0 + copied))
+
+
 # -- translated offsets -------------------------------------------------------
 
 

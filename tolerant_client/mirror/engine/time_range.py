@@ -11,6 +11,7 @@ from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster, OffsetAndEpoch
 from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
 from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS
+from tolerant_client.mirror.logs.times import first_records
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import has_map, read_maps
 
@@ -134,9 +135,11 @@ async def ends_at(source: Cluster, ends: Mapping[TopicPartition, int], time_ms: 
 async def offsets_at(
     source: Cluster, partitions: Iterable[TopicPartition], time_ms: int
 ) -> dict[TopicPartition, OffsetAndEpoch]:
-    """The first offset at or after a time, or the last stable offset if there is none, with the leader epoch that was told with it."""
+    """The first record at or after a time, or the last stable offset if there is none, with the leader epoch that was told with it."""
     wanted = list(partitions)
-    found = await source.list_offsets_and_epochs(dict.fromkeys(wanted, time_ms))
+    told = await source.list_offsets_and_epochs(dict.fromkeys(wanted, time_ms))
     ends = await source.list_offsets_and_epochs(dict.fromkeys(wanted, LATEST), isolation_level=READ_COMMITTED)
     first = await source.list_offsets_and_epochs(dict.fromkeys(wanted, EARLIEST))
-    return {p: max(first[p], min(found[p], ends[p]) if found[p].offset >= 0 else ends[p]) for p in wanted}
+    told = {p: at for p, at in told.items() if at.offset >= 0}
+    found = await first_records(source, told, {p: at.offset for p, at in ends.items()}, time_ms)
+    return {p: max(first[p], found.get(p, ends[p])) for p in wanted}
