@@ -222,7 +222,8 @@ class MarkerFiller:
         self._fence = fence
         self._clock = clock
         self._unanswered: dict[TopicPartition, float] = {}  # when a request was sent that got no response
-        self._series: dict[TopicPartition, int] = {}  # of the producer ids that are next, where it is not the first
+        # Where a request left a hole: up to which offset the next series of producer ids fills it, and which that is.
+        self._holes: dict[TopicPartition, tuple[int, int]] = {}
         self._locks = PartitionLocks()
         self._turns: dict[tuple[int, str], SoonTurns] = {}  # by node and lane, law I
 
@@ -249,7 +250,8 @@ class MarkerFiller:
                 end = await replicated_end(self._target, partition)  # a transaction that it ended has moved it
                 continue
             offsets = range(end, min(end + _MARKERS_PER_REQUEST, gap.until_offset))
-            producers = [marker_producer(offset, self._series.get(partition, 0)) for offset in offsets]
+            until, series = self._holes.get(partition, (0, 0))
+            producers = [marker_producer(offset, series if offset < until else 0) for offset in offsets]
             node = await self._target.leader(partition)
             await self._may_write(partition)
             asked_at = self._clock()  # it may take longer than that itself
@@ -274,7 +276,7 @@ class MarkerFiller:
             goal = offsets.start + 1 if codes else offsets.stop
             end = await replicated_end(self._target, partition)
             if end < offsets.stop:
-                self._series[partition] = self._series.get(partition, 0) + 1  # law H
+                self._holes[partition] = offsets.stop, (series if end < until else 0) + 1  # law H
             if end < goal:
                 raise _behind(self._target, partition, end, goal)
         return end

@@ -316,6 +316,11 @@ def test_a_hole_in_a_request_of_markers_costs_one_more_and_not_one_for_each_offs
         run(filler.fill(P, Gap(1_400, 3_000)))
     assert run(filler.fill(P, Gap(2_401, 3_000))) == 3_000
     assert len(target.sent) == 2
+    assert run(filler.fill(P, Gap(3_000, 3_010))) == 3_010
+    later = [(m.producer_id, m.producer_epoch) for m in target.sent[-1].markers]
+    assert later == [marker_producer(n) for n in range(3_000, 3_010)], (
+        "what fills it by another process is refused late"
+    )
 
 
 def test_no_request_lies_unread_behind_the_markers_of_another_partition() -> None:
