@@ -12,12 +12,21 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, OffsetAndEpoch
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.engine import time_range
 from tolerant_client.mirror.engine.time_range import identical_starts
 from tolerant_client.mirror.state.link_control import LinkControl
 
 FIRST, SECOND = (TopicPartition("orders", n) for n in range(2))
 TIME = 1_763_775_000_000
 FOUND, END = OffsetAndEpoch(40, 2), OffsetAndEpoch(90, 3)  # the offset of the time now, and the log end
+
+
+@pytest.fixture(autouse=True)
+def all_are_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def first_records(_: object, told: Any, *__: object) -> Any:
+        return told
+
+    monkeypatch.setattr(time_range, "first_records", first_records)
 
 
 def started(control: LinkControl, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndEpoch]:
