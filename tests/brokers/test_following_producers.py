@@ -8,10 +8,21 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import kafka
 import pytest
 from kafka.structs import TopicPartition
 
-from support.mirror_link import append_records, consume, create_topic, delete_topic, ends, failed_over, mirror, promoted
+from support.mirror_link import (
+    append_records,
+    consume,
+    create_topic,
+    delete_records,
+    delete_topic,
+    ends,
+    failed_over,
+    mirror,
+    promoted,
+)
 from tolerant_client import KafkaProducer
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.gaps import FILLER
@@ -126,6 +137,64 @@ def test_records_of_equal_content_are_told_apart_by_their_number(
         failed_over(target, name)
         assert fourth.get(20).offset > before[0], "what was acknowledged before is not taken for it"
     assert list(records_of(target, name)[0].values()).count(b"tick") == 4
+
+
+def test_a_copy_is_found_though_the_log_begins_after_the_producers_last_record(
+    kafka_cluster: KafkaCluster, source: str, target: str, follows: Callable[..., KafkaProducer]
+) -> None:
+    name = "following-producer-retention"
+    copied(source, target, name)
+    with FaultProxy(kafka_cluster) as proxy:
+        producer = follows(proxy.bootstrap_servers, name)
+        producer.send(name, b"first", partition=0).get(20)
+        append_records(source, name, 20, first=2)
+        mirror(source, target, name, name)
+        for servers in (source, target):
+            delete_records(servers, name, 10)
+        proxy.faults = [Drop(api="Produce")]
+        before = ends(source, name, PARTITIONS)
+        sent = producer.send(name, b"late", partition=0)
+        written(source, name, [before[0], -1])
+        mirror(source, target, name, name)
+        failed_over(target, name)
+        assert sent.get(20).offset == before[0] == 22
+    assert list(records_of(target, name)[0].values()).count(b"late") == 1
+
+
+def test_without_an_acknowledgement_an_equal_record_of_another_time_is_not_taken_for_ours(
+    kafka_cluster: KafkaCluster, source: str, target: str, follows: Callable[..., KafkaProducer]
+) -> None:
+    name = "following-producer-others"
+    copied(source, target, name)
+    other = kafka.KafkaProducer(bootstrap_servers=source)
+    other.send(name, b"tick", partition=0).get(20)
+    other.close()
+    mirror(source, target, name, name)
+    with FaultProxy(kafka_cluster, [Drop(api="Produce")]) as proxy:
+        before = ends(source, name, PARTITIONS)
+        sent = follows(proxy.bootstrap_servers, name).send(name, b"tick", partition=0)
+        written(source, name, [before[0], -1])
+        failed_over(target, name)
+        assert sent.get(20).offset > before[0]
+    assert list(records_of(target, name)[0].values()).count(b"tick") == 2
+
+
+def test_a_producer_that_is_closed_in_the_outage_follows_while_it_waits(
+    kafka_cluster: KafkaCluster, source: str, target: str, follows: Callable[..., KafkaProducer]
+) -> None:
+    name = "following-producer-closed"
+    copied(source, target, name)
+    with FaultProxy(kafka_cluster, [Drop(api="Produce")]) as proxy:
+        producer = follows(proxy.bootstrap_servers, name)
+        sent = [producer.send(name, b"%d" % n, partition=n % PARTITIONS) for n in range(4)]
+        closing = threading.Thread(target=producer.close)
+        closing.start()
+        time.sleep(1)
+        failed_over(target, name)
+        closing.join(20)
+        assert not closing.is_alive() and [one.get(0).offset > 0 for one in sent] == [True] * 4
+    values = [value for one in records_of(target, name) for value in one.values() if len(value) == 1]
+    assert sorted(values) == [b"0", b"1", b"2", b"3"]
 
 
 class Writer:

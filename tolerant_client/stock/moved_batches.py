@@ -32,18 +32,19 @@ _PAUSE_S = 0.5  # between two looks
 class Sought(NamedTuple):
     """What to look for in the log of a partition: batches that follow one another, if they are there.
 
-    They are not below `from_offset`, if that is not -1, and were not appended before `since_ms` (ms since the epoch).  Unless
-    `keeps_times`, their timestamps may be those of the append (LogAppendTime).
+    They are not below `from_offset`, if that is not -1, and were not appended before `since_ms` (ms since the epoch).  With
+    `has_append_times` their timestamps are those of the append (LogAppendTime).
     """
 
     batches: Sequence[Sequence[Record]]
     from_offset: int
     since_ms: int
-    keeps_times: bool
+    has_append_times: bool
 
 
-# On an event loop: the offsets of those sought batches that a cluster has; it has none after one that it lacks.
-Find = Callable[[Any, Mapping[TopicPartition, Sought]], Awaitable[Mapping[TopicPartition, Sequence[int]]]]
+# On an event loop: the offsets of those sought batches that a cluster has, by partition, or why that is not known yet.  It has
+# none after one that it lacks.  Raises what is wrong with the cluster.
+Find = Callable[[Any, Mapping[TopicPartition, Sought]], Awaitable[Mapping[TopicPartition, Sequence[int] | Exception]]]
 
 
 class MovedBatches:
@@ -64,36 +65,37 @@ class MovedBatches:
                         records.renew(batch)
             if doubtful:
                 self._in_question[partition] = doubtful
-                last, keeps_times = transactions.last_acked_offset(partition), sender.keeps_times
-                self._sought[partition] = _sought(doubtful, last, keeps_times=keeps_times.get(partition.topic, False))
+                self._sought[partition] = _sought(sender, partition, doubtful)
         records.muted.update(self._in_question)
         transactions.begin_anew()
 
     async def settle(self, find: Find) -> None:
         """Acknowledges what the log has, and has the rest sent; asks again until it is told."""
-        told = ""
+        told = set[str]()
         while self._in_question and not self._manager.closed:
             try:
                 found = await find(self._manager._net, self._sought)
             except Exception as error:
-                if told != (told := text_of(error)):
-                    log.warning("Which records the next cluster has is not known yet: %s", told)
+                found = dict.fromkeys(self._in_question, error)
+            for partition, offsets in found.items():
+                if not isinstance(offsets, Exception):
+                    self._settle(partition, offsets)
+                elif (reason := text_of(offsets)) not in told:
+                    told.add(reason)
+                    log.warning("Which records the next cluster has is not known yet: %s", reason)
+            self._leave_ended()
+            if self._in_question:
                 await self._manager._net.sleep(_PAUSE_S)
-                self._leave_ended()
-                continue
-            for partition, batches in self._in_question.items():
-                self._settle(partition, batches, found.get(partition, ()))
-            self._in_question.clear()
 
     def _leave_ended(self) -> None:
         """Lets the partitions go on of which all that was in question has ended for its age."""
         for partition, batches in list(self._in_question.items()):
             if all(batch.final_state is not None for batch in batches):
-                self._settle(partition, batches, ())
-                del self._in_question[partition], self._sought[partition]
+                self._settle(partition, ())
 
-    def _settle(self, partition: TopicPartition, batches: Sequence[Any], offsets: Sequence[int]) -> None:
-        records = self._sender._accumulator
+    def _settle(self, partition: TopicPartition, offsets: Sequence[int]) -> None:
+        records, batches = self._sender._accumulator, self._in_question.pop(partition)
+        del self._sought[partition]
         written = []
         with records._tp_lock(partition):
             for batch, offset in zip_longest(batches, offsets):
@@ -109,11 +111,12 @@ class MovedBatches:
             self._sender.acknowledge(batch, offset)
 
 
-def _sought(batches: Sequence[Any], last_acknowledged: int, *, keeps_times: bool) -> Sought:
+def _sought(sender: Any, partition: TopicPartition, batches: Sequence[Any]) -> Sought:
     age_s = time.monotonic() - min(batch.created for batch in batches)
+    last = sender.last_offsets.get(partition, -1)
     return Sought(
         [tuple(decode_records(memoryview(batch.records.buffer()))) for batch in batches],
-        last_acknowledged + 1 if last_acknowledged >= 0 else -1,
+        -1 if last < 0 else last + 1,
         int((time.time() - age_s) * 1000),
-        keeps_times,
+        sender.gives_times.get(partition.topic, False),
     )

@@ -105,7 +105,8 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._repeats_before = WeakKeyDictionary[Any, int]()  # by batch: when it was last sent
-        self.keeps_times: dict[str, bool] = {}  # by topic, as its brokers told: not with LogAppendTime
+        self.last_offsets: dict[Any, int] = {}  # of what was acknowledged, by partition, whatever the producer id
+        self.gives_times: dict[str, bool] = {}  # by topic, as its brokers told: with LogAppendTime
 
     def run(self) -> None:
         """The loop of the producer's thread."""
@@ -207,15 +208,27 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         if batch.final_state is None:
             super()._complete_batch(batch, partition_response)
             if not partition_response.error_code:
-                self.keeps_times[batch.topic_partition.topic] = partition_response.log_append_time_ms < 0
+                self._learn(batch, partition_response)
+
+    def _learn(self, batch: Any, response: Any) -> None:
+        """What a success tells besides.  To a repeat a broker tells the time of the append whoever gives times (UnifiedLog.scala)."""
+        partition, last = batch.topic_partition, response.base_offset + batch.record_count - 1
+        self.last_offsets[partition] = max(last, self.last_offsets.get(partition, -1))
+        if response.log_append_time_ms < 0:
+            self.gives_times[partition.topic] = False
+        elif not (batch.in_retry() or self._was_repeated(batch)):
+            self.gives_times[partition.topic] = True
+
+    def _was_repeated(self, batch: Any) -> bool:
+        """Whether its request may have been sent again below this layer."""
+        repeats = self._repeats()
+        return bool(repeats != self._repeats_before.get(batch, repeats))
 
     def _dispatch_error(self, batch: Any, exception: BaseException, partition_response: Any) -> None:
         """Completes a batch that failed, or has it sent again."""
         doubtful = self._accumulator.may_be_written
-        if partition_response is not None:
-            repeats = self._repeats()
-            if repeats != self._repeats_before.get(batch, repeats):
-                doubtful.add(batch)
+        if partition_response is not None and self._was_repeated(batch):
+            doubtful.add(batch)
         is_refused = _is_refused(exception, partition_response)
         # What a broker says that no repeat cures is a refusal of this attempt.
         is_silent = not is_refused and (partition_response is None or isinstance(exception, RetriableError))

@@ -279,7 +279,6 @@ USES: Final = (
     Use(Sender, ("_accumulator", "_client", "_transaction_manager"), _MOVED_BATCHES, "what a producer had in flight"),
     Use(KafkaConnectionManager, ("_net",), _MOVED_BATCHES, "its event loop"),
     Use(RecordAccumulator, ("_batches", "_tp_lock", "muted"), _MOVED_BATCHES, "batches in question are in flight"),
-    Use(TransactionManager, ("last_acked_offset",), _MOVED_BATCHES, "after which offset they are, if they are written"),
     Use(ProducerBatch, ("created", "final_state", "in_retry", "records"), _MOVED_BATCHES, "which batches are in question"),
     Use(Fetcher,
         ("_cached_list_offsets_exception", "_cached_log_truncation", "_completed_fetches", "_next_in_line_exception_metadata",

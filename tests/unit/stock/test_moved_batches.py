@@ -30,7 +30,7 @@ class Log:
         self.asked.append(dict(sought))
         if len(self.asked) <= self.failures:
             raise Errors.KafkaConnectionError("the standby restarts")
-        return self.offsets
+        return {partition: self.offsets.get(partition, ()) for partition in sought}
 
 
 def moved(producer: Producer, has_copies: bool = True) -> MovedBatches:
@@ -69,7 +69,7 @@ def test_a_batch_that_the_next_cluster_has_is_acknowledged_with_its_offset() -> 
     assert [first.get(0).offset, second.get(0).offset] == [41, 42] and not later.is_done
     assert len(log.asked) == 3
     sought = log.asked[0][PARTITION]
-    assert sought.from_offset == 41 and sought.keeps_times and [len(batch) for batch in sought.batches] == [2]
+    assert sought.from_offset == 41 and not sought.has_append_times and [len(batch) for batch in sought.batches] == [2]
     gets_id(producer)
     assert stamp(producer.sent()) == (9, 0, 0)
 
@@ -104,15 +104,61 @@ def test_what_was_refused_or_never_sent_or_is_of_a_topic_without_copies_is_not_a
     assert stamp(producer.sent()) == (9, 0, 0)
 
 
-@pytest.mark.parametrize(("log_append_time_ms", "keeps_times"), [(-1, True), (1_700_000_000_000, False)])
-def test_times_count_unless_brokers_give_them(log_append_time_ms: int, keeps_times: bool) -> None:
+NOW = 1_764_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("told_ms", "has_append_times"), [([], False), ([-1], False), ([NOW], True), ([-1, NOW], True), ([NOW, -1], False)]
+)
+def test_times_count_unless_brokers_give_them(told_ms: Sequence[int], has_append_times: bool) -> None:
     producer = idempotent()
-    acknowledged(producer, 40, log_append_time_ms=log_append_time_ms)
+    for time_ms in told_ms:
+        acknowledged(producer, 40, log_append_time_ms=time_ms)
+        producer.append()
+    producer.fail(producer.sends(), LOST)
+    log = Log({})
+    asyncio.run(moved(producer).settle(log.find))
+    assert log.asked[0][PARTITION].has_append_times is has_append_times
+
+
+def test_the_time_that_a_broker_tells_of_a_repeat_says_nothing_of_who_gives_times() -> None:
+    producer = idempotent()
+    producer.fail(producer.sends(), Errors.KafkaConnectionError("reset"))
+    acknowledged(producer, 40, log_append_time_ms=NOW)
+    producer.append()
+    batch = producer.sends()
+    producer.sender._repeats_before[batch] = -1  # the connection has lost a response since
+    told = response(Errors.NoError, PARTITION)
+    vars(told.responses[0].partition_responses[0]).update(base_offset=41, log_append_time_ms=NOW)
+    producer.sender._handle_produce_response(1, 0.0, [batch], told)
+    assert not producer.sender.gives_times
+
+
+def test_what_was_acknowledged_is_known_also_after_the_producer_began_anew() -> None:
+    producer = idempotent()
+    acknowledged(producer, 40)
+    producer.transactions.reset_producer_id()
     producer.append()
     producer.fail(producer.sends(), LOST)
     log = Log({})
     asyncio.run(moved(producer).settle(log.find))
-    assert log.asked[0][PARTITION].keeps_times is keeps_times
+    assert log.asked[0][PARTITION].from_offset == 41
+
+
+def test_a_partition_that_cannot_be_read_holds_up_no_other() -> None:
+    producer = idempotent()
+    second = producer.append(OTHER)
+    for batch in producer.all_sent():
+        producer.fail(batch, LOST)
+    asked = list[int]()
+
+    async def find(net: Any, sought: Mapping[TopicPartition, Sought]) -> Mapping[TopicPartition, Any]:
+        asked.append(len(sought))
+        refused = Errors.TopicAuthorizationFailedError("Fetch of orders-0")
+        return {p: refused if p == PARTITION and len(asked) < 3 else [7] for p in sought}
+
+    asyncio.run(moved(producer).settle(find))
+    assert asked == [2, 1, 1] and second.get(0).offset == 7
 
 
 def test_while_nothing_was_acknowledged_the_time_says_where_to_look() -> None:
@@ -123,7 +169,7 @@ def test_while_nothing_was_acknowledged_the_time_says_where_to_look() -> None:
     log = Log({})
     asyncio.run(moved(producer).settle(log.find))
     sought = log.asked[0][PARTITION]
-    assert sought.from_offset == -1 and not sought.keeps_times
+    assert sought.from_offset == -1
     assert abs(sought.since_ms - (time.time() - 10) * 1000) < 5_000
 
 

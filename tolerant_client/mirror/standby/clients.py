@@ -106,12 +106,16 @@ class Follower:
                 ", ".join(sorted(outside)),
             )
 
+    def needs(self, control: LinkControl) -> set[str]:
+        """The topics of the link that the client will read on the standby: a producer reads what may have been copied."""
+        return {topic for topic in self._mover.topics() if control.writes(topic)}
+
     def promoted(self, control: LinkControl) -> None:
         """Has the client move."""
 
         def find(
             net: Any, sought: Mapping[TopicPartition, Sought]
-        ) -> Awaitable[Mapping[TopicPartition, Sequence[int]]]:
+        ) -> Awaitable[Mapping[TopicPartition, Sequence[int] | Exception]]:
             from tolerant_client.mirror.standby.copied_records import find_copies
 
             return find_copies(net, self._to, sought, control.copied_until)
@@ -298,10 +302,12 @@ class KafkaProducer(Following, clients.KafkaProducer):
     """
 
     def close(self, *args: Any, **options: Any) -> None:
-        """Like kafka-python's; the connection to the standby ends, too."""
-        self._stop_following()
-        if hasattr(self, "config"):  # else it could not be made
-            super().close(*args, **options)
+        """Like kafka-python's; the connection to the standby ends, too, once nothing waits any more that could move."""
+        try:
+            if hasattr(self, "config"):  # else it could not be made
+                super().close(*args, **options)
+        finally:
+            self._stop_following()
 
 
 class KafkaAdminClient(Following, clients.KafkaAdminClient):

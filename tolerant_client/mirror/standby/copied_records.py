@@ -17,7 +17,8 @@ from typing import Any, Final
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.admin.asking import chunks
+from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.mirror.batches.divergence import tail_records
 from tolerant_client.records.record_batch import Record
@@ -26,6 +27,7 @@ from tolerant_client.stock.moved_batches import Sought
 
 CLOCKS_MS: Final = 60_000
 _PATIENCE_MS = 5_000
+_AT_ONCE = 20  # partitions
 
 
 class Search:
@@ -34,8 +36,7 @@ class Search:
     def __init__(self, sought: Sought) -> None:
         self.found: list[int] = []
         self._left = deque(sought.batches)
-        # From when on a copy may have the time of its append.
-        self._appended_ms = None if sought.keeps_times else sought.since_ms - CLOCKS_MS
+        self._has_append_times = sought.has_append_times
         self._least_ms = least_ms(sought)
         self._last = deque[Record]()  # the last records, whose offsets follow one another
         self._until = -1
@@ -75,46 +76,61 @@ class Search:
     def _is_copy(self, found: Record, sought: Record) -> bool:
         if (found.key, found.value, found.headers) != (sought.key, sought.value, sought.headers):
             return False
-        is_appended = self._appended_ms is not None and found.timestamp >= self._appended_ms
-        return is_appended or found.timestamp == sought.timestamp
+        return found.timestamp >= self._least_ms if self._has_append_times else found.timestamp == sought.timestamp
 
 
 def least_ms(sought: Sought) -> int:
     """The least timestamp that the copies of these records may have, in ms."""
-    times = [record.timestamp for batch in sought.batches for record in batch]
-    return max(0, min(times if sought.keeps_times else [sought.since_ms - CLOCKS_MS, *times]))
+    if sought.has_append_times:
+        return max(0, sought.since_ms - CLOCKS_MS)
+    return max(0, min(record.timestamp for batch in sought.batches for record in batch))
 
 
 async def find_copies(
     net: Any, standby: Mapping[str, Any], sought: Mapping[TopicPartition, Sought], ends: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, list[int]]:
+) -> dict[TopicPartition, list[int] | Exception]:
     """The offsets of the sought batches that the cluster at `standby` has below `ends`, as stock/moved_batches.py defines.
 
     Raises KafkaError.
     """
+    found = dict[TopicPartition, list[int] | Exception]()
+
+    async def find(partition: TopicPartition) -> None:
+        try:
+            found[partition] = await _find(cluster, partition, sought[partition], ends[partition])
+        except Exception as error:
+            found[partition] = error
+
     cluster = Cluster(standby, net, name="standby", patience_ms=_PATIENCE_MS)
     try:
-        starts = {p: one.from_offset for p, one in sought.items()}
-        starts |= await cluster.list_offsets({p: least_ms(one) for p, one in sought.items() if one.from_offset < 0})
-        return {p: await _find(cluster, p, one, starts[p], ends[p]) for p, one in sought.items()}
+        await cluster.connect()
+        for chunk in chunks(list(sought), _AT_ONCE):
+            for future in [net.call_soon_with_future(find, partition) for partition in chunk]:
+                await future
+        return found
     finally:
         cluster.close()
 
 
-async def _find(cluster: Cluster, partition: TopicPartition, sought: Sought, start: int, end: int) -> list[int]:
+async def _find(cluster: Cluster, partition: TopicPartition, sought: Sought, end: int) -> list[int]:
     search = Search(sought)
-    offset = end if start < 0 else start  # -1: nothing is as young as that
+    offset = sought.from_offset
+    if offset < 0:
+        told = (await cluster.list_offsets({partition: least_ms(sought)}))[partition]
+        offset = end if told < 0 else told  # -1: nothing is as young as that
     while offset < end and not search.is_over:
         read_from = offset
 
         async def read(read_from: int = read_from) -> int:
             part = await fetch_alone(cluster, partition, read_from)
-            return search.read(part.records, read_from, end)
+            if (until := search.read(part.records, read_from, end)) > read_from:
+                return until
+            raise Errors.OffsetNotAvailableError(f"{partition.topic}-{partition.partition}: not all is replicated")
 
         try:
             offset = await cluster.insist("reading what was copied", read)
-        except Errors.OffsetOutOfRangeError:
-            break
-        if offset == read_from:
-            raise Errors.OffsetNotAvailableError(f"{partition.topic}-{partition.partition}: not all is replicated")
+        except Errors.OffsetOutOfRangeError:  # retention has taken the first ones
+            offset = (await cluster.list_offsets({partition: EARLIEST}))[partition]
+            if offset <= read_from:
+                raise
     return search.found

@@ -29,6 +29,9 @@ from collections.abc import Mapping
 from concurrent import futures
 from typing import Any, Final, Protocol
 
+import kafka.errors as Errors
+
+from tolerant_client.cluster.admin.topics import READ, not_allowed
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future, NetworkSelector
 from tolerant_client.cluster.patience import Backoff
@@ -62,6 +65,9 @@ class Follower(Protocol):
     def heard(self, control: LinkControl) -> None:
         """Takes note of a control; raises OptionError if it is none that can be followed."""
 
+    def needs(self, control: LinkControl) -> set[str]:
+        """The topics of the link that the client will read on the standby."""
+
     def promoted(self, control: LinkControl) -> None:
         """The link is promoted and fenced, and tells where its copies end."""
 
@@ -76,6 +82,7 @@ class LinkWatch:
         self._link = link
         self._patience_ms = patience_ms
         self._told: set[str] = set()  # reasons why nothing is known
+        self._checked: set[str] = set()  # topics
         self._follower: futures.Future[Follower | None] = futures.Future()
         self._is_closing = False
         self._over = Future()  # on its event loop
@@ -183,6 +190,7 @@ class LinkWatch:
                 follower.heard(control)
                 if control.is_promoted:
                     break
+                await self._check_rights(follower.needs(control) - self._checked)
                 await self._changed()
                 failures = 0
                 self._told.clear()
@@ -200,6 +208,20 @@ class LinkWatch:
                 " new one, which begins at the standby"
             )
         return control
+
+    async def _check_rights(self, topics: set[str]) -> None:
+        """Warns once of topics that the client could not read after the promotion."""
+        self._checked |= topics
+        try:
+            refused = await not_allowed(self.cluster, topics, READ)
+        except Errors.KafkaError as error:
+            log.debug("The standby does not tell what the client may read: %s", error)
+            return
+        if refused:
+            log.warning(
+                "The client may not read %s on the standby: grant Read, or it cannot continue there after a promotion",
+                ", ".join(refused),
+            )
 
     async def _changed(self) -> None:
         """Waits until the control topic has a new record, or WAIT_MS are over."""

@@ -18,9 +18,11 @@ def records(*values: bytes | None, at: int = NOW, key: bytes | None = None) -> l
     return [Record(n, at, key, value, ()) for n, value in enumerate(values)]
 
 
-def found(log: Sequence[bytes], *batches: Sequence[Record], keeps_times: bool = True, end: int = 1_000) -> list[int]:
+def found(
+    log: Sequence[bytes], *batches: Sequence[Record], has_append_times: bool = False, end: int = 1_000
+) -> list[int]:
     """The offsets that a search finds in a log that comes in one response for each of its batches."""
-    search, offset = Search(Sought(batches, 0, NOW, keeps_times)), 0
+    search, offset = Search(Sought(batches, 0, NOW, has_append_times)), 0
     for batch in log:
         offset = search.read(memoryview(batch), offset, end)
     assert search.is_over == (len(search.found) == len(batches))
@@ -67,18 +69,18 @@ def test_nothing_counts_that_others_have_written_after_the_copies() -> None:
 def test_where_brokers_give_times_a_copy_is_not_older_than_the_send(append_ms: int, is_found: bool) -> None:
     log = [encode_batch(records(A, at=append_ms), base_offset=5)]
     sought = records(A, at=NOW + 5_000)
-    assert bool(found(log, sought, keeps_times=False)) == is_found
+    assert bool(found(log, sought, has_append_times=True)) == is_found
     assert not found(log, sought)
 
 
 def test_a_response_that_is_read_again_after_a_failure_counts_once() -> None:
-    search = Search(Sought([records(A), records(A)], 0, NOW, True))
+    search = Search(Sought([records(A), records(A)], 0, NOW, False))
     log = memoryview(encode_batch(records(A), base_offset=5))
     assert [search.read(log, 5, 100) for _ in range(2)] == [6, 6] and search.found == [5]
 
 
 def test_the_time_from_which_on_a_log_is_read() -> None:
     batches = [records(A, at=NOW - 90_000), records(B)]
-    assert least_ms(Sought(batches, -1, NOW, True)) == NOW - 90_000
-    assert least_ms(Sought([records(A)], -1, NOW, False)) == NOW - CLOCKS_MS
-    assert least_ms(Sought([records(A, at=-1)], -1, NOW, True)) == 0
+    assert least_ms(Sought(batches, -1, NOW, False)) == NOW - 90_000
+    assert least_ms(Sought([records(A)], -1, NOW, True)) == NOW - CLOCKS_MS
+    assert least_ms(Sought([records(A, at=-1)], -1, NOW, False)) == 0

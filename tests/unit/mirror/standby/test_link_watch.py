@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -65,6 +66,9 @@ class Following:
         if self.wrong is not None:
             raise self.wrong
 
+    def needs(self, control: LinkControl) -> set[str]:
+        return {"orders", "audit"}
+
     def promoted(self, control: LinkControl) -> None:
         self.moved.append(control)
 
@@ -72,6 +76,18 @@ class Following:
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_watch, "_PAUSE", Backoff(0.001, 0.001))
+
+
+@pytest.fixture(autouse=True)
+def may_not_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The topics that the client may not read on the standby."""
+    refused: list[str] = []
+
+    async def not_allowed(cluster: Cluster, topics: Collection[str], operation: int) -> list[str]:
+        return [name for name in refused if name in topics]
+
+    monkeypatch.setattr(link_watch, "not_allowed", not_allowed)
+    return refused
 
 
 def threads() -> list[str]:
@@ -107,6 +123,15 @@ def test_each_reason_why_nothing_is_known_is_told_once_until_something_is(caplog
         watch(*silent, refused, silent[0], odd, refused, LinkControl(), refused, PROMOTED)
     said = [record.getMessage().partition(": ")[2] for record in caplog.records]
     assert said == ["no response for 0 s", "expired", "odd", "expired"]
+
+
+def test_topics_that_the_client_could_not_read_are_named_once_before_the_promotion(
+    may_not_read: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    may_not_read += ["audit", "else"]
+    watch(LinkControl(), LinkControl(), PROMOTED)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("The client may not read audit on the standby: grant Read")
 
 
 def test_nobody_waits_for_a_client_that_is_gone() -> None:
