@@ -179,6 +179,22 @@ def test_without_an_acknowledgement_an_equal_record_of_another_time_is_not_taken
     assert list(records_of(target, name)[0].values()).count(b"tick") == 2
 
 
+def test_a_producer_that_waits_for_its_id_moves(
+    kafka_cluster: KafkaCluster, source: str, target: str, follows: Callable[..., KafkaProducer]
+) -> None:
+    name = "following-producer-id"
+    copied(source, target, name)
+    with FaultProxy(kafka_cluster, [Drop(api="InitProducerId")]) as proxy:
+        sent = follows(proxy.bootstrap_servers, name).send(name, b"first", partition=0)
+        deadline = time.monotonic() + 20
+        while not proxy.injected:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        failed_over(target, name)
+        sent.get(20)
+    assert list(records_of(target, name)[0].values()).count(b"first") == 1
+
+
 def test_a_producer_that_is_closed_in_the_outage_follows_while_it_waits(
     kafka_cluster: KafkaCluster, source: str, target: str, follows: Callable[..., KafkaProducer]
 ) -> None:

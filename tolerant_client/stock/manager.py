@@ -172,9 +172,10 @@ class TolerantConnectionManager(Bootstrap):
 
         Connected nodes come first, then those not tried, those whose connection is doubtful, and those that failed
         last.  kafka-python prefers a dead broker without a request in flight to a living one that has some, and then
-        waits for it to connect.
+        waits for it to connect.  None while leaving, too: who tries a node then in a loop (kafka-python's sender) keeps the event
+        loop from turning.
         """
-        return self.best_node()
+        return None if self.is_leaving else self.best_node()
 
     def best_node(self, but: Collection[Any] = ()) -> Any:
         """Like least_loaded_node, but leaves some out."""
