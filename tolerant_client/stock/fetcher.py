@@ -263,6 +263,10 @@ class TolerantFetcher(PlannedFetches):
             self._move, self._given_out = parent._move, parent._given_out
         return self._move
 
+    def given_out(self, tp: TopicPartition) -> int:
+        """Until where records of the present cluster were given out; -1 if none were."""
+        return self._given_out.get(tp, -1)
+
     def _unread_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Positions from which nothing has been given out, also if the polling thread is about to."""
         positions = {tp: state.position for tp, state in list(self._subscriptions.assignment.items())}

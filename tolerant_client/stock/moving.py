@@ -109,13 +109,17 @@ class Move:
 
     def committed(self, tp: TopicPartition, asked: OffsetAndMetadata, state: Any) -> OffsetThere | None:
         """What to commit on the next cluster; `state` is that of the partition, None if it is not assigned."""
-        position = state.position if self.is_settled and state is not None else None
         at: int | None = asked.offset
         if not isinstance(asked, OffsetThere):
-            at = self.to.committed(
-                tp, asked.offset, -1 if position is None else position.offset, self._read.get(tp, -1)
-            )
+            there = self._place_there(tp, state) if self.is_settled else -1
+            at = self.to.committed(tp, asked.offset, there, self._read.get(tp, -1))
         return None if at is None else OffsetThere(at, asked.metadata, -1)
+
+    def _place_there(self, tp: TopicPartition, state: Any) -> int:
+        """Until where the client has come on the next cluster, also in a partition that it has no more; -1 if nowhere."""
+        position, consumer = None if state is None else state.position, self._consumer()
+        given_out = -1 if consumer is None else consumer._fetcher.given_out(tp)
+        return max(given_out, -1 if position is None else position.offset)
 
     def copied(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], states: Mapping[TopicPartition, Any]

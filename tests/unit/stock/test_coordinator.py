@@ -968,7 +968,8 @@ def test_until_positions_are_settled_nothing_is_committed_after_the_copies(
     member._subscription.subscribe(topics=["t"])
     member._subscription.assign_from_subscribed([tp])
     member._subscription.seek(tp, 110)
-    member._move = Move(Destination({}, {tp: 100}, lambda topic: topic == "t"), member)
+    reader = Reader(_fetcher=SimpleNamespace(given_out=lambda _: -1))
+    member._move = Move(Destination({}, {tp: 100}, lambda topic: topic == "t"), reader)
     member._move.is_settled = is_settled
     asked = {tp: OffsetAndMetadata(120, "m", 7), other: OffsetAndMetadata(3, "", 7)}
     assert member._as_copied(asked) == {tp: OffsetAndMetadata(committed, "m", -1)}

@@ -55,9 +55,27 @@ class Client(SimpleNamespace):
     """Which can be referred to weakly."""
 
 
+def fetcher(read: dict[TopicPartition, int], given_out: int = -1) -> Any:
+    """Which has read so far on the former cluster, and given out so far on the next one."""
+    return SimpleNamespace(settle=lambda to: read, given_out=lambda tp: given_out)
+
+
+@pytest.mark.parametrize(("offset", "committed"), [(301, 301), (310, 301), (121, 121), (120, 100), (90, 90)])
+def test_what_was_read_on_the_next_cluster_is_committed_though_the_partition_is_not_assigned_any_more(
+    offset: int, committed: int
+) -> None:
+    consumer = Client(_fetcher=fetcher({COPIED: 120}, 301), _iterator=None)
+    move = Move(TO, consumer)
+    assert move.committed(COPIED, OffsetAndMetadata(offset, "", -1), None) == OffsetAndMetadata(
+        min(offset, 100), "", -1
+    )
+    move.settle()
+    assert move.committed(COPIED, OffsetAndMetadata(offset, "", -1), None) == OffsetAndMetadata(committed, "", -1)
+
+
 @pytest.mark.parametrize(("offset", "goes_to"), [(40, 40), (100, 100), (110, 100), (120, 100), (121, 121)])
 def test_a_seek_before_the_next_poll_settles_the_move_and_is_one_on_the_next_cluster(offset: int, goes_to: int) -> None:
-    consumer = Client(_fetcher=SimpleNamespace(settle=lambda to: {COPIED: 120, OTHER: 9}), _iterator=None)
+    consumer = Client(_fetcher=fetcher({COPIED: 120, OTHER: 9}), _iterator=None)
     move = Move(TO, consumer)
     move.settle()
     assert move.sought(COPIED, offset) == goes_to
@@ -65,7 +83,7 @@ def test_a_seek_before_the_next_poll_settles_the_move_and_is_one_on_the_next_clu
 
 
 def test_what_was_given_out_on_the_next_cluster_is_known_once_positions_are_its_own() -> None:
-    consumer = Client(_fetcher=SimpleNamespace(settle=lambda to: {COPIED: 120}), _iterator=None)
+    consumer = Client(_fetcher=fetcher({COPIED: 120}), _iterator=None)
     move, state = Move(TO, consumer), SimpleNamespace(position=OffsetAndMetadata(115, "", 3))
 
     def committed() -> Any:

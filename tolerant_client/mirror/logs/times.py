@@ -9,7 +9,7 @@ Law: the log is read from what the broker told on.  What a marker or filler of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import kafka.errors as Errors
@@ -53,19 +53,19 @@ async def first_records(
         if unread[p] >= ends[p]:
             del unread[p]
 
-    async def read_once(members: list[TopicPartition]) -> None:
-        before = {p: unread[p] for p in members}
-        for node, theirs in (await cluster.by_leader(members)).items():
+    async def read_once(members: Sequence[TopicPartition]) -> None:
+        before = {p: unread[p] for p in members if p in unread}  # of a chunk that is read again some may be found
+        for node, theirs in (await cluster.by_leader(before)).items():
             positions = {p: unread[p] for p in theirs}
             for part in await cluster.fetch(node, positions, max_wait_ms=0, partition_max_bytes=_PARTITION_BYTES):
                 if part.error_code:
                     name = f"{part.partition.topic}-{part.partition.partition}"
                     raise Errors.for_code(part.error_code)(f"Fetch of {name}")
                 read(part)
-        if all(unread.get(p) == at for p, at in before.items()):
+        if before and all(unread.get(p) == at for p, at in before.items()):
             raise Errors.OffsetNotAvailableError("the leaders returned no record below the ends of their logs")
 
     while unread:
-        for chunk in list(chunks(list(unread), _PARTITIONS_PER_READ)):
-            await cluster.insist("reading the times of records", partial(read_once, list(chunk)))
+        for chunk in chunks(list(unread), _PARTITIONS_PER_READ):
+            await cluster.insist("reading the times of records", partial(read_once, chunk))
     return found
