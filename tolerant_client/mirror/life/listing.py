@@ -96,7 +96,7 @@ class ListedLink(NamedTuple):
             gone = "its control is gone"
             if self.is_lost:
                 gone = "its control and its offset map are gone, so how far it has copied is unknown, and its mirror does not start again"
-                remedy = "mirror under another link name, or, if its source is gone, run tolerant-kafka failover with --topics"
+                remedy = "run tolerant-kafka status with --topics; or, if it was promoted or its source is gone, failover with --topics"
             return f"{gone}, {remedy}; {self._mirror_words}"
         if self.found == "starting":
             return f"its control is not written yet; {self._mirror_words}"

@@ -48,6 +48,11 @@ MAP_PARTITIONS: Final = 8
 _FIRST_LOOK: Final = 2_000  # offsets before the end that are read first for the newest rows
 _TOMBSTONES: Final = 1_000  # in one batch
 _LOOK_AGAIN_S: Final = 0.5
+_COPY_AGAIN: Final = (
+    "mirror under another link name; if no record may be there twice, first delete the topics that it has copied"
+)
+# What to do with a link of which nothing tells whether it was promoted: applications may write to its topics.
+OVER_OR_SOURCELESS: Final = "If it was promoted, or its source is gone, run tolerant-kafka failover with --topics"
 
 
 def map_topic(link: str) -> str:
@@ -85,9 +90,10 @@ async def ensure_map_topic(target: Cluster, link: str, control: LinkControl) -> 
 async def lost_map(target: Cluster, link: str, control: LinkControl) -> str | None:
     """Why the offset map of a link is lost; None if it is there, as far as is known, or the link has none."""
     if control.map_id is None:
-        copied = sorted(await _copied_untold(target, link, control))
-        what = f"was deleted, as its control was, and the log of {names(copied)} has its copies" if copied else ""
-        return _lost(link, what) if what else None
+        if not (copied := sorted(await _copied_untold(target, link, control))):
+            return None
+        what = f"was deleted, as its control was, and the log of {names(copied)} has its copies"
+        return _lost(link, what, f"{OVER_OR_SOURCELESS}. Otherwise, to copy all again, {_COPY_AGAIN}")
     looks = 0
     while not await _map_of(target, link).exists():  # a broker that has just started may not know the topic yet
         if (looks := looks + 1) == BELIEVED_AFTER:
@@ -104,11 +110,10 @@ async def _copied_untold(target: Cluster, link: str, control: LinkControl) -> fr
     return await copied_logs(target, copier_id(link)) if has_none else frozenset()
 
 
-def _lost(link: str, what: str) -> str:
+def _lost(link: str, what: str, remedy: str = f"To copy all again, {_COPY_AGAIN}") -> str:
     return (
         f"Topic {map_topic(link)} of the target, the offset map of link {link}, {what}: how far the link has copied is"
-        " unknown, and it copies nothing twice. To copy all again, mirror under another link name; if no record may be"
-        " there twice, first delete the topics that it has copied"
+        f" unknown, and it copies nothing twice. {remedy}"
     )
 
 

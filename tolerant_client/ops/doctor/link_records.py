@@ -69,7 +69,7 @@ def control_findings(
     if forgotten is not None:
         evidence, _, remedy = forgotten.rpartition(". ")
         yield Told(Severity.WARNING, f"link {link}", evidence, remedy)
-    elif has_copied and control.is_unwritten:
+    elif has_copied and control.is_unwritten and lost_map is None:
         topics = "" if options.of_file else " --topics REGEX"
         start = f"Start its mirror, or, if it was promoted or its source is gone, tolerant-kafka failover {options.of_target}{topics}"
         evidence = "its control is gone: nothing says what the link has begun, nor what was ordered"
