@@ -30,6 +30,8 @@ from tolerant_client.records.varint_columns import Doubt, Int64s
 
 # Up to this many rows numpy's cost per call is higher than that of the plain decoder.
 _FEW_ROWS: Final = 16
+_BLOCK_ROWS: Final = 64  # what is read at once for calls that ask for fewer rows...
+_BLOCK_BYTES: Final = 1 << 18  # ...unless they have more bytes
 _PLAIN_AT_ONCE: Final = 1024  # rows of a piece that is decoded record by record...
 _PLAIN_BYTES: Final = 1 << 18  # ...and their bytes: objects may take fifty times as many
 _HEADERS_AT_ONCE: Final = 1 << 16
@@ -57,7 +59,7 @@ class Rows(NamedTuple):
 class Piece:
     """Some rows in the order of their offsets; `position` is the next row to return."""
 
-    __slots__ = ("_arrow", "end_epoch", "end_offset", "error", "position", "rows")
+    __slots__ = ("_arrow", "_block", "end_epoch", "end_offset", "error", "position", "rows")
 
     def __init__(
         self,
@@ -72,9 +74,21 @@ class Piece:
         self.end_offset = end_offset
         self.error = error
         self._arrow: tuple[pa.Schema, Any] | None = None
+        self._block: tuple[range, Sequence[Column]] = range(0), ()  # the last rows that were read, and their columns
 
     def read(self, start: int, stop: int) -> Rows:
-        """Rows `start` to `stop`, at least one, as Python objects."""
+        """Rows `start` to `stop`, at least one, as Python objects; a few are cut from a block, since each call of numpy costs much."""
+        if stop - start >= _BLOCK_ROWS:
+            return self._read(start, stop)
+        rows, columns = self._block
+        if not rows.start <= start < stop <= rows.stop:
+            ends = (min(start + count, self.rows) for count in (_BLOCK_ROWS, _FEW_ROWS))
+            end = next((end for end in ends if end >= stop and self.size(start, end) <= _BLOCK_BYTES), stop)
+            rows, columns = self._block = range(start, end), self._read(start, end)
+        part = slice(start - rows.start, stop - rows.start)
+        return Rows(*(column[part] if isinstance(column, list) else column for column in columns))
+
+    def _read(self, start: int, stop: int) -> Rows:
         raise NotImplementedError
 
     def arrow(self, topic: str, partition: int, schema: pa.Schema) -> Any:
@@ -117,7 +131,7 @@ class ColumnsPiece(Piece):
         self._blob_start = 0
         self._names = _Names()
 
-    def read(self, start: int, stop: int) -> Rows:
+    def _read(self, start: int, stop: int) -> Rows:
         columns, part = self._columns, slice(start, stop)
         fields = columns.fields
         if self._blob is None:
@@ -195,8 +209,8 @@ class MessagesPiece(ColumnsPiece):
         self._magic = magic
         self._sizes += LOG_OVERHEAD * np.arange(1, self.rows + 1)
 
-    def read(self, start: int, stop: int) -> Rows:
-        rows = super().read(start, stop)
+    def _read(self, start: int, stop: int) -> Rows:
+        rows = super()._read(start, stop)
         at = self._columns.fields.key_start[start:stop] - _CRC_BEFORE_KEY[self._magic]
         checksums = [int.from_bytes(self._columns.joined[place : place + 4], "big") for place in at.tolist()]
         if not self._magic:
@@ -221,7 +235,7 @@ class RecordsPiece(Piece):
         super().__init__(len(rows))
         self._rows = rows
 
-    def read(self, start: int, stop: int) -> Rows:
+    def _read(self, start: int, stop: int) -> Rows:
         rows = self._rows[start:stop]
         keys = [row.record.key for row in rows]
         values = [row.record.value for row in rows]
