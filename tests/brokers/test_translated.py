@@ -911,6 +911,24 @@ def test_a_failover_names_a_topic_that_the_target_has_no_more(source: str, targe
     assert [p.topic for p in report.partitions] == ["translated-there"]
 
 
+def test_a_failover_names_each_partition_of_a_topic_that_was_created_again_with_fewer(source: str, target: str) -> None:
+    topic = link = "translated-fewer-there"
+    create_topic(source, topic, partitions=3)
+    append_records(source, topic, 30, partitions=3)
+    copy(source, target, topic, link)
+    make_anew(target, topic)  # with one partition
+    with both(source, target) as (_, there):
+        reports = [there.run(partial(failover, there, link, is_dry_run=dry)) for dry in (True, False, False)]
+    assert [report.exit_code for report in reports] == [3, 3, 3]
+    for report in reports[:2]:
+        anew, *gone = report.damaged
+        assert anew.startswith(f"Target topic {topic} was deleted and created again after {topic}-0")
+        assert [text.split(",")[0] for text in gone] == [f"{topic}-{n} is not on the target any more" for n in (1, 2)]
+    gone_since, anew_since = reports[2].damaged
+    assert gone_since.startswith(f"{topic}-1 and 1 more partition: not on the target any more")
+    assert anew_since.startswith(f"{topic}-0: deleted and created again on the target")
+
+
 def test_a_partition_that_the_source_has_no_more_is_named_and_promoted(source: str, target: str) -> None:
     topic = link = "translated-fewer"
     create_topic(source, topic, partitions=2)

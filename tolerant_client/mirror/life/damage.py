@@ -115,24 +115,15 @@ def _up_to(copied: int | None) -> str:
 async def find_damage(
     of: PromotedLink, control: LinkControl, there: Iterable[TopicPartition], copied: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Damage]:
-    """The damaged ones of the partitions that are `there`, whose logs end at `copied` before the fence.
+    """The damaged ones of the link's partitions; those that are `there` have logs that end at `copied` before the fence.
 
     With translated offsets: those whose map is no longer true.
     """
+    damaged = _missing_partitions(of, control, there)
     if of.is_translated:
         found = await contradicted(None, of.target, of.name, control, list(copied))
-        return {p: Damage(text_of(error), copied[p]) for p, error in found.items()}
-    present = set(there)
-    known = {p for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
-    damaged = {
-        p: Damage(
-            f"{p.topic}-{p.partition} is not on the target any more, and link {of.name} has copied it"
-            f"{_up_to(control.copied.get(p))}",
-            0,
-        )
-        for p in known - present
-        if p.topic in {one.topic for one in present}
-    }
+        damaged |= {p: Damage(text_of(error), copied[p]) for p, error in found.items()}
+        return dict(sorted(damaged.items()))
     if control.producer_ids:
         led = {p: end for p, end in copied.items() if not is_heartbeats(of.topics, p.topic)}
         ids = await read_ids(None, of.target, {p.topic for p in led})
@@ -140,6 +131,25 @@ async def find_damage(
             if (damage := damage_of(of.name, control, p, ids.get(p.topic, TopicIds()), log)) is not None:
                 damaged[p] = damage
     return dict(sorted(damaged.items()))
+
+
+def _missing_partitions(
+    of: PromotedLink, control: LinkControl, there: Iterable[TopicPartition]
+) -> dict[TopicPartition, Damage]:
+    """The copied partitions that the target lacks of topics that it has.  Pure."""
+    known = {p: control.copied.get(p) for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
+    known |= {p: row.position for p, row in of.mapped.copies.items() if row.is_kept}
+    present = set(there)
+    topics = {p.topic for p in present}
+    return {
+        p: Damage(f"{p.topic}-{p.partition} {_missing(of.name)}{_up_to(known[p])}", 0)
+        for p in known.keys() - present
+        if p.topic in topics
+    }
+
+
+def _missing(link: str) -> str:
+    return f"is not on the target any more, and link {link} has copied it"
 
 
 def unchecked(of: PromotedLink, control: LinkControl) -> tuple[str, ...]:
@@ -156,7 +166,7 @@ def missing_topics(of: PromotedLink, control: LinkControl, there: Iterable[Topic
     """A sentence for each topic that the link has copied and the target does not have.  Pure."""
     copied = of.mapped.names | {p.topic for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
     missing = sorted(copied - {p.topic for p in there})
-    return [f"topic {name} is not on the target any more, and link {of.name} has copied it" for name in missing]
+    return [f"topic {name} {_missing(of.name)}" for name in missing]
 
 
 async def _seen_logs(

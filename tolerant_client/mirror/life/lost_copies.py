@@ -69,14 +69,13 @@ async def lost_copies(
     there, refused = await visible_topics(target, sorted({p.topic for p in had}))
     now = await read_ids(None, target, sorted(there))
     absent = [p for p in had if p.partition not in there.get(p.topic, ())]
-    again = [p for p in had if p.topic in now and is_another(was.get(p, ""), now[p.topic].target)]
+    again = [p for p in had if p.topic in now and p not in absent and is_another(was.get(p, ""), now[p.topic].target)]
     if again:
         others = await _of_others(target, link, again, now)
         again = [p for p in again if p not in others]
     is_told = control.is_identical or lost_map is None
     untold = [] if is_told else [p for p in had if p not in was and p.topic in now and p not in absent]
-    gone = tuple(p for p in absent if p not in again and p.topic not in refused)
-    return LostCopies(gone, tuple(again), tuple(untold))
+    return LostCopies(tuple(p for p in absent if p.topic not in refused), tuple(again), tuple(untold))
 
 
 def _with_data(

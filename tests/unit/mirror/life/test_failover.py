@@ -110,6 +110,18 @@ def test_a_failover_tells_no_record_of_others_as_copied_and_names_a_partition_th
     )
 
 
+def test_a_failover_of_a_translated_link_names_each_copied_partition_that_is_gone(world: World) -> None:
+    """Somebody created the topic again with fewer partitions: nothing but the map has the others."""
+    run = (Run(0, 70, 4),)
+    copies = {p: MapRow(RowKey(p, 0), "orders", ("", ""), 4, 0, run) for p in (P, Q)}
+    adopted = TopicPartition("orders", 2)
+    copies[adopted] = MapRow(RowKey(adopted, 0), "orders", ("", ""), 4, 0, (Run(4, 4, 0),))
+    world.is_translated, world.mapped = True, MappedTopics(frozenset(copies), copies=copies)
+    report = world.failover()
+    assert report.damaged == ("orders-1 is not on the target any more, and link dr has copied it, up to offset 4",)
+    assert report.is_done and report.exit_code == 3 and [p.partition for p in report.partitions] == [0]
+
+
 @pytest.mark.parametrize(("copied", "damaged"), [("orders", 0), ("gone", 0), ("orders-gone", 1)])
 def test_a_failover_names_a_topic_of_identical_offsets_that_the_target_has_no_more(
     world: World, copied: str, damaged: int
