@@ -979,6 +979,10 @@ def test_a_copy_that_was_deleted_before_a_failover_is_lost_for_every_command_aft
         assert (planned.exit_code, planned.refusals) == (3, (text,)), planned
         assert {t.topic: t.action for t in planned.topics} == {lost: "refuse", kept: "copy"}
         assert f"topic {lost}" in told_by_doctor(source, target, link, "nothing fills it again").thing
+        control_of(target, link, paused=frozenset({lost}))
+        planned = run(source, target, plan_everything, link, f"{link}-.*", is_translated=True)
+        assert (planned.refusals, planned.exit_code) == ((), 3) and any(text in told for told in planned.warnings)
+        control_of(target, link, paused=frozenset())
     assert fail_over(target, link).exit_code == 3
     told = f"{lost}-0: not on the target any more, and the link was promoted with it"
     assert told_by_doctor(source, target, link, told).severity is Severity.ERROR

@@ -23,6 +23,7 @@ from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 
+PAUSED_AND_BLOCKED = "paused, and blocked once it is resumed"
 _EMPTIED = (
     "its log on the target is empty, and how far the running mirror has copied it is not recorded yet: the mirror does so within a"
     " minute after the last record"
@@ -71,7 +72,7 @@ def without_paused(
 ) -> tuple[dict[TopicPartition, str], list[str]]:
     """What stops partitions that an operator has not paused, and sentences on the others, which no mirror touches now.  Pure."""
     return {p: text for p, text in stopped.items() if not control.pauses(p)}, [
-        f"paused, and blocked once it is resumed: {text}" for p, text in stopped.items() if control.pauses(p)
+        f"{PAUSED_AND_BLOCKED}: {text}" for p, text in stopped.items() if control.pauses(p)
     ]
 
 

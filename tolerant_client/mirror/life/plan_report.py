@@ -27,6 +27,7 @@ from tolerant_client.mirror.follow.configs import ConfigsReport, sync_configs
 from tolerant_client.mirror.follow.group_positions import read_positions
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.life.comparison import (
+    PAUSED_AND_BLOCKED,
     held_though_empty,
     read_both,
     with_own_id,
@@ -210,7 +211,9 @@ async def plan_everything(
         refusals.append(text_of(error))
     lacking = sort_lacking(partitions_of(planned.topics.create), control, mapped)
     warnings += made_again_warnings(lacking)
-    if unfilled := [p for p in lacking.gone if not control.pauses(p)]:
+    if paused := [p for p in lacking.gone if control.pauses(p)]:
+        warnings.append(f"{PAUSED_AND_BLOCKED}: {names_of(paused)}: {TRANSLATED_COPY_DELETED}")
+    if unfilled := [p for p in lacking.gone if p not in paused]:
         refusals.append(f"{names_of(unfilled)}: {TRANSLATED_COPY_DELETED}")
         planned = without_topics(planned, {p.topic: TRANSLATED_COPY_DELETED for p in unfilled})
     if is_translated and (lost or not was_begun):
