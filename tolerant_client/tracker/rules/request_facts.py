@@ -189,17 +189,11 @@ def _at_most(request: Any) -> float:
     return max(0.0, float(request.timeout_ms))
 
 
-def _join_ms(request: Any) -> float:
-    if _join_row(request) is rows.JOIN_NEW:
-        return 0.0  # the broker gives an id at once, and the member joins with it (KIP-394)
-    return float(max(request.session_timeout_ms, request.rebalance_timeout_ms))
-
-
 # Produce has a timeout too, but a broker does not hold it by design: round trips
 # are measured by its responses.
 _EXPECTED_MS: dict[int, Callable[[Any], float]] = {
     apis.FETCH: lambda r: float(r.max_wait_ms),
-    apis.JOIN_GROUP: _join_ms,
+    apis.JOIN_GROUP: lambda r: float(max(r.session_timeout_ms, r.rebalance_timeout_ms)),
     apis.SYNC_GROUP: lambda r: 0.0 if r.assignments else _LEADER_ASSIGNS_MS,
     apis.CREATE_TOPICS: _at_most,
     apis.DELETE_TOPICS: _at_most,
