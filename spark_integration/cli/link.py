@@ -55,9 +55,9 @@ class GivenLink:
 
         async def ask(target: Cluster) -> LinkTopics:
             control = await read_control(target, self.link)
-            await require_not_forgotten(target, self.link, control)
             if self.topics is None and control.is_unwritten and (why := await unknown_link(target, self.link)):
-                raise OptionError(f"{why}: check --target and --link, or give --topics")
+                raise OptionError(why)
+            await require_not_forgotten(target, self.link, control)
             return written_topics(control, self.link, self.topics)
 
         return replace(self, topics=self.run_on_target(ask))

@@ -97,7 +97,7 @@ def failover(
     promoted, because nothing can be fenced (nothing was written): is_begun in --json tells these apart.
     """
     given = given_link(which, groups)
-
+    given.known()  # else it raises what is known of the link
     confirm(
         f"{_told_beside(given)}Fail link {given.link} over: what is not copied is left behind, and only failback leads back",
         is_sure=yes or dry_run,

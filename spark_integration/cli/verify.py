@@ -60,10 +60,12 @@ def verify(
         return await look_for_forgotten(target, given.link, await read_control(target, given.link))
 
     async def unknown(target: Cluster) -> str | None:
-        return await unknown_link(target, given.link)
+        return await unknown_link(
+            target, given.link, "leave --link out: with --topics verify needs none", has_topics=True
+        )
 
     if is_alone and which.link and (why := given.run_on_target(unknown)) is not None:
-        raise OptionError(f"{why}: check --target and --link, or leave --link out: with --topics verify needs none")
+        raise OptionError(why)
     if given.flow is not None and (why := given.run_on_target(forgotten)) is not None:
         echo_each("warning", [why])
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 from kafka import KafkaProducer
 from kafka.structs import TopicPartition
+from typer.testing import CliRunner
 
+from spark_integration.cli.app import app
 from support.mirror_link import append_records, both, create_topic, delete_topic, ends, mirror
+from support.zookeeper_kafka import ZooKeeperKafka
 from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetDivergedError
@@ -17,11 +21,13 @@ from tolerant_client.mirror.life.listing import list_links
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import read_status
+from tolerant_client.mirror.state.carriers import START_UNTOLD
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import Health
 from tolerant_client.mirror.state.map_topic import map_topic
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.ops.doctor.link_examination import Subject, examine
 
 # kafka-python leaves the socket of a refused connection to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -60,6 +66,10 @@ def test_a_translated_link_without_control_and_map_copies_nothing_twice_and_ever
         assert any(f"{gone}-0" in reason.text for reason in status.reasons), status
         (listed,) = [one for one in origin.run(lambda: list_links(copy)).links if one.link == link]
         assert listed.offsets == "translated" and "its control and its offset map are gone" in listed.state
+        for command in (["status"], ["promote", "--dry-run"], ["failover", "--dry-run"]):
+            clusters = ["--target", target, *(() if command[0] == "failover" else ("--source", source))]
+            done = CliRunner().invoke(app, [*command, *clusters, "--link", link])
+            assert str(done.exception) == f"OptionError: Link {link}: {listed.state}. Or give --topics", done
         with pytest.raises(OptionError, match="run tolerant-kafka failover"):
             origin.run(lambda: promote(origin, copy, link, LinkTopics.of(topics)))
         report = origin.run(lambda: failover(copy, link, LinkTopics.of(topics)))
@@ -68,6 +78,24 @@ def test_a_translated_link_without_control_and_map_copies_nothing_twice_and_ever
         assert not origin.run(lambda: read_control(copy, link)).tells_no_start
         again = origin.run(lambda: promote(origin, copy, link))
         assert again.exit_code == 3 and again.unknown_left, again
+
+
+def test_a_target_that_cannot_tell_what_a_translated_link_has_copied_gets_no_advice_to_start_it(
+    source: str, start_old_broker: Callable[..., ZooKeeperKafka]
+) -> None:
+    topic = link = "lost-both-old"
+    create_topic(source, topic)
+    append_records(source, topic, 5)
+    target = start_old_broker("2.8.2").bootstrap_servers
+    mirror(source, target, topic, link, is_translated=True)
+    lose(target, link)
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        (listed,) = cluster.run(lambda: list_links(cluster)).links
+    assert listed.state.startswith(f"its control is gone, {START_UNTOLD}, or, if it was promoted"), listed
+    clusters = {"source": {"bootstrap.servers": source}, "target": {"bootstrap.servers": target}}
+    checked = examine(Subject(clusters, LinkTopics.of(topic), link=link, seconds=0))
+    (gone,) = [found for found in checked.findings if found.evidence.startswith("its control is gone")]
+    assert gone.remedy[1:].startswith(START_UNTOLD[1:]), gone
 
 
 def test_a_translated_link_that_has_copied_nothing_starts_again_without_control_and_map(

@@ -4,14 +4,16 @@ Laws:
 - Controls, mirrors that were seen to copy, and offset maps together say which links there are: what one of them names is listed.
 - Where the controls do not name all of these, they were lost, and a link with identical offsets may have left nothing else that names
   it: then which links there are is unknown, and that is said together with those that are known.
+- Of a link that a command names its copies tell, too, also where nothing else names it any more (naming.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import asdict
@@ -28,6 +30,7 @@ from tolerant_client.mirror.life.mirrors import (
     look_at_claims,
     mirror_json,
 )
+from tolerant_client.mirror.state.carriers import START_UNTOLD, can_tell_copies
 from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import control_topic, read_controls
@@ -55,7 +58,8 @@ class ListedLink(NamedTuple):
     has_map: bool
     found: Found = "known"
     waits: tuple[Run, ...] = ()
-    is_lost: bool = False  # its copies are there, and neither a control nor a map
+    # Whether its copies are there, and neither a control nor a map; None: nothing tells that.
+    is_lost: bool | None = False
 
     @property
     def offsets(self) -> str | None:
@@ -90,7 +94,8 @@ class ListedLink(NamedTuple):
         """What its operator has ordered, and whether a mirror of it runs, as text."""
         control = self.control
         if self.found == "gone":
-            remedy = "start its mirror, or, if it was promoted or its source is gone, run tolerant-kafka failover with --topics"
+            start = START_UNTOLD if self.is_lost is None else "start its mirror"
+            remedy = f"{start}, or, if it was promoted or its source is gone, run tolerant-kafka failover with --topics"
             if self.mirror is not None and self.mirror.is_alive:
                 remedy = "stop its mirror and start it again"
             gone = "its control is gone"
@@ -171,12 +176,12 @@ def listed(
     maps: AbstractSet[str] = frozenset(),
     *,
     has_controls: bool = True,
-    lost: Collection[str] = (),
+    lost: Mapping[str, bool | None] = MappingProxyType({}),
 ) -> Listing:
     """The links of a target; `runs` are in the order of the log, None if they are unknown.  Pure.
 
-    `maps` are the links that have an offset map on the target, which `has_controls` if there is a topic of controls; those that are
-    `lost` have copied there, and have neither.
+    `maps` are the links that have an offset map on the target, which `has_controls` if there is a topic of controls; `lost` says of
+    those that have neither whether their copies are there (ListedLink).
     """
     by_link: dict[str, list[Run]] = {}
     for run in runs or ():
@@ -188,7 +193,8 @@ def listed(
     }
     unreadable = {record.key for record in controls.unreadable}
     at_work_now = {link for link, run in newest.items() if run.is_alive}
-    have_copied = maps | {link for link, known in by_link.items() if any(run.has_copied for run in known)}
+    have_copied = maps | {link for link, is_lost in lost.items() if is_lost}
+    have_copied |= {link for link, known in by_link.items() if any(run.has_copied for run in known)}
     unnamed = {link for link in have_copied if (control := controls.links.get(link)) is None or control.is_unwritten}
     found: dict[str, Found] = {
         **dict.fromkeys(controls.links, "known"),
@@ -204,7 +210,7 @@ def listed(
             is_seen=runs is not None,
             has_map=link in maps,
             found=of_control,
-            is_lost=link in lost,
+            is_lost=lost.get(link, False),
             waits=tuple(run for run in at_work(by_link.get(link, ())) if not run.holds and run is not newest[link]),
         )
         for link, of_control in sorted(found.items())
@@ -236,8 +242,11 @@ def in_doubt(runs: Iterable[Run]) -> bool:
     return not all(map(is_told, of_link.values()))
 
 
-async def list_links(target: Cluster) -> Listing:
-    """The links of a target; waits some seconds until each running mirror has renewed its record.  Raises KafkaError."""
+async def list_links(target: Cluster, named: str | None = None) -> Listing:
+    """The links of a target, also the one that is `named` if nothing but its copies tells of it.
+
+    Waits some seconds until each running mirror has renewed its record.  Raises KafkaError.
+    """
     before, began = await look_at_claims(target), time.monotonic()
     runs: list[Run] | None = None
     while before is not None and (now := await look_at_claims(target)) is not None:
@@ -249,6 +258,10 @@ async def list_links(target: Cluster) -> Listing:
         await target.net.sleep(LOOK_AGAIN_S)
     maps = await mapped_links(target)
     controls = await read_controls(target)  # after the mirrors were seen, which is_forgotten needs, and their maps
-    told = {link: controls.links.get(link, LinkControl()) for link in {run.link for run in runs or ()} - maps}
-    lost = [link for link, control in told.items() if control.is_unwritten and await lost_map(target, link, control)]
+    untold = {run.link for run in runs or ()}.union(() if named is None else [named]) - maps
+    lost = dict[str, bool | None]()
+    for link in untold:
+        if (control := controls.links.get(link, LinkControl())).is_unwritten:
+            is_lost = await lost_map(target, link, control) is not None
+            lost[link] = is_lost or (False if await can_tell_copies(target) else None)
     return listed(controls, runs, maps, has_controls=await control_topic(target).exists(), lost=lost)

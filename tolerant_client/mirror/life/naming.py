@@ -12,6 +12,7 @@ import kafka.errors as Errors
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.life.listing import list_links
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
@@ -65,14 +66,25 @@ async def name_link(source: Cluster | None, target: Cluster, *, is_start: bool =
     return own if is_start else chosen_name(controls, cluster_id, given) or own
 
 
-async def unknown_link(target: Cluster, link: str) -> str | None:
-    """What to say of a name of which the target tells no link, with the links that there are; None if it tells one, or may not tell."""
+async def unknown_link(
+    target: Cluster, link: str, remedy: str = "give --topics", *, has_topics: bool = False
+) -> str | None:
+    """What to say of a name of which the target's control tells no topics, as `list` says it, or with the links that there are.
+
+    None if it tells them, or may not tell; and where a command `has_topics`, if there is such a link.
+    """
     try:
         controls = await read_controls(target)
     except Errors.TopicAuthorizationFailedError:
         return None
-    if link in controls.links or any(record.key == link for record in controls.unreadable):
+    is_told = link in controls.links and not controls.links[link].is_unwritten
+    if is_told or any(record.key == link for record in controls.unreadable):
         return None
-    known = ", ".join(sorted(controls.links))
-    there = f"the links of this target are {known}" if known else "this target has no link"
-    return f"Link {link} was never started on this target, or its record in {CONTROL_TOPIC} was deleted; {there}"
+    links = {one.link: one for one in (await list_links(target, link)).links}
+    if link in links:
+        return None if has_topics else f"Link {link}: {links[link].state}. Or {remedy}"
+    there = f"the links of this target are {', '.join(links)}" if links else "this target has no link"
+    return (
+        f"Link {link} was never started on this target, or its record in {CONTROL_TOPIC} was deleted; {there}: check --target and --link,"
+        f" or {remedy}"
+    )

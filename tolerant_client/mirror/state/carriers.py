@@ -10,7 +10,7 @@ batches of the log do.  With translated offsets each partition is copied with a 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -18,6 +18,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.transactions import (
     can_describe_producers,
+    can_list_transactions,
     describe_producers,
     transactional_producers,
 )
@@ -29,6 +30,11 @@ from tolerant_client.records.record_batch import BatchHeader
 
 _BACK = 8  # how many batches we read back from the end: the last ones may fill gaps, with other producer ids
 _STEPS = 16  # how many times we look into a log, from its start to its end
+# How to go on with a link that has no control and no map, where nothing tells whether its copies are there (can_tell_copies).
+START_UNTOLD: Final = (
+    "start its mirror if it has identical offsets (with translated ones it would copy everything again: before Kafka 3.0 nothing tells what"
+    " it has copied)"
+)
 
 
 class Carried(NamedTuple):
@@ -80,6 +86,12 @@ async def copied_logs(target: Cluster, start: str) -> frozenset[TopicPartition]:
     there = await target.partitions() if ids else {}
     ids = {p: number for p, number in ids.items() if p.partition in there.get(p.topic, ())}
     return (await find_written(target, set(ids.values()), ids)).own if ids else frozenset()
+
+
+async def can_tell_copies(target: Cluster) -> bool:
+    """Whether coordinators name the producers of copies (copied_logs)."""
+    await target.connect()
+    return can_list_transactions(target)
 
 
 async def find_carried(

@@ -51,8 +51,6 @@ _LOOK_AGAIN_S: Final = 0.5
 _COPY_AGAIN: Final = (
     "mirror under another link name; if no record may be there twice, first delete the topics that it has copied"
 )
-# What to do with a link of which nothing tells whether it was promoted: applications may write to its topics.
-OVER_OR_SOURCELESS: Final = "If it was promoted, or its source is gone, run tolerant-kafka failover with --topics"
 
 
 def map_topic(link: str) -> str:
@@ -93,7 +91,8 @@ async def lost_map(target: Cluster, link: str, control: LinkControl) -> str | No
         if not (copied := sorted(await _copied_untold(target, link, control))):
             return None
         what = f"was deleted, as its control was, and the log of {names(copied)} has its copies"
-        return _lost(link, what, f"{OVER_OR_SOURCELESS}. Otherwise, to copy all again, {_COPY_AGAIN}")
+        over = "If it was promoted, or its source is gone, run tolerant-kafka failover with --topics"  # others may write there
+        return _lost(link, what, f"{over}. Otherwise, to copy all again, {_COPY_AGAIN}")
     looks = 0
     while not await _map_of(target, link).exists():  # a broker that has just started may not know the topic yet
         if (looks := looks + 1) == BELIEVED_AFTER:

@@ -20,6 +20,7 @@ from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.lost_copies import LostCopies, lost_copies
 from tolerant_client.mirror.life.mirrors import RENEWED_S, look_at_claims, look_for_forgotten, seen_mirrors
 from tolerant_client.mirror.life.status_reasons import unseen_texts
+from tolerant_client.mirror.state.carriers import can_tell_copies
 from tolerant_client.mirror.state.claims import ClaimsLog
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import with_pause
@@ -292,8 +293,11 @@ class _Link:
             if control.is_promotion_begun and mapped is not None:
                 copies = checkup.ask("control", target.raw, lost_copies, target.raw, link, control, mapped, lost)
             has_copied = bool(mapped and mapped.partitions) or any(run.has_copied for run in mirrors or ())
+            is_told = bool(
+                mapped and mapped.partitions or checkup.ask("control", target.raw, can_tell_copies, target.raw)
+            )
             told_of = link, control, self._subject.options, lost, forgotten, copies
-            checkup.add(control_findings(*told_of, has_copied=has_copied))
+            checkup.add(control_findings(*told_of, has_copied=has_copied, is_told=is_told))
             stopped = self._stopped(control)
             left_behind, maybe = self._ask_both(logs.find_gone, control, self._subject.topics, mapped or NO_MAP) or (
                 {},

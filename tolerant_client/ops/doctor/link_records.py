@@ -10,6 +10,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life.lost_copies import LOST_UNKNOWN, LostCopies
 from tolerant_client.mirror.life.mirrors import mirror_reasons, standing
+from tolerant_client.mirror.state.carriers import START_UNTOLD
 from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.health import DELETE_COPY, DELETED_ON_SOURCE, by_reason, counted, names, utc
 from tolerant_client.mirror.state.ledger import UNREADABLE
@@ -60,18 +61,21 @@ def control_findings(
     lost: LostCopies | None = LostCopies(),
     *,
     has_copied: bool = False,
+    is_told: bool = True,
 ) -> Iterator[Told]:
     """An operator's orders to leave something out, and what of the link's own is gone.
 
     `lost_map` says that the link's offset map is lost, so it cannot copy; `forgotten` that its mirror runs without a control; `lost` are
-    copies that a promoted link has no more, None if that is unknown.  `has_copied`: something else than the control shows that it has.
+    copies that a promoted link has no more, None if that is unknown.  `has_copied`: something else than the control shows that it has; without `is_told` nothing
+    tells whether its offsets were translated.
     """
     if forgotten is not None:
         evidence, _, remedy = forgotten.rpartition(". ")
         yield Told(Severity.WARNING, f"link {link}", evidence, remedy)
     elif has_copied and control.is_unwritten and lost_map is None:
         topics = "" if options.of_file else " --topics REGEX"
-        start = f"Start its mirror, or, if it was promoted or its source is gone, tolerant-kafka failover {options.of_target}{topics}"
+        start = "Start its mirror" if is_told else f"{START_UNTOLD[0].upper()}{START_UNTOLD[1:]}"
+        start += f", or, if it was promoted or its source is gone, tolerant-kafka failover {options.of_target}{topics}"
         evidence = "its control is gone: nothing says what the link has begun, nor what was ordered"
         yield Told(Severity.ERROR, f"link {link}", evidence, start)
     for text in (LOST_UNKNOWN,) if lost is None else lost.texts():

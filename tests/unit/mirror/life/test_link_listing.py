@@ -115,6 +115,7 @@ def test_a_list_waits_only_for_mirrors_that_may_run(looks: list[list[Run]], slee
         look_at_claims=AsyncMock(side_effect=[Mock(), *claims]),
         read_controls=AsyncMock(return_value=Controls({})),
         lost_map=AsyncMock(return_value=None),
+        can_tell_copies=AsyncMock(return_value=True),
         time=Mock(monotonic=lambda: now[0]),
     ):
         asyncio.run(listing.list_links(target))

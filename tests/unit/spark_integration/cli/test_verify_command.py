@@ -17,6 +17,7 @@ from spark_integration.cli.link import GivenLink
 from spark_integration.cli.verify import _read_report, _write_report
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.life import naming
+from tolerant_client.mirror.life.listing import Listing, listed
 from tolerant_client.mirror.state.control_record import Controls, Unreadable
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -65,19 +66,27 @@ def test_a_link_that_the_target_does_not_have_is_an_error_that_names_those_it_ha
     def run_on_target(_: GivenLink, ask: Any) -> Any:
         return asyncio.run(ask(None))
 
+    async def list_links(_: Any, named: str) -> Listing:
+        return listed(read.return_value, [], lost={named: True} if named == "wiped" else {})
+
     monkeypatch.setattr(naming, "read_controls", read)
+    monkeypatch.setattr(naming, "list_links", list_links)
     monkeypatch.setattr(module, "read_control", read_control)
     monkeypatch.setattr(module, "require_not_forgotten", AsyncMock())
     monkeypatch.setattr(GivenLink, "run_on_target", run_on_target)
     told = (
         "Link dr was never started on this target, or its record in tolerant-mirror-control was deleted; the links of this target"
-        " are dra, drb: check --target and --link, or "
+        " are dra, drb, new: check --target and --link, or "
     )
     given = ["--topics", "orders"]
     for command in (["verify"], ["status"], ["verify", *given]):
         done = CliRunner().invoke(app, [*command, *CLUSTERS[1:], "--link", "dr"])
         remedy = "leave --link out: with --topics verify needs none" if given[0] in command else "give --topics"
         assert isinstance(done.exception, OptionError) and text_of(done.exception) == told + remedy
+    done = CliRunner().invoke(app, ["status", *CLUSTERS[1:], "--link", "wiped"])
+    assert str(done.exception).startswith(
+        "OptionError: Link wiped: its control and its offset map are gone, so how far"
+    ), done
     assert not compared
     for known in ("dra", "new"):  # the second one is there, though nobody can read it
         CliRunner().invoke(app, [*CLUSTERS, *given, "--link", known])
@@ -86,7 +95,9 @@ def test_a_link_that_the_target_does_not_have_is_an_error_that_names_those_it_ha
     assert "; this target has no link: check" in str(done.exception)
     read.side_effect = Errors.TopicAuthorizationFailedError("tolerant-mirror-control")
     CliRunner().invoke(app, [*CLUSTERS, *given, "--link", "dr"])  # nothing tells
-    assert len(compared) == 3
+    read.side_effect = None
+    CliRunner().invoke(app, [*CLUSTERS, *given, "--link", "wiped"])  # there is such a link
+    assert len(compared) == 4
 
 
 def test_a_report_is_written_beside_its_file_under_a_name_that_nobody_can_foresee(tmp_path: Path) -> None:
