@@ -16,6 +16,7 @@ from support.zookeeper_kafka import ZooKeeperKafka
 from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetDivergedError
+from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.listing import list_links
 from tolerant_client.mirror.life.plan_report import plan_everything
@@ -70,6 +71,9 @@ def test_a_translated_link_without_control_and_map_copies_nothing_twice_and_ever
             clusters = ["--target", target, *(() if command[0] == "failover" else ("--source", source))]
             done = CliRunner().invoke(app, [*command, *clusters, "--link", link])
             assert str(done.exception) == f"OptionError: Link {link}: {listed.state}. Or give --topics", done
+        other = origin.run(lambda: plan_everything(origin, copy, f"{link}-2", copied, is_translated=True))
+        warned = f"{copied}-0 of the target has copies of link {link}, whose offset map was deleted: if it has copied this source, link"
+        assert any(text.startswith(warned) for text in other.warnings) and other.exit_code == 0, other
         with pytest.raises(OptionError, match="run tolerant-kafka failover"):
             origin.run(lambda: promote(origin, copy, link, LinkTopics.of(topics)))
         report = origin.run(lambda: failover(copy, link, LinkTopics.of(topics)))
@@ -78,6 +82,9 @@ def test_a_translated_link_without_control_and_map_copies_nothing_twice_and_ever
         assert not origin.run(lambda: read_control(copy, link)).tells_no_start
         again = origin.run(lambda: promote(origin, copy, link))
         assert again.exit_code == 3 and again.unknown_left, again
+        delete_topic(target, CONTROL_TOPIC)
+        prepared = origin.run(lambda: prepare_link(origin, copy, copied, f"{link}-2", is_translated=True))
+        assert any(text.startswith(warned) for text in prepared.warnings), prepared
 
 
 def test_a_target_that_cannot_tell_what_a_translated_link_has_copied_gets_no_advice_to_start_it(

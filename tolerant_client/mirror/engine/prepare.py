@@ -34,7 +34,7 @@ from tolerant_client.mirror.engine.preflight import (
     write_down,
 )
 from tolerant_client.mirror.engine.time_range import ends_at, require_all_led, starts_of_range
-from tolerant_client.mirror.engine.translated.copied_before import find_copied
+from tolerant_client.mirror.engine.translated.copied_before import find_copied, warn_of_unmapped
 from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.ledger import Ledger
@@ -256,7 +256,7 @@ async def prepare_link(
     map_id: str | None = None
     starts: dict[TopicPartition, OffsetAndEpoch] = {}
     ids: dict[str, str] = {}
-    former = FormerCopies()
+    former, unmapped = FormerCopies(), list[str]()
     if is_translated:
         if control.tells_no_start:
             require_not_last(target, link, control, (await mapped_topics(target, link, control)).last)
@@ -267,7 +267,8 @@ async def prepare_link(
             )
         claim(names)
         if not goes_on:
-            await _refuse_losses(source, target, link, planned, policy, control.with_starts(starts, ids))
+            now = control.with_starts(starts, ids)
+            unmapped = await _refuse_losses(source, target, link, planned, policy, now)
         map_id = await ensure_map_topic(target, link, control)
     else:
         if from_ms is not None:
@@ -306,7 +307,7 @@ async def prepare_link(
     if not goes_on:
         made.require_all()
     ends = made.ends if until_ms is None else await ends_at(source, made.ends, until_ms)
-    warnings = made.warnings if warning is None else (*made.warnings, warning)
+    warnings = (*made.warnings, *unmapped, *(() if warning is None else (warning,)))
     created = tuple(topic.name for topic in made.topics.create)
     new = {p: 0 for p in ends if p.topic in created}
     begins = (await list_led_offsets(target, dict.fromkeys(ends.keys() - new.keys(), LATEST))).offsets
@@ -316,8 +317,8 @@ async def prepare_link(
 
 async def _refuse_losses(
     source: Cluster, target: Cluster, link: str, planned: PlannedLink, policy: MirrorPolicy, control: LinkControl
-) -> None:
-    """As _refuse_differences, with translated offsets: what its map and both logs show, and what others have copied."""
+) -> list[str]:
+    """As _refuse_differences, with translated offsets: what its map and both logs show, and what others have copied; warnings."""
     partitions = [p for p in planned.ends if not control.pauses(p)]
     foreseen = await foresee(source, target, link, control, partitions, partitions)
     for p, one in foreseen.items():
@@ -335,10 +336,11 @@ async def _refuse_losses(
         asking = target.net.call_soon_with_future(find_copied, source, target, link, going)
         copied = await target.manager.wait_for(asking, COPIED_MS)
     except Errors.KafkaError:
-        return  # the engine asks again, and awaits what is unknown yet
+        return []  # the engine asks again, and awaits what is unknown yet
     for refused in copied.values():
         if isinstance(refused, TargetDivergedError):
             raise refused
+    return await warn_of_unmapped(target, link, going)
 
 
 async def _check_link(

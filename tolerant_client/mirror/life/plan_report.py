@@ -19,7 +19,7 @@ from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.preflight import grown, look_for_others, require_same_source
 from tolerant_client.mirror.engine.prepare import PlannedLink, partitions_of, plan_link, without_topics
 from tolerant_client.mirror.engine.time_range import foresee_starts
-from tolerant_client.mirror.engine.translated.copied_before import find_copied
+from tolerant_client.mirror.engine.translated.copied_before import find_copied, warn_of_unmapped
 from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.engine.translated.target_checks import Resumption
 from tolerant_client.mirror.follow.acls import AclsReport, sync_acls
@@ -239,6 +239,7 @@ async def plan_everything(
         begun = {p: found for p, found in foreseen.items() if p in present and p not in stopped}
         there_before = await find_copied(source, target, link, begun)
         stopped |= {p: text_of(error) for p, error in there_before.items()}
+        warnings += await warn_of_unmapped(target, link, begun)
     else:
         reached = (await list_led_offsets(target, dict.fromkeys(present, LATEST))).offsets
         known = await with_own_id(target, link, control)

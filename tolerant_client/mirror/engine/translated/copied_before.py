@@ -8,6 +8,7 @@ Laws:
   topic that the target has now, further than where ours is to begin, has copied the same records, as long as any of its copies is
   left.  A topic with another id has others, as has another cluster.  Ids that a broker does not give (before 2.8) prove no
   difference, and the error says so.
+- Copies of a link whose map was deleted are named, and refused to nobody: to delete it is the way to copy all again.
 - A copy with identical offsets has no map.  It has the source's records at their own offsets, up to where one of the two logs
   went on by itself, in batches without transactions: what a link with translated offsets has copied, whose map was deleted to
   copy it again, is in transactions.
@@ -25,6 +26,7 @@ Laws:
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Mapping
 from itertools import takewhile
@@ -33,6 +35,7 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.transactions import transactional_producers
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
@@ -40,11 +43,14 @@ from tolerant_client.mirror.engine.circles import links_back
 from tolerant_client.mirror.engine.copied_by_mm2 import Mm2Copy, copies_of_mm2, find_copy_of_mm2, take_over_command
 from tolerant_client.mirror.engine.translated.foresight import Foreseen
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
+from tolerant_client.mirror.state.carriers import find_written
 from tolerant_client.mirror.state.control_topic import read_controls
+from tolerant_client.mirror.state.health import names
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import (
     NO_MAP,
+    copier_id,
     map_partition,
     map_topic,
     mapped_links,
@@ -55,6 +61,7 @@ from tolerant_client.mirror.state.offset_map import MapRow, is_another
 
 # So many equal records in a row, timestamps and all, are a copy, also where both logs went on differently.
 _NO_CHANCE = 2
+_IDS = copier_id("").removesuffix("-copy-")  # how the transactional ids of all links begin
 _LARGEST_PIECE = 64_000  # offsets, after pieces without a record on both sides
 
 
@@ -318,3 +325,26 @@ async def find_copied(
         except Errors.KafkaError as error:
             refused[p] = error
     return refused
+
+
+async def warn_of_unmapped(target: Cluster, link: str, foreseen: Mapping[TopicPartition, Foreseen]) -> list[str]:
+    """Warnings that logs which a mirror of the link would begin have copies of links without an offset map: nothing refuses them.
+
+    Coordinators name the producers (copied_logs).  Raises KafkaError.
+    """
+    begun = {f"{p.topic}-{p.partition}": p for p, found in foreseen.items() if found.begin is not None}
+    found = await transactional_producers(target, _IDS) or {} if begun else {}
+    known = {link, *(await mapped_links(target) if found else ())}
+    by_link: dict[str, dict[TopicPartition, int]] = {}
+    for name, producer_id in found.items():
+        for at in re.finditer("-copy-", name):
+            other, p = name[len(_IDS) : at.start()], begun.get(name[at.end() :])
+            if p is not None and other not in known:
+                by_link.setdefault(other, {})[p] = producer_id
+    written = {o: (await find_written(target, set(ids.values()), ids)).own for o, ids in sorted(by_link.items())}
+    return [
+        f"{names(sorted(copied))} of the target {'has' if len(copied) == 1 else 'have'} copies of link {other}, whose offset map was"
+        f" deleted: if it has copied this source, link {link} appends all of them again"
+        for other, copied in written.items()
+        if copied
+    ]
