@@ -152,7 +152,7 @@ def _show(report: PromotionReport) -> None:
             )
         print_table(table)
     echo_each("loss", report.losses)
-    echo_each("damaged", few(report.damaged))
+    echo_each("damaged", few(text for text in report.damaged if text not in report.blockers))
     echo_each("warning", report.warnings)
     echo_each("not promoted", report.not_promoted)
     echo_each("left behind", (*((report.left_behind,) if report.left_behind else ()), *report.unknown_left))

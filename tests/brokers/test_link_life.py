@@ -945,6 +945,7 @@ def test_a_promoted_copy_that_was_deleted_and_created_again_is_lost_for_every_co
         assert [(t.topic, t.partitions, t.unknown) for t in status.topics] == [(topic, 2, (0, 1))]
         for report in (run(source, target, promote, link), fail_over(target, link)):
             assert report.exit_code == 3 and report.damaged[0].startswith(told), report
+            assert [(p.copied_until, p.lag, p.left_records) for p in report.partitions] == [(0, None, None)] * 2, report
     with Cluster({"bootstrap_servers": target}, name="target") as cluster:
         cluster.run(delete_topics, cluster, [topic])
     mirror(source, target, topic, f"{link}-2", is_translated=is_translated)  # what another link has there is no loss
@@ -973,7 +974,9 @@ def test_a_copy_that_was_deleted_before_a_failover_is_lost_for_every_command_aft
     with Cluster({"bootstrap_servers": target}, name="target") as cluster:
         cluster.run(delete_topics, cluster, [lost])
     if is_translated:  # what no mirror fills again, nobody is told to wait for
-        text, *_ = run(source, target, promote, link).blockers
+        refused = run(source, target, promote, link)
+        text, *_ = refused.blockers
+        assert refused.damaged == (text,), refused
         assert text.startswith(f"{lost}-0: not on the target any more") and "nothing fills it again" in text
         planned = run(source, target, plan_everything, link, f"{link}-.*", is_translated=True)
         assert (planned.exit_code, planned.refusals) == (3, (text,)), planned

@@ -917,10 +917,14 @@ def test_a_failover_names_each_partition_of_a_topic_that_was_created_again_with_
     append_records(source, topic, 30, partitions=3)
     copy(source, target, topic, link)
     make_anew(target, topic)  # with one partition
-    with both(source, target) as (_, there):
+    append_records(target, topic, 50)  # of others
+    with both(source, target) as (origin, there):
+        refused = there.run(partial(promote, origin, there, link, is_dry_run=True))
+        assert refused.damaged and set(refused.damaged) <= set(refused.blockers), refused
         reports = [there.run(partial(failover, there, link, is_dry_run=dry)) for dry in (True, False, False)]
     assert [report.exit_code for report in reports] == [3, 3, 3]
     for report in reports[:2]:
+        assert [(p.partition, p.copied_until, p.last_copied_ms) for p in report.partitions] == [(0, 0, None)]
         anew, *gone = report.damaged
         assert anew.startswith(f"Target topic {topic} was deleted and created again after {topic}-0")
         assert [text.split(",")[0] for text in gone] == [f"{topic}-{n} is not on the target any more" for n in (1, 2)]

@@ -12,7 +12,8 @@ Laws:
   is unknown whether it had a copy.
 - Data shows who wrote last, and so do the markers of the link's own gap transactions, however many: the link fills gaps only
   after records that it found to be a copy.  If markers of other transactions hide the last writer, it is reported as unknown.
-- A damaged or unknown partition counts as copied only up to where the link's own part ends.
+- A damaged or unknown partition counts as copied only up to where the link's own part ends; with translated offsets nothing is left
+  in a topic that was created again, and how much of a log that has become shorter is unknown.
 - Filler before a log's start is deleted after the fence, and only if the topic is the one that the link began and the headers of
   all batches to delete have the link's producer ids (log_start.py, law D).
 """
@@ -41,6 +42,7 @@ from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
+from tolerant_client.mirror.state.offset_map import is_another
 from tolerant_client.mirror.state.topics import read_ids, topic_facts
 from tolerant_client.records.record_batch import BatchHeader
 
@@ -62,13 +64,14 @@ class SeenLog(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """What is wrong with a partition, "" if nothing was ever copied; source offsets before `copied_until` are on the target.
+    """What is wrong with a partition, "" if nothing was ever copied; source offsets before `copied_until` (None: unknown) are on the
+    target.
 
     The log may begin with nothing but filler up to `filler_until`.
     """
 
     text: str
-    copied_until: int
+    copied_until: int | None
     filler_until: int | None = None
 
 
@@ -122,7 +125,13 @@ async def find_damage(
     damaged = _missing_partitions(of, control, there)
     if of.is_translated:
         found = await contradicted(None, of.target, of.name, control, list(copied))
-        damaged |= {p: Damage(text_of(error), copied[p]) for p, error in found.items()}
+        ids = await read_ids(None, of.target, {p.topic for p in found})
+        anew = {
+            p
+            for p, row in of.mapped.copies.items()
+            if p in found and is_another(row.ids[1], ids.get(p.topic, TopicIds()).target)
+        }
+        damaged |= {p: Damage(text_of(error), 0 if p in anew else None) for p, error in found.items()}
         return dict(sorted(damaged.items()))
     if control.producer_ids:
         led = {p: end for p, end in copied.items() if not is_heartbeats(of.topics, p.topic)}

@@ -112,7 +112,8 @@ async def _fail_over(
         ends = _as_damaged(ends, damaged)
         deleted = await deleted_warnings(of, control, ends, None)
         rows = await promoted_partitions(of, [*fenced_before(control), *ends], fences)
-        places, unread = await group_places(of, groups or TopicFilter(), positions_of(ends))
+        known = {e.partition: e.position or 0 for e in ends if e.position is not None or e.partition in damaged}
+        places, unread = await group_places(of, groups or TopicFilter(), known)
         return PromotionReport(
             "failover",
             link,
@@ -155,8 +156,10 @@ async def _fail_over(
 
 
 def _as_damaged(ends: Iterable[PartitionLag], damaged: Mapping[TopicPartition, Damage]) -> list[PartitionLag]:
-    """With the position where the copy ends, for each damaged partition."""
-    return [
-        replace(e, position=min(e.position or 0, damaged[e.partition].copied_until)) if e.partition in damaged else e
-        for e in ends
-    ]
+    """With the position where the copy ends, for each damaged partition; None where that is unknown."""
+
+    def left(e: PartitionLag) -> int | None:
+        until = damaged[e.partition].copied_until
+        return None if until is None else min(e.position or 0, until)
+
+    return [replace(e, position=left(e)) if e.partition in damaged else e for e in ends]

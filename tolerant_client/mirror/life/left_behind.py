@@ -95,6 +95,9 @@ async def promoted_before(
     if source is not None and groups is not None and topics is not None:
         unmoved = await unmoved_groups(source, target, topics, groups, alike, map_of=link if is_translated else None)
         warnings += [STAY] if any(left.reason == "over" for left in unmoved.left) else []
+    copies = await lost_copies(target, link, control, mapped, lost)
+    gone = {*copies.deleted, *copies.created_again}  # and what the source has of them was copied
+    lags = [PartitionLag(e.partition, 0) if e.partition in gone else e for e in lags]
     rows = _rows(lags, topics)
     if source is not None:
         rows = await with_left(source, rows, lags)
@@ -109,7 +112,7 @@ async def promoted_before(
         tuple(rows),
         warnings=tuple(warnings),
         groups=unmoved,
-        damaged=tuple((await lost_copies(target, link, control, mapped, lost)).texts()),
+        damaged=tuple(copies.texts()),
         unknown_left=(*not_known, *unknown_left(unknown)),
     )
 

@@ -20,7 +20,7 @@ promotion_blockers.py decides what blocks a promotion; it is pure.  Offsets are 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -157,12 +157,16 @@ class _Scope:
 
 @dataclass(frozen=True)
 class _Readiness:
-    """How far the copies are, what blocks the promotion, and the differences for which it does not wait."""
+    """How far the copies are, what blocks the promotion, and the differences for which it does not wait.
+
+    Of the blockers, those that are `lost` say of copies that the target has them no more.
+    """
 
     ends: list[PartitionLag]
     blockers: list[str]
     differing: Mapping[TopicPartition, str]
     warnings: list[str]
+    lost: Sequence[str] = ()
 
 
 async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, control: LinkControl) -> PromotionReport:
@@ -217,7 +221,11 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
             (*warnings, *map(str, await find_held(source, open_spans(ends)))),
             moved,
             losses=await losses_of(target, link),
-            damaged=(*map_damage(of), *(text for p, text in ready.differing.items() if p not in owners.left)),
+            damaged=(
+                *map_damage(of),
+                *ready.lost,
+                *(text for p, text in ready.differing.items() if p not in owners.left),
+            ),
             not_promoted=(*owners.texts(link), *unmade_texts(scope.unmade, partitions, owners.left)),
             unknown_left=tuple(unknown_left(unlike)),
         )
@@ -300,14 +308,14 @@ async def _awaited(order: _Order, source: Cluster, scope: _Scope, control: LinkC
     of = scope.of
     claims, looked = await look_at_claims(of.target), time.monotonic()
     deadline_s = 0.0 if order.is_dry_run else order.deadline_s
-    ends, found, differing = await _wait(of, source, scope.on_source, deadline_s, order.tell)
+    ends, found, differing, lost = await _wait(of, source, scope.on_source, deadline_s, order.tell)
     if found and (scope.lacking or any(e.copyable for e in ends)):  # somebody has to copy
         mirrors = await seen_mirrors(of.target, of.name, claims, looked)
         behind = {e.partition for e in ends if e.copyable}
         waits = {p: wait for p, wait in standing(mirrors or (), (), control).items() if p in behind}
         found += [reason.text for reason in (*waiting_reasons(waits), *mirror_reasons(of.name, mirrors))]
     found += [f"{text}; start the mirror with it, or take it out of the file" for text in scope.beside.not_begun]
-    return _Readiness(ends, found, differing, [])
+    return _Readiness(ends, found, differing, [], lost)
 
 
 async def _of_source(of: PromotedLink, source: Cluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
@@ -321,10 +329,11 @@ async def _of_source(of: PromotedLink, source: Cluster, partitions: Collection[T
 
 async def _wait(
     of: PromotedLink, source: Cluster, besides: list[TopicPartition], deadline_s: float, tell: Callable[[str], None]
-) -> tuple[list[PartitionLag], list[str], dict[TopicPartition, str]]:
+) -> tuple[list[PartitionLag], list[str], dict[TopicPartition, str], list[str]]:
     """Reads both clusters at least twice: until nothing blocks the promotion, a blocker does not go by waiting, or the deadline.
 
-    Returns the positions of both sides, what blocks the promotion, and the differences in partitions that it does not wait for.  While
+    Returns the positions of both sides, what blocks the promotion, the differences in partitions that it does not wait for, and what
+    of the blockers says that translated copies are lost.  While
     something blocks it, how far logs with identical offsets are copied is unknown where they differ, or were not compared.
     Checks the partitions of the link's topics and those `besides`.  Tells what it waits for whenever that changes.  Raises
     OptionError if the source has nothing of the link.
@@ -355,8 +364,8 @@ async def _wait(
         given = "" if control.topics is not None or of.target.file_options else " --topics REGEX"
         found = blockers(kept, before or {}, control, compared, held, *options, given)
         found += copied_besides(e for e in kept if not of.waits_for(e.partition.topic))
-        if lacking:
-            found = [*lacking_blockers(sort_lacking(lacking, control, of.mapped)), *found]
+        sorted_out = sort_lacking(lacking, control, of.mapped)
+        found = [*lacking_blockers(sorted_out), *found]
         if before is not None and (
             not found or any(blocker.lasts for blocker in found) or time.monotonic() >= deadline
         ):
@@ -365,7 +374,9 @@ async def _wait(
                 if compared is not None:
                     unlike = compared.lost if of.is_translated else compared.differing.keys() | differing.keys()
                 ends = [replace(e, position=None) if e.position and e.partition in unlike else e for e in ends]
-            return ends, [blocker.text for blocker in found], differing
+            lost = [blocker.text for blocker in lacking_blockers(sorted_out._replace(deleted=[], unmade=[]))]
+            lost += [compared.differing[p] for p in sorted(compared.lost)] if compared is not None else []
+            return ends, [blocker.text for blocker in found], differing, lost
         text = f"waiting: {'; '.join(blocker.text for blocker in found)}"
         if found and deadline_s and text != told:
             told = text

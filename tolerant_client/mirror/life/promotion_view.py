@@ -131,7 +131,7 @@ async def promoted_partitions(
     known = list(ends)
     until = positions_of(known)  # where the copies end in the target's logs
     if of.is_translated:
-        rows = await last_rows(of.target, of.name, until)
+        rows = await last_rows(of.target, of.name, [p for p, end in until.items() if end])
         until = {p: row.target_until for p, row in rows.items() if row.has_copied}
     last = await read_headers(of.target, {p: end - 1 for p, end in until.items() if end})
     lasts = {p: (until[p] - 1, until[p]) for p in last}

@@ -11,11 +11,16 @@ from kafka.structs import TopicPartition
 
 from support.one_log import OneLog
 from tolerant_client.cluster.admin.transactions import CoordinatorView
+from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.engine.identical import open_gaps
 from tolerant_client.mirror.engine.identical.gap_producer import gap_transactional_id
 from tolerant_client.mirror.life import damage
 from tolerant_client.mirror.life.damage import SeenLog, damage_of
+from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.map_topic import MappedTopics
+from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import Record, encode_batch
 
 P = TopicPartition("orders", 0)
@@ -167,3 +172,25 @@ def test_the_fence_is_found_however_much_others_have_written_after_it(
     strangers: Any = OneLog([batch(at, 9) for at in range(50)])
     found = asyncio.run(damage._seen_logs(strangers, "dr", forgotten, {P: strangers.end}, {"orders": IDS}))[P]
     assert damage_of("dr", forgotten, P, IDS, found) == damage.Damage("", 0)
+
+
+@pytest.mark.parametrize(("now", "left"), [("anew", 0), ("as-it-was", None)])
+def test_of_a_translated_log_that_lost_records_nothing_is_left_or_it_is_unknown_how_much(
+    monkeypatch: pytest.MonkeyPatch, now: str, left: int | None
+) -> None:
+    """In a topic that was created again, and in a log that is shorter than the copy."""
+
+    async def contradicted(*_: Any) -> dict[TopicPartition, Exception]:
+        return {P: TargetDivergedError("gone")}
+
+    async def read_ids(*_: Any) -> dict[str, TopicIds]:
+        return {P.topic: TopicIds("s", now)}
+
+    monkeypatch.setattr(damage, "contradicted", contradicted)
+    monkeypatch.setattr(damage, "read_ids", read_ids)
+    row = MapRow(RowKey(P, 0), P.topic, ("s", "as-it-was"), 12, -1, (Run(0, 0, 12),))
+    mapped = MappedTopics(frozenset({P}), copies={P: row})
+    target: Any = None
+    of = PromotedLink("dr", target, LinkTopics.of("orders"), True, None, mapped=mapped)
+    found = asyncio.run(damage.find_damage(of, LinkControl(), [P], {P: 12}))
+    assert found[P].copied_until == left
