@@ -994,6 +994,30 @@ def test_a_copy_that_was_deleted_before_a_failover_is_lost_for_every_command_aft
         assert report.exit_code == 3 and report.damaged[0].startswith(told), report
 
 
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_what_both_clusters_deleted_before_a_promotion_is_no_loss_for_any_command(
+    source: str, target: str, is_translated: bool
+) -> None:
+    link = f"life-gone-{is_translated}".lower()
+    gone, kept = f"{link}-gone", f"{link}-kept"
+    for topic in (gone, kept):
+        create_topic(source, topic, 1)
+        append_records(source, topic, 20)
+    mirror(source, target, f"{link}-.*", link, is_translated=is_translated)
+    for servers in (source, target):
+        with Cluster({"bootstrap_servers": servers}, name="target") as cluster:
+            cluster.run(delete_topics, cluster, [gone])
+    with Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        dry = cluster.run(partial(failover, cluster, link, is_dry_run=True))
+    said = f"topic {gone} is not on the target any more, and link {link} has copied it (no loss if it was deleted on the source, too)"
+    assert dry.damaged == (said,), dry
+    for _ in range(2):
+        report = run(source, target, promote, link)
+        assert (report.exit_code, report.damaged) == (0, ()), report
+    status = run(source, target, read_status, link)
+    assert (status.exit_code, [t.topic for t in status.topics]) == (0, [kept]), status
+
+
 def test_what_a_translated_link_had_copied_is_unknown_where_its_map_was_deleted_before_the_failover(
     source: str, target: str
 ) -> None:

@@ -146,15 +146,19 @@ def _missing_partitions(
     of: PromotedLink, control: LinkControl, there: Iterable[TopicPartition]
 ) -> dict[TopicPartition, Damage]:
     """The copied partitions that the target lacks of topics that it has.  Pure."""
-    known = {p: control.copied.get(p) for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
-    known |= {p: row.position for p, row in of.mapped.copies.items() if row.is_kept}
-    present = set(there)
+    known, present = _had(of, control), set(there)
     topics = {p.topic for p in present}
     return {
         p: Damage(f"{p.topic}-{p.partition} {_missing(of.name)}{_up_to(known[p])}", 0)
         for p in known.keys() - present
         if p.topic in topics
     }
+
+
+def _had(of: PromotedLink, control: LinkControl) -> dict[TopicPartition, int | None]:
+    """The partitions that the link has copied to the target, and up to where, as far as that is known.  Pure."""
+    known = {p: control.copied.get(p) for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
+    return known | {p: row.position for p, row in of.mapped.copies.items() if row.is_kept}
 
 
 def _missing(link: str) -> str:
@@ -173,9 +177,8 @@ def unchecked(of: PromotedLink, control: LinkControl) -> tuple[str, ...]:
 
 def missing_topics(of: PromotedLink, control: LinkControl, there: Iterable[TopicPartition]) -> list[str]:
     """A sentence for each topic that the link has copied and the target does not have.  Pure."""
-    copied = of.mapped.names | {p.topic for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
-    missing = sorted(copied - {p.topic for p in there})
-    return [f"topic {name} {_missing(of.name)}" for name in missing]
+    missing = sorted({p.topic for p in _had(of, control)} - {p.topic for p in there})
+    return [f"topic {name} {_missing(of.name)} (no loss if it was deleted on the source, too)" for name in missing]
 
 
 async def _seen_logs(

@@ -150,7 +150,14 @@ async def never_copied(
     if (topics := _topics_of(control)) is None:
         return [], {}
     there, here = await source.partitions(), await target.partitions()
-    known = {*control.begun, *control.copied, *control.copied_until, *control.unfenced, *mapped.partitions}
+    known = {
+        *control.begun,
+        *control.copied,
+        *control.copied_until,
+        *control.unfenced,
+        *control.mapped,
+        *mapped.partitions,
+    }
     never = [
         p
         for name, numbers in there.items()

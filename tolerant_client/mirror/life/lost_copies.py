@@ -6,6 +6,7 @@ Laws:
   (auto.create.topics.enable).  The id that was copied to is in the control; with translated offsets in the map, and in the control
   once the link was fenced.  Where the map is lost, and the control of an earlier version does not say it, that is unknown, not nothing.
 - What another link has begun in the topic that was created again is that link's, and no loss.
+- What neither cluster had when the link was promoted was no part of it (gone_on_both).  A failover does not ask the source.
 - Heartbeats are no data, and a copy that was empty lost nothing.
 """
 
@@ -93,7 +94,19 @@ def _ids_of(control: LinkControl, mapped: MappedTopics) -> dict[TopicPartition, 
     """The ids of the target's topics that a link has begun, "" where they are unknown."""
     if control.is_identical:
         return {p: ids.target for p, ids in control.begun.items()}
-    return {p: ids.target for p, ids in control.mapped.items()} | {p: row.ids[1] for p, row in mapped.copies.items()}
+    told = {p: ids.target for p, ids in control.mapped.items()}
+    return told if told and control.is_fenced else told | {p: row.ids[1] for p, row in mapped.copies.items()}
+
+
+async def gone_on_both(
+    source: Cluster, target: Cluster, control: LinkControl, mapped: MappedTopics
+) -> frozenset[TopicPartition]:
+    """The partitions that a link has copied and neither cluster has any more."""
+    gone = {*control.begun, *control.copied, *mapped.copies}
+    for cluster in (target, source):
+        there, refused = await visible_topics(cluster, sorted({p.topic for p in gone}))
+        gone = {p for p in gone if p.topic not in refused and p.partition not in there.get(p.topic, ())}
+    return frozenset(gone)
 
 
 async def _of_others(

@@ -36,6 +36,7 @@ from tolerant_client.mirror.life.deleted_copies import deleted_warnings
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.left_behind import promoted_before, shorter, unknown_left, with_left, without_ends
 from tolerant_client.mirror.life.lens import PartitionLag, look, open_spans, positions_of
+from tolerant_client.mirror.life.lost_copies import gone_on_both
 from tolerant_client.mirror.life.mirrors import look_at_claims, mirror_reasons, seen_mirrors, standing
 from tolerant_client.mirror.life.promotion_blockers import (
     blockers,
@@ -230,7 +231,8 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
             unknown_left=tuple(unknown_left(unlike)),
         )
         if will_do:
-            await write_end(of, begun, report, producer_id)
+            gone = await gone_on_both(source, target, control, of.mapped)
+            await write_end(of, begun, report, producer_id, gone=gone)
     # Last: a source that dies meanwhile leaves no promotion half done.
     if ready.blockers:
         return report

@@ -316,8 +316,9 @@ async def write_end(
     report: PromotionReport,
     producer_id: int,
     unfenced: frozenset[TopicPartition] = frozenset(),
+    gone: Collection[TopicPartition] = (),
 ) -> None:
-    """Writes that the link is fenced, except for partitions left `unfenced`, and where its copies end for good.
+    """Writes that the link is fenced, except for partitions left `unfenced`, and where its copies end for good, without what is `gone`.
 
     `begun` is the control that fence_own wrote, which is written again if it was deleted meanwhile.  If the target takes no record
     of that size, it leaves out where they end, and at last which logs it found that the link had begun: then that is unknown later.
@@ -328,8 +329,10 @@ async def write_end(
         require_same_promotion(of, now, begun)
         ends = {**now.copied_until, **report.copies_end}
         mapped = {p: TopicIds(*row.ids) for p, row in of.mapped.copies.items()} if of.is_translated else {}
+        mapped = {p: ids for p, ids in {**now.mapped, **mapped}.items() if p not in gone}
+        begun_there = {p: ids for p, ids in now.begun.items() if p not in gone}
         end = replace(
-            now, is_fenced=not unfenced, unfenced=unfenced, copied_until=ends, mapped={**now.mapped, **mapped}
+            now, is_fenced=not unfenced, unfenced=unfenced, copied_until=ends, mapped=mapped, begun=begun_there
         )
         end = of.with_found(end, producer_id) if end.is_fenced else end
         less = replace(end, copied_until={}, mapped=now.mapped)

@@ -78,7 +78,9 @@ def test_what_carries_records_of_the_link_is_fenced_though_nobody_has_written_it
 
 
 def test_a_failover_names_what_the_target_has_lost_of_what_was_copied(world: World) -> None:
-    world.is_translated, world.mapped = True, MappedTopics(frozenset({P, TopicPartition("clicks", 0)}))
+    clicks, empty = TopicPartition("clicks", 0), TopicPartition("empty", 0)  # of the last one the map has no record
+    copies = {clicks: MapRow(RowKey(clicks, 0), "clicks", ("", ""), 4, 0, (Run(0, 70, 4),))}
+    world.is_translated, world.mapped = True, MappedTopics(frozenset({P, clicks, empty}), copies=copies)
     world.contradicted = {
         P: OffsetMapError("Target topic orders was deleted and created again after orders-0 was copied")
     }
