@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import typer
-from kafka.errors import KafkaError
+from kafka.errors import AuthorizationError, KafkaError
 
 from tolerant_client.errors import (
     ClusterUnreachableError,
@@ -88,7 +89,12 @@ def ended_with(code: int, as_json: bool) -> Iterator[None]:
 
 
 def _sentence(error: Exception) -> str:
-    return str(error).removeprefix(f"{type(error).__name__}: ")
+    # What is said of a right that we lack is a sentence (Cluster.not_allowed).
+    return (
+        re.sub(rf"^\[Error \d+\] {type(error).__name__}: (?=.* )", "", text_of(error))
+        if isinstance(error, AuthorizationError)
+        else text_of(error)
+    )
 
 
 class _Terminated(SystemExit):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kafka.structs import TopicPartition
+
 from spark_integration.cli.link import end_with, given_link, time_ms
 from spark_integration.cli.options import FromTime, Json, Offsets, OffsetsKind, WhichLink
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.life.plan_report import Besides, LinkPlan, plan_everything
+from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.ops.printing import Table, echo, print_table
 
 if TYPE_CHECKING:
@@ -88,9 +91,9 @@ def besides_of(flow: Flow) -> Besides:
 
 def _lines(found: LinkPlan) -> Iterator[str]:
     yield from (f"refused: {text}" for text in found.refusals)
-    for topic in found.topics:
-        yield from (f"waits: {topic.topic}-{number}: {why}" for number, why in sorted(topic.waiting.items()))
-        yield from (f"paused: {why}" for _, why in sorted(topic.paused.items()))
+    waiting = {TopicPartition(t.topic, number): why for t in found.topics for number, why in t.waiting.items()}
+    yield from (f"waits: {names(of)}: {why}" for why, of in by_reason(waiting).items())
+    yield from (f"paused: {why}" for topic in found.topics for _, why in sorted(topic.paused.items()))
     yield from (f"waits: {held}" for held in found.held)
     yield from (f"will be in the ledger as lost: {text}" for text in found.losses)
     yield from (f"warning: {text}" for text in found.warnings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -977,6 +978,9 @@ def test_a_copy_that_was_deleted_before_a_failover_is_lost_for_every_command_aft
         refused = run(source, target, promote, link)
         text, *_ = refused.blockers
         assert refused.damaged == (text,), refused
+        with pytest.raises(TargetDivergedError, match=re.escape(text)):
+            mirror(source, target, f"{link}-.*", link, is_translated=True)
+        assert ends(target, lost) == [-1], "the topic is not made"
         assert text.startswith(f"{lost}-0: not on the target any more") and "nothing fills it again" in text
         planned = run(source, target, plan_everything, link, f"{link}-.*", is_translated=True)
         assert (planned.exit_code, planned.refusals) == (3, (text,)), planned

@@ -21,7 +21,7 @@ from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.listing import list_links
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.promotion import promote
-from tolerant_client.mirror.life.status import read_status
+from tolerant_client.mirror.life.status import _UNSHOWN, read_status
 from tolerant_client.mirror.state.carriers import START_UNTOLD
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control
@@ -147,3 +147,22 @@ def test_a_copy_between_markers_whose_source_was_deleted_is_the_links_after_a_st
     mirror(source, target, topics, link)
     with Cluster({"bootstrap_servers": target}, name="target") as cluster:
         assert TopicPartition(lost, 0) in cluster.run(lambda: read_control(cluster, link)).begun
+
+
+def test_how_far_a_link_is_that_has_never_copied_into_a_topic_of_others_is_unknown(source: str, target: str) -> None:
+    topic = link = "lost-never"
+    for servers, count in ((source, 12), (target, 20)):
+        create_topic(servers, topic)
+        append_records(servers, topic, count)
+    with both(source, target) as (origin, copy):
+        status = origin.run(lambda: read_status(origin, copy, link, LinkTopics.of(topic)))
+    assert [(t.lag, t.unknown) for t in status.topics] == [(None, (0,))], status
+    assert any(_UNSHOWN in reason.text for reason in status.reasons), status
+    topic = link = "lost-control-alone"
+    create_topic(source, topic)
+    append_records(source, topic, 12)
+    mirror(source, target, topic, link)
+    delete_topic(target, CONTROL_TOPIC)
+    with both(source, target) as (origin, copy):
+        status = origin.run(lambda: read_status(origin, copy, link, LinkTopics.of(topic)))
+    assert [(t.lag, t.unknown) for t in status.topics] == [(0, ())], "its producer id shows whose copy it is"

@@ -37,6 +37,8 @@ from tolerant_client.mirror.engine.time_range import ends_at, require_all_led, s
 from tolerant_client.mirror.engine.translated.copied_before import find_copied, warn_of_unmapped
 from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
+from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED
+from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import known_topics, see_topics
@@ -44,6 +46,7 @@ from tolerant_client.mirror.state.map_topic import (
     NO_MAP,
     MappedTopics,
     ensure_map_topic,
+    last_rows,
     mapped_topics,
     require_kind,
     require_not_last,
@@ -319,6 +322,10 @@ async def _refuse_losses(
     source: Cluster, target: Cluster, link: str, planned: PlannedLink, policy: MirrorPolicy, control: LinkControl
 ) -> list[str]:
     """As _refuse_differences, with translated offsets: what its map and both logs show, and what others have copied; warnings."""
+    made = [p for p in partitions_of(planned.topics.create) if not control.pauses(p)]
+    rows = await last_rows(target, link, made) if made else {}
+    if gone := sorted(p for p, row in rows.items() if row.is_kept):
+        raise TargetDivergedError(f"{names_of(gone)}: {TRANSLATED_COPY_DELETED}")
     partitions = [p for p in planned.ends if not control.pauses(p)]
     foreseen = await foresee(source, target, link, control, partitions, partitions)
     for p, one in foreseen.items():

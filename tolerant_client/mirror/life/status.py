@@ -61,6 +61,7 @@ from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _LOOK_S = 2.0
+_UNSHOWN = "nothing on the target shows that the link has copied to it"
 _LEFT_UNKNOWN = "what it left behind on the source is unknown: the source does not respond"
 
 
@@ -142,6 +143,10 @@ async def read_status(
     if rows is not None and scope.taken is not None and not is_source_away:
         seen, control = [lag.partition for lag in looks.second], scope.control
         compared = await within_bound(target, compare_ends, source, target, seen, ledger, control, scope.is_translated)
+    if scope.control.is_unwritten and compared is None and not scope.is_translated:  # by its end alone it is no copy
+        unshown = {lag.partition: _UNSHOWN for lag in looks.second if lag.position}
+        there = [lag for lag in looks.second if not lag.position]
+        looks = replace(looks, second=there, unseen={**looks.unseen, **unshown})
     looks = replace(looks, second=await _with_age_and_size(source, looks.second))
     now_ms = int(time.time() * 1000)
     facts = LinkFacts(

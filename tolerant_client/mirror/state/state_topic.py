@@ -7,7 +7,8 @@ This is not in `cluster`, since such a topic is created like other topics: fitte
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,7 +56,18 @@ class StateTopic:
 
     async def exists(self) -> bool:
         """Whether the topic exists; asks the cluster each time, since it may have been deleted."""
-        return self.name in await self.cluster.partitions([self.name])
+        with self._told():
+            return self.name in await self.cluster.partitions([self.name])
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Names the rights that are missing, where we may not read the topic."""
+        try:
+            yield
+        except Errors.TopicAuthorizationFailedError as error:
+            where = f"topic {self.name} of the {self.cluster.name}, {self.what}"
+            text = f"We may not read {where}: grant us Read and Describe on it"
+            raise Errors.TopicAuthorizationFailedError(text) from error
 
     @property
     def id(self) -> str:
@@ -118,7 +130,8 @@ class StateTopic:
 
         in_vain = 0
         while position < end and in_vain < BELIEVED_AFTER:
-            found = await self.cluster.insist(f"reading {self.what}", ask)
+            with self._told():
+                found = await self.cluster.insist(f"reading {self.what}", ask)
             in_vain = 0 if found else in_vain + 1
             for header, batch in found:
                 if position < end:

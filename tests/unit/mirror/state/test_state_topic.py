@@ -127,3 +127,31 @@ def test_it_is_made_as_durable_as_the_cluster_can(
     (spec,) = made
     assert (spec.partitions, spec.replication_factor, spec.config.get("min.insync.replicas")) == (1, replicas, insync)
     assert spec.config["cleanup.policy"] == "compact" and spec.config["message.timestamp.type"] == "CreateTime"
+
+
+@pytest.mark.parametrize("is_described", [False, True])
+def test_the_rights_that_are_missing_to_read_it_are_named(is_described: bool) -> None:
+    refused = Errors.TopicAuthorizationFailedError("topic state")
+
+    async def partitions(names: list[str]) -> dict[str, list[int]]:
+        if not is_described:
+            raise refused
+        return dict.fromkeys(names, [0])
+
+    async def insist(*_: Any) -> Any:
+        raise refused
+
+    async def list_offsets(asked: dict[Any, int]) -> dict[Any, int]:
+        return dict.fromkeys(asked, 5)
+
+    cluster: Any = SimpleNamespace(name="target", partitions=partitions, insist=insist, list_offsets=list_offsets)
+
+    async def read() -> None:
+        topic = StateTopic(cluster, "state", COMPACTED, "the offset map")
+        assert await topic.exists()
+        async for _ in topic.batches(0, 5):
+            pass
+
+    told = "We may not read topic state of the target, the offset map: grant us Read and Describe on it"
+    with pytest.raises(Errors.TopicAuthorizationFailedError, match=told):
+        asyncio.run(read())

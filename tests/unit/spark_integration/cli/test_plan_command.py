@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from spark_integration.cli import link
 from spark_integration.cli.app import app
-from spark_integration.cli.plan import besides_of
+from spark_integration.cli.plan import _lines, besides_of
 from spark_integration.mirror.flow_links import duties_of
 from support.commands import COMMANDS
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.prepare import PlannedLink
-from tolerant_client.mirror.life.plan_report import Besides, LinkPlan, topic_plans
+from tolerant_client.mirror.life.plan_report import Besides, LinkPlan, TopicPlan, topic_plans
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan
 from tolerant_client.ops.mm2.flows import Flow, read_flows
@@ -136,3 +136,11 @@ def test_topics_are_planned_one_by_one_with_what_waits() -> None:
     assert (new.paused.keys(), refused.paused, refused.partitions) == ({0, 1}, {}, 2)
     assert LinkPlan("dr", "identical", (there,)).exit_code == 3
     assert LinkPlan("dr", "identical", (replace(there, paused={}),)).exit_code == 0
+
+
+def test_one_reason_why_many_partitions_wait_is_one_line() -> None:
+    waiting = dict.fromkeys(range(1_000), "the offset map of the link is lost")
+    topics = tuple(TopicPlan(topic, "copy", 1_000, 1_000, 1, None, {}, waiting=waiting) for topic in ("a", "b"))
+    assert list(_lines(LinkPlan("dr", "translated", topics))) == [
+        "waits: a-0 and 1,999 more partitions: the offset map of the link is lost"
+    ]
