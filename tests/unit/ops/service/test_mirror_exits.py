@@ -200,8 +200,8 @@ def test_a_mirror_that_follows_is_stopped_by_a_signal_as_it_should_be(
     assert run(True, "--once", "--json").exit_code == 0
     monkeypatch.setattr(local_job, "run", lambda *_, **__: False)
     monkeypatch.setattr(mirror_settings, "prepare", lambda *_: PreparedLink(1, (), {FIRST: 10}))
-    assert run(False).stdout.startswith("at least 0 records of 1 topic copied"), "Spark has killed tasks untold"
-    assert run(False, "--tasks", "0").stdout.startswith("0 records of 1 topic copied")
+    assert run(False).stdout.startswith("at least 0 offsets of 1 topic copied"), "Spark has killed tasks untold"
+    assert run(False, "--tasks", "0").stdout.startswith("0 offsets of 1 topic copied")
 
 
 @pytest.mark.parametrize("outcome", [True, False, SourceTruncatedError("created again")])
@@ -221,8 +221,9 @@ def test_the_end_of_a_copy_counts_records_and_offsets_apart_whatever_the_offsets
     monkeypatch.setattr(Watch, "copied", 1_004)
     for offsets in ("identical", "translated"):
         told = run(True, "--once", "--offsets", offsets).stdout
+        what = "offsets" if offsets == "identical" else "records"
         assert re.fullmatch(
-            r"1,000 records of 1 topic copied in [0-9.]+ s; the target has gained 1,004 offsets\n", told
+            rf"1,000 {what} of 1 topic copied in [0-9.]+ s; the target has gained 1,004 offsets\n", told
         )
         told = json.loads(run(True, "--once", "--json", "--offsets", offsets).stdout)
         assert (told["records"], told["offsets"]) == (1_000, 1_004)
