@@ -153,6 +153,16 @@ class _Evidence:
         return self._found >= min(len(self._wanted), _NO_CHANCE)
 
 
+async def renamed_beside(source: Cluster, target: Cluster, partition: TopicPartition, copy: Mm2Copy) -> str:
+    """The other topic of the target to which MirrorMaker 2 would have copied this partition by its default policy; "" without one.
+
+    Its position does not say to which topic it has copied: equal records of ours may be by chance.
+    """
+    alias = copy.topic.removeprefix("mm2-offsets.").removesuffix(".internal")
+    renamed = f"{alias}.{source.wire_topic(partition.topic)}"
+    return renamed if renamed != partition.topic and await target.partitions([renamed]) else ""
+
+
 def take_over_command(link: str, target: Cluster) -> str:
     """The command by which a link goes on after MirrorMaker 2, which has a file."""
     return f"tolerant-kafka take-over {target.file_options or f'with --config and the --flow of link {link}'}"

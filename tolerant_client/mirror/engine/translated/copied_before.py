@@ -40,7 +40,13 @@ from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cl
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
 from tolerant_client.mirror.engine.circles import links_back
-from tolerant_client.mirror.engine.copied_by_mm2 import Mm2Copy, copies_of_mm2, find_copy_of_mm2, take_over_command
+from tolerant_client.mirror.engine.copied_by_mm2 import (
+    Mm2Copy,
+    copies_of_mm2,
+    find_copy_of_mm2,
+    renamed_beside,
+    take_over_command,
+)
 from tolerant_client.mirror.engine.translated.foresight import Foreseen
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.carriers import find_written
@@ -251,6 +257,11 @@ async def require_no_copy_of_mm2(
                 "Stop MirrorMaker 2. The source has been restored, or made anew, since the link began, and take-over does not help there. If"
                 " nobody needs the target's, also not what only it has, delete the topic there and mirror it under another link name: it is then"
                 " copied anew."
+            )
+        if renamed := await renamed_beside(source, target, partition, copy):
+            remedy = (
+                f"If MirrorMaker 2 has copied it to {renamed} instead, and the log has other records that are equal, copy it into a topic of"
+                f" another name (in a file: a replication policy): take-over would leave out what is not here. Otherwise: {remedy}"
             )
         raise TargetDivergedError(
             f"The target log {partition.topic}-{partition.partition} has what MirrorMaker 2 has copied up to the source's offset"

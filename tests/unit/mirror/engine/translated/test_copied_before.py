@@ -16,6 +16,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import EARLIEST
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.divergence import LogSlice
+from tolerant_client.mirror.engine.copied_by_mm2 import Mm2Copy
 from tolerant_client.mirror.engine.translated import copied_before as module
 from tolerant_client.mirror.engine.translated.copied_before import (
     Origin,
@@ -209,3 +210,28 @@ def test_logs_that_cannot_be_read_are_not_told_apart(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "read_slices", AsyncMock(return_value={P: LogSlice(0)}))
     with pytest.raises(Errors.OffsetNotAvailableError, match="cannot be compared from 0 on"):
         asyncio.run(require_no_identical_copy(cluster, cluster, "dr", P, 0, 0))
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_mirrormaker_2_may_have_copied_to_another_topic_is_not_left_out_unsaid(
+    monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    """Its position names the source's topic alone, and equal records may be by chance."""
+
+    async def partitions(names: list[str]) -> dict[str, list[int]]:
+        assert names == ["A.orders"]
+        return {"A.orders": [0]} if beside else {}
+
+    async def found(*_: Any) -> Mm2Copy:
+        return Mm2Copy("mm2-offsets.A.internal", 200)
+
+    monkeypatch.setattr(module, "find_copy_of_mm2", found)
+    source: Any = SimpleNamespace(wire_topic=str)
+    target: Any = SimpleNamespace(partitions=partitions, file_options="")
+    asked = source, target, "dr", TopicPartition("orders", 0), 0, ()
+    with pytest.raises(
+        TargetDivergedError, match="has what MirrorMaker 2 has copied up to the source's offset 200"
+    ) as raised:
+        asyncio.run(module.require_no_copy_of_mm2(*asked, begins_again=False))
+    said = "If MirrorMaker 2 has copied it to A.orders instead, and the log has other records that are equal, copy it into a topic of another"
+    assert (said in str(raised.value)) == beside
