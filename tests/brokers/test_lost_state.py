@@ -99,6 +99,10 @@ def test_a_target_that_cannot_tell_what_a_translated_link_has_copied_gets_no_adv
     with Cluster({"bootstrap_servers": target}, name="target") as cluster:
         (listed,) = cluster.run(lambda: list_links(cluster)).links
     assert listed.state.startswith(f"its control is gone, {START_UNTOLD}, or, if it was promoted"), listed
+    with both(source, target) as (origin, copy):
+        planned = origin.run(lambda: plan_everything(origin, copy, link, topic, is_translated=True))
+    warned = f"whether a link whose offset map and control were deleted, this one or another, has copied into {topic}-0 is unknown"
+    assert any(text.startswith(warned) for text in planned.warnings), planned
     clusters = {"source": {"bootstrap.servers": source}, "target": {"bootstrap.servers": target}}
     checked = examine(Subject(clusters, LinkTopics.of(topic), link=link, seconds=0))
     (gone,) = [found for found in checked.findings if found.evidence.startswith("its control is gone")]

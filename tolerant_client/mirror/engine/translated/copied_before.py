@@ -344,7 +344,12 @@ async def warn_of_unmapped(target: Cluster, link: str, foreseen: Mapping[TopicPa
     Coordinators name the producers (copied_logs).  Raises KafkaError.
     """
     begun = {f"{p.topic}-{p.partition}": p for p, found in foreseen.items() if found.begin is not None}
-    found = await transactional_producers(target, _IDS) or {} if begun else {}
+    found = await transactional_producers(target, _IDS) if begun else {}
+    if found is None:
+        return [
+            f"whether a link whose offset map and control were deleted, this one or another, has copied into {names(sorted(begun.values()))} is"
+            f" unknown: before Kafka 3.0 nothing tells it. If one has, link {link} appends all of that again"
+        ]
     known = {link, *(await mapped_links(target) if found else ())}
     by_link: dict[str, dict[TopicPartition, int]] = {}
     for name, producer_id in found.items():
