@@ -32,14 +32,13 @@ _PAUSE_S = 0.5  # between two looks
 class Sought(NamedTuple):
     """What to look for in the log of a partition: batches that follow one another, if they are there.
 
-    They are not below `from_offset`, if that is not -1, and were not appended before `since_ms` (ms since the epoch).  With
-    `has_append_times` their timestamps are those of the append (LogAppendTime).
+    They are not below `from_offset`, if that is not -1.  Copies have the timestamps of their records, or, where brokers give times
+    (LogAppendTime), none before `appended_since_ms` (ms since the epoch).
     """
 
     batches: Sequence[Sequence[Record]]
     from_offset: int
-    since_ms: int
-    has_append_times: bool
+    appended_since_ms: int | None = None
 
 
 # On an event loop: the offsets of those sought batches that a cluster has, by partition, or why that is not known yet.  It has
@@ -117,6 +116,5 @@ def _sought(sender: Any, partition: TopicPartition, batches: Sequence[Any]) -> S
     return Sought(
         [tuple(decode_records(memoryview(batch.records.buffer()))) for batch in batches],
         -1 if last < 0 else last + 1,
-        int((time.time() - age_s) * 1000),
-        sender.gives_times.get(partition.topic, False),
+        int((time.time() - age_s) * 1000) if sender.gives_times.get(partition.topic) else None,
     )

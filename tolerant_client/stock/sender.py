@@ -171,8 +171,8 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         return any(batch.final_state is None for queue in self._in_flight_batches.values() for _, batch in queue)
 
     def acknowledge(self, batch: Any, offset: int) -> None:
-        """Completes a batch that a log has at an offset."""
-        self._complete_batch(batch, _PARTITION_RESPONSE(error_code=0, base_offset=offset, log_append_time_ms=-1))
+        """Completes a batch that a log has at an offset, of which no broker has told."""
+        super()._complete_batch(batch, _PARTITION_RESPONSE(error_code=0, base_offset=offset, log_append_time_ms=-1))
 
     def _repeats(self) -> Any:
         """How often a Produce request was sent again below this layer, on the connection that had lost its response."""

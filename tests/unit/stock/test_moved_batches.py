@@ -69,7 +69,7 @@ def test_a_batch_that_the_next_cluster_has_is_acknowledged_with_its_offset() -> 
     assert [first.get(0).offset, second.get(0).offset] == [41, 42] and not later.is_done
     assert len(log.asked) == 3
     sought = log.asked[0][PARTITION]
-    assert sought.from_offset == 41 and not sought.has_append_times and [len(batch) for batch in sought.batches] == [2]
+    assert sought.from_offset == 41 and sought.appended_since_ms is None and [len(batch) for batch in sought.batches] == [2]
     gets_id(producer)
     assert stamp(producer.sent()) == (9, 0, 0)
 
@@ -115,10 +115,14 @@ def test_times_count_unless_brokers_give_them(told_ms: Sequence[int], has_append
     for time_ms in told_ms:
         acknowledged(producer, 40, log_append_time_ms=time_ms)
         producer.append()
-    producer.fail(producer.sends(), LOST)
+    batch = producer.sends()
+    producer.let_pass(10, batch)
+    producer.fail(batch, LOST)
     log = Log({})
     asyncio.run(moved(producer).settle(log.find))
-    assert log.asked[0][PARTITION].has_append_times is has_append_times
+    since_ms = log.asked[0][PARTITION].appended_since_ms
+    assert (since_ms is not None) is has_append_times
+    assert since_ms is None or abs(since_ms - (time.time() - 10) * 1000) < 5_000
 
 
 def test_the_time_that_a_broker_tells_of_a_repeat_says_nothing_of_who_gives_times() -> None:
@@ -163,14 +167,10 @@ def test_a_partition_that_cannot_be_read_holds_up_no_other() -> None:
 
 def test_while_nothing_was_acknowledged_the_time_says_where_to_look() -> None:
     producer = idempotent()
-    batch = producer.sends()
-    producer.let_pass(10, batch)
-    producer.fail(batch, LOST)
+    producer.fail(producer.sends(), LOST)
     log = Log({})
     asyncio.run(moved(producer).settle(log.find))
-    sought = log.asked[0][PARTITION]
-    assert sought.from_offset == -1
-    assert abs(sought.since_ms - (time.time() - 10) * 1000) < 5_000
+    assert log.asked[0][PARTITION].from_offset == -1
 
 
 def test_a_record_that_is_late_before_the_next_cluster_tells_ends_and_leaves_its_partition() -> None:

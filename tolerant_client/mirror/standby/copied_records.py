@@ -36,7 +36,7 @@ class Search:
     def __init__(self, sought: Sought) -> None:
         self.found: list[int] = []
         self._left = deque(sought.batches)
-        self._has_append_times = sought.has_append_times
+        self._has_append_times = sought.appended_since_ms is not None
         self._least_ms = least_ms(sought)
         self._last = deque[Record]()  # the last records, whose offsets follow one another
         self._until = -1
@@ -81,8 +81,8 @@ class Search:
 
 def least_ms(sought: Sought) -> int:
     """The least timestamp that the copies of these records may have, in ms."""
-    if sought.has_append_times:
-        return max(0, sought.since_ms - CLOCKS_MS)
+    if sought.appended_since_ms is not None:
+        return max(0, sought.appended_since_ms - CLOCKS_MS)
     return max(0, min(record.timestamp for batch in sought.batches for record in batch))
 
 

@@ -22,7 +22,7 @@ def found(
     log: Sequence[bytes], *batches: Sequence[Record], has_append_times: bool = False, end: int = 1_000
 ) -> list[int]:
     """The offsets that a search finds in a log that comes in one response for each of its batches."""
-    search, offset = Search(Sought(batches, 0, NOW, has_append_times)), 0
+    search, offset = Search(Sought(batches, 0, NOW if has_append_times else None)), 0
     for batch in log:
         offset = search.read(memoryview(batch), offset, end)
     assert search.is_over == (len(search.found) == len(batches))
@@ -74,13 +74,13 @@ def test_where_brokers_give_times_a_copy_is_not_older_than_the_send(append_ms: i
 
 
 def test_a_response_that_is_read_again_after_a_failure_counts_once() -> None:
-    search = Search(Sought([records(A), records(A)], 0, NOW, False))
+    search = Search(Sought([records(A), records(A)], 0))
     log = memoryview(encode_batch(records(A), base_offset=5))
     assert [search.read(log, 5, 100) for _ in range(2)] == [6, 6] and search.found == [5]
 
 
 def test_the_time_from_which_on_a_log_is_read() -> None:
     batches = [records(A, at=NOW - 90_000), records(B)]
-    assert least_ms(Sought(batches, -1, NOW, False)) == NOW - 90_000
-    assert least_ms(Sought([records(A)], -1, NOW, True)) == NOW - CLOCKS_MS
-    assert least_ms(Sought([records(A, at=-1)], -1, NOW, False)) == 0
+    assert least_ms(Sought(batches, -1)) == NOW - 90_000
+    assert least_ms(Sought([records(A)], -1, NOW)) == NOW - CLOCKS_MS
+    assert least_ms(Sought([records(A, at=-1)], -1)) == 0
