@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tolerant_client.errors import (
         CoordinatorUnavailableError,
+        NotMirroredError,
         OptionError,
         OutcomeUnknownError,
         RecordBatchError,
@@ -22,6 +23,7 @@ __all__ = [
     "KafkaAdminClient",
     "KafkaConsumer",
     "KafkaProducer",
+    "NotMirroredError",
     "OptionError",
     "OutcomeUnknownError",
     "RecordBatchError",
@@ -38,6 +40,7 @@ _HOMES = {
     "KafkaAdminClient": "tolerant_client.mirror.standby.clients",
     "KafkaConsumer": "tolerant_client.mirror.standby.clients",
     "KafkaProducer": "tolerant_client.mirror.standby.clients",
+    "NotMirroredError": "tolerant_client.errors",
     "OptionError": "tolerant_client.errors",
     "OutcomeUnknownError": "tolerant_client.errors",
     "RecordBatchError": "tolerant_client.errors",

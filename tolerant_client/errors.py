@@ -28,6 +28,7 @@
       OffsetMapError                                    a translated link's offset map contradicts what was copied
       CoordinatorUnavailableError(+CoordinatorNotAvailableError, +KafkaTimeoutError)
                                                         a group or transactional id has no coordinator
+      NotMirroredError(+KafkaTimeoutError)              a record that its own cluster has, and a standby perhaps not
       DeliveryTimeoutError(+KafkaTimeoutError)          records were not acknowledged in time; may have been written
       RecordRefusedError                                a record that the broker or the topic refuses
         RecordTooLargeError                             ... because of its size
@@ -269,6 +270,23 @@ class CoordinatorUnavailableError(TolerantClientError, CoordinatorNotAvailableEr
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class NotMirroredError(TolerantClientError, KafkaTimeoutError):  # type: ignore[misc]
+    """A record of a producer with `acks="mirrored"` that is written on its own cluster, at `offset`, and was not seen on the standby.
+
+    `offset` is negative where the leader did not tell it.
+    """
+
+    def __init__(self, why: str, topic: str = "", partition: int = -1, offset: int = -1) -> None:
+        super().__init__(why, topic, partition, offset)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+
+    def __str__(self) -> str:
+        at = f" at offset {self.offset}" if self.offset >= 0 else ""
+        return f"{self.topic}-{self.partition}: the record is written on its own cluster{at}, but {self.args[0]}"
 
 
 class DeliveryTimeoutError(TolerantClientError, KafkaTimeoutError):  # type: ignore[misc]

@@ -10,6 +10,7 @@ from typing import Any
 
 from kafka.metrics import AnonMeasurable
 
+from tolerant_client.stock.held_batches import HeldBatches
 from tolerant_client.tracker.events import RecoveryCounters
 
 GROUP = "tolerant-client-metrics"
@@ -28,6 +29,15 @@ TOTALS = {
     "probe": "Small requests sent to find out whether a response is lost.",
     "retired": "Connections given up.",
 }
+
+
+UNMIRRORED = "unmirrored-records"
+
+
+def register_held(metrics: Any, held: HeldBatches) -> None:
+    """Shows how many records of a producer its own cluster has acknowledged, and the standby perhaps not."""
+    name = metrics.metric_name(UNMIRRORED, GROUP, "Records that wait for the standby.")
+    metrics.add_metric(name, AnonMeasurable(lambda config, now: held.record_count))
 
 
 def register(metrics: Any, counters: RecoveryCounters) -> None:

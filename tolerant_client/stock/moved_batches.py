@@ -7,6 +7,8 @@ Laws:
   content decides: the records are looked for where the next cluster's log has copies.
 - A producer has one batch of each partition in flight.  So one alone is in question, or the parts of one that was split,
   and they are the first to be sent.
+- What the former cluster had acknowledged and is still held (held_batches.py) has its place in the log: what was copied ends with
+  its offset, and the rest is sent, before what was sent later.
 - What is in question is in flight: nothing of its partition is sent before.  `delivery_timeout_ms` ends it as it ends any
   other, and the error says that it may be written.
 """
@@ -49,19 +51,26 @@ Find = Callable[[Any, Mapping[TopicPartition, Sought]], Awaitable[Mapping[TopicP
 class MovedBatches:
     """What the sender of one producer had in flight when it left a cluster."""
 
-    def __init__(self, sender: Any, has_copies: Callable[[TopicPartition], bool]) -> None:
+    def __init__(self, sender: Any, end_of: Callable[[TopicPartition], int | None]) -> None:
+        """`end_of` tells where the copies of a partition end, None if it has none."""
         self._sender = sender
         self._manager = sender._client._manager
         self._in_question: dict[TopicPartition, list[Any]] = {}
         self._sought: dict[TopicPartition, Sought] = {}
         records, transactions = sender._accumulator, sender._transaction_manager
+        self._held, sender.held = sender.held, None  # a copy of what is sent to the next cluster has no link yet
+        self._end_of = end_of
         for partition in list(records._batches):
             with records._tp_lock(partition):
                 sent = [batch for batch in records._batches[partition] if batch.in_retry()]
-                doubtful = [b for b in sent if b in records.may_be_written and has_copies(partition)]
+                doubtful = [b for b in sent if b in records.may_be_written and end_of(partition) is not None]
                 for batch in sent:
                     if batch not in doubtful:
                         records.renew(batch)
+                for batch in [] if self._held is None else self._held.take_back(partition, end_of(partition) or 0):
+                    records.renew(batch)
+                    batch.created = time.monotonic()  # its delivery begins anew
+                    records._batches[partition].appendleft(batch)
             if doubtful:
                 self._in_question[partition] = doubtful
                 self._sought[partition] = _sought(sender, partition, doubtful)
@@ -70,6 +79,11 @@ class MovedBatches:
 
     async def settle(self, find: Find) -> None:
         """Acknowledges what the log has, and has the rest sent; asks again until it is told."""
+        if self._held is not None:  # callbacks may send records
+            left = self._held.waiting()
+            self._held.passed({partition: self._end_of(partition) or 0 for partition in left})
+            for partition in left:
+                self._held.refuse(partition, "only its first records were copied when the link was promoted")
         told = set[str]()
         while self._in_question and not self._manager.closed:
             try:
@@ -110,11 +124,16 @@ class MovedBatches:
             self._sender.acknowledge(batch, offset)
 
 
+def records_of(batch: Any) -> Sequence[Record]:
+    """The records of a batch that is closed."""
+    return tuple(decode_records(memoryview(batch.records.buffer())))
+
+
 def _sought(sender: Any, partition: TopicPartition, batches: Sequence[Any]) -> Sought:
     age_s = time.monotonic() - min(batch.created for batch in batches)
     last = sender.last_offsets.get(partition, -1)
     return Sought(
-        [tuple(decode_records(memoryview(batch.records.buffer()))) for batch in batches],
+        [records_of(batch) for batch in batches],
         -1 if last < 0 else last + 1,
         int((time.time() - age_s) * 1000) if sender.gives_times.get(partition.topic) else None,
     )

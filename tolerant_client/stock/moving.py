@@ -58,9 +58,13 @@ class Destination:
     ends: Mapping[TopicPartition, int]
     is_copied: Callable[[str], bool]
 
+    def end(self, partition: TopicPartition) -> int | None:
+        """The offset after the last copied record; None if the other cluster has no copies of the partition."""
+        return self.ends.get(partition) if self.is_copied(partition.topic) else None
+
     def place(self, partition: TopicPartition, offset: int) -> int | None:
         """Where the other cluster has what follows a position; None if it has no copies of the partition."""
-        end = self.ends.get(partition) if self.is_copied(partition.topic) else None
+        end = self.end(partition)
         return None if end is None else min(offset, end)
 
     def committed(self, partition: TopicPartition, offset: int, position: int, read: int) -> int | None:
@@ -188,7 +192,7 @@ class Mover:
             client._fetcher.moved(move)
             client._coordinator.moved(move)
         if sender is not None and sender.is_idempotent:
-            batches = MovedBatches(sender, lambda partition: to.place(partition, 0) is not None)
+            batches = MovedBatches(sender, to.end)
             self.net.call_soon(partial(batches.settle, find))
         # api_version is what the client found out; the connections find it out anew.
         known = client.config.keys() - {"api_version"}

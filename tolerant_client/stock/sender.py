@@ -36,6 +36,7 @@ from weakref import WeakKeyDictionary
 
 from kafka.errors import (
     BrokerNotAvailableError,
+    DuplicateSequenceNumberError,
     FencedLeaderEpochError,
     KafkaConnectionError,
     KafkaError,
@@ -55,6 +56,7 @@ from kafka.errors import (
 from kafka.protocol.producer import ProduceResponse
 
 from tolerant_client.errors import OutcomeUnknownError, RecoveryExhaustedError
+from tolerant_client.stock.held_batches import HeldBatches
 from tolerant_client.stock.stock_names import Sender
 
 log = logging.getLogger(__name__)
@@ -107,6 +109,7 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         self._repeats_before = WeakKeyDictionary[Any, int]()  # by batch: when it was last sent
         self.last_offsets: dict[Any, int] = {}  # of what was acknowledged, by partition, whatever the producer id
         self.gives_times: dict[str, bool] = {}  # by topic, as its brokers told: with LogAppendTime
+        self.held: HeldBatches | None = None  # with acks="mirrored"
 
     def run(self) -> None:
         """The loop of the producer's thread."""
@@ -205,10 +208,20 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
 
     def _complete_batch(self, batch: Any, partition_response: Any) -> None:
         """Completes a batch as a broker has responded, or has it sent again."""
-        if batch.final_state is None:
+        if batch.final_state is not None:
+            return
+        is_appended = partition_response.error_code in (0, DuplicateSequenceNumberError.errno)
+        if is_appended and self.held is not None:
+            self._maybe_remove_from_inflight_batches(batch)
+            if (transactions := self._transaction_manager).producer_id_and_epoch.match(batch):
+                transactions.update_last_acked_offset(
+                    batch.topic_partition, partition_response.base_offset, batch.record_count
+                )
+            self.held.hold(batch, partition_response)
+        else:
             super()._complete_batch(batch, partition_response)
-            if not partition_response.error_code:
-                self._learn(batch, partition_response)
+        if not partition_response.error_code:
+            self._learn(batch, partition_response)
 
     def _learn(self, batch: Any, response: Any) -> None:
         """What a success tells besides.  To a repeat a broker tells the time of the append whoever gives times (UnifiedLog.scala)."""

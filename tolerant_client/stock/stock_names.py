@@ -86,6 +86,7 @@ _FORKING = ("tolerant_client.stock.forking",)
 _INSTALLATION = ("tolerant_client.stock.installation",)
 _BOOTSTRAP = ("tolerant_client.stock.bootstrap",)
 _MANAGER = ("tolerant_client.stock.manager",)
+_HELD_BATCHES = ("tolerant_client.stock.held_batches",)
 _MOVING = ("tolerant_client.stock.moving",)
 _MOVED_BATCHES = ("tolerant_client.stock.moved_batches",)
 _MOVED_MEMBER = ("tolerant_client.stock.moved_member",)
@@ -268,7 +269,14 @@ USES: Final = (
          "unauthorized_topics"),
         ("tolerant_client.stock.metadata",), "what belongs to the former cluster"),
     Use(KafkaConsumer, ("_coordinator", "_fetcher", "_iterator", "_manager", "_subscription"), _MOVING, "its parts"),
-    Use(NetworkSelector, ("call_soon_threadsafe",), ("tolerant_client.mirror.standby.link_watch",), "the end of a watch"),
+    Use(NetworkSelector, ("call_soon_threadsafe",), ("tolerant_client.mirror.standby.copy_watch", "tolerant_client.mirror.standby.link_watch"),
+        "what another thread tells a watch"),
+    Use(KafkaProducer, ("_metrics", "_sender"), _STANDBY, "what it holds until the standby has it"),
+    Use(Sender, ("_accumulator", "_client"), _HELD_BATCHES, "the way to its event loop, and what it has not completed"),
+    Use(KafkaNetClient, ("_manager",), _HELD_BATCHES, "the way to its event loop"),
+    Use(KafkaConnectionManager, ("_net",), _HELD_BATCHES, "its event loop"),
+    Use(RecordAccumulator, ("deallocate",), _HELD_BATCHES, "the end of a batch"),
+    Use(ProducerBatch, ("complete", "complete_exceptionally", "record_count", "topic_partition"), _HELD_BATCHES, "the end of a batch"),
     Use(KafkaConsumer, ("_fetcher",), _STANDBY, "a seek after the move is one on the next cluster"),
     Use(SubscriptionState, ("assignment", "subscription"), _MOVING, "the topics that a client reads"),
     Use(KafkaAdminClient, ("_manager",), _MOVING, "the way to its connection manager"),
@@ -310,7 +318,7 @@ USES: Final = (
          "_handle_produce_response", "_produce_request", "_send_producer_data", "run", "run_once"), _SENDER,
         "overridden: no waiting after a lost connection; records end in time; what may be written"),
     Use(Sender,
-        ("_accumulator", "_client", "_force_close", "_in_flight_batches", "_running", "_transaction_manager", "config"),
+        ("_accumulator", "_client", "_force_close", "_in_flight_batches", "_maybe_remove_from_inflight_batches", "_running", "_transaction_manager", "config"),
         _SENDER, "its backoff, what waits to be sent, and how it ends"),
     Use(ProducerBatch, ("attempts", "final_state", "has_reached_delivery_timeout", "last_attempt"), _SENDER, "when a batch is sent again"),
     Use(RecordAccumulator, ("delivery_timeout_ms", "expired_batches", "has_incomplete", "next_expiry_time_ms", "reset_next_batch_expiry_time"),
@@ -321,6 +329,7 @@ USES: Final = (
     Use(RecordAccumulator, ("_tp_lock", "split_and_reenqueue"), _ACCUMULATOR, "overridden: parts of a batch that may be written keep its sequences"),
     Use(RecordAccumulator, ("config",), _ACCUMULATOR, "a batch that was sent to a former cluster is made anew"),
     Use(RecordAccumulator, ("_batches", "_tp_locks", "_transaction_manager"), _ACCUMULATOR, "the parts of a batch, and their sequences"),
+    Use(TransactionManager, ("update_last_acked_offset",), _SENDER, "what a batch that is held was acknowledged with"),
     Use(TransactionManager, ("increment_sequence_number", "is_transactional", "producer_id_and_epoch", "sequence_number", "set_sequence_number"), _ACCUMULATOR,
         "the sequences of the parts"),
     Use(ProducerBatch, ("_record_futures", "produce_future"), _ACCUMULATOR, "what a flush waits for"),

@@ -28,6 +28,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
 from tolerant_client.stock import clients, consumer, forking
+from tolerant_client.stock.client_metrics import register_held
 from tolerant_client.stock.connection_options import check_connection
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.stock.moving import Destination, Mover
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MIRRORED: Final = "mirrored"
+MIRRORED_TIMEOUT_MS: Final = 120_000
 FIRST_WORD_S: Final = 2.0
 OWN_ID_MS: Final = 2_000
 _PREFIXES: Final = ("ssl_", "sasl_")
@@ -172,17 +175,21 @@ class Following(clients.Recovering):
                 watch.close()
                 return
             follower = Follower(self, link, to)
-            if control is not None:
-                try:
+            try:
+                if control is not None:
                     follower.heard(control)
-                except OptionError:
-                    super().close()  # type: ignore[misc]  # of the client
-                    raise
+                self._prepare(watch)
+            except OptionError:
+                super().close()  # type: ignore[misc]  # of the client
+                raise
         except BaseException:
             watch.close()
             raise
         self._link_watch = watch
         watch.follow(follower)
+
+    def _prepare(self, watch: LinkWatch) -> None:
+        """Before the client follows: what it needs to know besides.  Raises OptionError."""
 
     def _begin_at_standby(
         self,
@@ -297,9 +304,33 @@ class KafkaProducer(Following, clients.KafkaProducer):
     calls raise IllegalStateError there.
 
     With `standby`, the options that connect to the target of the link `link`, it follows that link, as KafkaConsumer does: a
-    record that it waits for then is acknowledged with its offset there, if it was copied, else sent there.
+    record that it waits for then is acknowledged with its offset there, if it was copied, else sent there.  With `acks="mirrored"`
+    a record is acknowledged once the standby has it, too; after `mirrored_timeout_ms` it fails with NotMirroredError.
     Raises OptionError for a link that cannot be followed, and for a `transactional_id` beside it.
     """
+
+    @forking.repeatable
+    def __init__(self, *args: Any, mirrored_timeout_ms: float = MIRRORED_TIMEOUT_MS, **configs: Any) -> None:
+        self._mirrored_timeout_ms = mirrored_timeout_ms
+        self._is_mirrored = configs.get("acks") == MIRRORED
+        if self._is_mirrored:
+            if configs.get("link") is None:
+                raise OptionError('acks="mirrored" needs standby and link: give both, or acks="all"')
+            if not (isinstance(mirrored_timeout_ms, int | float) and mirrored_timeout_ms > 0):
+                raise OptionError(f"mirrored_timeout_ms is {mirrored_timeout_ms!r}: give milliseconds above 0")
+            configs["acks"] = "all"
+        super().__init__(*args, **configs)
+
+    def _prepare(self, watch: LinkWatch) -> None:
+        if not self._is_mirrored:
+            return
+        if not self._sender.is_idempotent:
+            raise OptionError(
+                'acks="mirrored" needs an idempotent producer: leave out enable_idempotence=False and what implies it'
+            )
+        self._sender.held = watch.report_copies(self._sender, self._mirrored_timeout_ms)
+        if self._metrics:
+            register_held(self._metrics, self._sender.held)
 
     def close(self, *args: Any, **options: Any) -> None:
         """Like kafka-python's; the connection to the standby ends, too, once nothing waits any more that could move."""

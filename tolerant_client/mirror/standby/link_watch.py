@@ -36,9 +36,11 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future, NetworkSelector
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import OptionError, text_of
+from tolerant_client.mirror.standby.copy_watch import CopyWatch
 from tolerant_client.mirror.state.control_topic import ControlWatch, control_topic
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.stock.held_batches import HeldBatches
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,7 @@ class LinkWatch:
     """The link `link` into the cluster that `standby` (kafka-python's keys) connects to."""
 
     def __init__(self, standby: Mapping[str, Any], link: str, *, patience_ms: int = 30_000) -> None:
+        self._to = standby
         self._net = NetworkSelector(slow_task_threshold_secs=0)  # a slow resolver holds up nobody else here
         self.cluster = Cluster(standby, self._net, name="standby", patience_ms=patience_ms)
         self._control = NewestControl(self.cluster, link)
@@ -84,6 +87,7 @@ class LinkWatch:
         self._told: set[str] = set()  # reasons why nothing is known
         self._checked: set[str] = set()  # topics
         self._follower: futures.Future[Follower | None] = futures.Future()
+        self._copies: CopyWatch | None = None
         self._is_closing = False
         self._over = Future()  # on its event loop
 
@@ -92,6 +96,17 @@ class LinkWatch:
         first: futures.Future[LinkControl] = futures.Future()
         threading.Thread(target=self._run, args=(first,), name=f"kafka-link-{self._link}", daemon=True).start()
         return first
+
+    def report_copies(self, sender: Any, timeout_ms: float) -> HeldBatches:
+        """What a producer with `acks="mirrored"` holds; ends as the standby has it.  Before `follow`."""
+        # The long poll for a new control would hold up a connection.
+        cluster = Cluster(self._to, self._net, name="standby", patience_ms=self._patience_ms)
+        self._copies = CopyWatch(cluster, NewestControl(cluster, self._link), self._to)
+        held = HeldBatches(sender, timeout_ms, self._copies.wake)
+        self._net.call_soon_with_future(self._copies.run, held).add_errback(
+            lambda error: log.error("What the standby has is not known any more", exc_info=error)
+        )
+        return held
 
     def follow(self, follower: Follower) -> None:
         """Tells `follower` from now on."""
@@ -122,6 +137,8 @@ class LinkWatch:
             self._net.poll(future=self._over)
         finally:
             self.cluster.close()
+            if self._copies is not None:
+                self._copies.close()
             self._net.drain()
             self._net.close()
 

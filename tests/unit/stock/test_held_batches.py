@@ -1,0 +1,100 @@
+"""Batches that their own cluster has acknowledged, and that wait for the standby."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+
+from support.stock_producer import OTHER, PARTITION, Producer, idempotent, response
+from tolerant_client.errors import NotMirroredError
+from tolerant_client.stock.held_batches import HeldBatches
+from tolerant_client.stock.moved_batches import MovedBatches
+
+
+class Holding:
+    """A producer whose leader acknowledges each batch, and that holds it."""
+
+    def __init__(self) -> None:
+        self.producer: Producer = idempotent()
+        self.woken = 0
+        manager = self.producer.client._manager
+        manager.closed, manager._net.call_soon_with_future = False, lambda call, *args: call(*args)
+        self.held = self.producer.sender.held = HeldBatches(self.producer.sender, 1_000, self._wake)
+        self.first = self.producer.append()  # beside the one that it has
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def acknowledge(self, offset: int, error: type[Errors.KafkaError] = Errors.NoError) -> Any:
+        """The leader's response to what is sent now; returns the batch."""
+        batch = self.producer.sends()
+        told = response(error, batch.topic_partition)
+        vars(told.responses[0].partition_responses[0]).update(base_offset=offset)
+        self.producer.sender._handle_produce_response(1, 0.0, [batch], told)
+        return batch
+
+
+def test_what_is_held_is_not_complete_and_holds_up_nothing() -> None:
+    holding = Holding()
+    batch = holding.acknowledge(40)
+    assert not holding.first.is_done and holding.held.record_count == 2 and holding.woken == 1
+    assert not holding.producer.sender.has_in_flight
+    later = holding.producer.append()
+    holding.acknowledge(42, Errors.DuplicateSequenceNumberError)
+    assert holding.held.waiting() == {PARTITION: 40} and holding.woken == 1
+    holding.held.passed({PARTITION: 41, OTHER: 99})
+    assert not holding.first.is_done, "its batch has two records"
+    holding.held.passed({PARTITION: 42})
+    assert holding.first.get(0).offset == 41 and not later.is_done
+    assert batch not in holding.producer.accumulator._incomplete.all()
+    holding.held.passed({PARTITION: 43})
+    assert later.get(0).offset == 42 and not holding.held.waiting()
+
+
+def test_a_record_without_an_offset_cannot_be_followed() -> None:
+    holding = Holding()
+    holding.acknowledge(-1, Errors.DuplicateSequenceNumberError)
+    with pytest.raises(
+        NotMirroredError, match="orders-0: the record is written on its own cluster, but its leader does not tell"
+    ):
+        holding.first.get(0)
+    assert not holding.held.waiting()
+
+
+def test_what_waits_too_long_fails_and_what_is_younger_waits_on() -> None:
+    holding = Holding()
+    holding.acknowledge(40)
+    younger = holding.producer.append()
+    holding.acknowledge(42)
+    queue = holding.held._held[PARTITION]
+    queue[0] = queue[0]._replace(until_s=0.0)
+    slept: list[float] = []
+    manager = holding.producer.client._manager
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        manager.closed = True
+
+    manager._net.sleep = sleep
+    asyncio.run(holding.held._end_late())
+    with pytest.raises(
+        NotMirroredError, match=r"at offset 41, but the standby was not seen to have it within .* \(1000\)"
+    ):
+        holding.first.get(0)
+    assert not younger.is_done and 0.0 < slept[0] <= 1.0
+
+
+def test_a_copy_that_ends_within_a_batch_is_told() -> None:
+    holding = Holding()
+    holding.acknowledge(40)
+    after = holding.producer.append()
+    holding.acknowledge(42)
+    batches = MovedBatches(holding.producer.sender, lambda partition: 41)
+    assert holding.producer.sender.held is None, "on the next cluster it is acks=all"
+    asyncio.run(batches.settle(lambda net, sought: pytest.fail("nothing is in doubt")))
+    with pytest.raises(NotMirroredError, match="only its first records were copied"):
+        holding.first.get(0)
+    assert not after.is_done and list(holding.producer.accumulator._batches[PARTITION])[0].records.next_offset() == 1

@@ -1,0 +1,142 @@
+"""The batches of a producer with `acks="mirrored"` that its own cluster has acknowledged, and the standby may not have yet.
+
+Laws:
+- A cluster acknowledges them as with `acks="all"`, and the next batches of their partitions are sent.  Their futures, `flush()`
+  and their memory wait until the standby's high watermark has passed their last record.
+- What is held for `timeout_ms` ends with NotMirroredError: it is written on its own cluster, and is not sent again.
+- At a move nothing that is held is lost: moved_batches.py takes it, acknowledges what was copied, and has the rest sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from kafka.structs import TopicPartition
+
+from tolerant_client.errors import NotMirroredError
+
+_LATE = "the standby was not seen to have it within mirrored_timeout_ms ({:g}): check that the link's mirror runs"
+
+
+class HeldBatch(NamedTuple):
+    """A batch, what its leader said, and until when it waits (seconds, of the monotonic clock)."""
+
+    batch: Any
+    base_offset: int
+    log_append_time_ms: int
+    until_s: float
+
+    @property
+    def end(self) -> int:
+        """The offset after its last record."""
+        return self.base_offset + int(self.batch.record_count)
+
+
+class HeldBatches:
+    """What one producer holds; `has_some` is called, in its sender's thread, when it holds the first batch.
+
+    Batches end on the sender's event loop; any thread may ask what is held, or say what becomes of it.
+    """
+
+    def __init__(self, sender: Any, timeout_ms: float, has_some: Callable[[], None]) -> None:
+        self._records, self._manager = sender._accumulator, sender._client._manager
+        self._timeout_ms = timeout_ms
+        self._has_some = has_some
+        self._held: dict[TopicPartition, deque[HeldBatch]] = {}
+        self._lock = threading.Lock()
+        self._is_timed = False
+
+    def hold(self, batch: Any, response: Any) -> None:
+        """Keeps a batch that its leader has appended."""
+        until_s = time.monotonic() + self._timeout_ms / 1000
+        held = HeldBatch(batch, response.base_offset, response.log_append_time_ms, until_s)
+        if held.base_offset < 0:  # its leader had it before, and does not remember where
+            self._fail([held], "its leader does not tell the offset")
+            return
+        with self._lock:
+            is_first = not self._held
+            self._held.setdefault(batch.topic_partition, deque()).append(held)
+        if not self._is_timed:
+            self._is_timed = True
+            self._manager.call_soon(self._end_late)
+        if is_first:
+            self._has_some()
+
+    @property
+    def record_count(self) -> int:
+        """How many records are held."""
+        with self._lock:
+            return sum(held.batch.record_count for partition in self._held.values() for held in partition)
+
+    def waiting(self) -> dict[TopicPartition, int]:
+        """The offset of the first record that is held of each partition."""
+        with self._lock:
+            return {partition: held[0].base_offset for partition, held in self._held.items()}
+
+    def up_to(self, partition: TopicPartition, end: float, now: float = math.inf) -> list[HeldBatch]:
+        """The first batches of a partition that are below `end`, and whose time is over at `now`."""
+        with self._lock:
+            held = self._held.get(partition, ())
+            return list(takewhile(lambda one: one.end <= end and one.until_s <= now, held))
+
+    def passed(self, ends: Mapping[TopicPartition, int]) -> None:
+        """The standby has the records below `ends`."""
+        self._soon(self._pass, ends)
+
+    def _pass(self, ends: Mapping[TopicPartition, int]) -> None:
+        for partition, end in ends.items():
+            for held in self._take(partition, end):
+                if held.batch.complete(held.base_offset, held.log_append_time_ms):
+                    self._records.deallocate(held.batch)
+
+    def refuse(self, partition: TopicPartition, why: str) -> None:
+        """Ends what is held of a partition that will not be mirrored."""
+        self._soon(lambda: self._fail(self._take(partition), why))
+
+    def _soon(self, call: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the producer has just been closed
+            self._manager._net.call_soon_with_future(call, *args)
+
+    def take_back(self, partition: TopicPartition, end: int) -> list[Any]:
+        """Takes the batches of a partition that begin at `end` or after it, the last one first."""
+        taken = []
+        with self._lock:
+            held = self._held.get(partition, deque())
+            while held and held[-1].base_offset >= end:
+                taken.append(held.pop().batch)
+            if taken and not held:
+                del self._held[partition]
+        return taken
+
+    def _take(self, partition: TopicPartition, end: float = math.inf, now: float = math.inf) -> list[HeldBatch]:
+        taken = self.up_to(partition, end, now)
+        with self._lock:
+            for _ in taken:
+                self._held[partition].popleft()
+            if taken and not self._held[partition]:
+                del self._held[partition]
+        return taken
+
+    async def _end_late(self) -> None:
+        while not self._manager.closed:
+            now = time.monotonic()
+            for partition in self.waiting():
+                self._fail(self._take(partition, now=now), _LATE.format(self._timeout_ms))
+            with self._lock:
+                next_s = min((held[0].until_s for held in self._held.values()), default=now + self._timeout_ms / 1000)
+            await self._manager._net.sleep(next_s - now)
+
+    def _fail(self, batches: Sequence[HeldBatch], why: str) -> None:
+        for held in batches:
+            (topic, number), first = held.batch.topic_partition, held.base_offset
+            offsets = range(first, held.end) if first >= 0 else [-1] * held.batch.record_count
+            errors = [NotMirroredError(why, topic, number, offset) for offset in offsets]
+            if held.batch.complete_exceptionally(errors[0], errors.__getitem__):
+                self._records.deallocate(held.batch)
