@@ -632,6 +632,37 @@ def test_commits_in_flight_at_the_move_succeed(source: str, target: str) -> None
         member.consumer.close()
 
 
+def test_a_commit_that_is_refused_while_a_member_joins_does_not_cost_its_member_id(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "members-refused"
+    copied(source, target, name)
+    member = Member(source, target, name, enable_auto_commit=False)
+    coordinator = member.consumer._coordinator
+
+    def commit(_: Member) -> None:
+        with suppress(Errors.CommitFailedError):  # of a partition that the other one has got
+            member.consumer.commit()
+
+    options: Any = {"group_id": name, "heartbeat_interval_ms": 500, "enable_auto_commit": False}
+    with kafka.KafkaConsumer(name, bootstrap_servers=target, **options) as other:
+        try:
+            until(lambda: member.poll() or len(member.read) == 200)
+            monkeypatch.setattr(moved_member, "LATEST_S", 3.0)  # so the other one can come first
+            promoted(source, target, name)
+            until(lambda: member.has_moved)
+            until(lambda: member.consumer.poll(100) or coordinator._stage is moved_member.Stage.STOPPED)
+            monkeypatch.undo()
+            until(lambda: other.poll(100) or len(other.assignment()) == 2)
+            until(lambda: coordinator._generation.has_member_id())
+            given = coordinator._generation.member_id
+            with member.polling(step=commit):
+                until(lambda: other.poll(100) or coordinator.stable())
+            assert coordinator._generation.member_id == given
+        finally:
+            member.consumer.close()
+
+
 def test_a_later_generation_that_is_not_promoted_leaves_a_client_where_it_is(source: str, target: str) -> None:
     name = "members-generation"
     copied(source, target, name)

@@ -24,7 +24,8 @@ Laws:
   then it raises CommitFailedError, as after any rebalance, unless nothing new was to be committed.  A member that is closing does not
   join for it: it has committed all that it was given out before it began to join.
 - Commits are sent until the JoinGroup is, so also those of a listener's on_partitions_revoked.  One that is refused after the member
-  has stopped says nothing of its partitions: it had committed before others joined.
+  has stopped says nothing of its partitions: it had committed before others joined.  It names no membership, so it says nothing of
+  the one that the member has got meanwhile either.  Nor does a refusal end a join.
 - A close tells the listener of a revocation while the member has its partitions, and waits for what it commits then: there is no
   LeaveGroup whose response would come after theirs.
 - A member that had lost its membership before the move, or had none yet, commits nothing and joins when the others do, not before:
@@ -56,6 +57,7 @@ _LOOK_S: Final = 0.01  # between two looks whether commits are made, before a cl
 _POLLS_S: Final = 0.1  # between two polls of a member that reads while it joins
 _FIRST_COMMIT_S: Final = 5.0
 _LAST_COMMIT_MS: Final = 1_000
+_NO_MEMBER: Final = (Errors.UnknownMemberIdError.errno, Errors.IllegalGenerationError.errno)
 
 _Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
@@ -211,6 +213,10 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         )
 
     def _handle_offset_commit_response(self, offsets: _Offsets, send_time: float, response: Any) -> Any:
+        if self.is_moving and any(code in _NO_MEMBER for _, partitions in response.topics for _, code in partitions):
+            raise Errors.CommitFailedError(
+                f"group {self.group_id}: others have joined on the cluster that it has moved to"
+            )
         result = super()._handle_offset_commit_response(offsets, send_time, response)
         self._committed.update(offsets)
         for tp in offsets:
@@ -363,9 +369,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         self._uncommitted = {tp: offset for tp, offset in self._uncommitted.items() if tp in own}
 
     def reset_generation(self, member_id: str = "") -> None:
-        """Forgets the membership, and what was committed in it; a commit that is refused before there is one does not end the join."""
+        """Forgets the membership, and what was committed in it."""
         if not self.is_moving:
             self._committed.clear()
-        elif not member_id and not self._generation.has_member_id():
-            return
         super().reset_generation(member_id)

@@ -310,7 +310,7 @@ USES: Final = (
          "partitions_auto_assigned", "rebalance_listener", "reset_group_subscription"),
         _MOVED_MEMBER, "what a member had committed, its listener, and that it stops reading"),
     Use(TopicPartitionState, ("position",), _MOVING, "what was read on the next cluster"),
-    Use(Generation, ("NO_GENERATION", "has_member_id", "is_lost"), _MOVED_MEMBER, "commits before the join; a member that had lost its membership"),
+    Use(Generation, ("NO_GENERATION", "is_lost"), _MOVED_MEMBER, "commits before the join; a member that had lost its membership"),
     Use(RebalanceProtocol, ("EAGER",), _MOVED_MEMBER, "whether the listener is told of the whole assignment"),
     # -- the producer
     Use(Sender,

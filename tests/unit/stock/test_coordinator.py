@@ -52,7 +52,7 @@ from tolerant_client.stock.stock_names import Future
 from tolerant_client.tracker.events import CoordinatorUnavailable, Event, Listener
 from tolerant_client.tracker.policy import RecoveryPolicy
 
-NOT_AVAILABLE, NOT_COORDINATOR, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS = 15, 16, 25, 27
+NOT_AVAILABLE, NOT_COORDINATOR, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 15, 16, 25, 27, 79
 GROUP = "hello"  # belongs to partition 22 of 50
 
 
@@ -289,6 +289,8 @@ class GroupBroker(FakeBroker):
         self.topics: dict[str, int] = {}  # how many partitions
         self.heartbeat_error: Callable[[], int] = lambda: 0
         self.generation = 0
+        self.gives_ids = False  # to new members, which join with them (KIP-394)
+        self.joins: list[Any] = []
 
     def _answer_FindCoordinator(self, request: Any, version: int) -> Any:
         port = self.port if self.coordinator_port is None else self.coordinator_port
@@ -321,6 +323,12 @@ class GroupBroker(FakeBroker):
         return OffsetFetchResponse(version=version, throttle_time_ms=0, groups=[group])
 
     def _answer_JoinGroup(self, request: Any, version: int) -> Any:
+        self.joins.append(request)
+        if self.gives_ids and not request.member_id:
+            return JoinGroupResponse(
+                version=version, throttle_time_ms=0, error_code=MEMBER_ID_REQUIRED, generation_id=-1,
+                protocol_name="", leader="", member_id="member", members=[],
+            )  # fmt: skip
         self.generation += 1
         protocol = request.protocols[0]
         member = JoinGroupResponse.JoinGroupResponseMember(
@@ -850,21 +858,31 @@ def test_a_join_that_waited_for_others_counts_at_once(broker: GroupBroker, membe
     assert "Heartbeat" not in broker.names()
 
 
+@pytest.mark.parametrize("gives_ids", [False, True])
 def test_a_commit_that_is_refused_before_there_is_a_membership_does_not_end_the_join(
-    broker: GroupBroker, member: TolerantCoordinator
+    broker: GroupBroker, member: TolerantCoordinator, gives_ids: bool
 ) -> None:
+    broker.gives_ids = gives_ids
     knows(member, broker, 1)
     moves(member, moved_member.Stage.STOPPED)
+    refused = SimpleNamespace(topics=[("t", [(0, UNKNOWN_MEMBER_ID)])])
+    offsets = {TopicPartition("t", 0): OffsetAndMetadata(5, "", -1)}
 
-    def refuse(name: str, frame: bytes) -> list[bytes]:
+    def refuse() -> None:
+        with pytest.raises(Errors.CommitFailedError):
+            member._handle_offset_commit_response(offsets, time.monotonic(), refused)
+
+    def while_joining(name: str, frame: bytes) -> list[bytes]:
         if name == "JoinGroup":
-            member.reset_generation()  # as kafka-python does when the response to a commit says UNKNOWN_MEMBER_ID
+            refuse()
         return [frame]
 
-    broker.spoil = refuse
+    broker.spoil = while_joining
     join_between_polls(member)
-    assert member.poll(timeout_ms=0)
-    assert (member.state, assigned(member), broker.names().count("JoinGroup")) == (MemberState.STABLE, {0}, 1)
+    refuse()
+    assert member.poll(timeout_ms=0) or member.poll(timeout_ms=10_000)
+    joins = [request.member_id for request in broker.joins]
+    assert (member.state, assigned(member), joins) == (MemberState.STABLE, {0}, ["", "member"][: 1 + gives_ids])
 
 
 @pytest.mark.parametrize(
