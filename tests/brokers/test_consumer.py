@@ -323,6 +323,29 @@ def test_poll_arrow_is_a_member_of_its_group_and_commits(
     assert count == len(found) == 2_000
 
 
+def test_a_group_does_not_wait_for_a_member_that_was_closed_while_it_joined(
+    kafka_cluster: KafkaCluster, topic: Callable[..., str]
+) -> None:
+    name = topic(partitions=2)
+    options: Any = {"bootstrap_servers": kafka_cluster.bootstrap_servers, "group_id": name}
+    with (
+        kafka.KafkaConsumer(name, heartbeat_interval_ms=500, **options) as first,
+        kafka.KafkaConsumer(name, **options) as second,
+    ):
+        deadline = time.monotonic() + 30  # the session of the closed member, whose id was not used, is 45 s
+        while len(first.assignment()) < 2:
+            assert not first.poll(100) and time.monotonic() < deadline
+        closed = KafkaConsumer(name, **options)
+        while closed._coordinator._join_task is None:
+            closed.poll(0)
+        while not closed._coordinator._generation.has_member_id():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        closed.close()
+        while not len(first.assignment()) == len(second.assignment()) == 1:
+            assert not first.poll(100) and not second.poll(100) and time.monotonic() < deadline
+
+
 def test_a_poll_arrow_without_records_is_an_empty_table_and_its_arguments_are_checked(
     kafka_cluster: KafkaCluster, topic: Callable[..., str]
 ) -> None:

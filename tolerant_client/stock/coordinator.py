@@ -4,6 +4,7 @@ Laws:
 - An absent coordinator is watched and reported as coordinator_watch.py defines.
 - A coordinator is found when it has responded to a request, not when its name is known.
 - A member claims no partition that it has lost.
+- An id that a broker has given out is joined with, or left: no rebalance ends until it is, or until its session ends (KIP-394).
 - A join that has begun stays pending until its assignment is taken over.  If it ends between two
   polls, the next poll takes the assignment over; until then heartbeats keep the member in the group.
 - Where no broker can be connected to, a call without a timeout ends, and the commit of a close() does not
@@ -16,11 +17,11 @@ import logging
 import random
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import kafka.errors as Errors
-from kafka.structs import OffsetAndMetadata
+from kafka.structs import MemberState, OffsetAndMetadata
 
 from tolerant_client.errors import CoordinatorUnavailableError
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _MAX_PAUSE_MS = 1_000.0  # retry.backoff.max.ms of KIP-580
 _LAST_LOOK_MS = 250.0  # for the lookup of a call whose time is up, so that its error can say why
+_ID_WITHIN_MS = 500.0  # a broker gives a new member its id at once
 _UNREACHED = 2  # lookups in a row: each goes to a connected broker if there is one
 _REACH = 0.5  # seconds between two checks whether any broker can be reached
 _HELD = 1.0  # seconds; a broker that is not the coordinator refuses a JoinGroup at once
@@ -196,6 +198,21 @@ class TolerantCoordinator(MovedMember):
         """Forgets the membership and its assignment."""
         self._assigned = None
         super().reset_generation(*args, **kwargs)
+
+    async def maybe_leave_group_async(self, reason: str | None = None, timeout_ms: float | None = None) -> None:
+        """Like kafka-python's, which does not leave under an id that the member has not joined with yet."""
+        joining = self._join_task
+        if (
+            joining is not None
+            and self.rebalance_in_progress()
+            and self.is_dynamic_member()
+            and not self._generation.has_member_id()
+        ):
+            with suppress(Exception):  # its response is the id; nobody wants its result
+                await self._wait_for(joining, _ID_WITHIN_MS if timeout_ms is None else min(timeout_ms, _ID_WITHIN_MS))
+        if self._generation.has_member_id() and not self.stable():
+            self.state = MemberState.REBALANCING
+        await super().maybe_leave_group_async(reason, timeout_ms=timeout_ms)
 
     def stable(self) -> bool:
         """Whether the broker expects heartbeats: from the end of the join on, not only from the next poll."""

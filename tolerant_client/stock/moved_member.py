@@ -349,9 +349,12 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
 
     async def _do_join_and_sync_async(self) -> Any:
         """Joins once all that moved with this member have committed; RebalanceInProgressError if others have come meanwhile."""
+        this = self._join_task
         if self._first_commit is not None:
             await self._first_commit
         await self._net.sleep(max(0.0, self._stops_at + LATEST_S - time.monotonic()))
+        if self._is_closing or self._join_task is not this:
+            raise Errors.IllegalGenerationError(f"group {self.group_id}: the member left before it joined")
         assigned = await super()._do_join_and_sync_async()
         if time.monotonic() < self._stops_at + 2 * LATEST_S:
             await self._net.sleep(LATEST_S)

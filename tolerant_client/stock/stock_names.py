@@ -251,12 +251,12 @@ USES: Final = (
         ("_do_join_and_sync_async", "_handle_heartbeat_response", "_handle_offset_commit_response",
          "_handle_offset_fetch_response", "_on_join_complete_async", "_process_join_group_response",
          "_send_group_coordinator_request", "close", "commit_offsets_sync", "coordinator_dead",
-         "ensure_coordinator_ready_async", "fetch_committed_offsets", "group_protocols", "poll",
+         "ensure_coordinator_ready_async", "fetch_committed_offsets", "group_protocols", "maybe_leave_group_async", "poll",
          "refresh_committed_offsets_if_needed_async", "reset_generation", "stable"),
         _COORDINATOR, "overridden: an absent coordinator is reported, the next poll takes a join over"),
     Use(ConsumerCoordinator,
-        ("_assignors", "_enable_heartbeat", "_manager", "_net", "_subscription", "config", "coordinator_id",
-         "fetch_committed_offsets_async", "group_id", "rebalance_in_progress", "request_rejoin"),
+        ("_assignors", "_enable_heartbeat", "_generation", "_join_task", "_manager", "_net", "_subscription", "config", "coordinator_id",
+         "fetch_committed_offsets_async", "group_id", "is_dynamic_member", "rebalance_in_progress", "request_rejoin", "state"),
         _COORDINATOR, "the group protocol stays kafka-python's"),
     Use(StickyPartitionAssignor, ("member_assignment",), _COORDINATOR, "what it claims; set in __init__"),
     # -- a move to another cluster (moving.py)
@@ -310,6 +310,7 @@ USES: Final = (
          "partitions_auto_assigned", "rebalance_listener", "reset_group_subscription"),
         _MOVED_MEMBER, "what a member had committed, its listener, and that it stops reading"),
     Use(TopicPartitionState, ("position",), _MOVING, "what was read on the next cluster"),
+    Use(Generation, ("has_member_id",), _COORDINATOR, "an id that it has not joined with yet"),
     Use(Generation, ("NO_GENERATION", "is_lost"), _MOVED_MEMBER, "commits before the join; a member that had lost its membership"),
     Use(RebalanceProtocol, ("EAGER",), _MOVED_MEMBER, "whether the listener is told of the whole assignment"),
     # -- the producer

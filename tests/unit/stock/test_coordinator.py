@@ -24,6 +24,8 @@ from kafka.protocol.consumer import (
     HeartbeatResponse,
     JoinGroupRequest,
     JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
     SyncGroupRequest,
@@ -291,6 +293,7 @@ class GroupBroker(FakeBroker):
         self.generation = 0
         self.gives_ids = False  # to new members, which join with them (KIP-394)
         self.joins: list[Any] = []
+        self.left: list[str] = []  # the ids of members that have left
 
     def _answer_FindCoordinator(self, request: Any, version: int) -> Any:
         port = self.port if self.coordinator_port is None else self.coordinator_port
@@ -339,6 +342,10 @@ class GroupBroker(FakeBroker):
             protocol_name=protocol.name, leader="member", member_id="member", members=[member],
         )  # fmt: skip
 
+    def _answer_LeaveGroup(self, request: Any, version: int) -> Any:
+        self.left += [member.member_id for member in request.members]
+        return LeaveGroupResponse(version=version, throttle_time_ms=0, error_code=0, members=[])
+
     def _answer_SyncGroup(self, request: Any, version: int) -> Any:
         assignment = request.assignments[0].assignment
         return SyncGroupResponse(version=version, throttle_time_ms=0, error_code=0, assignment=assignment)
@@ -385,6 +392,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> GroupBroker:
         (JoinGroupRequest, 5),
         (SyncGroupRequest, 3),
         (HeartbeatRequest, 3),
+        (LeaveGroupRequest, 4),
     ):
         monkeypatch.setitem(fake_broker.API_VERSIONS, request.API_KEY, (version, version))
         monkeypatch.setitem(fake_broker._REQUESTS, request.API_KEY, request)
@@ -737,6 +745,50 @@ def test_member_that_leaves_while_it_joins_takes_no_assignment_over(
     assert member.poll(timeout_ms=10_000)
     assert (member.state, assigned(member)) == (MemberState.STABLE, {0})
     assert broker.names().count("JoinGroup") == 2
+
+
+@pytest.mark.parametrize("is_given", [True, False], ids=["given", "on its way"])
+def test_an_id_that_was_given_and_is_not_used_is_left(
+    broker: GroupBroker, member: TolerantCoordinator, is_given: bool
+) -> None:
+    broker.gives_ids = True
+    knows(member, broker, 1)
+    if is_given:
+        join_between_polls(member)
+    else:
+        while not member.rebalance_in_progress():
+            assert member.poll(timeout_ms=0) is False
+    assert member._generation.has_member_id() is is_given
+    member.close()
+    assert (broker.left, len(broker.joins)) == (["member"], 1)
+
+
+def test_a_member_that_was_given_no_id_leaves_nothing(broker: GroupBroker, member: TolerantCoordinator) -> None:
+    broker.gives_ids = True
+    broker.spoil = lambda name, frame: [] if name == "JoinGroup" else [frame]
+    knows(member, broker, 1)
+    while not member.rebalance_in_progress():
+        assert member.poll(timeout_ms=0) is False
+    began = time.monotonic()
+    member.close()
+    assert broker.left == [] and time.monotonic() < began + 1.0
+
+
+@pytest.mark.parametrize("how", ["closed", "moved"])
+def test_a_join_that_has_not_been_sent_yet_is_not_sent_once_nobody_wants_it(
+    broker: GroupBroker, member: TolerantCoordinator, how: str
+) -> None:
+    knows(member, broker, 1)
+    member._stage, member._stops_at = moved_member.Stage.OUTSIDE, time.monotonic() - moved_member.LATEST_S + 0.2
+    while member._join_task is None:
+        assert member.poll(timeout_ms=0) is False
+    joining = member._join_task
+    if how == "closed":
+        member.close()
+    else:
+        member._join_task = None
+    until(member, lambda: joining.is_done)
+    assert joining.failed() and not broker.joins
 
 
 def test_rejoin_that_lost_its_connection_is_begun_again(broker: GroupBroker, member: TolerantCoordinator) -> None:
