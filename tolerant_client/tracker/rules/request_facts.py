@@ -189,11 +189,19 @@ def _at_most(request: Any) -> float:
     return max(0.0, float(request.timeout_ms))
 
 
+def _join_ms(request: Any) -> float:
+    if _join_row(request) is rows.JOIN_NEW:
+        # The broker gives an id at once (KIP-394).  Its group waits for one that was lost with the response until the
+        # session of that id has ended: a repeat any sooner would keep all other members waiting.
+        return float(request.session_timeout_ms)
+    return float(max(request.session_timeout_ms, request.rebalance_timeout_ms))
+
+
 # Produce has a timeout too, but a broker does not hold it by design: round trips
 # are measured by its responses.
 _EXPECTED_MS: dict[int, Callable[[Any], float]] = {
     apis.FETCH: lambda r: float(r.max_wait_ms),
-    apis.JOIN_GROUP: lambda r: float(max(r.session_timeout_ms, r.rebalance_timeout_ms)),
+    apis.JOIN_GROUP: _join_ms,
     apis.SYNC_GROUP: lambda r: 0.0 if r.assignments else _LEADER_ASSIGNS_MS,
     apis.CREATE_TOPICS: _at_most,
     apis.DELETE_TOPICS: _at_most,
