@@ -1006,7 +1006,7 @@ def test_what_both_clusters_deleted_before_a_promotion_is_no_loss_for_any_comman
     gone, kept = f"{link}-gone", f"{link}-kept"
     for topic in (gone, kept):
         create_topic(source, topic, 1)
-        append_records(source, topic, 20)
+    append_records(source, gone, 20)
     mirror(source, target, f"{link}-.*", link, is_translated=is_translated)
     for servers in (source, target):
         with Cluster({"bootstrap_servers": servers}, name="target") as cluster:

@@ -23,7 +23,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.mirrors import BOUND_S
 from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.health import names
-from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_control import GONE, LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
 from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, mapped_topics
 from tolerant_client.mirror.state.offset_map import is_another
@@ -94,8 +94,8 @@ def _ids_of(control: LinkControl, mapped: MappedTopics) -> dict[TopicPartition, 
     """The ids of the target's topics that a link has begun, "" where they are unknown."""
     if control.is_identical:
         return {p: ids.target for p, ids in control.begun.items()}
-    told = {p: ids.target for p, ids in control.mapped.items()}
-    return told if told and control.is_fenced else told | {p: row.ids[1] for p, row in mapped.copies.items()}
+    ids = {p: ids.target for p, ids in control.mapped.items()} | {p: row.ids[1] for p, row in mapped.copies.items()}
+    return {p: id for p, id in ids.items() if control.mapped.get(p) != GONE}
 
 
 async def gone_on_both(

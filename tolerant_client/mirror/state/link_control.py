@@ -41,6 +41,9 @@ class TopicIds(NamedTuple):
         return not (self.target and now.target and self.target != now.target)
 
 
+GONE = TopicIds("-", "-")  # no broker gives such ids
+
+
 @dataclass(frozen=True)
 class LinkControl:
     """The control of a link; the default is that of a link without any record.
@@ -64,7 +67,8 @@ class LinkControl:
     translated offsets ("" from brokers without ids), None before it has one.  `promotion` is the run of promote or failover that
     fences the link, or fenced it last.  `maybe_begun` are partitions that the target alone had when a start found no control, though the
     link had run before: whether they are its copies is unknown (former_copies.py).
-    `mapped` has the topics that a promoted link with translated offsets had copied, as its map said when it was fenced.
+    `mapped` has the topics that a promoted link with translated offsets had copied, as its map said when it was fenced; GONE are those that
+    neither cluster had then.
     `is_hidden`: we may not read the control, so nothing of it is known; no record has it.
     """
 

@@ -13,7 +13,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.life import lost_copies as module
 from tolerant_client.mirror.life.lost_copies import LostCopies, lost_copies
 from tolerant_client.mirror.state.control_record import Controls
-from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_control import GONE, LinkControl, TopicIds
 from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -109,6 +109,12 @@ def test_a_copy_that_was_deleted_before_the_link_was_fenced_is_lost_as_well(targ
         assert lost(target, control, mapped).deleted == (P, Q)
         half = replace(control, is_fenced=False, unfenced=frozenset({P}))
         assert lost(target, half, mapped).deleted == (P, Q), "a promotion that is not finished has ended the link, too"
+
+
+def test_what_neither_cluster_had_when_the_link_was_promoted_is_no_loss(target: Any) -> None:
+    del target.there["orders"]
+    assert lost(target, replace(TRANSLATED, mapped={P: GONE}), rows("t")).deleted == (Q,)
+    assert lost(target, replace(TRANSLATED, mapped={P: GONE, Q: GONE}), rows("t")) == LostCopies()
 
 
 def test_a_copy_that_had_only_filler_before_its_start_was_empty(target: Any) -> None:
