@@ -26,12 +26,13 @@ from tolerant_client.stock.stock_names import MemoryRecordsBuilder, RecordAccumu
 class TolerantAccumulator(RecordAccumulator):  # type: ignore[misc]  # kafka-python is untyped
     """The records of one producer that have not ended yet.
 
-    `may_be_written` are batches with an attempt that no broker has refused.
+    `may_be_written` are batches with an attempt that no broker has refused, `may_be_elsewhere` those that had one on a former cluster.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.may_be_written: WeakSet[Any] = WeakSet()
+        self.may_be_elsewhere: WeakSet[Any] = WeakSet()
 
     def _tp_lock(self, tp: Any) -> Any:
         """The lock of a partition, which its holder may take again."""
@@ -90,7 +91,9 @@ class TolerantAccumulator(RecordAccumulator):  # type: ignore[misc]  # kafka-pyt
         for record in decode_records(memoryview(closed.buffer())):
             batch.records.append(record.timestamp, record.key, record.value, record.headers)
         batch._retry = False
-        self.may_be_written.discard(batch)
+        if batch in self.may_be_written:
+            self.may_be_written.discard(batch)
+            self.may_be_elsewhere.add(batch)
 
     def await_flush_completion(self, timeout: float | None = None) -> Any:
         """Waits until the records that are there now have ended; raises KafkaTimeoutError after `timeout` seconds.

@@ -43,9 +43,11 @@ class Sought(NamedTuple):
     appended_since_ms: int | None = None
 
 
-# On an event loop: the offsets of those sought batches that a cluster has, by partition, or why that is not known yet.  It has
-# none after one that it lacks.  Raises what is wrong with the cluster.
-Find = Callable[[Any, Mapping[TopicPartition, Sought]], Awaitable[Mapping[TopicPartition, Sequence[int] | Exception]]]
+# Is told of each partition: the offsets of those sought batches that a cluster has, none after one that it lacks, or why that is
+# not known yet.
+Tell = Callable[[TopicPartition, Sequence[int] | Exception], None]
+# On an event loop: tells of each partition as soon as it is known.  Raises what is wrong with the cluster.
+Find = Callable[[Any, Mapping[TopicPartition, Sought], Tell], Awaitable[None]]
 
 
 class MovedBatches:
@@ -60,6 +62,7 @@ class MovedBatches:
         records, transactions = sender._accumulator, sender._transaction_manager
         self._held, sender.held = sender.held, None  # a copy of what is sent to the next cluster has no link yet
         self._end_of = end_of
+        self._told = set[str]()  # why something is not known
         for partition in list(records._batches):
             with records._tp_lock(partition):
                 sent = [batch for batch in records._batches[partition] if batch.in_retry()]
@@ -69,6 +72,7 @@ class MovedBatches:
                         records.renew(batch)
                 for batch in [] if self._held is None else self._held.take_back(partition, end_of(partition) or 0):
                     records.renew(batch)
+                    records.may_be_elsewhere.add(batch)
                     batch.created = time.monotonic()  # its delivery begins anew
                     records._batches[partition].appendleft(batch)
             if doubtful:
@@ -84,21 +88,25 @@ class MovedBatches:
             self._held.passed({partition: self._end_of(partition) or 0 for partition in left})
             for partition in left:
                 self._held.refuse(partition, "only its first records were copied when the link was promoted")
-        told = set[str]()
         while self._in_question and not self._manager.closed:
             try:
-                found = await find(self._manager._net, self._sought)
+                await find(self._manager._net, dict(self._sought), self._hear)
             except Exception as error:
-                found = dict.fromkeys(self._in_question, error)
-            for partition, offsets in found.items():
-                if not isinstance(offsets, Exception):
-                    self._settle(partition, offsets)
-                elif (reason := text_of(offsets)) not in told:
-                    told.add(reason)
-                    log.warning("Which records the next cluster has is not known yet: %s", reason)
+                self._wait_for(error)
             self._leave_ended()
             if self._in_question:
                 await self._manager._net.sleep(_PAUSE_S)
+
+    def _hear(self, partition: TopicPartition, offsets: Sequence[int] | Exception) -> None:
+        if isinstance(offsets, Exception):
+            self._wait_for(offsets)
+        else:
+            self._settle(partition, offsets)
+
+    def _wait_for(self, error: Exception) -> None:
+        if (reason := text_of(error)) not in self._told:
+            self._told.add(reason)
+            log.warning("Which records the next cluster has is not known yet: %s", reason)
 
     def _leave_ended(self) -> None:
         """Lets the partitions go on of which all that was in question has ended for its age."""

@@ -139,7 +139,7 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         waiting, sent = records.expired_batches(now=now), super()._get_expired_inflight_batches(now=now)
         for batch in waiting + sent:
             late = f"{batch.record_count} records for {batch.topic_partition} did not end within delivery_timeout_ms"
-            is_sent = batch in sent or batch in records.may_be_written
+            is_sent = batch in sent or batch in records.may_be_written or batch in records.may_be_elsewhere
             error = (
                 _doubted(KafkaTimeoutError(late)) if is_sent else KafkaTimeoutError(f"{late}: they were not written")
             )
@@ -226,7 +226,7 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
     def _learn(self, batch: Any, response: Any) -> None:
         """What a success tells besides.  To a repeat a broker tells the time of the append whoever gives times (UnifiedLog.scala)."""
         partition, last = batch.topic_partition, response.base_offset + batch.record_count - 1
-        self.last_offsets[partition] = max(last, self.last_offsets.get(partition, -1))
+        self.last_offsets[partition] = last  # also where it is less: the topic was created again
         if response.log_append_time_ms < 0:
             self.gives_times[partition.topic] = False
         elif not (batch.in_retry() or self._was_repeated(batch)):
@@ -245,7 +245,8 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         is_refused = _is_refused(exception, partition_response)
         # What a broker says that no repeat cures is a refusal of this attempt.
         is_silent = not is_refused and (partition_response is None or isinstance(exception, RetriableError))
-        if (is_silent or batch in doubtful) and not self._can_retry(batch, type(exception)):
+        is_doubtful = batch in doubtful or batch in self._accumulator.may_be_elsewhere
+        if (is_silent or is_doubtful) and not self._can_retry(batch, type(exception)):
             exception = _doubted(exception)
         if not is_refused:
             doubtful.add(batch)

@@ -13,7 +13,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from support.stock_producer import OTHER, PARTITION, Producer, idempotent, response, stamp
-from tolerant_client.stock.moved_batches import MovedBatches, Sought
+from tolerant_client.stock.moved_batches import MovedBatches, Sought, Tell
 from tolerant_client.stock.stock_names import ProducerIdAndEpoch, TransactionState
 
 LOST = Errors.KafkaConnectionError("the client moves to another cluster")
@@ -26,11 +26,12 @@ class Log:
         self.offsets, self.failures = offsets, failures
         self.asked: list[Mapping[TopicPartition, Sought]] = []
 
-    async def find(self, net: Any, sought: Mapping[TopicPartition, Sought]) -> Mapping[TopicPartition, Sequence[int]]:
+    async def find(self, net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> None:
         self.asked.append(dict(sought))
         if len(self.asked) <= self.failures:
             raise Errors.KafkaConnectionError("the standby restarts")
-        return {partition: self.offsets.get(partition, ()) for partition in sought}
+        for partition in sought:
+            tell(partition, self.offsets.get(partition, ()))
 
 
 def moved(producer: Producer, end: int | None = 1_000) -> MovedBatches:
@@ -157,10 +158,11 @@ def test_a_partition_that_cannot_be_read_holds_up_no_other() -> None:
         producer.fail(batch, LOST)
     asked = list[int]()
 
-    async def find(net: Any, sought: Mapping[TopicPartition, Sought]) -> Mapping[TopicPartition, Any]:
+    async def find(net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> None:
         asked.append(len(sought))
         refused = Errors.TopicAuthorizationFailedError("Fetch of orders-0")
-        return {p: refused if p == PARTITION and len(asked) < 3 else [7] for p in sought}
+        for p in sought:
+            tell(p, refused if p == PARTITION and len(asked) < 3 else [7])
 
     asyncio.run(moved(producer).settle(find))
     assert asked == [2, 1, 1] and second.get(0).offset == 7
@@ -172,6 +174,49 @@ def test_while_nothing_was_acknowledged_the_time_says_where_to_look() -> None:
     log = Log({})
     asyncio.run(moved(producer).settle(log.find))
     assert log.asked[0][PARTITION].from_offset == -1
+
+
+def test_a_partition_is_settled_as_soon_as_it_is_known() -> None:
+    producer = idempotent()
+    other = producer.append(OTHER)
+    for batch in producer.all_sent():
+        producer.fail(batch, LOST)
+    was_settled = list[bool]()
+
+    async def find(net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> None:
+        tell(OTHER, [7])
+        was_settled.append(other.is_done)  # while the broker of the other one is silent, say
+        tell(PARTITION, [])
+
+    asyncio.run(moved(producer).settle(find))
+    assert was_settled == [True]
+
+
+def test_after_a_topic_was_created_again_the_search_begins_in_the_new_log() -> None:
+    producer = idempotent()
+    acknowledged(producer, 40)
+    producer.append()
+    acknowledged_at = response(Errors.NoError, PARTITION)
+    acknowledged_at.responses[0].partition_responses[0].base_offset = 0
+    producer.sender._handle_produce_response(1, 0.0, [producer.sends()], acknowledged_at)
+    producer.append()
+    producer.fail(producer.sends(), LOST)
+    log = Log({})
+    asyncio.run(moved(producer).settle(log.find))
+    assert log.asked[0][PARTITION].from_offset == 1
+
+
+def test_the_error_of_a_record_that_the_former_cluster_may_have_says_so() -> None:
+    producer = idempotent()
+    batch, sent = producer.sends(), producer.append()
+    producer.fail(batch, LOST)
+    asyncio.run(moved(producer, None).settle(Log({}).find))
+    producer.let_pass(1_000, *producer.accumulator._batches[PARTITION])
+    producer.sender._end_late_records(time.monotonic())
+    with pytest.raises(Errors.KafkaTimeoutError, match="the records were sent, and may be written"):
+        batch._record_futures[0].get(0)
+    with pytest.raises(Errors.KafkaTimeoutError, match="they were not written"):
+        sent.get(0)
 
 
 def test_a_record_that_is_late_before_the_next_cluster_tells_ends_and_leaves_its_partition() -> None:

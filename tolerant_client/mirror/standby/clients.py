@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent import futures
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +36,7 @@ from tolerant_client.stock.moving import Destination, Mover
 if TYPE_CHECKING:
     from tolerant_client.mirror.standby.link_watch import LinkWatch
     from tolerant_client.mirror.state.link_control import LinkControl
-    from tolerant_client.stock.moved_batches import Sought
+    from tolerant_client.stock.moved_batches import Sought, Tell
 
 log = logging.getLogger(__name__)
 
@@ -116,12 +116,10 @@ class Follower:
     def promoted(self, control: LinkControl) -> None:
         """Has the client move."""
 
-        def find(
-            net: Any, sought: Mapping[TopicPartition, Sought]
-        ) -> Awaitable[Mapping[TopicPartition, Sequence[int] | Exception]]:
+        def find(net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> Awaitable[None]:
             from tolerant_client.mirror.standby.copied_records import find_copies
 
-            return find_copies(net, self._to, sought, control.copied_until)
+            return find_copies(net, self._to, sought, control.copied_until, tell)
 
         self._mover.begin(Destination(self._to, control.copied_until, control.writes), find)
 

@@ -11,19 +11,18 @@ Laws:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.asking import chunks
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.mirror.batches.divergence import tail_records
 from tolerant_client.records.record_batch import Record
 from tolerant_client.records.record_sets import iter_record_sets
-from tolerant_client.stock.moved_batches import Sought
+from tolerant_client.stock.moved_batches import Sought, Tell
 
 CLOCKS_MS: Final = 60_000
 _PATIENCE_MS = 5_000
@@ -87,27 +86,31 @@ def least_ms(sought: Sought) -> int:
 
 
 async def find_copies(
-    net: Any, standby: Mapping[str, Any], sought: Mapping[TopicPartition, Sought], ends: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, list[int] | Exception]:
-    """The offsets of the sought batches that the cluster at `standby` has below `ends`, as stock/moved_batches.py defines.
+    net: Any,
+    standby: Mapping[str, Any],
+    sought: Mapping[TopicPartition, Sought],
+    ends: Mapping[TopicPartition, int],
+    tell: Tell,
+) -> None:
+    """Tells the offsets of the sought batches that the cluster at `standby` has below `ends`, as stock/moved_batches.py defines.
 
     Raises KafkaError.
     """
-    found = dict[TopicPartition, list[int] | Exception]()
+    left = iter(list(sought))
 
-    async def find(partition: TopicPartition) -> None:
-        try:
-            found[partition] = await _find(cluster, partition, sought[partition], ends[partition])
-        except Exception as error:
-            found[partition] = error
+    async def find() -> None:
+        for partition in left:
+            try:
+                found: Sequence[int] | Exception = await _find(cluster, partition, sought[partition], ends[partition])
+            except Exception as error:
+                found = error
+            tell(partition, found)
 
     cluster = Cluster(standby, net, name="standby", patience_ms=_PATIENCE_MS)
     try:
         await cluster.connect()
-        for chunk in chunks(list(sought), _AT_ONCE):
-            for future in [net.call_soon_with_future(find, partition) for partition in chunk]:
-                await future
-        return found
+        for future in [net.call_soon_with_future(find) for _ in range(_AT_ONCE)]:
+            await future
     finally:
         cluster.close()
 

@@ -126,7 +126,8 @@ class CopyWatch:
         }
         if not sought:
             return {}
-        found = await find_copies(self._net, self._standby, sought, ends)
+        found = dict[TopicPartition, Sequence[int] | Exception]()
+        await find_copies(self._net, self._standby, sought, ends, found.__setitem__)
         same = {}
         for partition, offsets in found.items():
             if isinstance(offsets, Exception):
