@@ -89,7 +89,10 @@ async def visible_topics(
 
 
 async def not_allowed(cluster: Cluster, topics: Collection[str], operation: int) -> list[str]:
-    """Those of these topics, which exist, on which we may not do this (AclOperation.java), if the brokers tell (KIP-430, Kafka 2.3)."""
+    """Those of these topics on which we may not do this (AclOperation.java), if the brokers tell (KIP-430, Kafka 2.3).
+
+    Without Describe we may do nothing, and are not told whether a topic exists: it is one of them.
+    """
     if not topics:
         return []
 
@@ -97,8 +100,14 @@ async def not_allowed(cluster: Cluster, topics: Collection[str], operation: int)
         return await cluster.send(metadata_request(map(cluster.wire_topic, topics), has_rights=True))
 
     told = (await cluster.insist("reading our rights to topics", ask)).topics
-    rights = {cluster.topic_of(topic.name): topic.authorized_operations for topic in told if not topic.error_code}
-    return sorted(name for name, allowed in rights.items() if allowed is not None and operation not in allowed)
+    return sorted(cluster.topic_of(topic.name) for topic in told if _is_refused(topic, operation))
+
+
+def _is_refused(topic: Any, operation: int) -> bool:
+    if topic.error_code:
+        return bool(topic.error_code == Errors.TopicAuthorizationFailedError.errno)
+    allowed = topic.authorized_operations
+    return allowed is not None and operation not in allowed
 
 
 async def topic_ids(cluster: Cluster, topics: Iterable[str]) -> dict[str, uuid.UUID]:
