@@ -66,6 +66,12 @@ class TolerantClientError(KafkaError):  # type: ignore[misc]  # kafka-python is 
     args: tuple[Any, ...]
     remedy = ""
 
+    def __str__(self) -> str:
+        return self._text().replace("\n", "\\n")  # a name within it may have a line end, which Spark's texts are cut at
+
+    def _text(self) -> str:
+        return str(super().__str__())
+
     @property
     def finding(self) -> str:
         """Its message without class name and remedy."""
@@ -86,7 +92,7 @@ class ConnectionLostError(TolerantClientError, KafkaConnectionError):  # type: i
 class ConnectionTimedOutError(ConnectionLostError, RequestTimedOutError):  # type: ignore[misc]
     """The connection of a request was given up because a request on it got no response in time."""
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return str(self.args[0]) if self.args else type(self).__name__
 
 
@@ -102,7 +108,7 @@ class CorrelationIdMismatchError(TolerantClientError, CorrelationIdError):  # ty
         self.expected = expected
         self.received = received
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return str(self.args[0])
 
 
@@ -117,7 +123,7 @@ class RecoveryExhaustedError(TolerantClientError, KafkaConnectionError):  # type
         super().__init__(message, tuple(history))
         self.history = tuple(history)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return "; ".join(dict.fromkeys([str(self.args[0]), *self.history]))
 
 
@@ -128,7 +134,7 @@ class OutcomeUnknownError(TolerantClientError):
 class TransactionOutcomeUnknownError(OutcomeUnknownError, KafkaProducerFencedError):  # type: ignore[misc]
     """A transaction may or may not be committed; the producer has ended, and who handles fencing handles this."""
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return str(self.args[0])
 
 
@@ -139,7 +145,7 @@ class RecordBatchError(TolerantClientError, CorruptRecordError):  # type: ignore
         super().__init__(message, offset)
         self.offset = offset
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return f"{self.args[0]} (base offset {self.offset})"
 
     def at(self, place: str) -> RecordBatchError:
@@ -158,7 +164,7 @@ class ClusterUnreachableError(TolerantClientError):
         super().__init__(message, cluster)
         self.cluster = cluster
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return str(self.args[0])
 
 
@@ -169,7 +175,7 @@ class LoginRefusedError(TolerantClientError, SaslAuthenticationFailedError):  # 
         super().__init__(message, cluster)
         self.cluster = cluster
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return str(self.args[0])
 
 
@@ -225,7 +231,7 @@ class OversizedRecordError(TolerantClientError):
         self.size = size
         self.limit = limit
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return str(self.args[0])
 
     def at(self, place: str) -> OversizedRecordError:
@@ -268,7 +274,7 @@ class CoordinatorUnavailableError(TolerantClientError, CoordinatorNotAvailableEr
         self.isr = tuple(isr)
         self.waited_ms = waited_ms
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return str(self.args[0])
 
 
@@ -284,7 +290,7 @@ class NotMirroredError(TolerantClientError, KafkaTimeoutError):  # type: ignore[
         self.partition = partition
         self.offset = offset
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         at = f" at offset {self.offset}" if self.offset >= 0 else ""
         return f"{self.topic}-{self.partition}: the record is written on its own cluster{at}, but {self.args[0]}"
 
@@ -306,7 +312,7 @@ class RecordRefusedError(TolerantClientError):
         self.partition = partition
         self.row = row
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return str(self.args[0])
 
 

@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ from tolerant_client.errors import (
     ClusterUnreachableError,
     LinkPromotedError,
     OptionError,
+    RecordRefusedError,
     TargetDivergedError,
     TolerantClientError,
 )
@@ -344,6 +346,15 @@ def test_error_of_a_task_comes_back_as_it_was() -> None:
     error = original_error(text)
     assert type(error) is TargetDivergedError
     assert "The target log of orders-0 has a foreign batch" in str(error)
+
+
+@pytest.mark.parametrize("kind", [TargetDivergedError, ClusterUnreachableError, RecordRefusedError])
+def test_error_of_a_task_keeps_what_follows_a_line_end_in_a_name(kind: type[TolerantClientError]) -> None:
+    error = kind("written by a mirror on x\n\n\tat y (process 7): stop one of the two")
+    text = "".join(traceback.format_exception_only(kind, error))
+    assert "mirror on x\\n\\n\tat y (process 7): stop one" in str(
+        original_error(f"Job aborted: {text}\n\tat org.apache\n")
+    )
 
 
 def test_error_that_is_not_ours_is_quoted_by_its_last_line() -> None:
