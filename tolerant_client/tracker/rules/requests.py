@@ -26,6 +26,7 @@ _ID_AT = 8  # length, api_key, api_version, correlation_id (RequestHeader.json)
 _ID_END = 12
 _OUT_OF_ORDER_SEQUENCE = 45
 _SMALL = 4096  # bytes; a smaller body is copied to decode it
+_LARGEST_SETUP = 1 << 20  # bytes; int16 numbers 65,536 APIs at most, with 7 bytes each in ApiVersions
 _LARGEST_ERROR_CODE = 255  # Errors.java has 134 codes (Kafka 4.2) and gets some five a year
 
 _Decode = Callable[[memoryview, int], tuple[Any, int]]
@@ -84,6 +85,8 @@ class KafkaRequest(Request):
     def decode_response(self, body: memoryview) -> Any:
         """kafka-python's response object; raises ValueError unless the body is consumed exactly."""
         key = self.API_KEY, self.API_VERSION
+        if self.API_KEY in apis.SETUP and len(body) > _LARGEST_SETUP:
+            raise ValueError(f"{self.name} response has {len(body)} bytes, and nobody has proved who sends it")
         if self.API_KEY == apis.API_VERSIONS and bytes(body[:2]) != b"\0\0":
             # A broker that does not know the version answers in version 0 (KIP-511).
             key = self.API_KEY, 0

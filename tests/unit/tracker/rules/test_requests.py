@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -89,6 +90,16 @@ def test_response_with_a_byte_left_over_is_refused(api: str, version: int) -> No
     assert request.decode_response(memoryview(body)) is not None
     with pytest.raises(ValueError, match=f"{api} response has {len(body) + 1} bytes, its fields {len(body)}"):
         request.decode_response(memoryview(body + b"\0"))
+
+
+@pytest.mark.parametrize(("version", "keys"), [(0, 200_000), (3, 200_000), (0, 65_536), (3, 65_536)])
+def test_a_response_before_the_login_that_no_broker_can_mean_is_not_decoded(version: int, keys: int) -> None:
+    request = asked("ApiVersions", version)
+    request.frame_buffers(1, "test")
+    key = {"api_key": 3, "min_version": 0, "max_version": 9}
+    body = answer("ApiVersions", version, error_code=0, api_keys=[key] * keys, throttle_time_ms=0)
+    with pytest.raises(ValueError, match="nobody has proved who sends it") if keys > 65_536 else nullcontext():
+        request.decode_response(body)
 
 
 def test_requests_made_of_plain_tuples_are_read_like_objects() -> None:
