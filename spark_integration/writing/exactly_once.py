@@ -23,7 +23,7 @@ C. An undecided transaction is aborted only by its own run, or after a decision 
    micro-batch with the same rows is a repeat, whoever decided it.
 D. A transactional id names at most one transaction of a micro-batch, and belongs to one process: no attempt of a task
    can fence another one, nor a transaction that the driver has chosen.  A later micro-batch of the same run reuses the
-   id, after the note of law B.
+   id, after the note of law B, if the same process writes it: a new process has new ids.
 E. A decision is made only while a reserve is left of its transactions' timeout: a minute, or a third
    of a transaction.timeout.ms below three minutes.  Half of the reserve is the timeout of the decider's own transaction;
    the rest is for committing the tasks' transactions, which is retried.  Each worker's clock is compared with the
@@ -31,7 +31,7 @@ E. A decision is made only while a reserve is left of its transactions' timeout:
 
 Guaranteed, for consumers with isolation.level=read_committed:
 - A micro-batch is written once, however many tasks Spark gives to it and to its repeat: with a shuffle, adaptive
-  execution, other code, other options, speculation, with lost tasks, workers or executors, and with a driver that is
+  execution, other code, other options but another topic, speculation, with lost tasks, workers or executors, and with a driver that is
   killed at any point and started again from the same checkpoint.
 - If a micro-batch is repeated with other rows than those that were decided, RepeatDiffersError is raised and the decided
   rows stay: this happens to a query that is not deterministic (a random number, the time), or whose source has fewer
@@ -58,6 +58,11 @@ Costs and limits:
 - A decision is stored beside every topic that was written to: brokers forget it when all of these are deleted.
 - A killed attempt that begins a transaction only after its run has ended leaves it open for transaction.timeout.ms; so do
   tasks of a query's micro-batch if none of them has sent the driver a message, until the query commits again.
+- Ids are reused only while Python processes live (law D).  Spark ends one that was idle for a minute, so with a longer
+  trigger each micro-batch leaves about as many ids as it has tasks: with 4 tasks and a trigger of 75 s 5, 9 and 13 after
+  three micro-batches, 4 more with each without spark.python.worker.reuse, and 6 after nine without pauses were measured.
+  Brokers keep each for transactional.id.expiration.ms: 200 tasks every 5 minutes would be 400,000 ids in a week.  Fewer
+  tasks (coalesce), a trigger below a minute, or a shorter expiration on the brokers bound it.
 - Brokers forget the offsets of a group after offsets.retention.minutes (7 days): a query that was stopped for longer
   between a decision and the checkpoint's commit writes that micro-batch again.
 
@@ -66,10 +71,11 @@ begin with tolerant-sink-, and Read on the topics (an offset is committed beside
 connects to the brokers, too.
 
 A batch write has its own sink, unless exactlyOnceId names one: then the same write, repeated as a whole,
-writes nothing again.  A name belongs to one query or one batch write; any other that uses it is refused.  Within
-foreachBatch a named write belongs to the query, and its micro-batches count; not so with Spark Connect, which does not
-tell tasks their micro-batch there.  Give names only where they are needed: brokers keep two groups and a few
-transactional ids of each name for a week.
+commits nothing again, but writes its rows into transactions that it aborts.  A name belongs to one query or one batch
+write; any other that uses it is refused.  Within foreachBatch a named write belongs to the query, and its micro-batches
+count; not so with Spark Connect, which does not tell tasks their micro-batch there.  Give names only where they are
+needed: brokers keep two groups of each name for a week (offsets.retention.minutes), and each of its transactional ids
+for a week after it was used last (transactional.id.expiration.ms).
 """
 
 from __future__ import annotations
@@ -276,12 +282,12 @@ class SinkBatch:
             )
         if found.batch == self.batch:
             cause = (
-                "the query is not deterministic, it was started again with other code, its source has fewer records"
+                "the query is not deterministic, it was started again with other code or another topic, its source has fewer records"
                 " since (its topic is compacted, or lost some with failOnDataLoss=false), or two writes of its foreachBatch"
                 " have one exactlyOnceId"
             )
             other = (
-                "it has other rows now, its query is not deterministic, or it is another batch of foreachBatch with"
+                "it has other rows or another topic now, its query is not deterministic, or it is another batch of foreachBatch with"
                 " Spark Connect, or from a thread that is not an InheritableThread, where each needs its own exactlyOnceId"
             )
             raise RepeatDiffersError(
