@@ -12,6 +12,7 @@ import javaproperties
 import typer
 
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state.link_name import LONGEST, is_link_name
 from tolerant_client.security.kafka_config import kafka_python_config
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
@@ -32,7 +33,6 @@ FlowName = Annotated[
 ]
 
 _SPARK_PREFIX = re.compile(r"(?<![\w.])kafka\.(?=[a-z])")
-_LINK_NAME = re.compile("[a-zA-Z0-9._-]{1,225}")  # after "tolerant-mirror-offsets-", within the 249 of Topic.java
 LONGEST_S = 366 * 86_400  # the longest wait of a command; clocks overflow
 
 
@@ -99,10 +99,10 @@ class WhichLink:
     ] = None
 
     def __post_init__(self) -> None:
-        if self.link and not _LINK_NAME.fullmatch(self.link):
+        if self.link and not is_link_name(self.link):
             raise OptionError(
                 f"--link is {self.link!r}: the name of a link is part of a topic's, which has letters, digits, '.', '_' and '-' only;"
-                " give at most 225 of them"
+                f" give at most {LONGEST} of them"
             )
 
     @property

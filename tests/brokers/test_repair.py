@@ -14,6 +14,9 @@ from support.mirror_link import append_records, compare, create_topic, mirror
 from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.life.listing import list_links
+from tolerant_client.mirror.state.claims_record import MIRROR, ClaimsRecord, Holder, encode_claims
+from tolerant_client.mirror.state.claims_topic import claims_topic
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, encode_control
 from tolerant_client.mirror.state.control_topic import control_topic, read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -75,6 +78,20 @@ def test_what_a_link_has_written_down_is_written_once_more_and_nothing_is_forgot
     assert mirror(source, target, link, link)[TopicPartition(link, 0)].acked == 110
     with pytest.raises(OptionError, match="says nothing of link no-such-link"):
         repair(target, "no-such-link")
+
+
+def test_records_under_a_name_that_no_link_can_have_change_nothing(
+    source: str, target: str, begun: tuple[str, LinkControl]
+) -> None:
+    link, control = begun
+    write(target, "no link", encode_control(control, 1))
+    write(target, "no other", NEWER.replace(b"true", b"false").replace(b"}", b', "source_cluster_id": "A"}'))
+    stranger = ClaimsRecord(Holder("stranger", "no link", "run-1", "h", 1, 0, MIRROR), 1, is_end=True)
+    on(target, lambda cluster: claims_topic(cluster).put(b"stranger", encode_claims(stranger)))
+    append_records(source, link, 10, first=100)
+    assert mirror(source, target, link, link)[TopicPartition(link, 0)].acked == 110
+    found = {one.link for one in on(target, list_links).links}
+    assert link in found and not any(name.startswith("no ") for name in found)
 
 
 @pytest.mark.long

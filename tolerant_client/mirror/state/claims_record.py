@@ -23,6 +23,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from kafka.structs import TopicPartition
 
+from tolerant_client.mirror.state.link_name import is_link_name
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 from tolerant_client.state_json import MOST_INDEX, Moment, Whole, decoded, named_partition, require_few
 
@@ -150,7 +151,7 @@ def decode_claims(key: bytes | None, value: bytes | None) -> ClaimsRecord | None
     """The record with this key and value; None if it is not ours, or of a newer version."""
     try:
         found = decoded(value, _Document)
-        if found.version > _VERSION:
+        if found.version > _VERSION or not is_link_name(found.link):
             return None
         blocked = frozenset(map(_partition, found.blocked))
         remedies = {_partition(name): remedy for name, remedy in found.remedies.items()}

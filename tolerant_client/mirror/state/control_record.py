@@ -21,6 +21,7 @@ Laws:
 - A record is read as a whole or not at all.  After one with a field that no mirror writes, its link is not started, paused or
   promoted until a readable record follows (repair.py writes it); a running copier obeys what it has read, until its next sync.
 - A record without a value deletes the link for every later reader, as if the topic had been compacted.
+- A key that no link can have as its name is no link's: whatever its record says, it is skipped.
 - If the time in `knew` is not `time_ms`, a version that does not know the field has kept it: that record knew all before it.
 """
 
@@ -37,6 +38,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
+from tolerant_client.mirror.state.link_name import is_link_name
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS, LinkTopics, TopicFilter
 from tolerant_client.records.record_batch import Record
 from tolerant_client.state_json import (
@@ -246,6 +248,8 @@ def controls_of(records: Iterable[Record], begun_of: Collection[str] | None = ()
     by_key: dict[str, list[Record]] = {}
     for record in records:
         key = (record.key or b"").decode(errors="backslashreplace")
+        if not is_link_name(key):
+            continue
         if record.value is None:
             by_key.pop(key, None)
         else:

@@ -35,13 +35,10 @@ _TOPIC_NAME = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")  # Topic.java
 
 def hindrance(record: Unreadable, topic: str, cluster: Cluster) -> str:
     """Why nothing may start beside an unreadable record that a mirror of this topic may have written, and how to clear it."""
-    clear = f"run tolerant-kafka repair with the {cluster.name} as --target and that key as --link"
-    if not record.key or "\\x" in record.key:  # no option can name such a key
-        clear = "write a record with that key and no value there"
     return (
         f"{record}, and says that a link copies from cluster {(record.copies_from or '')[:60]!r} to this {cluster.name};"
-        f" it may take topic {topic}. Install here the version of the mirror that wrote it; if none did, take away the right"
-        f" to write there from whoever wrote it, and {clear}"
+        f" it may take topic {topic}. Install here the version of the mirror that wrote it; if none did, take away the right to"
+        f" write there from whoever wrote it, and run tolerant-kafka repair with the {cluster.name} as --target and that key as --link"
     )
 
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.state.link_name import LONGEST, is_link_name
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,
     IdentityReplicationPolicy,
@@ -156,7 +157,7 @@ def _read_flows(path: Path, targets: Collection[str]) -> Flows:
 
 
 def check_flows(flows: Sequence[Flow]) -> None:
-    """Raises OptionError for flows that copy in a loop, write to the same topic, or have the same link name."""
+    """Raises OptionError for flows that copy in a loop, write to the same topic, or have the same link name or too long a one."""
     if loop := find_loop(flows):
         path = " and ".join(map(str, loop))
         raise OptionError(
@@ -173,6 +174,10 @@ def check_flows(flows: Sequence[Flow]) -> None:
         )
     by_link: dict[str, Flow] = {}
     for flow in flows:
+        if not is_link_name(flow.link):
+            raise OptionError(
+                f"{flow} would be link {flow.link}, a name longer than {LONGEST} letters; choose shorter aliases"
+            )
         if (same := by_link.setdefault(flow.link, flow)) is not flow:
             raise OptionError(f"{same} and {flow} would both be link {flow.link}; choose other aliases")
 

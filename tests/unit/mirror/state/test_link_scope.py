@@ -463,13 +463,21 @@ def circle(source: Keeper, *names: str, own: LinkControl = LinkControl()) -> tup
     [RUBBISH, b"rubbish", b'{"version":2}', b'{"version":1,"is_promoted":true,"source_cluster_id":"B-id","topics":5}'],
 )
 def test_a_record_that_says_of_no_link_that_it_copies_stops_nobody_and_is_told(value: bytes) -> None:
-    keeper = Keeper((b"some\x1b[2K\none" + b"x" * 5_000, value), (b"\xff", value), (None, value))
+    keeper = Keeper((b"x" * 225, value), (b"someone", value))
     warnings = others(keeper, "orders")
-    assert len(warnings) == 3 and all(len(warning) < 700 and warning.isprintable() for warning in warnings)
-    assert "the record with key 'some\\x1b[2K\\nonex" in warnings[0] and "ignored; revoke the right" in warnings[0]
+    assert len(warnings) == 2 and all(len(warning) < 700 and warning.isprintable() for warning in warnings)
+    assert "the record with key 'someone' in" in warnings[1] and "ignored; revoke the right" in warnings[1]
     assert circle(keeper, "orders") == ()
     given = LinkTopics.of("orders")
     assert outcome(link_topics._refuse_another(cast(Cluster, keeper), "dr", given, ["orders"])) is None
+
+
+@pytest.mark.usefixtures("keepers")
+@pytest.mark.parametrize("key", [b"a b", b"some\x1b[2K\none", b"x" * 226, b"\xff", b"", None])
+@pytest.mark.parametrize("value", [RUBBISH, OF_A_MIRROR, encode_control(written(".*", "B-id"), 1)])
+def test_a_record_under_a_name_that_no_link_can_have_stops_nobody(key: bytes | None, value: bytes) -> None:
+    keeper = Keeper((key, value))
+    assert keeper.controls == Controls({}) and others(keeper, "orders") == circle(keeper, "orders") == ()
 
 
 @pytest.mark.usefixtures("keepers")
@@ -520,7 +528,7 @@ def test_a_link_the_other_way_whose_promotion_is_not_finished_is_still_a_circle(
 
 
 @pytest.mark.usefixtures("keepers")
-@pytest.mark.parametrize("key", [b"eu", b"e\x1b[2K" + b"x" * 5_000])
+@pytest.mark.parametrize("key", [b"eu", b"e" * 225])
 def test_a_record_that_may_be_of_a_mirror_of_the_same_topics_stops_a_start_and_names_all(key: bytes) -> None:
     keeper, shown = Keeper((key, OF_A_MIRROR)), re.escape(repr(key.decode()[:200]))
     told = f"{shown} in tolerant-mirror-control cannot be read .*newer.* from cluster 'B-id' .*topic clicks. .*repair with the target as --target and that key as --link"

@@ -164,6 +164,12 @@ def test_what_no_mirror_has_written_says_nothing(value: bytes | None) -> None:
     assert decode_claims(b"a", value) is None
 
 
+@pytest.mark.parametrize("link", ["a b", "", "a" * 226, "a\n", "../a"])
+def test_a_record_of_a_link_whose_name_no_link_can_have_says_nothing(link: str) -> None:
+    record = ClaimsRecord(replace(holder("a"), link=link), 7)
+    assert decode_claims(b"a", encode_claims(record)) is None
+
+
 def test_ten_thousand_partitions_stay_small() -> None:
     record = ClaimsRecord(holder("a"), 1, frozenset(TopicPartition(f"t{t}", n) for t in range(10) for n in range(1000)))
     assert len(encode_claims(record)) < 1000

@@ -350,6 +350,10 @@ def test_circles_and_shared_topics_are_refused(path: Path) -> None:
 def test_links_with_one_name_are_refused(path: Path) -> None:
     names = ("a", "b-c", "a-b", "c")
     text = f"clusters = {', '.join(names)}\n" + "".join(f"{name}.bootstrap.servers = {name}:9092\n" for name in names)
+    long = "a" * 113
+    assert "a name longer than 225 letters" in refused(
+        path, f"clusters={long},{long}b\nbootstrap.servers=x:1\n{long}->{long}b.enabled=true\n", ""
+    )
     assert "would both be link a-b-c" in refused(path, text + "a->b-c.enabled = true\na-b->c.enabled = true\n", "")
 
 
