@@ -31,8 +31,8 @@ E. A decision is made only while a reserve is left of its transactions' timeout:
 
 Guaranteed, for consumers with isolation.level=read_committed:
 - A micro-batch is written once, however many tasks Spark gives to it and to its repeat: with a shuffle, adaptive
-  execution, other code, other options but another topic, speculation, with lost tasks, workers or executors, and with a driver that is
-  killed at any point and started again from the same checkpoint.
+  execution, other code, other options (but the same topic), speculation, with lost tasks, workers or executors, and with
+  a driver that is killed at any point and started again from the same checkpoint.
 - If a micro-batch is repeated with other rows than those that were decided, RepeatDiffersError is raised and the decided
   rows stay: this happens to a query that is not deterministic (a random number, the time), or whose source has fewer
   records since: the log cleaner removed some of a compacted topic, or failOnDataLoss=false passed over a loss.  The order of
