@@ -30,7 +30,7 @@ from spark_integration.reading.options import parse_read_options
 from spark_integration.reading.range_fetch import RangeFetch
 from support.encoding import encode_batches
 from support.guarded_cluster import start_guarded
-from tolerant_client.cluster.admin.groups import CommittedOffset
+from tolerant_client.cluster.admin.groups import CommittedOffset, may_not_read
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.producer.batch_producer import BatchProducer
 from tolerant_client.cluster.producer.sender import ProducerSettings
@@ -54,6 +54,11 @@ Steps = Callable[[Cluster, str], Awaitable[None]]
 def cluster(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
     """User low may do what an ACL allows; the brokers and this test (ANONYMOUS) may do everything."""
     return start_guarded(start_cluster, {"low": PASSWORD})
+
+
+def as_low(cluster: KafkaCluster) -> dict[str, Any]:
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_plain_username": "low"}
+    return {"bootstrap_servers": cluster.servers_of("SASL"), "sasl_plain_password": PASSWORD, **login}
 
 
 async def read(cluster: Cluster, topic: str) -> None:
@@ -111,10 +116,9 @@ def test_the_commands_of_what_is_refused_grant_all_that_a_query_needs(
     producer = kafka.KafkaProducer(bootstrap_servers=cluster.bootstrap_servers)
     producer.send(topic, b"record").get(30)
     producer.close()
-    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_plain_username": "low"}
-    servers = cluster.servers_of("SASL")
+    config = as_low(cluster)
+    servers = config["bootstrap_servers"]
     granted: set[tuple[str, str]] = set()
-    config = {"bootstrap_servers": servers, "sasl_plain_password": PASSWORD, **login}
     try:
         for _ in range(len(rights) + 1):
             try:
@@ -133,6 +137,17 @@ def test_the_commands_of_what_is_refused_grant_all_that_a_query_needs(
         admin.delete_acls([ACLFilter("User:low", None, ACLOperation.ANY, ACLPermissionType.ANY, anything)])
         admin.close()
     assert granted == rights
+
+
+def test_that_a_group_may_not_be_read_is_known_before_anybody_joins_it(cluster: KafkaCluster) -> None:
+    admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    with Cluster(as_low(cluster), name="standby") as standby:
+        assert standby.run(may_not_read, standby, "rights-group")
+        grant(admin, ACLOperation.READ, ResourcePattern(ResourceType.GROUP, "rights-group"))
+        time.sleep(0.5)  # until the broker has read it from the metadata log
+        assert not standby.run(may_not_read, standby, "rights-group")
+        assert standby.run(may_not_read, standby, "rights-group-2")
+    admin.close()
 
 
 def carry_out(admin: Any, words: list[str], servers: str) -> set[tuple[str, str]]:

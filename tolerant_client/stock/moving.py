@@ -160,6 +160,13 @@ class Mover:
 
     def topics(self) -> set[str]:
         """What the client is subscribed to, or assigned, or has written to; from any thread."""
+    @property
+    def group(self) -> str | None:
+        """The group of a consumer that has one."""
+        client = self._client()
+        group: str | None = None if client is None else client.config.get("group_id")
+        return group
+
         client = self._client()
         if isinstance(client, kafka.KafkaProducer):
             return set(manager_of(client).cluster._topics)

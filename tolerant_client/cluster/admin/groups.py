@@ -21,6 +21,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.asking import AT_ONCE, raise_for
 from tolerant_client.cluster.admin.coordinators import Failures, ManyGroups
+from tolerant_client.cluster.admin.topics import READ
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.leaders import metadata_request
 from tolerant_client.errors import ClusterUnreachableError, UnsupportedSourceError
@@ -198,6 +199,17 @@ def describe_groups_request(names: Iterable[str], *, has_rights: bool = False) -
     return DescribeGroupsRequest(
         groups=list(names), include_authorized_operations=has_rights, max_version=_LAST_DESCRIBE
     )
+
+
+async def may_not_read(cluster: Cluster, group: str) -> bool:
+    """Whether we lack Read on a group, as far as one broker tells (KIP-430, Kafka 2.3).
+
+    Whichever is asked: looking for the coordinator would create __consumer_offsets.  So Describe without Read is seen only by chance.
+    """
+    (told,) = (await cluster.send(describe_groups_request([group], has_rights=True))).groups
+    if told.error_code:
+        return bool(told.error_code == Errors.GroupAuthorizationFailedError.errno)
+    return told.authorized_operations is not None and READ not in told.authorized_operations
 
 
 def stable_offsets_request(group: str, partitions: Iterable[TopicPartition] | None) -> OffsetFetchRequest:

@@ -113,6 +113,11 @@ class Follower:
         """The topics of the link that the client will read on the standby: a producer reads what may have been copied."""
         return {topic for topic in self._mover.topics() if control.writes(topic)}
 
+    @property
+    def group(self) -> str | None:
+        """The group of a consumer."""
+        return self._mover.group
+
     def promoted(self, control: LinkControl) -> None:
         """Has the client move."""
 

@@ -31,6 +31,7 @@ from typing import Any, Final, Protocol
 
 import kafka.errors as Errors
 
+from tolerant_client.cluster.admin.groups import may_not_read
 from tolerant_client.cluster.admin.topics import READ, not_allowed
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.event_loop import Future, NetworkSelector
@@ -70,6 +71,10 @@ class Follower(Protocol):
     def needs(self, control: LinkControl) -> set[str]:
         """The topics of the link that the client will read on the standby."""
 
+    @property
+    def group(self) -> str | None:
+        """The group that a consumer will join or commit for on the standby."""
+
     def promoted(self, control: LinkControl) -> None:
         """The link is promoted and fenced, and tells where its copies end."""
 
@@ -86,6 +91,7 @@ class LinkWatch:
         self._patience_ms = patience_ms
         self._told: set[str] = set()  # reasons why nothing is known
         self._checked: set[str] = set()  # topics
+        self._is_group_checked = False
         self._follower: futures.Future[Follower | None] = futures.Future()
         self._copies: CopyWatch | None = None
         self._is_closing = False
@@ -207,7 +213,7 @@ class LinkWatch:
                 follower.heard(control)
                 if control.is_promoted:
                     break
-                await self._check_rights(follower.needs(control) - self._checked)
+                await self._check_rights(follower.needs(control) - self._checked, follower.group)
                 await self._changed()
                 failures = 0
                 self._told.clear()
@@ -226,11 +232,14 @@ class LinkWatch:
             )
         return control
 
-    async def _check_rights(self, topics: set[str]) -> None:
-        """Warns once of topics that the client could not read after the promotion."""
+    async def _check_rights(self, topics: set[str], group: str | None) -> None:
+        """Warns once of topics that the client could not read after the promotion, and of its group."""
         self._checked |= topics
+        group, self._is_group_checked = None if self._is_group_checked else group, True
         try:
             refused = await not_allowed(self.cluster, topics, READ)
+            if group is not None and await may_not_read(self.cluster, group):
+                refused.append(f"group {group}")
         except Errors.KafkaError as error:
             log.debug("The standby does not tell what the client may read: %s", error)
             return

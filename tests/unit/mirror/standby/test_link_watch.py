@@ -69,6 +69,8 @@ class Following:
     def needs(self, control: LinkControl) -> set[str]:
         return {"orders", "audit"}
 
+    group = "billing"
+
     def promoted(self, control: LinkControl) -> None:
         self.moved.append(control)
 
@@ -80,13 +82,17 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def may_not_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The topics that the client may not read on the standby."""
+    """The topics and groups that the client may not read on the standby."""
     refused: list[str] = []
 
     async def not_allowed(cluster: Cluster, topics: Collection[str], operation: int) -> list[str]:
         return [name for name in refused if name in topics]
 
+    async def may_not_read(cluster: Cluster, group: str) -> bool:
+        return group in refused
+
     monkeypatch.setattr(link_watch, "not_allowed", not_allowed)
+    monkeypatch.setattr(link_watch, "may_not_read", may_not_read)
     return refused
 
 
@@ -125,13 +131,13 @@ def test_each_reason_why_nothing_is_known_is_told_once_until_something_is(caplog
     assert said == ["no response for 0 s", "expired", "odd", "expired"]
 
 
-def test_topics_that_the_client_could_not_read_are_named_once_before_the_promotion(
+def test_what_the_client_could_not_read_is_named_once_before_the_promotion(
     may_not_read: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    may_not_read += ["audit", "else"]
+    may_not_read += ["audit", "else", "billing"]
     watch(LinkControl(), LinkControl(), PROMOTED)
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("The client may not read audit on the standby: grant Read")
+    assert said.startswith("The client may not read audit, group billing on the standby: grant Read")
 
 
 def test_nobody_waits_for_a_client_that_is_gone() -> None:
