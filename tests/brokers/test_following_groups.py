@@ -582,6 +582,19 @@ def test_what_was_committed_on_the_lost_cluster_is_not_read_again_by_a_member_th
                 until(lambda: other.poll(100) or len(member.read) >= 210)
             assert len(member.read) == len(set(member.read)) == 210
             lost = member.told.index("lost")  # a slow machine may make the group rebalance once more
+def test_a_client_that_has_read_nothing_commits_what_it_is_told(source: str, target: str) -> None:
+    name, events = "members-tool", list[Event]()
+    copied(source, target, name)
+    standby: Any = {"standby": {"bootstrap_servers": target}, "link": name}
+    with KafkaConsumer(bootstrap_servers=source, group_id=name, recovery_listener=events.append, **standby) as tool:
+        failed_over(target, name)
+        until(lambda: events)
+        append_records(target, name, 30, partitions=2, first=900)
+        found = tool.end_offsets([TopicPartition(name, number) for number in range(2)])
+        tool.commit({tp: OffsetAndMetadata(end, "", -1) for tp, end in found.items()})
+    assert committed(target, name) == ends(target, name, 2)
+
+
             assert member.told[lost : lost + 2] == ["lost", "assigned"] and member.told.count("lost") == 1
         finally:
             member.consumer.close()

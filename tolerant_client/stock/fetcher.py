@@ -252,6 +252,7 @@ class TolerantFetcher(PlannedFetches):
         """Fetches nothing before the move is settled; on the event loop, when the client has left the former cluster."""
         self._move = move
         move.unread_positions = self._unread_positions()
+        move.may_have_read = {*self._given_out.copy(), *self._subscriptions.assignment.copy()}
         self._session_handlers.clear()
         self._asked.clear()
         self._doubts.clear()
@@ -262,10 +263,6 @@ class TolerantFetcher(PlannedFetches):
         if parent._move is not None:
             self._move, self._given_out = parent._move, parent._given_out
         return self._move
-
-    def given_out(self, tp: TopicPartition) -> int:
-        """Until where records of the present cluster were given out; -1 if none were."""
-        return self._given_out.get(tp, -1)
 
     def _unread_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Positions from which nothing has been given out, also if the polling thread is about to."""

@@ -1,7 +1,8 @@
 """The part of the coordinator that follows a move to another cluster (moving.py): its commits, and how a member joins there.
 
 Laws:
-- No commit is of a record that was read on neither cluster, nor names a leader epoch of the former one.
+- No commit is of a record that was not copied, unless it was read on the next cluster or the program names it (moving.py).  None names a
+  leader epoch of the former one.
 - Whatever was committed on the former cluster is committed on the next one at once, before any later commit: those offsets win over the
   ones that were copied before.  What is given out and not committed is committed only by who would do it anyway: auto-commit,
   once poll() is called again.  A member commits nothing of a partition that it has lost since.
@@ -106,7 +107,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         self._disable_heartbeat()
         self._subscription.all_consumed_offsets = partial(move.consumed, self._subscription.all_consumed_offsets)
         if self.group_id is not None:
-            self._uncommitted = move.copied({**unread, **offsets}, self._subscription.assignment)
+            self._uncommitted = move.copied({**unread, **offsets})
             self._first_commit = self._manager.call_soon(
                 self._commit_first, self._uncommitted.copy(), unread.keys() - offsets.keys()
             )
@@ -157,7 +158,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
 
     def _as_copied(self, offsets: _Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
         """What to commit on the next cluster for offsets that may be of the former one."""
-        return dict(offsets) if self._move is None else self._move.copied(offsets, self._subscription.assignment)
+        return dict(offsets) if self._move is None else self._move.copied(offsets)
 
     async def _commit_first(self, offsets: _Offsets, unread: Collection[TopicPartition]) -> None:
         """Commits what was committed on the former cluster, and of the partitions `unread` where the group has committed nothing."""

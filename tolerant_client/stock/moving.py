@@ -13,7 +13,8 @@ Laws:
   with a warning.
 - After the end of the copies both clusters have records, and they are others.  An offset there, up to which the client has read on
   the former cluster, may be of a record of that one if an application names it, whatever was read on the next one since: what is
-  committed for it is the end of the copies.  Positions on the next cluster are known to be such (`consumed`).
+  committed for it is the end of the copies.  Positions on the next cluster are known to be such (`consumed`).  Any other offset comes
+  from none of the client's records of the former cluster, and is committed as it is named.
 - A seek before that poll settles them, too, so it is one on the next cluster.  Until records of the partition were given out there,
   nobody knows of an offset after the end of the copies, up to which the client had read on the former cluster, on which it was
   found: it becomes the end of the copies.
@@ -25,8 +26,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -67,17 +69,12 @@ class Destination:
         end = self.end(partition)
         return None if end is None else min(offset, end)
 
-    def committed(self, partition: TopicPartition, offset: int, position: int, read: int) -> int | None:
-        """What to commit for an offset that a moved client asks for: nothing of a record that it has read on neither cluster.
+    def committed(self, partition: TopicPartition, offset: int, read: float) -> int | None:
+        """What to commit for an offset that a moved client asks for, which is the former cluster's if it has `read` there so far.
 
-        `position` is that on the other cluster, -1 before it is known; until `read` it has read on the former one, whose
-        offset it may be.  None: nothing can be committed.
+        None: nothing can be committed.
         """
-        place = self.place(partition, offset)
-        if position < 0 or offset <= read:
-            return place
-        there = min(offset, position)
-        return there if place is None else max(place, there)
+        return self.place(partition, offset) if offset <= read else offset
 
 
 class Move:
@@ -87,6 +84,7 @@ class Move:
         self.to = to
         self.is_settled = False  # positions are those of the next cluster
         self.unread_positions: Mapping[TopicPartition, OffsetAndMetadata] = {}  # from which nothing was given out
+        self.may_have_read: Collection[TopicPartition] = ()  # on the former cluster
         self._consumer = weakref.ref(consumer)  # whose event loop keeps its parts alive, and so this
         self._read: Mapping[TopicPartition, int] = {}  # until where, on the former cluster
 
@@ -111,25 +109,19 @@ class Move:
         offsets = consumed()
         return {tp: OffsetThere(*at) for tp, at in offsets.items()} if self.is_settled else offsets
 
-    def committed(self, tp: TopicPartition, asked: OffsetAndMetadata, state: Any) -> OffsetThere | None:
-        """What to commit on the next cluster; `state` is that of the partition, None if it is not assigned."""
-        at: int | None = asked.offset
-        if not isinstance(asked, OffsetThere):
-            there = self._place_there(tp, state) if self.is_settled else -1
-            at = self.to.committed(tp, asked.offset, there, self._read.get(tp, -1))
+    def committed(self, tp: TopicPartition, asked: OffsetAndMetadata) -> OffsetThere | None:
+        """What to commit on the next cluster."""
+        is_there = isinstance(asked, OffsetThere)
+        at = asked.offset if is_there else self.to.committed(tp, asked.offset, self._read_until(tp))
         return None if at is None else OffsetThere(at, asked.metadata, -1)
 
-    def _place_there(self, tp: TopicPartition, state: Any) -> int:
-        """Until where the client has come on the next cluster, also in a partition that it has no more; -1 if nowhere."""
-        position, consumer = None if state is None else state.position, self._consumer()
-        given_out = -1 if consumer is None else consumer._fetcher.given_out(tp)
-        return max(given_out, -1 if position is None else position.offset)
+    def _read_until(self, tp: TopicPartition) -> float:
+        """The offset until which the client may have read on the former cluster; the polling thread may go on until it settles."""
+        return self._read.get(tp, -1) if self.is_settled or tp not in self.may_have_read else math.inf
 
-    def copied(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], states: Mapping[TopicPartition, Any]
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What to commit on the next cluster for these; `states` are those of what is assigned."""
-        copied = {tp: self.committed(tp, asked, states.get(tp)) for tp, asked in offsets.items()}
+    def copied(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What to commit on the next cluster for these."""
+        copied = {tp: self.committed(tp, asked) for tp, asked in offsets.items()}
         return {tp: offset for tp, offset in copied.items() if offset is not None}
 
 
@@ -160,13 +152,6 @@ class Mover:
 
     def topics(self) -> set[str]:
         """What the client is subscribed to, or assigned, or has written to; from any thread."""
-    @property
-    def group(self) -> str | None:
-        """The group of a consumer that has one."""
-        client = self._client()
-        group: str | None = None if client is None else client.config.get("group_id")
-        return group
-
         client = self._client()
         if isinstance(client, kafka.KafkaProducer):
             return set(manager_of(client).cluster._topics)
@@ -174,6 +159,13 @@ class Mover:
         if subscription is None:
             return set()
         return set(subscription.subscription or ()) | {tp.topic for tp in list(subscription.assignment)}
+
+    @property
+    def group(self) -> str | None:
+        """The group of a consumer that has one."""
+        client = self._client()
+        group: str | None = None if client is None else client.config.get("group_id")
+        return group
 
     def begin(self, to: Destination, find: Find) -> None:
         """Has it move, without waiting; from any thread.  `find` looks for a producer's records among the copies."""

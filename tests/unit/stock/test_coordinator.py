@@ -1030,7 +1030,7 @@ def test_a_forked_child_of_a_member_that_has_moved_commits_nothing_of_the_former
     assert sent == [{0: 100}, {0: 115}]
 
 
-@pytest.mark.parametrize(("is_settled", "committed"), [(False, 100), (True, 110)])
+@pytest.mark.parametrize(("is_settled", "committed"), [(False, 100), (True, 120)])
 def test_until_positions_are_settled_nothing_is_committed_after_the_copies(
     member: TolerantCoordinator, is_settled: bool, committed: int
 ) -> None:
@@ -1038,8 +1038,8 @@ def test_until_positions_are_settled_nothing_is_committed_after_the_copies(
     member._subscription.subscribe(topics=["t"])
     member._subscription.assign_from_subscribed([tp])
     member._subscription.seek(tp, 110)
-    reader = Reader(_fetcher=SimpleNamespace(given_out=lambda _: -1))
-    member._move = Move(Destination({}, {tp: 100}, lambda topic: topic == "t"), reader)
-    member._move.is_settled = is_settled
+    member._move = Move(Destination({}, {tp: 100}, lambda topic: topic == "t"), Reader())
+    member._move.is_settled, member._move.may_have_read = is_settled, {tp, other}
+    member._move._read = {tp: 110, other: 3}
     asked = {tp: OffsetAndMetadata(120, "m", 7), other: OffsetAndMetadata(3, "", 7)}
     assert member._as_copied(asked) == {tp: OffsetAndMetadata(committed, "m", -1)}

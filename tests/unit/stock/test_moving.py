@@ -32,45 +32,40 @@ def test_a_position_stays_but_never_after_the_end_of_the_copies(
     assert TO.place(partition, offset) == place
 
 
-@pytest.mark.parametrize(
-    ("offset", "position", "committed", "of_another"),
-    [(90, 95, 90, 90), (120, 100, 100, 100), (101, 101, 101, 101), (120, 110, 110, 110), (120, -1, 100, None)],
-)
-def test_nothing_is_committed_of_a_record_that_was_read_on_neither_cluster(
-    offset: int, position: int, committed: int, of_another: int | None
-) -> None:
-    assert TO.committed(COPIED, offset, position, 80) == committed
-    assert TO.committed(OTHER, offset, position, 80) == TO.committed(BEGUN_EMPTY, offset, position, 80) == of_another
-
-
 @pytest.mark.parametrize(("offset", "committed", "of_another"), [(90, 90, None), (115, 100, None), (121, 121, 121)])
 def test_an_offset_that_may_be_of_a_record_of_either_cluster_commits_the_end_of_the_copies(
     offset: int, committed: int, of_another: int | None
 ) -> None:
-    assert TO.committed(COPIED, offset, 131, 120) == committed
-    assert TO.committed(OTHER, offset, 131, 120) == TO.committed(BEGUN_EMPTY, offset, 131, 120) == of_another
+    assert TO.committed(COPIED, offset, 120) == committed
+    assert TO.committed(OTHER, offset, 120) == TO.committed(BEGUN_EMPTY, offset, 120) == of_another
 
 
 class Client(SimpleNamespace):
     """Which can be referred to weakly."""
 
 
-def fetcher(read: dict[TopicPartition, int], given_out: int = -1) -> Any:
-    """Which has read so far on the former cluster, and given out so far on the next one."""
-    return SimpleNamespace(settle=lambda to: read, given_out=lambda tp: given_out)
+def fetcher(read: dict[TopicPartition, int]) -> Any:
+    """Which has read so far on the former cluster."""
+    return SimpleNamespace(settle=lambda to: read)
 
 
-@pytest.mark.parametrize(("offset", "committed"), [(301, 301), (310, 301), (121, 121), (120, 100), (90, 90)])
-def test_what_was_read_on_the_next_cluster_is_committed_though_the_partition_is_not_assigned_any_more(
-    offset: int, committed: int
-) -> None:
-    consumer = Client(_fetcher=fetcher({COPIED: 120}, 301), _iterator=None)
+@pytest.mark.parametrize(("offset", "committed"), [(301, 301), (310, 310), (121, 121), (120, 100), (90, 90)])
+def test_before_the_next_poll_nobody_knows_until_where_the_client_has_read(offset: int, committed: int) -> None:
+    consumer = Client(_fetcher=fetcher({COPIED: 120}), _iterator=None)
     move = Move(TO, consumer)
-    assert move.committed(COPIED, OffsetAndMetadata(offset, "", -1), None) == OffsetAndMetadata(
-        min(offset, 100), "", -1
-    )
+    move.may_have_read = {COPIED}
+    assert move.committed(COPIED, OffsetAndMetadata(offset, "", -1)) == OffsetAndMetadata(min(offset, 100), "", -1)
     move.settle()
-    assert move.committed(COPIED, OffsetAndMetadata(offset, "", -1), None) == OffsetAndMetadata(committed, "", -1)
+    assert move.committed(COPIED, OffsetAndMetadata(offset, "", -1)) == OffsetAndMetadata(committed, "", -1)
+
+
+def test_a_client_that_has_read_nothing_of_a_partition_commits_what_it_is_told() -> None:
+    consumer = Client(_fetcher=fetcher({}), _iterator=None)
+    move, asked = Move(TO, consumer), OffsetAndMetadata(701, "", -1)
+    move.may_have_read = {OTHER}
+    assert move.copied({COPIED: asked, OTHER: asked}) == {COPIED: asked}
+    move.settle()
+    assert move.copied({COPIED: asked, OTHER: asked}) == {COPIED: asked, OTHER: asked}
 
 
 @pytest.mark.parametrize(("offset", "goes_to"), [(40, 40), (100, 100), (110, 100), (120, 100), (121, 121)])
@@ -85,17 +80,18 @@ def test_a_seek_before_the_next_poll_settles_the_move_and_is_one_on_the_next_clu
 def test_what_was_given_out_on_the_next_cluster_is_known_once_positions_are_its_own() -> None:
     consumer = Client(_fetcher=fetcher({COPIED: 120}), _iterator=None)
     move, state = Move(TO, consumer), SimpleNamespace(position=OffsetAndMetadata(115, "", 3))
+    move.may_have_read = {COPIED}
 
     def committed() -> Any:
-        return move.committed(COPIED, move.consumed(lambda: {COPIED: state.position})[COPIED], state)
+        return move.committed(COPIED, move.consumed(lambda: {COPIED: state.position})[COPIED])
 
     assert committed() == OffsetAndMetadata(100, "", -1)
     move.settle()
     assert committed() == OffsetAndMetadata(115, "", -1)
-    assert move.committed(COPIED, state.position, state) == OffsetAndMetadata(100, "", -1)  # named by the application
-    once = move.committed(COPIED, move.consumed(lambda: {COPIED: state.position})[COPIED], state)
+    assert move.committed(COPIED, state.position) == OffsetAndMetadata(100, "", -1)  # named by the application
+    once = move.committed(COPIED, move.consumed(lambda: {COPIED: state.position})[COPIED])
     state.position = OffsetAndMetadata(50, "", 1)  # a seek back
-    assert once is not None and move.committed(COPIED, once, state) == OffsetAndMetadata(115, "", -1)
+    assert once is not None and move.committed(COPIED, once) == OffsetAndMetadata(115, "", -1)
 
 
 @pytest.fixture
