@@ -281,6 +281,66 @@ def test_an_idle_partition_that_goes_to_another_member_is_read_from_where_it_was
                 member.consumer.close()
 
 
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_what_was_committed_is_committed_on_a_standby_that_responds_long_after_the_move(
+    source: str, target_cluster: KafkaCluster, reset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, target = f"members-frozen-{reset}", target_cluster.bootstrap_servers
+    copied(source, target, name)
+    earlier_run(source, name, 100)
+    moving, have_left = moved_member.MovedMember.moved, threading.Barrier(2, lambda: target_cluster.pause(1))
+
+    def moved(member: Any, move: Any) -> None:
+        have_left.wait(10)
+        moving(member, move)
+
+    def step(member: Member) -> None:
+        known = len(member.read)
+        member.poll()
+        if len(member.read) > known:
+            member.consumer.commit()
+
+    def read() -> list[tuple[int, int]]:
+        return sorted(place for member in members for place in member.read)
+
+    def owned() -> list[set[TopicPartition]]:
+        return [member.consumer.assignment() for member in members]
+
+    options: Any = {"enable_auto_commit": False, "partition_assignment_strategy": [OneOther]}
+    members = [Member(source, target, name, client_id=str(n), auto_offset_reset=reset, **options) for n in range(2)]
+    fails_over = threading.Thread(target=failed_over, args=(target, name))
+    try:
+        with members[0].polling(step=step), members[1].polling(step=step):
+            until(lambda: all(len(own) == 1 for own in owned()))
+            before = owned()
+            append_records(source, name, 50, partitions=2, first=100)
+            mirror(source, target, name, name)
+            until(lambda: committed(source, name) == [150, 150])
+            monkeypatch.setattr(moved_member.MovedMember, "moved", moved)
+            monkeypatch.setattr(OneOther, "is_on", True)
+            fails_over.start()
+            until(lambda: have_left.broken or all(member.consumer._coordinator.is_moving for member in members))
+            time.sleep(8)
+            target_cluster.resume(1)
+            for first in range(150, 200, 10):
+                append_records(target, name, 10, partitions=2, first=first)
+                time.sleep(0.3)
+            until(lambda: owned() == before[::-1])
+            until(lambda: len(read()) >= 200)
+            time.sleep(0.5)
+        (end,) = set(ends(target, name, 2))
+        fence = end - 51
+        assert read() == [
+            (number, offset) for number in range(2) for offset in range(100, end) if offset != fence or end == 200
+        ]
+        assert committed(target, name) == [end, end]
+    finally:
+        target_cluster.resume(1)
+        fails_over.join()
+        for member in members:
+            member.consumer.close()
+
+
 def test_what_the_group_has_committed_stays_where_a_member_has_sought_and_read_nothing(
     source: str, target: str
 ) -> None:
@@ -522,6 +582,19 @@ def test_a_late_commit_of_a_lost_record_passes_over_nothing_that_others_write(so
         member.consumer.close()
 
 
+def test_a_client_that_has_read_nothing_commits_what_it_is_told(source: str, target: str) -> None:
+    name, events = "members-tool", list[Event]()
+    copied(source, target, name)
+    standby: Any = {"standby": {"bootstrap_servers": target}, "link": name}
+    with KafkaConsumer(bootstrap_servers=source, group_id=name, recovery_listener=events.append, **standby) as tool:
+        failed_over(target, name)
+        until(lambda: events)
+        append_records(target, name, 30, partitions=2, first=900)
+        found = tool.end_offsets([TopicPartition(name, number) for number in range(2)])
+        tool.commit({tp: OffsetAndMetadata(end, "", -1) for tp, end in found.items()})
+    assert committed(target, name) == ends(target, name, 2)
+
+
 @pytest.mark.parametrize("is_after", [False, True], ids=["before-the-move", "after-the-move"])
 def test_a_seek_back_is_not_undone(source: str, target: str, is_after: bool) -> None:
     name = f"members-replay-{is_after}".lower()
@@ -582,19 +655,6 @@ def test_what_was_committed_on_the_lost_cluster_is_not_read_again_by_a_member_th
                 until(lambda: other.poll(100) or len(member.read) >= 210)
             assert len(member.read) == len(set(member.read)) == 210
             lost = member.told.index("lost")  # a slow machine may make the group rebalance once more
-def test_a_client_that_has_read_nothing_commits_what_it_is_told(source: str, target: str) -> None:
-    name, events = "members-tool", list[Event]()
-    copied(source, target, name)
-    standby: Any = {"standby": {"bootstrap_servers": target}, "link": name}
-    with KafkaConsumer(bootstrap_servers=source, group_id=name, recovery_listener=events.append, **standby) as tool:
-        failed_over(target, name)
-        until(lambda: events)
-        append_records(target, name, 30, partitions=2, first=900)
-        found = tool.end_offsets([TopicPartition(name, number) for number in range(2)])
-        tool.commit({tp: OffsetAndMetadata(end, "", -1) for tp, end in found.items()})
-    assert committed(target, name) == ends(target, name, 2)
-
-
             assert member.told[lost : lost + 2] == ["lost", "assigned"] and member.told.count("lost") == 1
         finally:
             member.consumer.close()

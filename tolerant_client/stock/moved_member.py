@@ -9,6 +9,9 @@ Laws:
 - A group takes offsets from anybody until it has a member, then from members only.  So each member reads on for READS_ON_S after
   the move, and until the former commits are made, then commits, and stops; it joins only LATEST_S later: all that stop within
   LATEST_S of each other have committed everything by then, and nobody reads what another one has read.
+- The former commits wait for the coordinator, however long it is away: nobody joins without it either.  As lookups pause for longer and
+  longer, members find it at different times: so before it joins, each waits as long again as it took, but READS_ON_S at most.
+  Only what refuses a commit (a right, a topic that is not there) ends its tries, after _REFUSED_S; before the join it is tried again.
 - A member that comes later finds, at its commit, that others have joined, and may own its partitions: it has lost them, as if its
   session had expired.  It has something to commit wherever it has a position: what the group has committed, at least.
 - Of a partition of which the group has committed nothing, and this member has given out nothing, the position is committed with the
@@ -39,6 +42,7 @@ import enum
 import logging
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -56,8 +60,10 @@ READS_ON_S: Final = 1.0
 LATEST_S: Final = 0.5
 _LOOK_S: Final = 0.01  # between two looks whether commits are made, before a close
 _POLLS_S: Final = 0.1  # between two polls of a member that reads while it joins
-_FIRST_COMMIT_S: Final = 5.0
+_TRY_MS: Final = 5_000
+_REFUSED_S: Final = 5.0
 _LAST_COMMIT_MS: Final = 1_000
+_NO_TOPIC: Final = (Errors.UnknownTopicOrPartitionError, Errors.UnknownTopicIdError)
 _NO_MEMBER: Final = (Errors.UnknownMemberIdError.errno, Errors.IllegalGenerationError.errno)
 
 _Offsets = Mapping[TopicPartition, OffsetAndMetadata]
@@ -89,8 +95,10 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         self._move: Move | None = None
         self._first_commit: Any = None  # done before any other commit on the next cluster
         self._uncommitted: dict[TopicPartition, OffsetAndMetadata] = {}  # there, but on the former cluster
+        self._begun: Collection[TopicPartition] = ()  # of these a position: what was committed on the next cluster wins
         self._stage = Stage.INSIDE
         self._stops_at = 0.0  # not before; later it is when it stopped
+        self._waits_s = 0.0  # for others who find the coordinator later
         self._committing = 0  # commits under way
         self._is_polling = False
         self._polled: Move | None = None  # the move that the last poll() knew of
@@ -108,9 +116,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         self._subscription.all_consumed_offsets = partial(move.consumed, self._subscription.all_consumed_offsets)
         if self.group_id is not None:
             self._uncommitted = move.copied({**unread, **offsets})
-            self._first_commit = self._manager.call_soon(
-                self._commit_first, self._uncommitted.copy(), unread.keys() - offsets.keys()
-            )
+            self._begun = unread.keys() - offsets.keys()
+            self._first_commit = self._manager.call_soon(self._commit_first)
             self._stops_at = time.monotonic() + READS_ON_S  # also for one that subscribes only now
             if is_auto:
                 self._stage = Stage.READS_ON if is_member else Stage.OUTSIDE
@@ -160,31 +167,45 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         """What to commit on the next cluster for offsets that may be of the former one."""
         return dict(offsets) if self._move is None else self._move.copied(offsets)
 
-    async def _commit_first(self, offsets: _Offsets, unread: Collection[TopicPartition]) -> None:
-        """Commits what was committed on the former cluster, and of the partitions `unread` where the group has committed nothing."""
-        deadline = time.monotonic() + _FIRST_COMMIT_S
-        while time.monotonic() < deadline:
-            left_ms = (deadline - time.monotonic()) * 1000
+    async def _commit_first(self) -> None:
+        """Makes the former commits as soon as there is a coordinator; gives up what is refused for _REFUSED_S."""
+        until = float("inf")
+        while time.monotonic() < until and not self._manager.closed:
             try:
-                await self._manager.moved(left_ms)
-                if await super().ensure_coordinator_ready_async(left_ms):
-                    known = await self.fetch_committed_offsets_async(unread, timeout_ms=left_ms)
-                    for tp in known:
-                        self._uncommitted.pop(tp, None)
-                    offsets = {tp: offset for tp, offset in offsets.items() if tp not in known}
-                    await super()._send_offset_commit_request(offsets)
-                    offsets = {}
-                    break
+                await self._commit_former(_TRY_MS)
+                break
             except Errors.CommitFailedError:
-                if self.is_moving:
-                    self._lose_partitions()
                 break
             except Exception as error:
                 log.debug("Group %r: offsets after the move: %s", self.group_id, error)
+                if not isinstance(error, Errors.RetriableError) or isinstance(error, _NO_TOPIC):
+                    until = min(until, time.monotonic() + _REFUSED_S)
             await self._net.sleep(self.config["retry_backoff_ms"] / 1000)
-        self._stops_at = max(self._stops_at, time.monotonic())  # the next cluster may have kept everybody waiting
-        if offsets:
-            left = ", ".join(f"{tp.topic}-{tp.partition} {offset.offset}" for tp, offset in offsets.items())
+        now = time.monotonic()
+        self._waits_s = min(READS_ON_S, now - (self._stops_at - READS_ON_S))
+        self._stops_at = max(self._stops_at, now)  # the next cluster may have kept everybody waiting
+        self._tell_uncommitted()
+
+    async def _commit_former(self, timeout_ms: float) -> None:
+        """Commits what was committed on the former cluster, and where the group begins if it has committed nothing."""
+        await self._manager.moved(timeout_ms)
+        if not await super().ensure_coordinator_ready_async(timeout_ms):
+            raise Errors.KafkaTimeoutError(f"group {self.group_id}: no coordinator")
+        try:
+            known = await self.fetch_committed_offsets_async(
+                self._uncommitted.keys() & self._begun, timeout_ms=timeout_ms
+            )
+            for tp in known:
+                self._uncommitted.pop(tp, None)
+            await super()._send_offset_commit_request(self._uncommitted.copy())
+        except Errors.CommitFailedError:
+            if self.is_moving:
+                self._lose_partitions()
+            raise
+
+    def _tell_uncommitted(self) -> None:
+        if self._uncommitted:
+            left = ", ".join(f"{tp.topic}-{tp.partition} {at.offset}" for tp, at in self._uncommitted.items())
             log.warning("Group %s: the offsets before the move could not be committed: %s", self.group_id, left)
 
     async def _send_offset_commit_request(self, offsets: _Offsets) -> Any:
@@ -276,6 +297,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         if self._is_reading_on:
             self._invoke_completed_offset_commit_callbacks()
             self._maybe_auto_commit_offsets_async()
+            if time.monotonic() > self._stops_at:
+                self.ensure_coordinator_ready(timeout_ms=0)  # which tells of one that is away
             return True
         self._is_polling = True
         try:
@@ -306,12 +329,15 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
 
     async def _on_close_prepare_async(self) -> None:
         """Like kafka-python's, for which a member that moves has lost its partitions; but it may commit them still."""
+        ends = time.monotonic() + _LAST_COMMIT_MS / 1000
+        first = self._first_commit
+        while first is not None and not first.is_done and time.monotonic() < ends:  # then the coordinator is known
+            await self._net.sleep(_LOOK_S)
+        if first is not None and not first.is_done:
+            self._tell_uncommitted()
         if not self.is_moving:
             await super()._on_close_prepare_async()
             return
-        ends = time.monotonic() + _LAST_COMMIT_MS / 1000
-        while not self._first_commit.is_done and time.monotonic() < ends:  # then the coordinator is known
-            await self._net.sleep(_LOOK_S)
         if self._stage is Stage.READS_ON or self._rebalance_protocol != RebalanceProtocol.EAGER:
             await self._tell_revoked()
         await self._net.sleep(0)  # what the listener has committed begins
@@ -322,7 +348,12 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         self._subscription.reset_group_subscription()
 
     async def _commit_last(self) -> None:
-        """Commits what this member would commit before any rebalance."""
+        """Commits what this member would commit before any rebalance, and what was refused at first."""
+        if self._uncommitted:
+            with suppress(Errors.KafkaError):
+                await self._commit_former(_LAST_COMMIT_MS)
+        if not self.is_moving:
+            return
         offsets = self._last_commits()
         if self.config["enable_auto_commit"] and self._is_polling:
             offsets |= self._subscription.all_consumed_offsets()
@@ -353,11 +384,11 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         this = self._join_task
         if self._first_commit is not None:
             await self._first_commit
-        await self._net.sleep(max(0.0, self._stops_at + LATEST_S - time.monotonic()))
+        await self._net.sleep(max(0.0, self._stops_at + self._waits_s + LATEST_S - time.monotonic()))
         if self._is_closing or self._join_task is not this:
             raise Errors.IllegalGenerationError(f"group {self.group_id}: the member left before it joined")
         assigned = await super()._do_join_and_sync_async()
-        if time.monotonic() < self._stops_at + 2 * LATEST_S:
+        if time.monotonic() < self._stops_at + self._waits_s + 2 * LATEST_S:
             await self._net.sleep(LATEST_S)
             await self._send_heartbeat_request()
         return assigned

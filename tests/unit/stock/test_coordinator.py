@@ -973,6 +973,44 @@ def test_a_member_reads_on_until_its_former_commits_are_made_and_joins_when_othe
     assert time.monotonic() >= began + moved_member.LATEST_S
 
 
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (Errors.CoordinatorLoadInProgressError, 3),
+        (Errors.KafkaTimeoutError, 3),
+        (Errors.GroupAuthorizationFailedError, 1),
+        (Errors.UnknownTopicOrPartitionError, 1),
+    ],
+)
+def test_the_former_commits_wait_for_a_coordinator_and_what_is_refused_is_committed_before_the_join(
+    broker: GroupBroker, member: TolerantCoordinator, monkeypatch: pytest.MonkeyPatch, error: Any, tries: int
+) -> None:
+    tried: list[Any] = []
+    refusals = [error(), error()]
+    first, read = TopicPartition("t", 0), TopicPartition("t", 1)
+
+    async def send(this: Any, offsets: Any) -> None:
+        tried.append({tp.partition: offset.offset for tp, offset in offsets.items()})
+        if refusals:
+            raise refusals.pop()
+        for tp in offsets:
+            this._uncommitted.pop(tp, None)
+
+    monkeypatch.setattr(ConsumerCoordinator, "_send_offset_commit_request", send)
+    monkeypatch.setattr(moved_member, "_REFUSED_S", 0.0)
+    knows(member, broker, 2)
+    member._subscription.assign_from_subscribed([first, read])
+    moves(member, moved_member.Stage.READS_ON)
+    member._stops_at = (began := time.monotonic()) + moved_member.READS_ON_S
+    member._uncommitted = {first: OffsetAndMetadata(50, "", -1)}
+    member._committed = {read: OffsetAndMetadata(60, "", -1)}
+    member._net.run(member._commit_first)
+    assert tried == [{0: 50}] * tries and 0 < member._waits_s <= time.monotonic() - began
+    refusals.clear()
+    member._net.run(member._commit_last)
+    assert tried[tries:] == [{0: 50}] * (tries == 1) + [{1: 60}] and not member._uncommitted
+
+
 def test_what_its_group_has_committed_is_known_of_a_member_only(
     broker: GroupBroker, member: TolerantCoordinator, make: Callable[..., TolerantCoordinator]
 ) -> None:
