@@ -30,6 +30,7 @@ from support.mirror_link import (
     compare,
     consume,
     create_topic,
+    delete_topic,
     ends,
     mirror,
     move_groups,
@@ -996,6 +997,37 @@ def test_a_copy_that_was_deleted_before_a_failover_is_lost_for_every_command_aft
     assert run(source, target, read_status, link).findings[0].startswith(told)
     for report in (run(source, target, promote, link), fail_over(target, link)):
         assert report.exit_code == 3 and report.damaged[0].startswith(told), report
+
+
+def test_copies_are_lost_though_they_end_at_0_or_the_source_has_no_record_after_them(source: str, target: str) -> None:
+    """Of topics that were created again before the failover, or that end with an aborted transaction on the source."""
+    link = "life-nothing-after"
+    again, aborted = f"{link}-again", f"{link}-aborted"
+    for topic in (again, aborted):
+        create_topic(source, topic, 1)
+        append_records(source, topic, 20)
+    mirror(source, target, f"{link}-.*", link)
+    with closing(kafka.KafkaProducer(bootstrap_servers=source, transactional_id=link)) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(aborted, b"aborted", partition=0)
+        producer.flush()
+        producer.abort_transaction()
+    delete_topic(target, again)
+    create_topic(target, again, 1)
+    assert fail_over(target, link).exit_code == 3
+    told = f"{again}-0: deleted and created again on the target, and the link was promoted with it"
+    for command in (promote, read_status, promote):
+        report = run(source, target, command, link)
+        said = report.damaged if command is promote else report.findings
+        assert report.exit_code == 3 and [text.startswith(told) for text in said] == [True], report
+    assert not report.left_behind, "it was copied"
+    assert control_of(target, link).empty_until == {TopicPartition(aborted, 0): 22}
+    delete_topic(target, aborted)
+    status = run(source, target, read_status, link)
+    assert status.exit_code == 3 and status.findings[0].startswith(f"{aborted}-0: not on the target any more"), status
+    assert not status.notes, status
+    assert len(fail_over(target, link).damaged) == 2
 
 
 @pytest.mark.parametrize("is_translated", [False, True])

@@ -85,9 +85,10 @@ def _with_data(
     """The partitions of which the link had copied records, as far as is known.  Pure."""
     if not control.is_identical and (was or mapped.partitions):
         return was  # the map tells what it has copied
-    # A copy that was deleted before the link was fenced has no end.
-    ends: dict[TopicPartition, int | None] = {**dict.fromkeys(was), **control.copied_until}
-    return [p for p, end in ends.items() if end is None or end > control.first_to_copy(p)]
+    # A copy that was deleted before the link was fenced has no end, and one that was created again then ends at 0.
+    ends: dict[TopicPartition, int | None] = dict.fromkeys(was)
+    ends |= {p: max(end, control.copied.get(p, 0)) for p, end in control.copied_until.items()}
+    return [p for p, end in ends.items() if end is None or end > control.began_at(p)]
 
 
 def _ids_of(control: LinkControl, mapped: MappedTopics) -> dict[TopicPartition, str]:

@@ -209,7 +209,9 @@ async def _look_twice(source: Cluster | None, target: Cluster, scope: LinkScope)
             # never_copied tells of what the link had not begun, and whose it is; version 0.1 did not write what it had.
             fenced = scope.control.copied_until if scope.control.is_fenced else {}
             unknown = {p: why for p, why in unseen.items() if p in fenced or not fenced}
-            left = await left_texts(source, scope.control, seen, {**unknown, **untold, **unlike})
+            lost = {*scope.lost.deleted, *scope.lost.created_again} if scope.lost is not None else set()
+            kept = [e for e in seen if e.partition not in lost]  # what the source has of the others was copied
+            left = await left_texts(source, scope.control, kept, {**unknown, **untold, **unlike})
             second = seen[: len(second)]
     unled: Mapping[TopicPartition, str] = {}
     if scope.is_translated and not scope.control.is_promotion_begun:  # else the copies themselves tell where they end

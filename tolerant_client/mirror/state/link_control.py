@@ -194,9 +194,13 @@ class LinkControl:
             return None
         return start if cut is None else min(start, cut)
 
+    def began_at(self, partition: TopicPartition) -> int:
+        """The offset before which the copy has no record, if it has any at all: its log was to begin there."""
+        return max(said.get(partition, 0) for said in (self.log_starts, self.starts))
+
     def first_to_copy(self, partition: TopicPartition) -> int:
-        """The first source offset that the copy was to have: before it lies what had no record, or was not asked for."""
-        return max(said.get(partition, 0) for said in (self.log_starts, self.starts, self.empty_until))
+        """The first source offset that is not copied and was to be: before it lies what had no record, or was not asked for."""
+        return max(self.began_at(partition), self.empty_until.get(partition, 0))
 
     def asked_start(self, partition: TopicPartition, source_id: str) -> tuple[int, int] | None:
         """What to ask the source's leader of where a log is to begin (source_truncations): the leader epoch there, and the offset."""

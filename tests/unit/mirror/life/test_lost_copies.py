@@ -119,11 +119,23 @@ def test_what_neither_cluster_had_when_the_link_was_promoted_is_no_loss(target: 
 
 def test_a_copy_that_had_only_filler_before_its_start_was_empty(target: Any) -> None:
     del target.there["orders"]
-    for name in ("log_starts", "starts", "empty_until"):
-        control = replace(IDENTICAL, **{name: {P: 20, Q: 4}})
+    for name in ("log_starts", "starts"):
+        control = replace(IDENTICAL, copied={P: 20}, **{name: {P: 20, Q: 4}})
         assert lost(target, control).deleted == (Q,)
     position = replace(TRANSLATED, copied_until={P: 20, Q: 5})
     assert lost(target, position, rows("t")._replace(copies={})) == LostCopies(), "its map began there"
+
+
+def test_what_the_source_has_without_a_record_after_a_copy_does_not_empty_the_copy(target: Any) -> None:
+    """A promotion that was run again writes that down."""
+    del target.there["orders"]
+    assert lost(target, replace(IDENTICAL, empty_until={P: 23, Q: 9})).deleted == (P, Q)
+
+
+def test_a_copy_whose_topic_was_created_again_before_a_failover_is_lost_though_it_ends_at_0(target: Any) -> None:
+    target.ids["orders"] = "another"
+    ended = replace(IDENTICAL, copied_until=dict.fromkeys((P, Q, EMPTY), 0), copied={P: 20, Q: 0, EMPTY: 0})
+    assert lost(target, ended) == LostCopies((), (P,))
 
 
 def test_what_is_not_known_is_not_called_lost(target: Any) -> None:
