@@ -1052,6 +1052,11 @@ def test_what_both_clusters_deleted_before_a_promotion_is_no_loss_for_any_comman
         assert (report.exit_code, report.damaged) == (0, ()), report
     status = run(source, target, read_status, link)
     assert (status.exit_code, [t.topic for t in status.topics]) == (0, [kept]), status
+    create_topic(source, gone, 1)
+    append_records(source, gone, 5)
+    left = f"5 committed records of {gone}-0 were not copied"
+    assert run(source, target, promote, link).left_behind.startswith(left)
+    assert run(source, target, read_status, link).notes[0].startswith(left)
 
 
 def test_what_a_translated_link_had_copied_is_unknown_where_its_map_was_deleted_before_the_failover(

@@ -35,7 +35,7 @@ from tolerant_client.mirror.logs.committed import count_committed
 from tolerant_client.mirror.state.control_topic import read_controls, update_control
 from tolerant_client.mirror.state.copied_back import copied_back
 from tolerant_client.mirror.state.health import by_reason, few, names
-from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_control import GONE, LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats, unread_map
 from tolerant_client.mirror.state.map_topic import (
     NO_MAP,
@@ -150,14 +150,9 @@ async def never_copied(
     if (topics := _topics_of(control)) is None:
         return [], {}
     there, here = await source.partitions(), await target.partitions()
-    known = {
-        *control.begun,
-        *control.copied,
-        *control.copied_until,
-        *control.unfenced,
-        *control.mapped,
-        *mapped.partitions,
-    }
+    known = {*control.begun, *control.copied, *control.copied_until, *control.unfenced}
+    # The map still has what neither cluster had: what the source has got since in topics of these names is new.
+    known |= {p for p in (*control.mapped, *mapped.partitions) if control.mapped.get(p) != GONE}
     never = [
         p
         for name, numbers in there.items()

@@ -49,7 +49,7 @@ from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import HIDDEN, NothingWrittenError, read_control, update_control
 from tolerant_client.mirror.state.health import by_reason, names
-from tolerant_client.mirror.state.link_control import GONE, LinkControl, TopicIds, link_options
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds, link_options
 from tolerant_client.mirror.state.link_topics import begun_partitions
 from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition, say_over
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -329,11 +329,9 @@ async def write_end(
         require_same_promotion(of, now, begun)
         ends = {**now.copied_until, **report.copies_end}
         mapped = {p: TopicIds(*row.ids) for p, row in of.mapped.copies.items()} if of.is_translated else {}
-        mapped = {**now.mapped, **mapped, **{p: GONE for p in gone if of.is_translated}}
-        begun_there = {p: ids for p, ids in now.begun.items() if p not in gone}
-        end = replace(
-            now, is_fenced=not unfenced, unfenced=unfenced, copied_until=ends, mapped=mapped, begun=begun_there
-        )
+        mapped = {**now.mapped, **mapped}
+        end = replace(now, is_fenced=not unfenced, unfenced=unfenced, copied_until=ends, mapped=mapped)
+        end = end.with_gone(gone, is_translated=of.is_translated)
         end = of.with_found(end, producer_id) if end.is_fenced else end
         less = replace(end, copied_until={}, mapped=now.mapped)
         return (end, less, replace(less, begun=now.begun))[size]

@@ -242,6 +242,13 @@ class LinkControl:
             maybe_begun=unsure,
         )
 
+    def with_gone(self, gone: Collection[TopicPartition], *, is_translated: bool) -> LinkControl:
+        """Of a promoted link, without the copies that neither cluster has: its promotion has nothing to say of them."""
+        begun = {p: ids for p, ids in self.begun.items() if p not in gone}
+        copied = {p: at for p, at in self.copied.items() if p not in gone}
+        mapped = {**self.mapped, **(dict.fromkeys(gone, GONE) if is_translated else {})}  # the map still has them
+        return replace(self, begun=begun, copied=copied, mapped=mapped)
+
     def pauses(self, partition: TopicPartition) -> bool:
         return WHOLE_LINK in self.paused or partition.topic in self.paused or partition in self.paused_partitions
 

@@ -372,6 +372,16 @@ def test_what_the_source_has_deleted_of_a_partition_that_no_mirror_had_seen_is_n
     assert unseen_by(monkeypatch, (10, 10), replace(PROMOTED, empty_until={UNSEEN: 10})).exit_code == 0
 
 
+def test_what_neither_cluster_had_is_new_where_the_source_has_got_it_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = "4 committed records of orders-1 were not copied"
+    had = replace(PROMOTED, mapped={UNSEEN: TopicIds("1", "9")}, copied={UNSEEN: 12})
+    assert not unseen_by(monkeypatch, (0, 4), had).left_behind, "it was copied"
+    promoted = had.with_gone([UNSEEN], is_translated=True)
+    assert unseen_by(monkeypatch, (0, 4), promoted).left_behind.startswith(left)
+    promoted = replace(had, mapped={}).with_gone([UNSEEN], is_translated=False)
+    assert unseen_by(monkeypatch, (0, 4), promoted).left_behind.startswith(left)
+
+
 def test_that_a_partition_that_no_mirror_had_seen_has_no_record_is_written_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
