@@ -999,6 +999,28 @@ def test_a_copy_that_was_deleted_before_a_failover_is_lost_for_every_command_aft
         assert report.exit_code == 3 and report.damaged[0].startswith(told), report
 
 
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_what_both_clusters_deleted_before_a_failover_is_no_loss_once_the_source_can_say_so(
+    source: str, target: str, is_translated: bool
+) -> None:
+    link = f"life-retired-{is_translated}".lower()
+    retired, kept = f"{link}-retired", f"{link}-kept"
+    for topic in (retired, kept):
+        create_topic(source, topic, 1)
+        append_records(source, topic, 20)
+    mirror(source, target, f"{link}-.*", link, is_translated=is_translated)
+    for servers in (source, target):
+        delete_topic(servers, retired)
+    assert fail_over(target, link).exit_code == 3, "it does not ask the source"
+    assert fail_over(target, link).damaged
+    status = run(source, target, read_status, link)
+    assert (status.exit_code, [t.topic for t in status.topics]) == (0, [kept]), status
+    for is_dry_run in (True, False):
+        report = run(source, target, promote, link, is_dry_run=is_dry_run)
+        assert (report.exit_code, report.damaged) == (0, ()), report
+    assert fail_over(target, link).exit_code == 0, "that promotion has written it down"
+
+
 def test_copies_are_lost_though_they_end_at_0_or_the_source_has_no_record_after_them(source: str, target: str) -> None:
     """Of topics that were created again before the failover, or that end with an aborted transaction on the source."""
     link = "life-nothing-after"

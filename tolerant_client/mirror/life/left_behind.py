@@ -67,7 +67,8 @@ async def promoted_before(
     """The report for a link that is fenced already: nothing is left to do, and what was left behind, or the target has lost, is told.
 
     With a source it names those of `groups` that no promotion has moved, and writes down, unless it is a dry run, where the source has
-    no committed record after the copies: markers and aborted records, which it will delete.
+    no committed record after the copies: markers and aborted records, which it will delete; and what neither cluster has of what a
+    failover did not find.
     """
     ends, is_translated = control.copied_until, await has_map(target, link, control)
     warnings = [f"link {link} was promoted before; nothing was done"]
@@ -95,15 +96,16 @@ async def promoted_before(
     if source is not None and groups is not None and topics is not None:
         unmoved = await unmoved_groups(source, target, topics, groups, alike, map_of=link if is_translated else None)
         warnings += [STAY] if any(left.reason == "over" for left in unmoved.left) else []
-    copies = await lost_copies(target, link, control, mapped, lost)
+    copies = await lost_copies(source, target, link, control, mapped, lost)
     gone = {*copies.deleted, *copies.created_again}  # and what the source has of them was copied
     lags = [PartitionLag(e.partition, 0) if e.partition in gone else e for e in lags]
     rows = _rows(lags, topics)
     if source is not None:
         rows = await with_left(source, rows, lags)
         read = [e for e in lags if e.partition in ends or e in never]
-        if not is_dry_run and (empty := _empty_until(rows, read)):
-            await _write_empty(target, link, control, empty)
+        empty = _empty_until(rows, read)
+        if not is_dry_run and (empty or copies.retired):
+            await _write_found(target, link, control, copies.retired, empty, is_translated=is_translated)
     return PromotionReport(
         action,
         link,
@@ -127,10 +129,19 @@ def _empty_until(rows: Iterable[PromotedPartition], lags: Iterable[PartitionLag]
     }
 
 
-async def _write_empty(target: Cluster, link: str, control: LinkControl, empty: Mapping[TopicPartition, int]) -> None:
+async def _write_found(
+    target: Cluster,
+    link: str,
+    control: LinkControl,
+    gone: Collection[TopicPartition],
+    empty: Mapping[TopicPartition, int],
+    *,
+    is_translated: bool,
+) -> None:
     def change(now: LinkControl) -> LinkControl:
-        is_same = now.is_promoted and now.copied_until == control.copied_until
-        return replace(now, empty_until={**now.empty_until, **empty}) if is_same else now
+        if not (now.is_promoted and now.copied_until == control.copied_until):
+            return now
+        return replace(now.with_gone(gone, is_translated=is_translated), empty_until={**now.empty_until, **empty})
 
     with suppress(Errors.TopicAuthorizationFailedError, Errors.MessageSizeTooLargeError):  # then it stays unknown
         await update_control(target, link, change)

@@ -6,7 +6,8 @@ Laws:
   (auto.create.topics.enable).  The id that was copied to is in the control; with translated offsets in the map, and in the control
   once the link was fenced.  Where the map is lost, and the control of an earlier version does not say it, that is unknown, not nothing.
 - What another link has begun in the topic that was created again is that link's, and no loss.
-- What neither cluster had when the link was promoted was no part of it (gone_on_both).  A failover does not ask the source.
+- What neither cluster had when the link was promoted was no part of it (gone_on_both).  A failover does not ask the source: what it
+  did not find on the target is `retired` as soon as the source that was copied says that it has it no more, either.
 - Heartbeats are no data, and a copy that was empty lost nothing.
 """
 
@@ -20,7 +21,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.topics import visible_topics
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.life.mirrors import BOUND_S
+from tolerant_client.mirror.life.mirrors import BOUND_S, within_bound
 from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.health import names
 from tolerant_client.mirror.state.link_control import GONE, LinkControl, TopicIds
@@ -38,14 +39,18 @@ LOST_UNKNOWN = "whether the target still has what the link was promoted with is 
 
 
 class LostCopies(NamedTuple):
-    """Partitions that were `deleted` on the target, and others whose topics were then `created_again` there, or may have been."""
+    """Partitions that were `deleted` on the target, and others whose topics were then `created_again` there, or may have been.
+
+    `retired` are no loss: a failover did not find them, and the source has them no more.
+    """
 
     deleted: tuple[TopicPartition, ...] = ()
     created_again: tuple[TopicPartition, ...] = ()
     unknown: tuple[TopicPartition, ...] = ()
+    retired: tuple[TopicPartition, ...] = ()
 
     def texts(self) -> list[str]:
-        """A sentence for each of the three."""
+        """A sentence for each kind of loss."""
         found = []
         if self.deleted:
             found.append(f"{names(self.deleted)}: not on the target any more, {_GOES_ON}")
@@ -60,7 +65,12 @@ class LostCopies(NamedTuple):
 
 
 async def lost_copies(
-    target: Cluster, link: str, control: LinkControl, mapped: MappedTopics, lost_map: str | None
+    source: Cluster | None,
+    target: Cluster,
+    link: str,
+    control: LinkControl,
+    mapped: MappedTopics,
+    lost_map: str | None,
 ) -> LostCopies:
     """What the target of a promoted link has lost of its copies; `mapped` is its whole map, unless it is lost.  Raises KafkaError."""
     if not control.is_promotion_begun or control.topics is None:
@@ -76,7 +86,10 @@ async def lost_copies(
         again = [p for p in again if p not in others]
     is_told = control.is_identical or lost_map is None
     untold = [] if is_told else [p for p in had if p not in was and p.topic in now and p not in absent]
-    return LostCopies(tuple(p for p in absent if p.topic not in refused), tuple(again), tuple(untold))
+    absent = [p for p in absent if p.topic not in refused]
+    retired = await _retired(source, control, mapped, target, absent)
+    deleted = tuple(p for p in absent if p not in retired)
+    return LostCopies(deleted, tuple(again), tuple(untold), tuple(sorted(retired)))
 
 
 def _with_data(
@@ -99,11 +112,28 @@ def _ids_of(control: LinkControl, mapped: MappedTopics) -> dict[TopicPartition, 
     return {p: id for p, id in ids.items() if control.mapped.get(p) != GONE}
 
 
+async def _retired(
+    source: Cluster | None,
+    control: LinkControl,
+    mapped: MappedTopics,
+    target: Cluster,
+    absent: Collection[TopicPartition],
+) -> Collection[TopicPartition]:
+    """Those of these that were not there when the link was fenced, and that the source which was copied has no more, either."""
+    unfound = set(absent) - control.copied_until.keys()
+    # Where the control had no room for the ends, nothing tells what was there.
+    if source is None or not (unfound and control.is_fenced and control.copied_until):
+        return ()
+    if control.source_cluster_id is None or await source.cluster_id() != control.source_cluster_id:
+        return ()
+    return unfound & (await within_bound(source, gone_on_both, source, target, control, mapped) or set())
+
+
 async def gone_on_both(
     source: Cluster, target: Cluster, control: LinkControl, mapped: MappedTopics
 ) -> frozenset[TopicPartition]:
     """The partitions that a link has copied and neither cluster has any more."""
-    gone = {*control.begun, *control.copied, *mapped.copies}
+    gone = {*control.begun, *control.copied, *control.mapped, *mapped.copies}
     for cluster in (target, source):
         there, refused = await visible_topics(cluster, sorted({p.topic for p in gone}))
         gone = {p for p in gone if p.topic not in refused and p.partition not in there.get(p.topic, ())}

@@ -188,7 +188,8 @@ async def _read_scope(
     # What another link has is its copy, or its producers' by now: our mirror is refused it, and comparing it says nothing.
     # Before the first start nothing says whether the link will have translated offsets, and may share topics.
     taken = {} if control.is_over or control.topics is None else await within_bound(target, ask_taken)
-    copies = await within_bound(target, lost_copies, target, link, control, mapped, lost)
+    reached = None if is_source_away else source
+    copies = await within_bound(target, lost_copies, reached, target, link, control, mapped, lost)
     return LinkScope(link, control, chosen, mapped, view, is_translated, taken, lost, copies)
 
 

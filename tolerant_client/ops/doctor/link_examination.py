@@ -291,7 +291,8 @@ class _Link:
             mirrors = checkup.ask("control", target.raw, seen_mirrors, target.raw, link, *since)
             copies: LostCopies | None = None if control.is_promotion_begun else LostCopies()
             if control.is_promotion_begun and mapped is not None:
-                copies = checkup.ask("control", target.raw, lost_copies, target.raw, link, control, mapped, lost)
+                asked_of = None, target.raw, link, control, mapped, lost
+                copies = checkup.ask("control", target.raw, lost_copies, *asked_of)
             has_copied = bool(mapped and mapped.partitions) or any(run.has_copied for run in mirrors or ())
             is_told = bool(
                 mapped and mapped.partitions or checkup.ask("control", target.raw, can_tell_copies, target.raw)

@@ -348,7 +348,7 @@ def unseen_by(
         "count_committed": count_committed,
         "find_taken": AsyncMock(return_value={}),
         "read_controls": AsyncMock(return_value=Controls({"dr": control, **links})),
-        "_write_empty": AsyncMock(),
+        "_write_found": AsyncMock(),
     }.items():
         monkeypatch.setattr(left_behind, name, value)
     return again(source, control)
@@ -395,7 +395,7 @@ def test_that_a_partition_that_no_mirror_had_seen_has_no_record_is_written_down(
         unseen_by(monkeypatch, (0, 4), control)
         monkeypatch.setattr(left_behind, "count_committed", none)
         again(Source(), control)
-        write: Any = left_behind._write_empty
+        write: Any = left_behind._write_found
         return write.await_args_list
 
     (call,) = written()

@@ -42,8 +42,8 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = SimpleNamespace(ids={"orders": "t", "clicks": "u"}, there={"orders": [0, 1], "clicks": [0]}, links={})
     found.hidden, found.map_of_others, found.lost_map = {}, NO_MAP, None
 
-    async def visible_topics(_: Any, names: list[str]) -> Any:
-        return {name: found.there[name] for name in names if name in found.there}, found.hidden
+    async def visible_topics(cluster: Any, names: list[str]) -> Any:
+        return {name: cluster.there[name] for name in names if name in cluster.there}, cluster.hidden
 
     async def read_ids(_: None, __: Any, names: list[str]) -> dict[str, TopicIds]:
         return {name: TopicIds(target=found.ids[name]) for name in names}
@@ -54,13 +54,16 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def mapped_topics(*_: Any, **__: Any) -> MappedTopics:
         return found.map_of_others
 
-    for function in (visible_topics, read_ids, read_controls, mapped_topics):
+    async def within_bound(_: Any, function: Any, *args: Any) -> Any:
+        return await function(*args)
+
+    for function in (visible_topics, read_ids, read_controls, mapped_topics, within_bound):
         monkeypatch.setattr(module, function.__name__, function)
     return found
 
 
-def lost(target: Any, control: LinkControl, mapped: MappedTopics = NO_MAP) -> LostCopies:
-    return asyncio.run(lost_copies(target, "dr", control, mapped, target.lost_map))
+def lost(target: Any, control: LinkControl, mapped: MappedTopics = NO_MAP, source: Any = None) -> LostCopies:
+    return asyncio.run(lost_copies(source, target, "dr", control, mapped, target.lost_map))
 
 
 FENCED = replace(TRANSLATED, mapped={p: IDENTICAL.begun[p] for p in (P, Q)})  # whose map was deleted
@@ -115,6 +118,30 @@ def test_what_neither_cluster_had_when_the_link_was_promoted_is_no_loss(target: 
     del target.there["orders"]
     assert lost(target, replace(TRANSLATED, mapped={P: GONE}), rows("t")).deleted == (Q,)
     assert lost(target, replace(TRANSLATED, mapped={P: GONE, Q: GONE}), rows("t")) == LostCopies()
+
+
+def test_what_a_failover_did_not_find_is_no_loss_once_the_source_says_that_it_has_it_no_more(target: Any) -> None:
+    del target.there["orders"]
+
+    async def cluster_id() -> str:
+        return "A"
+
+    source = SimpleNamespace(there={"orders": [1]}, hidden={}, cluster_id=cluster_id)
+    for control, mapped in BOTH:
+        control = replace(control, copied_until={EMPTY: 0}, source_cluster_id="A")
+        assert lost(target, control, mapped, source) == LostCopies((Q,), retired=(P,))
+        for other in (
+            replace(control, source_cluster_id="B"),
+            replace(control, source_cluster_id=None),
+            replace(control, copied_until={P: 20}),
+            replace(control, copied_until={}),
+            replace(control, is_fenced=False, unfenced=frozenset({P})),
+        ):
+            assert lost(target, other, mapped, source).deleted == (P, Q), other
+        gone = control.with_gone([P], is_translated=not control.is_identical)
+        assert lost(target, gone, mapped) == LostCopies((Q,)), "which a promotion writes down"
+    source.hidden = {"orders": PermissionError()}
+    assert lost(target, control, mapped, source).deleted == (P, Q), "whether it has it is unknown"
 
 
 def test_a_copy_that_had_only_filler_before_its_start_was_empty(target: Any) -> None:
