@@ -14,6 +14,7 @@ from support.mirror_link import (
     append_records,
     consume,
     create_topic,
+    delete_records,
     delete_topic,
     ends,
     failed_over,
@@ -23,6 +24,7 @@ from support.mirror_link import (
 from tolerant_client import KafkaProducer
 from tolerant_client.errors import NotMirroredError, OptionError
 from tolerant_client.mirror.batches.gaps import FILLER
+from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
 from tolerant_client.stock.client_metrics import GROUP, UNMIRRORED
 from tolerant_client.testing import Drop, FaultProxy, KafkaCluster
 
@@ -171,6 +173,41 @@ def test_all_that_was_acknowledged_survives_the_loss_of_its_cluster(
     assert [there[place] for place in places] == [b"%d" % n for n in range(len(places))]
     assert len(there) == len(places) + 1, "none is there twice"
     delete_topic(target, name)
+
+
+def test_what_the_mirror_leaves_out_is_not_mirrored(
+    source: str, target: str, mirrored: Callable[..., KafkaProducer]
+) -> None:
+    name = "mirrored-acks-left-out"
+    copied(source, target, name)
+    producer = mirrored(source, name)
+    sent = [producer.send(name, b"%d" % n) for n in range(2)]
+    acknowledged_by_source(source, name, 3)
+    sent.append(producer.send(name, b"deleted"))
+    acknowledged_by_source(source, name, 4)
+    delete_records(source, name, 4)
+    sent.append(producer.send(name, b"after"))
+    acknowledged_by_source(source, name, 5)
+    mirror(source, target, name, name, policy=MirrorPolicy(on_loss=LossPolicy.CONTINUE))
+    for lost in sent[:3]:
+        with pytest.raises(NotMirroredError, match="the mirror has left out offsets 1 to 4"):
+            lost.get(20)
+    assert sent[3].get(20).offset == 4 and values_of(target, name)[4] == b"after"
+
+
+def test_a_close_that_may_not_wait_leaves_the_producer_following(
+    source: str, target: str, mirrored: Callable[..., KafkaProducer]
+) -> None:
+    name = "mirrored-acks-close"
+    copied(source, target, name)
+    producer = mirrored(source, name)
+    sent = producer.send(name, b"held")
+    acknowledged_by_source(source, name, 2)
+    with pytest.raises(KafkaTimeoutError):
+        producer.close(timeout=0.2)
+    mirror(source, target, name, name)
+    assert sent.get(10).offset == 1
+    producer.close(timeout=10)
 
 
 def test_other_records_at_the_same_offset_are_no_copy(

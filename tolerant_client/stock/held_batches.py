@@ -80,11 +80,13 @@ class HeldBatches:
         with self._lock:
             return {partition: held[0].base_offset for partition, held in self._held.items()}
 
-    def up_to(self, partition: TopicPartition, end: float, now: float = math.inf) -> list[HeldBatch]:
-        """The first batches of a partition that are below `end`, and whose time is over at `now`."""
+    def up_to(
+        self, partition: TopicPartition, end: float, now: float = math.inf, below: float = math.inf
+    ) -> list[HeldBatch]:
+        """The first batches of a partition that end at `end` or before, begin `below`, and whose time is over at `now`."""
         with self._lock:
             held = self._held.get(partition, ())
-            return list(takewhile(lambda one: one.end <= end and one.until_s <= now, held))
+            return list(takewhile(lambda one: one.end <= end and one.until_s <= now and one.base_offset < below, held))
 
     def passed(self, ends: Mapping[TopicPartition, int]) -> None:
         """The standby has the records below `ends`."""
@@ -96,9 +98,9 @@ class HeldBatches:
                 if held.batch.complete(held.base_offset, held.log_append_time_ms):
                     self._records.deallocate(held.batch)
 
-    def refuse(self, partition: TopicPartition, why: str) -> None:
-        """Ends what is held of a partition that will not be mirrored."""
-        self._soon(lambda: self._fail(self._take(partition), why))
+    def refuse(self, partition: TopicPartition, why: str, below: float = math.inf) -> None:
+        """Ends the batches of a partition that begin `below` an offset, and will not be mirrored."""
+        self._soon(lambda: self._fail(self._take(partition, below=below), why))
 
     def _soon(self, call: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the producer has just been closed
@@ -115,8 +117,10 @@ class HeldBatches:
                 del self._held[partition]
         return taken
 
-    def _take(self, partition: TopicPartition, end: float = math.inf, now: float = math.inf) -> list[HeldBatch]:
-        taken = self.up_to(partition, end, now)
+    def _take(
+        self, partition: TopicPartition, end: float = math.inf, now: float = math.inf, below: float = math.inf
+    ) -> list[HeldBatch]:
+        taken = self.up_to(partition, end, now, below)
         with self._lock:
             for _ in taken:
                 self._held[partition].popleft()

@@ -336,12 +336,17 @@ class KafkaProducer(Following, clients.KafkaProducer):
             register_held(self._metrics, self._sender.held)
 
     def close(self, *args: Any, **options: Any) -> None:
-        """Like kafka-python's; the connection to the standby ends, too, once nothing waits any more that could move."""
+        """Like kafka-python's; the connection to the standby ends, too, once nothing waits any more that could move.
+
+        If that takes longer than it may, the error leaves the producer open, and following.
+        """
+        is_made = hasattr(self, "config")
         try:
-            if hasattr(self, "config"):  # else it could not be made
+            if is_made:
                 super().close(*args, **options)
         finally:
-            self._stop_following()
+            if not is_made or getattr(self, "_closed", True):
+                self._stop_following()
 
 
 class KafkaAdminClient(Following, clients.KafkaAdminClient):

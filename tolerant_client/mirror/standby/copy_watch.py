@@ -4,6 +4,8 @@ Laws:
 - One ListOffsets request for each leader asks for all partitions of which anything is held, PAUSES apart; none is sent while
   nothing is held.  No work is done for each record.
 - A high watermark counts when it has passed a record, and no promotion had begun by then: afterwards others write to the standby.
+- What the mirror has left out, with the operator's consent, is in the ledger before the filler that takes its place: it is read after
+  the watermark, if it has grown.
 - If it is seen after that record for the first time, what it has passed is compared: after an unclean election the standby may have
   other records there.
 - While the standby does not respond nothing ends; HeldBatches ends what waits too long.
@@ -25,7 +27,9 @@ from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import text_of
+from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.standby.copied_records import find_copies
+from tolerant_client.mirror.state.ledger import Ledger, ledger_topic
 from tolerant_client.stock.moved_batches import Sought, records_of
 
 if TYPE_CHECKING:
@@ -37,6 +41,7 @@ log = logging.getLogger(__name__)
 PAUSES: Final = Backoff(0.005, 0.1)  # while the watermarks stand still
 _PATIENCE_MS: Final = 5_000
 _SILENT_S: Final = 1.0
+_LEFT_OUT: Final = "the mirror has left out offsets {} to {} ({})"
 _OTHERS: Final = "the standby has other records at its offset"
 
 
@@ -51,6 +56,8 @@ class CopyWatch:
         self._control = control
         self._standby = standby
         self._net = cluster.net
+        self._ledger, self._ledger_end = Ledger(cluster, control.link), 0
+        self._lost: Mapping[TopicPartition, Sequence[LedgerRow]] = {}
         self._seen: dict[TopicPartition, int] = {}
         self._woken = Future()
         self._told: set[str] = set()
@@ -103,6 +110,10 @@ class CopyWatch:
                 if not control.writes(partition.topic):
                     held.refuse(partition, f"the link does not copy {partition.topic}")
                     passed.pop(partition, None)
+        for partition, row in (await self._left_out(held, passed)).items():
+            held.passed({partition: row.from_offset})
+            held.refuse(partition, _LEFT_OUT.format(row.from_offset, row.until_offset, row.reason), row.until_offset)
+            del passed[partition]
         unsure = [partition for partition, end in passed.items() if self._seen.get(partition, end) > waiting[partition]]
         for partition, same in (await self._compared(held, unsure, passed)).items():
             if not same:
@@ -111,6 +122,27 @@ class CopyWatch:
         if passed:
             held.passed(passed)
         return bool(passed)
+
+    async def _left_out(self, held: HeldBatches, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, LedgerRow]:
+        """The first loss among what is held of each partition below its end."""
+        if not ends:
+            return {}
+        topic = ledger_topic(self._cluster)
+        if (end := await topic.end() if await topic.exists() else 0) != self._ledger_end:
+            self._lost = await self._ledger.rows(refresh=True)
+            self._ledger_end = end
+        found = {}
+        for partition in ends.keys() & self._lost.keys():
+            for one in held.up_to(partition, ends[partition]):
+                rows = [
+                    row
+                    for row in self._lost[partition]
+                    if row.from_offset < one.end and one.base_offset < row.until_offset
+                ]
+                if rows:
+                    found[partition] = min(rows, key=lambda row: row.from_offset)
+                    break
+        return found
 
     async def _compared(
         self, held: HeldBatches, partitions: list[TopicPartition], ends: Mapping[TopicPartition, int]

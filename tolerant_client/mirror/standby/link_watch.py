@@ -109,9 +109,7 @@ class LinkWatch:
         cluster = Cluster(self._to, self._net, name="standby", patience_ms=self._patience_ms)
         self._copies = CopyWatch(cluster, NewestControl(cluster, self._link), self._to)
         held = HeldBatches(sender, timeout_ms, self._copies.wake)
-        self._net.call_soon_with_future(self._copies.run, held).add_errback(
-            lambda error: log.error("What the standby has is not known any more", exc_info=error)
-        )
+        self._net.call_soon_with_future(self._copies.run, held).add_errback(_log_failure)
         return held
 
     def follow(self, follower: Follower) -> None:
@@ -252,3 +250,8 @@ class LinkWatch:
     async def _changed(self) -> None:
         """Waits until the control topic has a new record, or WAIT_MS are over."""
         await control_topic(self.cluster).fetch(self._control.position, max_wait_ms=WAIT_MS)
+
+
+def _log_failure(error: BaseException) -> None:
+    if isinstance(error, Exception):  # else its event loop has ended
+        log.error("What the standby has is not known any more", exc_info=error)

@@ -51,8 +51,12 @@ class Standby:
         async def refresh() -> Any:
             return control
 
+        async def is_not() -> bool:
+            return False
+
         cluster: Any = SimpleNamespace(net=None, refresh=refresh)
-        self._watch = CopyWatch(cluster, SimpleNamespace(refresh=refresh), {})  # type: ignore[arg-type]
+        monkeypatch.setattr(copy_watch, "ledger_topic", lambda _: SimpleNamespace(exists=is_not))
+        self._watch = CopyWatch(cluster, SimpleNamespace(refresh=refresh, link="A-B"), {})  # type: ignore[arg-type]
 
     def looks(self, partition: TopicPartition = PARTITION) -> list[Any]:
         """What is said of what is held of a partition, after all looks."""
