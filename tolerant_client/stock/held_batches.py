@@ -2,7 +2,7 @@
 
 Laws:
 - A cluster acknowledges them as with `acks="all"`, and the next batches of their partitions are sent.  Their futures, `flush()`
-  and their memory wait until the standby's high watermark has passed their last record.
+  and their memory wait until the standby has their records at their offsets.
 - What is held for `timeout_ms` ends with NotMirroredError: it is written on its own cluster, and is not sent again.
 - At a move nothing that is held is lost: moved_batches.py takes it, acknowledges what was copied, and has the rest sent.
 """
@@ -14,8 +14,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
@@ -58,7 +57,7 @@ class HeldBatches:
         until_s = time.monotonic() + self._timeout_ms / 1000
         held = HeldBatch(batch, response.base_offset, response.log_append_time_ms, until_s)
         if held.base_offset < 0:  # its leader had it before, and does not remember where
-            self._fail([held], "its leader does not tell the offset")
+            self._fail(held, "its leader does not tell the offset")
             return
         with self._lock:
             is_first = not self._held
@@ -80,67 +79,49 @@ class HeldBatches:
         with self._lock:
             return {partition: held[0].base_offset for partition, held in self._held.items()}
 
-    def up_to(
-        self, partition: TopicPartition, end: float, now: float = math.inf, below: float = math.inf
-    ) -> list[HeldBatch]:
-        """The first batches of a partition that end at `end` or before, begin `below`, and whose time is over at `now`."""
+    def up_to(self, partition: TopicPartition, end: float = math.inf) -> list[HeldBatch]:
+        """The batches of a partition that end at `end` or before it."""
         with self._lock:
-            held = self._held.get(partition, ())
-            return list(takewhile(lambda one: one.end <= end and one.until_s <= now and one.base_offset < below, held))
+            return [held for held in self._held.get(partition, ()) if held.end <= end]
 
-    def passed(self, ends: Mapping[TopicPartition, int]) -> None:
-        """The standby has the records below `ends`."""
-        self._soon(self._pass, ends)
-
-    def _pass(self, ends: Mapping[TopicPartition, int]) -> None:
-        for partition, end in ends.items():
-            for held in self._take(partition, end):
-                if held.batch.complete(held.base_offset, held.log_append_time_ms):
-                    self._records.deallocate(held.batch)
-
-    def refuse(self, partition: TopicPartition, why: str, below: float = math.inf) -> None:
-        """Ends the batches of a partition that begin `below` an offset, and will not be mirrored."""
-        self._soon(lambda: self._fail(self._take(partition, below=below), why))
-
-    def _soon(self, call: Callable[..., None], *args: Any) -> None:
+    def end(self, ended: Sequence[tuple[HeldBatch, str | None]]) -> None:
+        """Completes batches that the standby has; the others fail with the reason that is given."""
         with contextlib.suppress(RuntimeError):  # the producer has just been closed
-            self._manager._net.call_soon_with_future(call, *args)
+            self._manager._net.call_soon_with_future(self.settle, ended)
 
-    def take_back(self, partition: TopicPartition, end: int) -> list[Any]:
-        """Takes the batches of a partition that begin at `end` or after it, the last one first."""
-        taken = []
-        with self._lock:
-            held = self._held.get(partition, deque())
-            while held and held[-1].base_offset >= end:
-                taken.append(held.pop().batch)
-            if taken and not held:
-                del self._held[partition]
-        return taken
+    def settle(self, ended: Sequence[tuple[HeldBatch, str | None]]) -> None:
+        """Like `end`, on the event loop."""
+        for held, why in ended:
+            if not self.drop(held):
+                continue
+            if why is not None:
+                self._fail(held, why)
+            elif held.batch.complete(held.base_offset, held.log_append_time_ms):
+                self._records.deallocate(held.batch)
 
-    def _take(
-        self, partition: TopicPartition, end: float = math.inf, now: float = math.inf, below: float = math.inf
-    ) -> list[HeldBatch]:
-        taken = self.up_to(partition, end, now, below)
+    def drop(self, held: HeldBatch) -> bool:
+        """No longer holds a batch; returns whether it did."""
         with self._lock:
-            for _ in taken:
-                self._held[partition].popleft()
-            if taken and not self._held[partition]:
-                del self._held[partition]
-        return taken
+            batches = self._held.get(held.batch.topic_partition, deque())
+            if held not in batches:
+                return False
+            batches.remove(held)
+            if not batches:
+                del self._held[held.batch.topic_partition]
+            return True
 
     async def _end_late(self) -> None:
         while not self._manager.closed:
             now = time.monotonic()
-            for partition in self.waiting():
-                self._fail(self._take(partition, now=now), _LATE.format(self._timeout_ms))
+            late = [held for partition in self.waiting() for held in self.up_to(partition) if held.until_s <= now]
+            self.settle([(held, _LATE.format(self._timeout_ms)) for held in late])
             with self._lock:
                 next_s = min((held[0].until_s for held in self._held.values()), default=now + self._timeout_ms / 1000)
             await self._manager._net.sleep(next_s - now)
 
-    def _fail(self, batches: Sequence[HeldBatch], why: str) -> None:
-        for held in batches:
-            (topic, number), first = held.batch.topic_partition, held.base_offset
-            offsets = range(first, held.end) if first >= 0 else [-1] * held.batch.record_count
-            errors = [NotMirroredError(why, topic, number, offset) for offset in offsets]
-            if held.batch.complete_exceptionally(errors[0], errors.__getitem__):
-                self._records.deallocate(held.batch)
+    def _fail(self, held: HeldBatch, why: str) -> None:
+        (topic, number), first = held.batch.topic_partition, held.base_offset
+        offsets = range(first, held.end) if first >= 0 else [-1] * held.batch.record_count
+        errors = [NotMirroredError(why, topic, number, offset) for offset in offsets]
+        if held.batch.complete_exceptionally(errors[0], errors.__getitem__):
+            self._records.deallocate(held.batch)

@@ -7,8 +7,8 @@ Laws:
   content decides: the records are looked for where the next cluster's log has copies.
 - A producer has one batch of each partition in flight.  So one alone is in question, or the parts of one that was split,
   and they are the first to be sent.
-- What the former cluster had acknowledged and is still held (held_batches.py) has its place in the log: what was copied ends with
-  its offset, and the rest is sent, before what was sent later.
+- What the former cluster had acknowledged and is still held (held_batches.py) has its place in the log: what the next one has there ends
+  with its offset, and the rest is sent, before what was sent later.
 - What is in question is in flight: nothing of its partition is sent before.  `delivery_timeout_ms` ends it as it ends any
   other, and the error says that it may be written.
 """
@@ -25,6 +25,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import text_of
 from tolerant_client.records.record_batch import Record, decode_records
+from tolerant_client.stock.held_batches import HeldBatch, HeldBatches
 
 log = logging.getLogger(__name__)
 
@@ -35,16 +36,17 @@ class Sought(NamedTuple):
     """What to look for in the log of a partition: batches that follow one another, if they are there.
 
     They are not below `from_offset`, if that is not -1.  Copies have the timestamps of their records, or, where brokers give times
-    (LogAppendTime), none before `appended_since_ms` (ms since the epoch).
+    (LogAppendTime), none before `appended_since_ms` (ms since the epoch).  With `places`, each batch is at that offset or not there.
     """
 
     batches: Sequence[Sequence[Record]]
     from_offset: int
     appended_since_ms: int | None = None
+    places: Sequence[int] = ()
 
 
-# Is told of each partition: the offsets of those sought batches that a cluster has, none after one that it lacks, or why that is
-# not known yet.
+# Is told of each partition: the offsets of those sought batches that a cluster has, or why that is not known yet.  None after one
+# that it lacks, if they have no places.
 Tell = Callable[[TopicPartition, Sequence[int] | Exception], None]
 # On an event loop: tells of each partition as soon as it is known.  Raises what is wrong with the cluster.
 Find = Callable[[Any, Mapping[TopicPartition, Sought], Tell], Awaitable[None]]
@@ -70,24 +72,21 @@ class MovedBatches:
                 for batch in sent:
                     if batch not in doubtful:
                         records.renew(batch)
-                for batch in [] if self._held is None else self._held.take_back(partition, end_of(partition) or 0):
-                    records.renew(batch)
-                    records.may_be_elsewhere.add(batch)
-                    batch.created = time.monotonic()  # its delivery begins anew
-                    records._batches[partition].appendleft(batch)
+                for held in reversed([] if self._held is None else self._held.up_to(partition)):
+                    if held.base_offset >= (end_of(partition) or 0):
+                        self._send_anew(held)
             if doubtful:
                 self._in_question[partition] = doubtful
                 self._sought[partition] = _sought(sender, partition, doubtful)
         records.muted.update(self._in_question)
+        if self._held is not None:
+            records.muted.update(self._held.waiting())
         transactions.begin_anew()
 
     async def settle(self, find: Find) -> None:
         """Acknowledges what the log has, and has the rest sent; asks again until it is told."""
-        if self._held is not None:  # callbacks may send records
-            left = self._held.waiting()
-            self._held.passed({partition: self._end_of(partition) or 0 for partition in left})
-            for partition in left:
-                self._held.refuse(partition, "only its first records were copied when the link was promoted")
+        if self._held is not None:
+            await self._settle_held(find, self._held)
         while self._in_question and not self._manager.closed:
             try:
                 await find(self._manager._net, dict(self._sought), self._hear)
@@ -96,6 +95,42 @@ class MovedBatches:
             self._leave_ended()
             if self._in_question:
                 await self._manager._net.sleep(_PAUSE_S)
+
+    async def _settle_held(self, find: Find, held: HeldBatches) -> None:
+        """Acknowledges what was copied, and has sent what was left out."""
+
+        def hear(partition: TopicPartition, offsets: Sequence[int] | Exception) -> None:
+            if isinstance(offsets, Exception):
+                self._wait_for(offsets)
+                return
+            ended: list[tuple[HeldBatch, str | None]] = []
+            for one in reversed(held.up_to(partition)):
+                if one.base_offset in offsets:
+                    ended.append((one, None))
+                elif one.end > (self._end_of(partition) or 0):
+                    ended.append((one, "only its first records were copied when the link was promoted"))
+                else:
+                    self._send_anew(one)
+            if partition not in self._in_question:
+                self._sender._accumulator.muted.discard(partition)
+            held.settle(ended[::-1])  # callbacks may send records
+
+        while (waiting := held.waiting()) and not self._manager.closed:
+            try:
+                await find(self._manager._net, {p: sought_at(held.up_to(p)) for p in waiting}, hear)
+            except Exception as error:
+                self._wait_for(error)
+            if held.waiting():
+                await self._manager._net.sleep(_PAUSE_S)
+
+    def _send_anew(self, held: HeldBatch) -> None:
+        records, batch = self._sender._accumulator, held.batch
+        with records._tp_lock(batch.topic_partition):
+            if self._held is not None and self._held.drop(held):
+                records.renew(batch)
+                records.may_be_elsewhere.add(batch)
+                batch.created = time.monotonic()  # its delivery begins anew
+                records._batches[batch.topic_partition].appendleft(batch)
 
     def _hear(self, partition: TopicPartition, offsets: Sequence[int] | Exception) -> None:
         if isinstance(offsets, Exception):
@@ -135,6 +170,13 @@ class MovedBatches:
 def records_of(batch: Any) -> Sequence[Record]:
     """The records of a batch that is closed."""
     return tuple(decode_records(memoryview(batch.records.buffer())))
+
+
+def sought_at(batches: Sequence[HeldBatch]) -> Sought:
+    """What to look for at the offsets that batches have on another cluster; where that gives times, their content alone counts."""
+    places = [held.base_offset for held in batches]
+    gives_times = any(held.log_append_time_ms >= 0 for held in batches)
+    return Sought([records_of(held.batch) for held in batches], places[0], 0 if gives_times else None, places)
 
 
 def _sought(sender: Any, partition: TopicPartition, batches: Sequence[Any]) -> Sought:

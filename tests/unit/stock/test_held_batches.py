@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import kafka.errors as Errors
 import pytest
+from kafka.structs import TopicPartition
 
 from support.stock_producer import OTHER, PARTITION, Producer, idempotent, response
 from tolerant_client.errors import NotMirroredError
 from tolerant_client.stock.held_batches import HeldBatches
-from tolerant_client.stock.moved_batches import MovedBatches
+from tolerant_client.stock.moved_batches import MovedBatches, Sought, Tell
 
 
 class Holding:
@@ -45,13 +47,16 @@ def test_what_is_held_is_not_complete_and_holds_up_nothing() -> None:
     later = holding.producer.append()
     holding.acknowledge(42, Errors.DuplicateSequenceNumberError)
     assert holding.held.waiting() == {PARTITION: 40} and holding.woken == 1
-    holding.held.passed({PARTITION: 41, OTHER: 99})
-    assert not holding.first.is_done, "its batch has two records"
-    holding.held.passed({PARTITION: 42})
+    assert not holding.held.up_to(OTHER) + holding.held.up_to(PARTITION, 41), "its batch has two records"
+    copied = holding.held.up_to(PARTITION, 42)
+    holding.held.end([(one, None) for one in copied])
     assert holding.first.get(0).offset == 41 and not later.is_done
     assert batch not in holding.producer.accumulator._incomplete.all()
-    holding.held.passed({PARTITION: 43})
-    assert later.get(0).offset == 42 and not holding.held.waiting()
+    (last,) = holding.held.up_to(PARTITION)
+    holding.held.end([(one, "what has ended does not end again") for one in copied] + [(last, "it was left out")])
+    with pytest.raises(NotMirroredError, match="at offset 42, but it was left out"):
+        later.get(0)
+    assert not holding.held.waiting()
 
 
 def test_a_record_without_an_offset_cannot_be_followed() -> None:
@@ -87,14 +92,35 @@ def test_what_waits_too_long_fails_and_what_is_younger_waits_on() -> None:
     assert not younger.is_done and 0.0 < slept[0] <= 1.0
 
 
+def test_at_a_move_what_is_there_ends_and_the_rest_is_sent_in_order() -> None:
+    holding = Holding()
+    held, accumulator = holding.held, holding.producer.accumulator
+    for offset in (40, 42, 43):
+        holding.acknowledge(offset)
+        holding.producer.append()
+    batches = MovedBatches(holding.producer.sender, lambda partition: 43)
+    assert holding.producer.sender.held is None, "on the next cluster it is acks=all"
+    assert holding.producer.sent() is None, "nothing is sent before it is known what is there"
+
+    async def find(net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> None:
+        assert {p: one.places for p, one in sought.items()} == {PARTITION: [40, 42]}
+        tell(PARTITION, [40])
+
+    asyncio.run(batches.settle(find))
+    assert holding.first.get(0).offset == 41 and not held.waiting()
+    queue = list(accumulator._batches[PARTITION])
+    assert [batch.records.next_offset() for batch in queue] == [1, 1, 1]
+    assert PARTITION not in accumulator.muted
+
+
 def test_a_copy_that_ends_within_a_batch_is_told() -> None:
     holding = Holding()
     holding.acknowledge(40)
-    after = holding.producer.append()
-    holding.acknowledge(42)
     batches = MovedBatches(holding.producer.sender, lambda partition: 41)
-    assert holding.producer.sender.held is None, "on the next cluster it is acks=all"
-    asyncio.run(batches.settle(lambda net, sought: pytest.fail("nothing is in doubt")))
+
+    async def find(net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> None:
+        tell(PARTITION, [])
+
+    asyncio.run(batches.settle(find))
     with pytest.raises(NotMirroredError, match="only its first records were copied"):
         holding.first.get(0)
-    assert not after.is_done and list(holding.producer.accumulator._batches[PARTITION])[0].records.next_offset() == 1

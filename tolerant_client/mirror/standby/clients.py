@@ -181,7 +181,7 @@ class Following(clients.Recovering):
             try:
                 if control is not None:
                     follower.heard(control)
-                self._prepare(watch)
+                self._prepare(watch, follower)
             except OptionError:
                 super().close()  # type: ignore[misc]  # of the client
                 raise
@@ -191,7 +191,7 @@ class Following(clients.Recovering):
         self._link_watch = watch
         watch.follow(follower)
 
-    def _prepare(self, watch: LinkWatch) -> None:
+    def _prepare(self, watch: LinkWatch, follower: Follower) -> None:
         """Before the client follows: what it needs to know besides.  Raises OptionError."""
 
     def _begin_at_standby(
@@ -324,14 +324,14 @@ class KafkaProducer(Following, clients.KafkaProducer):
             configs["acks"] = "all"
         super().__init__(*args, **configs)
 
-    def _prepare(self, watch: LinkWatch) -> None:
+    def _prepare(self, watch: LinkWatch, follower: Follower) -> None:
         if not self._is_mirrored:
             return
         if not self._sender.is_idempotent:
             raise OptionError(
                 'acks="mirrored" needs an idempotent producer: leave out enable_idempotence=False and what implies it'
             )
-        self._sender.held = watch.report_copies(self._sender, self._mirrored_timeout_ms)
+        self._sender.held = watch.report_copies(self._sender, self._mirrored_timeout_ms, follower.heard)
         if self._metrics:
             register_held(self._metrics, self._sender.held)
 

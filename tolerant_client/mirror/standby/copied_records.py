@@ -78,6 +78,30 @@ class Search:
         return found.timestamp >= self._least_ms if self._has_append_times else found.timestamp == sought.timestamp
 
 
+class Places(Search):
+    """Looks for each batch at its own offset alone; `found` are the offsets of those that are there."""
+
+    def __init__(self, sought: Sought) -> None:
+        super().__init__(sought)
+        self._batches = list(zip(sought.places, sought.batches, strict=True))
+        self._sought = {place + n: record for place, batch in self._batches for n, record in enumerate(batch)}
+        self._there = set[int]()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all places have been read."""
+        return self._until >= max(self._sought)
+
+    def _add(self, record: Record) -> None:
+        self._until = record.offset
+        sought = self._sought.get(record.offset)
+        if sought is not None and self._is_copy(record, sought):
+            self._there.add(record.offset)
+            self.found = [
+                place for place, batch in self._batches if self._there.issuperset(range(place, place + len(batch)))
+            ]
+
+
 def least_ms(sought: Sought) -> int:
     """The least timestamp that the copies of these records may have, in ms."""
     if sought.appended_since_ms is not None:
@@ -92,10 +116,19 @@ async def find_copies(
     ends: Mapping[TopicPartition, int],
     tell: Tell,
 ) -> None:
-    """Tells the offsets of the sought batches that the cluster at `standby` has below `ends`, as stock/moved_batches.py defines.
+    """Like `find_copies_in`, in the cluster at `standby`, for which it makes connections of its own.  Raises KafkaError."""
+    cluster = Cluster(standby, net, name="standby", patience_ms=_PATIENCE_MS)
+    try:
+        await cluster.connect()
+        await find_copies_in(cluster, sought, ends, tell)
+    finally:
+        cluster.close()
 
-    Raises KafkaError.
-    """
+
+async def find_copies_in(
+    cluster: Cluster, sought: Mapping[TopicPartition, Sought], ends: Mapping[TopicPartition, int], tell: Tell
+) -> None:
+    """Tells the offsets of the sought batches that the cluster has below `ends`, as stock/moved_batches.py defines."""
     left = iter(list(sought))
 
     async def find() -> None:
@@ -106,18 +139,15 @@ async def find_copies(
                 found = error
             tell(partition, found)
 
-    cluster = Cluster(standby, net, name="standby", patience_ms=_PATIENCE_MS)
-    try:
-        await cluster.connect()
-        for future in [net.call_soon_with_future(find) for _ in range(_AT_ONCE)]:
-            await future
-    finally:
-        cluster.close()
+    for future in [cluster.net.call_soon_with_future(find) for _ in range(min(_AT_ONCE, len(sought)))]:
+        await future
 
 
 async def _find(cluster: Cluster, partition: TopicPartition, sought: Sought, end: int) -> list[int]:
-    search = Search(sought)
+    search = Places(sought) if sought.places else Search(sought)
     offset = sought.from_offset
+    if sought.places:
+        end = min(end, sought.places[-1] + len(sought.batches[-1]))
     if offset < 0:
         told = (await cluster.list_offsets({partition: least_ms(sought)}))[partition]
         offset = end if told < 0 else told  # -1: nothing is as young as that

@@ -25,7 +25,7 @@ import contextlib
 import logging
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import Any, Final, Protocol
 
@@ -103,11 +103,11 @@ class LinkWatch:
         threading.Thread(target=self._run, args=(first,), name=f"kafka-link-{self._link}", daemon=True).start()
         return first
 
-    def report_copies(self, sender: Any, timeout_ms: float) -> HeldBatches:
+    def report_copies(self, sender: Any, timeout_ms: float, check: Callable[[LinkControl], None]) -> HeldBatches:
         """What a producer with `acks="mirrored"` holds; ends as the standby has it.  Before `follow`."""
         # The long poll for a new control would hold up a connection.
         cluster = Cluster(self._to, self._net, name="standby", patience_ms=self._patience_ms)
-        self._copies = CopyWatch(cluster, NewestControl(cluster, self._link), self._to)
+        self._copies = CopyWatch(cluster, NewestControl(cluster, self._link), check)
         held = HeldBatches(sender, timeout_ms, self._copies.wake)
         self._net.call_soon_with_future(self._copies.run, held).add_errback(_log_failure)
         return held

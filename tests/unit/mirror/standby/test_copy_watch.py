@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from kafka.errors import TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
+from tolerant_client.errors import OptionError
 from tolerant_client.mirror.standby import copy_watch
 from tolerant_client.mirror.standby.copy_watch import CopyWatch
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -26,16 +28,14 @@ class Held:
     """One record that is held at offset 10."""
 
     def __init__(self) -> None:
-        self.said: list[Any] = []
+        self.said: list[str | None] = []
+        self._one = SimpleNamespace(base_offset=10)
 
-    def up_to(self, partition: TopicPartition, end: int) -> list[Any]:
-        return [SimpleNamespace(batch=None, base_offset=10, log_append_time_ms=-1)] if end > 10 else []
+    def up_to(self, partition: TopicPartition, end: float = math.inf) -> list[Any]:
+        return [self._one] if end > 10 else []
 
-    def passed(self, ends: Mapping[TopicPartition, int]) -> None:
-        self.said.append(dict(ends))
-
-    def refuse(self, partition: TopicPartition, why: str) -> None:
-        self.said.append(why)
+    def end(self, ended: Sequence[tuple[Any, str | None]]) -> None:
+        self.said += [why for _, why in ended]
 
 
 class Standby:
@@ -45,18 +45,18 @@ class Standby:
         self.ends, self.compared = ends, 0
         self.there: Any = [10]
         monkeypatch.setattr(copy_watch, "list_led_offsets", self._offsets)
-        monkeypatch.setattr(copy_watch, "find_copies", self._find)
-        monkeypatch.setattr(copy_watch, "records_of", lambda batch: ())
+        monkeypatch.setattr(copy_watch, "find_copies_in", self._find)
+        monkeypatch.setattr(copy_watch, "sought_at", lambda batches: batches)
 
         async def refresh() -> Any:
             return control
 
-        async def is_not() -> bool:
-            return False
-
         cluster: Any = SimpleNamespace(net=None, refresh=refresh)
-        monkeypatch.setattr(copy_watch, "ledger_topic", lambda _: SimpleNamespace(exists=is_not))
-        self._watch = CopyWatch(cluster, SimpleNamespace(refresh=refresh, link="A-B"), {})  # type: ignore[arg-type]
+        self._watch = CopyWatch(cluster, SimpleNamespace(refresh=refresh), self._check)  # type: ignore[arg-type]
+
+    def _check(self, control: LinkControl) -> None:
+        if control.source_cluster_id == "other":
+            raise OptionError("Link A-B copies from cluster other")
 
     def looks(self, partition: TopicPartition = PARTITION) -> list[Any]:
         """What is said of what is held of a partition, after all looks."""
@@ -71,47 +71,45 @@ class Standby:
 
     async def _offsets(self, cluster: Any, asked: Mapping[TopicPartition, int], **how: Any) -> LedOffsets:
         end = self.ends.pop(0)
-        return (
-            LedOffsets({}, dict.fromkeys(asked, "no leader"))
-            if end is None
-            else LedOffsets(dict.fromkeys(asked, end), {})
-        )
+        if end is None:
+            return LedOffsets({}, dict.fromkeys(asked, "no leader"))
+        return LedOffsets(dict.fromkeys(asked, end), {})
 
-    async def _find(self, net: Any, standby: Any, sought: Mapping[TopicPartition, Any], ends: Any, tell: Any) -> None:
+    async def _find(self, cluster: Any, sought: Mapping[TopicPartition, Any], ends: Any, tell: Any) -> None:
         self.compared += 1
-        assert [one.from_offset for one in sought.values()] == [10]
         for partition in sought:
             tell(partition, self.there)
 
 
-def test_a_watermark_that_passes_a_record_completes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_watermark_has_passed_is_complete_if_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     standby = Standby(monkeypatch, [10, None, 11])
-    assert standby.looks() == [{PARTITION: 11}] and not standby.compared
+    assert standby.looks() == [None] and standby.compared == 1
 
 
-def test_what_was_passed_when_it_was_first_seen_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    standby = Standby(monkeypatch, [11])
-    assert standby.looks() == [{PARTITION: 11}] and standby.compared == 1
-
-
-def test_a_watermark_that_was_further_before_is_one_of_other_records_perhaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     standby = Standby(monkeypatch, [11, 12])
     standby.there = TopicAuthorizationFailedError("Fetch of orders")
     assert standby.looks() == [] and standby.compared == 2
 
 
-@pytest.mark.parametrize("there", [[], [11]])
-def test_other_records_are_no_copy(monkeypatch: pytest.MonkeyPatch, there: list[int]) -> None:
+def test_something_else_at_its_offset_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     standby = Standby(monkeypatch, [11])
-    standby.there = there
-    assert standby.looks() == ["the standby has other records at its offset"]
+    standby.there = []
+    (why,) = standby.looks()
+    assert why.startswith("the standby has something else at its offset: filler")
 
 
 @pytest.mark.parametrize("control", [replace(LINKED, is_promotion_begun=True), LinkControl()])
-def test_once_a_promotion_has_begun_watermarks_may_be_of_others_records(
-    monkeypatch: pytest.MonkeyPatch, control: LinkControl
-) -> None:
-    assert Standby(monkeypatch, [10, 11], control).looks() == []
+def test_once_a_promotion_has_begun_the_move_decides(monkeypatch: pytest.MonkeyPatch, control: LinkControl) -> None:
+    standby = Standby(monkeypatch, [10, 11], control)
+    assert standby.looks() == [] and not standby.compared
+
+
+def test_the_link_of_another_cluster_acknowledges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    standby = Standby(monkeypatch, [11], replace(LINKED, source_cluster_id="other"))
+    with pytest.raises(OptionError, match="copies from cluster other"):
+        standby.looks()
+    assert not standby.compared
 
 
 def test_a_topic_outside_the_link_is_told_though_the_standby_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
