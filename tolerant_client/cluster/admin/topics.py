@@ -18,12 +18,14 @@ from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.leaders import metadata_request
+from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import ClusterUnreachableError
 
 READ, WRITE = 3, 4  # AclOperation.java
 _WITH_IDS = 10
 _TIMEOUT_MS = 30_000
 _ELECTION_MS = 10_000
+_MISSING_S = 1.0  # between two looks
 _NO_TOPIC_ID = uuid.UUID(int=0)
 
 
@@ -86,6 +88,20 @@ async def visible_topics(
         why = f"of the {cluster.name} may not be described; grant Describe on it"
         there = await cluster.partitions([name for name in topics if name not in hidden])
         return there, {name: refusal(f"topic {name} {why}") for name in hidden}
+
+
+async def still_missing(cluster: Cluster, topics: Collection[str]) -> set[str]:
+    """Those of these topics, which the cluster has said not to have, that it does not show in the next looks either.
+
+    A broker that has just started knows no topic before its controller has told it (UpdateMetadata, with ZooKeeper).
+    """
+    missing = set(topics)
+    for _ in range(BELIEVED_AFTER):
+        if not missing:
+            break
+        await cluster.net.sleep(_MISSING_S)
+        missing -= (await cluster.partitions(missing)).keys()
+    return missing
 
 
 async def not_allowed(cluster: Cluster, topics: Collection[str], operation: int) -> list[str]:

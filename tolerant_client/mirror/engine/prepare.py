@@ -12,6 +12,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
+from tolerant_client.cluster.admin.topics import still_missing
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster, OffsetAndEpoch
 from tolerant_client.errors import (
@@ -324,7 +325,9 @@ async def _refuse_losses(
     """As _refuse_differences, with translated offsets: what its map and both logs show, and what others have copied; warnings."""
     made = [p for p in partitions_of(planned.topics.create) if not control.pauses(p)]
     rows = await last_rows(target, link, made) if made else {}
-    if gone := sorted(p for p, row in rows.items() if row.is_kept):
+    copied = {p for p, row in rows.items() if row.is_kept}
+    missing = await still_missing(target, {p.topic for p in copied})
+    if gone := sorted(p for p in copied if p.topic in missing):
         raise TargetDivergedError(f"{names_of(gone)}: {TRANSLATED_COPY_DELETED}")
     partitions = [p for p in planned.ends if not control.pauses(p)]
     foreseen = await foresee(source, target, link, control, partitions, partitions)

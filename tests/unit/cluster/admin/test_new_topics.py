@@ -13,7 +13,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from support.one_log import OneLog
-from tolerant_client.cluster.admin.topics import wait_for_leaders
+from tolerant_client.cluster.admin.topics import still_missing, wait_for_leaders
 from tolerant_client.errors import ClusterUnreachableError
 
 
@@ -68,3 +68,14 @@ def test_a_target_that_is_away_is_left_to_what_follows(monkeypatch: pytest.Monke
 
     cluster.connect = connect  # type: ignore[method-assign]
     assert waited_s(cluster, monkeypatch) == 0
+
+
+def test_topics_that_a_broker_shows_a_moment_later_are_not_missing() -> None:
+    looks: list[set[str]] = [set(), {"orders"}, {"orders"}]
+
+    class Restarted(Busy):
+        async def partitions(self, topics: Iterable[str]) -> dict[str, list[int]]:
+            return {name: [0] for name in looks.pop(0) & set(topics)}
+
+    cluster: Any = Restarted(1.0, 1)
+    assert asyncio.run(still_missing(cluster, ["orders", "gone"])) == {"gone"} and not looks
