@@ -271,7 +271,7 @@ USES: Final = (
     Use(KafkaConsumer, ("_coordinator", "_fetcher", "_iterator", "_manager", "_subscription"), _MOVING, "its parts"),
     Use(NetworkSelector, ("call_soon_threadsafe",), ("tolerant_client.mirror.standby.copy_watch", "tolerant_client.mirror.standby.link_watch"),
         "what another thread tells a watch"),
-    Use(KafkaProducer, ("_metrics", "_sender"), _STANDBY, "what it holds until the standby has it"),
+    Use(KafkaProducer, ("_closed", "_metrics", "_sender"), _STANDBY, "what it holds until the standby has it"),
     Use(Sender, ("_accumulator", "_client"), _HELD_BATCHES, "the way to its event loop, and what it has not completed"),
     Use(KafkaNetClient, ("_manager",), _HELD_BATCHES, "the way to its event loop"),
     Use(KafkaConnectionManager, ("_net",), _HELD_BATCHES, "its event loop"),
