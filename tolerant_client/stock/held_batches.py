@@ -21,6 +21,10 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import NotMirroredError
 
+SOMETHING_ELSE = (
+    "the standby has something else at its offset: filler for what the mirror has left out, a part of its batch, records of others, or"
+    " none, since a newer one has superseded it in a compacted topic"
+)
 _LATE = "the standby was not seen to have it within mirrored_timeout_ms ({:g}): check that the link's mirror runs"
 
 

@@ -7,8 +7,9 @@ Laws:
   content decides: the records are looked for where the next cluster's log has copies.
 - A producer has one batch of each partition in flight.  So one alone is in question, or the parts of one that was split,
   and they are the first to be sent.
-- What the former cluster had acknowledged and is still held (held_batches.py) has its place in the log: what the next one has there ends
-  with its offset, and the rest is sent, before what was sent later.
+- What the former cluster had acknowledged and is still held (held_batches.py) has its place in the log.  Before the end of the copies
+  it is there, or fails: to send it after records that followed it would change their order.  The rest is sent, before what was
+  sent later.
 - What is in question is in flight: nothing of its partition is sent before.  `delivery_timeout_ms` ends it as it ends any
   other, and the error says that it may be written.
 """
@@ -25,7 +26,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import text_of
 from tolerant_client.records.record_batch import Record, decode_records
-from tolerant_client.stock.held_batches import HeldBatch, HeldBatches
+from tolerant_client.stock.held_batches import SOMETHING_ELSE, HeldBatch, HeldBatches
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +74,11 @@ class MovedBatches:
                     if batch not in doubtful:
                         records.renew(batch)
                 for held in reversed([] if self._held is None else self._held.up_to(partition)):
-                    if held.base_offset >= (end_of(partition) or 0):
-                        self._send_anew(held)
+                    if held.base_offset >= (end_of(partition) or 0) and self._held.drop(held):
+                        records.renew(held.batch)
+                        records.may_be_elsewhere.add(held.batch)
+                        held.batch.created = time.monotonic()  # its delivery begins anew
+                        records._batches[partition].appendleft(held.batch)
             if doubtful:
                 self._in_question[partition] = doubtful
                 self._sought[partition] = _sought(sender, partition, doubtful)
@@ -97,23 +101,17 @@ class MovedBatches:
                 await self._manager._net.sleep(_PAUSE_S)
 
     async def _settle_held(self, find: Find, held: HeldBatches) -> None:
-        """Acknowledges what was copied, and has sent what was left out."""
+        """Ends what the copies' ends have passed: none of it is sent after later records that were copied."""
 
         def hear(partition: TopicPartition, offsets: Sequence[int] | Exception) -> None:
             if isinstance(offsets, Exception):
                 self._wait_for(offsets)
                 return
-            ended: list[tuple[HeldBatch, str | None]] = []
-            for one in reversed(held.up_to(partition)):
-                if one.base_offset in offsets:
-                    ended.append((one, None))
-                elif one.end > (self._end_of(partition) or 0):
-                    ended.append((one, "only its first records were copied when the link was promoted"))
-                else:
-                    self._send_anew(one)
+            there = set(offsets)
+            ended = [(one, None if one.base_offset in there else SOMETHING_ELSE) for one in held.up_to(partition)]
             if partition not in self._in_question:
                 self._sender._accumulator.muted.discard(partition)
-            held.settle(ended[::-1])  # callbacks may send records
+            held.settle(ended)  # callbacks may send records
 
         while (waiting := held.waiting()) and not self._manager.closed:
             try:
@@ -122,15 +120,6 @@ class MovedBatches:
                 self._wait_for(error)
             if held.waiting():
                 await self._manager._net.sleep(_PAUSE_S)
-
-    def _send_anew(self, held: HeldBatch) -> None:
-        records, batch = self._sender._accumulator, held.batch
-        with records._tp_lock(batch.topic_partition):
-            if self._held is not None and self._held.drop(held):
-                records.renew(batch)
-                records.may_be_elsewhere.add(batch)
-                batch.created = time.monotonic()  # its delivery begins anew
-                records._batches[batch.topic_partition].appendleft(batch)
 
     def _hear(self, partition: TopicPartition, offsets: Sequence[int] | Exception) -> None:
         if isinstance(offsets, Exception):

@@ -95,9 +95,10 @@ def test_what_waits_too_long_fails_and_what_is_younger_waits_on() -> None:
 def test_at_a_move_what_is_there_ends_and_the_rest_is_sent_in_order() -> None:
     holding = Holding()
     held, accumulator = holding.held, holding.producer.accumulator
+    sent = [holding.first]
     for offset in (40, 42, 43):
         holding.acknowledge(offset)
-        holding.producer.append()
+        sent.append(holding.producer.append())
     batches = MovedBatches(holding.producer.sender, lambda partition: 43)
     assert holding.producer.sender.held is None, "on the next cluster it is acks=all"
     assert holding.producer.sent() is None, "nothing is sent before it is known what is there"
@@ -109,7 +110,9 @@ def test_at_a_move_what_is_there_ends_and_the_rest_is_sent_in_order() -> None:
     asyncio.run(batches.settle(find))
     assert holding.first.get(0).offset == 41 and not held.waiting()
     queue = list(accumulator._batches[PARTITION])
-    assert [batch.records.next_offset() for batch in queue] == [1, 1, 1]
+    assert [batch._record_futures for batch in queue] == [[sent[2]], [sent[3]]]
+    with pytest.raises(NotMirroredError, match="at offset 42, but the standby has something else"):
+        sent[1].get(0)
     assert PARTITION not in accumulator.muted
 
 
@@ -122,5 +125,5 @@ def test_a_copy_that_ends_within_a_batch_is_told() -> None:
         tell(PARTITION, [])
 
     asyncio.run(batches.settle(find))
-    with pytest.raises(NotMirroredError, match="only its first records were copied"):
+    with pytest.raises(NotMirroredError, match="something else at its offset: filler .* a part of its batch"):
         holding.first.get(0)

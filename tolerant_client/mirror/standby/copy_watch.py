@@ -26,6 +26,7 @@ from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import text_of
 from tolerant_client.mirror.standby.copied_records import find_copies_in
+from tolerant_client.stock.held_batches import SOMETHING_ELSE
 from tolerant_client.stock.moved_batches import sought_at
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ log = logging.getLogger(__name__)
 
 PAUSES: Final = Backoff(0.005, 0.1)  # while the watermarks stand still
 _SILENT_S: Final = 1.0
-_OTHERS: Final = (
-    "the standby has something else at its offset: filler for what the mirror has left out, or records of others"
-)
 
 
 class CopyWatch:
@@ -113,7 +111,7 @@ class CopyWatch:
                 self._tell(offsets)
             else:
                 there = set(offsets)
-                held.end([(one, None if one.base_offset in there else _OTHERS) for one in passed[partition]])
+                held.end([(one, None if one.base_offset in there else SOMETHING_ELSE) for one in passed[partition]])
 
         if passed:
             sought = {partition: sought_at(batches) for partition, batches in passed.items()}
