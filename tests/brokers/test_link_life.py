@@ -1096,6 +1096,9 @@ def test_what_a_translated_link_had_copied_is_unknown_where_its_map_was_deleted_
     for report in (run(source, target, promote, link), fail_over(target, link)):
         (unknown,) = report.unknown_left
         assert report.exit_code == 3 and unknown.startswith(f"how far link {link} had copied is unknown: Topic ")
+    delete_topic(target, topic)
+    for report in (run(source, target, promote, link), fail_over(target, link)):
+        assert report.damaged[0].startswith(f"{topic}-0: not on the target any more"), report
 
 
 def test_a_promotion_writes_nothing_where_the_link_never_ran_and_finds_what_is_its_own_without_a_control(

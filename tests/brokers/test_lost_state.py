@@ -81,7 +81,11 @@ def test_a_translated_link_without_control_and_map_copies_nothing_twice_and_ever
         assert {p.topic: p.copied_until for p in report.partitions} == dict.fromkeys((copied, empty, gone))
         assert not origin.run(lambda: read_control(copy, link)).tells_no_start
         again = origin.run(lambda: promote(origin, copy, link))
-        assert again.exit_code == 3 and again.unknown_left, again
+        assert again.exit_code == 3 and again.unknown_left and not again.damaged, again
+        delete_topic(target, gone)
+        status = origin.run(lambda: read_status(origin, copy, link))
+        assert status.exit_code == 3 and status.findings[0].startswith(f"{gone}-0: not on the target any more"), status
+        assert not any("were not copied" in note for note in status.notes), status
         delete_topic(target, CONTROL_TOPIC)
         prepared = origin.run(lambda: prepare_link(origin, copy, copied, f"{link}-2", is_translated=True))
         assert any(text.startswith(warned) for text in prepared.warnings), prepared

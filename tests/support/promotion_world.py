@@ -254,6 +254,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     respond("_seen_logs", lambda: found.seen)
     respond("has_map", lambda: found.is_translated)
     respond("lost_map", lambda: found.lost)
+    respond("copied_logs", lambda: frozenset({P, TopicPartition("others", 0)}))
     patch("say_over", say_over)
     respond("mapped_topics", lambda: found.mapped)
     respond("contradicted", lambda: found.contradicted)

@@ -4,7 +4,8 @@ Nothing of the link fills them again, so `status`, and `promote` and `failover` 
 Laws:
 - The topic's id decides, not its name: whoever writes to a deleted topic, or reads it, may create it again within a second
   (auto.create.topics.enable).  The id that was copied to is in the control; with translated offsets in the map, and in the control
-  once the link was fenced.  Where the map is lost, and the control of an earlier version does not say it, that is unknown, not nothing.
+  once the link was fenced, also of the copies that logs told of where the map was lost by then.  Where the map is lost, and the control
+  of an earlier version does not say it, that is unknown, not nothing.
 - What another link has begun in the topic that was created again is that link's, and no loss.
 - What neither cluster had when the link was promoted was no part of it (gone_on_both).  A failover does not ask the source: what it
   did not find on the target is `retired` as soon as the source that was copied says that it has it no more, either.

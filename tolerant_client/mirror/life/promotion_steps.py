@@ -26,6 +26,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -44,14 +45,14 @@ from tolerant_client.mirror.life.owners import Owners, copied_elsewhere, find_ev
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.logs.reading import require_readable
-from tolerant_client.mirror.state.carriers import Carried
+from tolerant_client.mirror.state.carriers import Carried, copied_logs
 from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import HIDDEN, NothingWrittenError, read_control, update_control
 from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds, link_options
 from tolerant_client.mirror.state.link_topics import begun_partitions
-from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, lost_map, map_partition, say_over
+from tolerant_client.mirror.state.map_topic import MappedTopics, copier_id, has_map, lost_map, map_partition, say_over
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.state.topics import read_ids
 
@@ -310,6 +311,19 @@ async def end_map(of: PromotedLink, begun: LinkControl) -> tuple[str, ...]:
     )
 
 
+async def _mapped(of: PromotedLink, fenced: Collection[TopicPartition]) -> dict[TopicPartition, TopicIds]:
+    """What a link with translated offsets has copied; where its map is lost, those that were fenced and whose logs say so."""
+    if not of.is_translated:
+        return {}
+    if not of.lost_map:
+        return {p: TopicIds(*row.ids) for p, row in of.mapped.copies.items()}
+    with suppress(Errors.KafkaError):  # all is fenced by now, and must end; then it stays unknown
+        copied = (await copied_logs(of.target, copier_id(of.name))).intersection(fenced)
+        ids = await read_ids(None, of.target, {p.topic for p in copied})
+        return {p: ids.get(p.topic, TopicIds()) for p in copied}
+    return {}
+
+
 async def write_end(
     of: PromotedLink,
     begun: LinkControl,
@@ -324,13 +338,15 @@ async def write_end(
     of that size, it leaves out where they end, and at last which logs it found that the link had begun: then that is unknown later.
     """
 
+    mapped = await _mapped(of, {TopicPartition(p.topic, p.partition) for p in report.partitions})
+
     def fenced(size: int, now: LinkControl) -> LinkControl:
         now = now if now.is_promotion_begun else begun
         require_same_promotion(of, now, begun)
         ends = {**now.copied_until, **report.copies_end}
-        mapped = {p: TopicIds(*row.ids) for p, row in of.mapped.copies.items()} if of.is_translated else {}
-        mapped = {**now.mapped, **mapped}
-        end = replace(now, is_fenced=not unfenced, unfenced=unfenced, copied_until=ends, mapped=mapped)
+        end = replace(
+            now, is_fenced=not unfenced, unfenced=unfenced, copied_until=ends, mapped={**now.mapped, **mapped}
+        )
         end = end.with_gone(gone, is_translated=of.is_translated)
         end = of.with_found(end, producer_id) if end.is_fenced else end
         less = replace(end, copied_until={}, mapped=now.mapped)

@@ -527,6 +527,7 @@ def test_a_link_whose_map_is_lost_is_fenced_by_a_failover_alone_which_knows_of_n
     report = world.failover()
     assert report.is_done and report.exit_code == 3 and report.damaged == (MAP_IS_LOST,)
     assert [p.copied_until for p in report.partitions] == [None] and world.control.is_fenced
+    assert world.control.mapped.keys() == {P}, "its log says that it was copied: its deletion will be a loss"
 
 
 @pytest.mark.parametrize("action", [World.promote, World.failover])
