@@ -109,17 +109,25 @@ class MovedBatches:
                 return
             there = set(offsets)
             ended = [(one, None if one.base_offset in there else SOMETHING_ELSE) for one in held.up_to(partition)]
-            if partition not in self._in_question:
-                self._sender._accumulator.muted.discard(partition)
+            self._release(partition)
             held.settle(ended)  # callbacks may send records
 
+        muted = set(held.waiting())
         while (waiting := held.waiting()) and not self._manager.closed:
             try:
                 await find(self._manager._net, {p: sought_at(held.up_to(p)) for p in waiting}, hear)
             except Exception as error:
                 self._wait_for(error)
+            for partition in muted - held.waiting().keys():  # also those whose time is over
+                self._release(partition)
             if held.waiting():
                 await self._manager._net.sleep(_PAUSE_S)
+        for partition in muted:
+            self._release(partition)
+
+    def _release(self, partition: TopicPartition) -> None:
+        if partition not in self._in_question:
+            self._sender._accumulator.muted.discard(partition)
 
     def _hear(self, partition: TopicPartition, offsets: Sequence[int] | Exception) -> None:
         if isinstance(offsets, Exception):

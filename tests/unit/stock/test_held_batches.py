@@ -127,3 +127,19 @@ def test_a_copy_that_ends_within_a_batch_is_told() -> None:
     asyncio.run(batches.settle(find))
     with pytest.raises(NotMirroredError, match="something else at its offset: filler .* a part of its batch"):
         holding.first.get(0)
+
+
+def test_a_partition_whose_records_are_too_late_while_they_cannot_be_read_is_not_muted_for_ever() -> None:
+    holding = Holding()
+    holding.acknowledge(40)
+    batches = MovedBatches(holding.producer.sender, lambda partition: 42)
+    later = holding.producer.append()
+    held = holding.held
+
+    async def find(net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> None:
+        assert holding.producer.sent() is None
+        held.settle([(one, "too late") for one in held.up_to(PARTITION)])
+        tell(PARTITION, Errors.KafkaTimeoutError("the standby is silent"))
+
+    asyncio.run(batches.settle(find))
+    assert not later.is_done and PARTITION not in holding.producer.accumulator.muted

@@ -83,23 +83,26 @@ class Places(Search):
 
     def __init__(self, sought: Sought) -> None:
         super().__init__(sought)
-        self._batches = list(zip(sought.places, sought.batches, strict=True))
-        self._sought = {place + n: record for place, batch in self._batches for n, record in enumerate(batch)}
-        self._there = set[int]()
+        self._missing = {place: len(batch) for place, batch in zip(sought.places, sought.batches, strict=True)}
+        self._sought = {
+            place + n: (record, place)
+            for place, batch in zip(sought.places, sought.batches, strict=True)
+            for n, record in enumerate(batch)
+        }
+        self._last_place = max(self._sought)
 
     @property
     def is_over(self) -> bool:
         """Whether all places have been read."""
-        return self._until >= max(self._sought)
+        return self._until >= self._last_place
 
     def _add(self, record: Record) -> None:
         self._until = record.offset
-        sought = self._sought.get(record.offset)
+        sought, place = self._sought.pop(record.offset, (None, -1))
         if sought is not None and self._is_copy(record, sought):
-            self._there.add(record.offset)
-            self.found = [
-                place for place, batch in self._batches if self._there.issuperset(range(place, place + len(batch)))
-            ]
+            self._missing[place] -= 1
+            if not self._missing[place]:
+                self.found.append(place)
 
 
 def least_ms(sought: Sought) -> int:

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 PAUSES: Final = Backoff(0.005, 0.1)  # while the watermarks stand still
 _SILENT_S: Final = 1.0
+_MOST: Final = 500  # batches of a partition that one look compares
 
 
 class CopyWatch:
@@ -94,7 +95,7 @@ class CopyWatch:
             self._tell(why)
         if left_out:
             await self._cluster.refresh()
-        passed = {partition: batches for partition, end in ends.items() if (batches := held.up_to(partition, end))}
+        passed = {p: batches[:_MOST] for p, end in ends.items() if (batches := held.up_to(p, end))}
         if passed or waiting.keys() - self._written:
             control = await self._control.refresh()
             if control.is_over or control.is_unwritten:

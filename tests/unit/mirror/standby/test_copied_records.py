@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tolerant_client.mirror.standby.copied_records import CLOCKS_MS, Search, least_ms
+from tolerant_client.mirror.standby.copied_records import CLOCKS_MS, Places, Search, least_ms
 from tolerant_client.records.codecs import GZIP
 from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.stock.moved_batches import Sought
@@ -84,3 +84,12 @@ def test_the_time_from_which_on_a_log_is_read() -> None:
     assert least_ms(Sought(batches, -1)) == NOW - 90_000
     assert least_ms(Sought([records(A)], -1, NOW)) == NOW - CLOCKS_MS
     assert least_ms(Sought([records(A, at=-1)], -1)) == 0
+
+
+def test_with_places_each_batch_is_at_its_own_offset_or_not_there() -> None:
+    batches = [records(A, B), records(C), records(A)]
+    search = Places(Sought(batches, 10, places=[10, 12, 14]))
+    log = encode_batch(records(A, B, B, C), base_offset=10) + encode_batch(records(A, A), base_offset=14)
+    for _ in range(2):  # the second time after a failure
+        assert search.read(memoryview(log), 10, 15) == 16
+    assert search.found == [10, 14] and search.is_over
