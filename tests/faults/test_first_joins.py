@@ -38,6 +38,7 @@ def lost(link: Link, api_key: int, frame: bytes) -> list[bytes]:
     return [] if api_key == JOIN_GROUP else [frame]
 
 
+@pytest.mark.long  # it waits for sessions, which a loaded machine stretches
 @pytest.mark.parametrize("first", [lost, slow_for(JOIN_GROUP, GATEWAY_TAKES)], ids=["lost", "slow"])
 def test_a_group_waits_for_no_id_of_which_the_response_was_lost_or_slow(
     kafka_cluster: KafkaCluster, first: Callable[[Link, int, bytes], list[bytes]]

@@ -227,7 +227,7 @@ def test_a_copy_that_is_over_before_spark_would_have_started_needs_none(clusters
     fill(clusters[0], "cmd-short", count=10)
     process = subprocess.Popen(command("mirror", *link(clusters, "cmd-short"), "--once"), stdout=subprocess.PIPE)
     told, _ = process.communicate(timeout=300)
-    assert process.returncode == 0 and b"20 records" in told
+    assert process.returncode == 0 and b"20 offsets" in told
     assert copiers(clusters[1], "cmd-short") == [process.pid]
 
 
