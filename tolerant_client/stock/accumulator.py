@@ -34,6 +34,10 @@ class TolerantAccumulator(RecordAccumulator):  # type: ignore[misc]  # kafka-pyt
         self.may_be_written: WeakSet[Any] = WeakSet()
         self.may_be_elsewhere: WeakSet[Any] = WeakSet()
 
+    def may_have(self, batch: Any) -> bool:
+        """Whether a log may have its records, here or on a former cluster."""
+        return batch in self.may_be_written or batch in self.may_be_elsewhere
+
     def _tp_lock(self, tp: Any) -> Any:
         """The lock of a partition, which its holder may take again."""
         lock = self._tp_locks.get(tp)

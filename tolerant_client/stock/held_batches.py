@@ -78,10 +78,10 @@ class HeldBatches:
         with self._lock:
             return sum(held.batch.record_count for partition in self._held.values() for held in partition)
 
-    def waiting(self) -> dict[TopicPartition, int]:
-        """The offset of the first record that is held of each partition."""
+    def waiting(self) -> set[TopicPartition]:
+        """The partitions of which anything is held."""
         with self._lock:
-            return {partition: held[0].base_offset for partition, held in self._held.items()}
+            return set(self._held)
 
     def up_to(self, partition: TopicPartition, end: float = math.inf) -> list[HeldBatch]:
         """The batches of a partition that end at `end` or before it."""
@@ -107,9 +107,10 @@ class HeldBatches:
         """No longer holds a batch; returns whether it did."""
         with self._lock:
             batches = self._held.get(held.batch.topic_partition, deque())
-            if held not in batches:
+            try:
+                batches.remove(held)  # it is the first one, in most cases
+            except ValueError:
                 return False
-            batches.remove(held)
             if not batches:
                 del self._held[held.batch.topic_partition]
             return True

@@ -112,13 +112,13 @@ class MovedBatches:
             self._release(partition)
             held.settle(ended)  # callbacks may send records
 
-        muted = set(held.waiting())
+        muted = held.waiting()
         while (waiting := held.waiting()) and not self._manager.closed:
             try:
                 await find(self._manager._net, {p: sought_at(held.up_to(p)) for p in waiting}, hear)
             except Exception as error:
                 self._wait_for(error)
-            for partition in muted - held.waiting().keys():  # also those whose time is over
+            for partition in muted - held.waiting():  # also those whose time is over
                 self._release(partition)
             if held.waiting():
                 await self._manager._net.sleep(_PAUSE_S)

@@ -139,7 +139,7 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         waiting, sent = records.expired_batches(now=now), super()._get_expired_inflight_batches(now=now)
         for batch in waiting + sent:
             late = f"{batch.record_count} records for {batch.topic_partition} did not end within delivery_timeout_ms"
-            is_sent = batch in sent or batch in records.may_be_written or batch in records.may_be_elsewhere
+            is_sent = batch in sent or records.may_have(batch)
             error = (
                 _doubted(KafkaTimeoutError(late)) if is_sent else KafkaTimeoutError(f"{late}: they were not written")
             )
@@ -245,7 +245,7 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         is_refused = _is_refused(exception, partition_response)
         # What a broker says that no repeat cures is a refusal of this attempt.
         is_silent = not is_refused and (partition_response is None or isinstance(exception, RetriableError))
-        is_doubtful = batch in doubtful or batch in self._accumulator.may_be_elsewhere
+        is_doubtful = self._accumulator.may_have(batch)
         if (is_silent or is_doubtful) and not self._can_retry(batch, type(exception)):
             exception = _doubted(exception)
         if not is_refused:

@@ -10,6 +10,7 @@ Laws:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -29,21 +30,22 @@ _PATIENCE_MS = 5_000
 _AT_ONCE = 20  # partitions
 
 
-class Search:
-    """Looks for batches in the records of one log, in the order of both; `found` are the offsets of the first ones.  Does no I/O."""
+class Search(ABC):
+    """Looks for the batches of `sought` in the records of one log; `found` are the offsets of those that are there.  Does no I/O."""
 
     def __init__(self, sought: Sought) -> None:
         self.found: list[int] = []
-        self._left = deque(sought.batches)
         self._has_append_times = sought.appended_since_ms is not None
         self._least_ms = least_ms(sought)
-        self._last = deque[Record]()  # the last records, whose offsets follow one another
-        self._until = -1
 
     @property
+    @abstractmethod
     def is_over(self) -> bool:
-        """Whether all of them are found."""
-        return not self._left
+        """Whether what follows in the log tells nothing more."""
+
+    @abstractmethod
+    def _take(self, record: Record) -> None:
+        """The next record of the log, or one that was read before, after a failure."""
 
     def read(self, records: memoryview, from_offset: int, end: int) -> int:
         """Takes a response's records from an offset on, up to `end`; returns the offset that follows."""
@@ -53,12 +55,32 @@ class Search:
             if header.max_timestamp >= self._least_ms and not header.is_control:
                 for record in tail_records(header, view, from_offset):
                     if record.offset < end:
-                        self._add(record)
+                        self._take(record)
             from_offset = header.next_offset
         return from_offset
 
-    def _add(self, record: Record) -> None:
-        if self.is_over or record.offset <= self._until:  # read again after a failure
+    def _is_copy(self, found: Record, sought: Record) -> bool:
+        if (found.key, found.value, found.headers) != (sought.key, sought.value, sought.headers):
+            return False
+        return found.timestamp >= self._least_ms if self._has_append_times else found.timestamp == sought.timestamp
+
+
+class SearchInOrder(Search):
+    """Looks for batches whose offsets nobody has told: in the order of both, at the first place where a whole one is."""
+
+    def __init__(self, sought: Sought) -> None:
+        super().__init__(sought)
+        self._left = deque(sought.batches)
+        self._last = deque[Record]()  # the last records, whose offsets follow one another
+        self._until = -1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of them are found."""
+        return not self._left
+
+    def _take(self, record: Record) -> None:
+        if self.is_over or record.offset <= self._until:
             return
         if record.offset != self._until + 1:
             self._last.clear()
@@ -72,14 +94,9 @@ class Search:
             self._left.popleft()
             self._last.clear()
 
-    def _is_copy(self, found: Record, sought: Record) -> bool:
-        if (found.key, found.value, found.headers) != (sought.key, sought.value, sought.headers):
-            return False
-        return found.timestamp >= self._least_ms if self._has_append_times else found.timestamp == sought.timestamp
 
-
-class Places(Search):
-    """Looks for each batch at its own offset alone; `found` are the offsets of those that are there."""
+class SearchAtOffsets(Search):
+    """Looks for each batch at its own offset alone."""
 
     def __init__(self, sought: Sought) -> None:
         super().__init__(sought)
@@ -90,13 +107,14 @@ class Places(Search):
             for n, record in enumerate(batch)
         }
         self._last_place = max(self._sought)
+        self._until = -1
 
     @property
     def is_over(self) -> bool:
         """Whether all places have been read."""
         return self._until >= self._last_place
 
-    def _add(self, record: Record) -> None:
+    def _take(self, record: Record) -> None:
         self._until = record.offset
         sought, place = self._sought.pop(record.offset, (None, -1))
         if sought is not None and self._is_copy(record, sought):
@@ -147,10 +165,13 @@ async def find_copies_in(
 
 
 async def _find(cluster: Cluster, partition: TopicPartition, sought: Sought, end: int) -> list[int]:
-    search = Places(sought) if sought.places else Search(sought)
-    offset = sought.from_offset
+    search: Search
     if sought.places:
+        search = SearchAtOffsets(sought)
         end = min(end, sought.places[-1] + len(sought.batches[-1]))
+    else:
+        search = SearchInOrder(sought)
+    offset = sought.from_offset
     if offset < 0:
         told = (await cluster.list_offsets({partition: least_ms(sought)}))[partition]
         offset = end if told < 0 else told  # -1: nothing is as young as that

@@ -3,8 +3,8 @@
 Laws:
 - One ListOffsets request for each leader asks for all partitions of which anything is held, PAUSES apart; none is sent while
   nothing is held.
-- What a high watermark has passed is read and compared: other records may be there, or filler for what the mirror has left out with the operator's
-  consent.  Nothing counts once a promotion has begun: what becomes of the rest is decided at the move.
+- What a high watermark has passed is read and compared: other records may be there, or filler for what the mirror has left out
+  with the operator's consent.  Nothing counts once a promotion has begun: what becomes of the rest is decided at the move.
 - A link that copies from another cluster acknowledges nothing.
 - While the standby does not respond nothing ends; HeldBatches ends what waits too long.
 - A record of a topic that the link does not copy ends at once.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING, Final
 
 import kafka.errors as Errors
@@ -86,7 +86,7 @@ class CopyWatch:
             looks = 0 if passed else looks + 1
             await self._net.sleep(PAUSES.pause_s(looks))
 
-    async def _look(self, held: HeldBatches, waiting: Mapping[TopicPartition, int]) -> bool:
+    async def _look(self, held: HeldBatches, waiting: Set[TopicPartition]) -> bool:
         """Whether anything has been passed."""
         ends, left_out = await list_led_offsets(
             self._cluster, dict.fromkeys(waiting, LATEST), looks=1, within_s=_SILENT_S
@@ -96,13 +96,13 @@ class CopyWatch:
         if left_out:
             await self._cluster.refresh()
         passed = {p: batches[:_MOST] for p, end in ends.items() if (batches := held.up_to(p, end))}
-        if passed or waiting.keys() - self._written:
+        if passed or waiting - self._written:
             control = await self._control.refresh()
             if control.is_over or control.is_unwritten:
                 return False
             self._check(control)
             self._written = {partition for partition in waiting if control.writes(partition.topic)}
-            for partition in waiting.keys() - self._written:
+            for partition in waiting - self._written:
                 why = f"the link does not copy {partition.topic}"
                 held.end([(one, why) for one in held.up_to(partition)])
                 passed.pop(partition, None)

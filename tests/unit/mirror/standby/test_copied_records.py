@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tolerant_client.mirror.standby.copied_records import CLOCKS_MS, Places, Search, least_ms
+from tolerant_client.mirror.standby.copied_records import CLOCKS_MS, SearchAtOffsets, SearchInOrder, least_ms
 from tolerant_client.records.codecs import GZIP
 from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.stock.moved_batches import Sought
@@ -22,7 +22,7 @@ def found(
     log: Sequence[bytes], *batches: Sequence[Record], has_append_times: bool = False, end: int = 1_000
 ) -> list[int]:
     """The offsets that a search finds in a log that comes in one response for each of its batches."""
-    search, offset = Search(Sought(batches, 0, NOW if has_append_times else None)), 0
+    search, offset = SearchInOrder(Sought(batches, 0, NOW if has_append_times else None)), 0
     for batch in log:
         offset = search.read(memoryview(batch), offset, end)
     assert search.is_over == (len(search.found) == len(batches))
@@ -74,7 +74,7 @@ def test_where_brokers_give_times_a_copy_is_not_older_than_the_send(append_ms: i
 
 
 def test_a_response_that_is_read_again_after_a_failure_counts_once() -> None:
-    search = Search(Sought([records(A), records(A)], 0))
+    search = SearchInOrder(Sought([records(A), records(A)], 0))
     log = memoryview(encode_batch(records(A), base_offset=5))
     assert [search.read(log, 5, 100) for _ in range(2)] == [6, 6] and search.found == [5]
 
@@ -88,7 +88,7 @@ def test_the_time_from_which_on_a_log_is_read() -> None:
 
 def test_with_places_each_batch_is_at_its_own_offset_or_not_there() -> None:
     batches = [records(A, B), records(C), records(A)]
-    search = Places(Sought(batches, 10, places=[10, 12, 14]))
+    search = SearchAtOffsets(Sought(batches, 10, places=[10, 12, 14]))
     log = encode_batch(records(A, B, B, C), base_offset=10) + encode_batch(records(A, A), base_offset=14)
     for _ in range(2):  # the second time after a failure
         assert search.read(memoryview(log), 10, 15) == 16

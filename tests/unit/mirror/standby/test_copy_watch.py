@@ -64,7 +64,7 @@ class Standby:
 
         async def look() -> None:
             for _ in range(len(self.ends)):
-                await self._watch._look(held, {partition: 10})  # type: ignore[arg-type]
+                await self._watch._look(held, {partition})  # type: ignore[arg-type]
 
         asyncio.run(look())
         return held.said
