@@ -639,7 +639,7 @@ def test_what_was_committed_on_the_lost_cluster_is_not_read_again_by_a_member_th
     name = "members-beside"
     copied(source, target, name)
     member = Member(source, target, name, enable_auto_commit=False)
-    with kafka.KafkaConsumer(
+    with KafkaConsumer(
         name, bootstrap_servers=target, group_id=name, auto_offset_reset="latest", enable_auto_commit=False
     ) as other:
         try:
@@ -718,7 +718,7 @@ def test_a_commit_that_is_refused_while_a_member_joins_does_not_cost_its_member_
             member.consumer.commit()
 
     options: Any = {"group_id": name, "heartbeat_interval_ms": 500, "enable_auto_commit": False}
-    with kafka.KafkaConsumer(name, bootstrap_servers=target, **options) as other:
+    with KafkaConsumer(name, bootstrap_servers=target, **options) as other:
         try:
             until(lambda: member.poll() or len(member.read) == 200)
             monkeypatch.setattr(moved_member, "LATEST_S", 3.0)  # so the other one can come first

@@ -37,6 +37,7 @@ from support.nasty_topics import nasty_topic
 from support.nasty_writer import BROKER_CONFIG, write_topics
 from support.raising_copier import LinkCopier
 from support.tree import SUPPORT
+from tolerant_client import KafkaConsumer
 from tolerant_client.cluster.admin.configs import alter_configs
 from tolerant_client.errors import (
     DataLossError,
@@ -532,7 +533,7 @@ def test_a_group_in_use_on_the_target_is_left_alone(source: str, target: str) ->
     append_records(source, topic, 10)
     copy(source, target, topic, "busy")
     assert len(consume(source, topic, group, 5)) == 5
-    member = kafka.KafkaConsumer(topic, bootstrap_servers=target, group_id=group)
+    member = KafkaConsumer(topic, bootstrap_servers=target, group_id=group)
     try:
         while not member.assignment():
             member.poll(timeout_ms=100)
