@@ -21,9 +21,9 @@ B. A decided transaction is committed, never aborted: a driver that finds its mi
 C. An undecided transaction is aborted only by its own run, or after a decision that names its run as
    superseded; a superseded run decides nothing any more.  Its rows may count as written all the same: the same
    micro-batch with the same rows is a repeat, whoever decided it.
-D. A transactional id names at most one transaction of a micro-batch, and belongs to one process: no attempt of a task
-   can fence another one, nor a transaction that the driver has chosen.  A later micro-batch of the same run reuses the
-   id, after the note of law B, if the same process writes it: a new process has new ids.
+D. A transactional id names at most one transaction of a micro-batch, and belongs to one attempt of a task at a time: no
+   attempt can fence another one, nor a transaction that the driver has chosen.  A later micro-batch of the same run
+   reuses the id, after the note of law B, if a task of the same executor writes it: transaction_names.py.
 E. A decision is made only while a reserve is left of its transactions' timeout: a minute, or a third
    of a transaction.timeout.ms below three minutes.  Half of the reserve is the timeout of the decider's own transaction;
    the rest is for committing the tasks' transactions, which is retried.  Each worker's clock is compared with the
@@ -58,11 +58,9 @@ Costs and limits:
 - A decision is stored beside every topic that was written to: brokers forget it when all of these are deleted.
 - A killed attempt that begins a transaction only after its run has ended leaves it open for transaction.timeout.ms; so do
   tasks of a query's micro-batch if none of them has sent the driver a message, until the query commits again.
-- Ids are reused only while Python processes live (law D).  Spark ends one that was idle for a minute, so with a longer
-  trigger each micro-batch leaves about as many ids as it has tasks: with 4 tasks and a trigger of 75 s 5, 9 and 13 after
-  three micro-batches, 4 more with each without spark.python.worker.reuse, and 6 after nine without pauses were measured.
-  Brokers keep each for transactional.id.expiration.ms: 200 tasks every 5 minutes would be 400,000 ids in a week.  Fewer
-  tasks (coalesce), a trigger below a minute, or a shorter expiration on the brokers bound it.
+- Ids are reused within one run of the query and one executor (law D): each start of the query, and each executor that
+  it gets later (with dynamic allocation after every pause), leaves about as many ids as it had tasks in a micro-batch,
+  and each attempt that fails or is killed leaves one.  Brokers keep each for transactional.id.expiration.ms.
 - Brokers forget the offsets of a group after offsets.retention.minutes (7 days): a query that was stopped for longer
   between a decision and the checkpoint's commit writes that micro-batch again.
 
@@ -80,9 +78,7 @@ for a week after it was used last (transactional.id.expiration.ms).
 
 from __future__ import annotations
 
-import os
 import re
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, NamedTuple
@@ -97,15 +93,14 @@ from spark_integration.writing.columns import WriteRows
 from tolerant_client.cluster.admin.groups import CommittedOffset
 from tolerant_client.cluster.producer.transaction import PreparedTransaction
 from tolerant_client.cluster.refused_rights import DECISION_GROUPS
-from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffersError
+from tolerant_client.errors import OptionError, RepeatDiffersError
 from tolerant_client.state_json import Whole, decoded
 
 _PIECE: Final = 4000  # characters, below the brokers' offset.metadata.max.bytes, 4096
 _PIECES: Final = 1000  # the most that a decision may have: some 50,000 transactions
 _SUPERSEDED: Final = 20  # runs that a decision remembers
 _RESERVE_MS: Final = 60_000
-_SINKS: Final = 64  # sinks whose ids a process remembers
-_ID: Final = re.compile(r"([0-9a-f]+)/[0-9a-f]+-[0-9]+")
+_ID: Final = re.compile(r"([0-9a-f]+)/[0-9a-f-]+")
 
 _Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**15 - 1)]  # int16
 _UInt64s = npt.NDArray[np.uint64]
@@ -334,28 +329,6 @@ class SinkBatch:
 def reserve_ms(timeout_ms: int) -> int:
     """The part of transaction.timeout.ms that must be left for a decision to be made (law E)."""
     return min(_RESERVE_MS, timeout_ms // 3)
-
-
-class TransactionNames:
-    """The transactional ids that one process gives to its tasks (law D)."""
-
-    def __init__(self) -> None:
-        self._given: dict[tuple[int, str, str], tuple[str, int, int]] = {}
-
-    def take(self, place: SinkBatch) -> str:
-        """An id for one attempt of a task; ids of earlier micro-batches are reused, because their notes exist (law B).
-
-        Raises ProducerFencedError if this process has already worked on a later micro-batch.
-        """
-        key = (os.getpid(), place.sink, place.run)  # after a fork, the parent's ids are never reused
-        token, batch, count = self._given.pop(key, (uuid.uuid4().hex[:12], place.batch, 0))
-        if place.batch < batch:
-            raise ProducerFencedError(f"Micro-batch {place.batch} of {place.sink!r} is over: this task came too late")
-        count = count if place.batch == batch else 0
-        self._given[key] = (token, place.batch, count + 1)
-        if len(self._given) > _SINKS:
-            self._given.pop(next(iter(self._given)))
-        return f"{place.prefix}{place.run}/{token}-{count}"
 
 
 def _newest(committed: Mapping[Any, CommittedOffset]) -> CommittedOffset:

@@ -31,10 +31,11 @@ from pyspark.sql.types import StructType
 
 from spark_integration.connections import borrowed
 from spark_integration.writing.columns import WriteColumns, choose_columns
-from spark_integration.writing.exactly_once import RowDigest, SinkBatch, TransactionNames
+from spark_integration.writing.exactly_once import RowDigest, SinkBatch
 from spark_integration.writing.options import WriteOptions, parse_write_options
 from spark_integration.writing.settlement import WrittenTask, abort_tasks, commit_tasks
 from spark_integration.writing.task import WriteTask
+from spark_integration.writing.transaction_names import transactional_id
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.producer.batch_producer import BatchProducer
 from tolerant_client.cluster.producer.transaction import ProducerTransaction
@@ -44,9 +45,6 @@ _BATCH_WRITE: Final = 0
 _ABORT_MS: Final = 5_000.0
 # Local properties of a micro-batch's tasks (StreamExecution.scala); the job group is the id of the query's run.
 _QUERY, _BATCH, _RUN = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
-
-
-_names = TransactionNames()
 
 
 class RecordsWriter(DataSourceArrowWriter):
@@ -140,7 +138,10 @@ def write_task(
     with borrowed(what, make) as producer:
         if options.is_exactly_once:
             assert place is not None
-            return _write_once(producer, options, columns, place, iterator)
+            producer.cluster.run(producer.connect)
+            with transactional_id(place) as name:
+                transaction = ProducerTransaction(producer.cluster, name, options.transaction_timeout_ms)
+                return _write_once(producer, options, columns, place, transaction, iterator)
         producer.cluster.run(producer.start)
         task = WriteTask(producer, options, columns, _task_number())
         task.write(iterator)
@@ -152,11 +153,10 @@ def _write_once(
     options: WriteOptions,
     columns: WriteColumns,
     place: SinkBatch,
+    transaction: ProducerTransaction,
     iterator: Iterator[pa.RecordBatch],
 ) -> WrittenTask:
     run = producer.cluster.run
-    transaction = ProducerTransaction(producer.cluster, _names.take(place), options.transaction_timeout_ms)
-    run(producer.connect)
     run(transaction.begin)
     producer.start_transaction(transaction)
     digest = RowDigest()

@@ -42,7 +42,9 @@ from tolerant_client.testing import KafkaCluster
 
 
 @pytest.fixture(autouse=True)
-def no_connections_are_left() -> Iterator[None]:
+def an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Its folder, whose ids later micro-batches use, and no connections that are left."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     yield
     close_pool()
 

@@ -665,8 +665,9 @@ def test_a_decision_of_many_tasks_is_carried_out(kafka_cluster: KafkaCluster) ->
 
 @pytest.mark.parametrize("seed", range(10 if LONG else 1))
 def test_micro_batches_are_written_once_when_one_answer_in_20_is_wrong(
-    fault_proxy: Proxies, kafka_cluster: KafkaCluster, seed: int
+    fault_proxy: Proxies, kafka_cluster: KafkaCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))  # so the second micro-batch of a run has the ids of the first
     topic = f"sink-decided-{seed}"
     create_topic(kafka_cluster.bootstrap_servers, topic, PARTITIONS)
     proxy = fault_proxy(ONE_IN_20, seed=seed)

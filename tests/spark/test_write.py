@@ -17,6 +17,9 @@ from kafka.structs import TopicPartition
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
+from tolerant_client.cluster.admin.transactions import transactional_ids
+from tolerant_client.cluster.cluster import Cluster
+
 PARTITIONS = 3
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -303,6 +306,27 @@ def test_one_id_serves_all_micro_batches_that_foreach_batch_writes(
     assert sorted(record.value for record in read(servers, topic)) == [b"0", b"1", b"2"]
     groups = {group["group_id"] for group in admin.list_groups()}
     assert {name for name in groups if topic in name} == {f"tolerant-sink-{topic}/0", f"tolerant-sink-{topic}/ended"}
+
+
+def test_micro_batches_whose_python_processes_have_ended_use_the_ids_of_the_former_ones(
+    spark: Any, servers: str, topic: str, tmp_path: Path
+) -> None:
+    """Spark ends a process after its task here, and otherwise after a minute without one."""
+    folder, batches = tmp_path / "in", 5
+    folder.mkdir()
+    for number in range(batches):
+        (folder / f"{number}.txt").write_text("".join(f"{number * 30 + n}\n" for n in range(30)))
+    settings = spark.sparkContext._jsc.sc().conf()  # what each job of the session reads
+    frame = spark.readStream.option("maxFilesPerTrigger", "1").text(str(folder)).repartition(3)
+    settings.set("spark.python.worker.reuse", "false")
+    try:
+        run_once(frame, servers, topic, tmp_path / "checkpoint", exactlyOnce="true", exactlyOnceId=topic)
+    finally:
+        settings.set("spark.python.worker.reuse", "true")
+    assert sorted(int(record.value) for record in read(servers, topic)) == list(range(30 * batches))
+    with Cluster({"bootstrap_servers": servers}) as cluster:
+        found = cluster.run(transactional_ids, cluster, f"tolerant-sink-{topic}/", ("CompleteCommit",))
+    assert len(found or ()) == 3 + 1, "of each task, and the decider's"
 
 
 def test_a_repeat_with_another_number_of_tasks_writes_nothing_again(

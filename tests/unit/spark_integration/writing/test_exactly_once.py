@@ -14,13 +14,12 @@ from spark_integration.writing.exactly_once import (
     Decision,
     RowDigest,
     SinkBatch,
-    TransactionNames,
     Written,
     reserve_ms,
 )
 from tolerant_client.cluster.admin.groups import CommittedOffset
 from tolerant_client.cluster.producer.transaction import PreparedTransaction
-from tolerant_client.errors import OptionError, ProducerFencedError, RepeatDiffersError
+from tolerant_client.errors import OptionError, RepeatDiffersError
 
 RUN, LATER_RUN = "0a" * 16, "0b" * 16
 PLACE = SinkBatch("sink", "query-1", RUN, batch=7)
@@ -204,16 +203,9 @@ def test_a_minute_is_kept_for_committing_and_less_only_of_short_timeouts(timeout
 # -- names -------------------------------------------------------------------------
 
 
-def test_a_transactional_id_names_one_transaction_of_a_micro_batch() -> None:
-    """Law D; ids of earlier micro-batches are reused, so that brokers do not keep ever more of them."""
-    names, others = TransactionNames(), TransactionNames()
-    first = [names.take(PLACE) for _ in range(3)]
-    assert len({*first, others.take(PLACE)}) == 4
-    assert [names.take(replace(PLACE, batch=8)) for _ in range(3)] == first
-    assert names.take(replace(PLACE, run=LATER_RUN)) not in first
-    assert {PLACE.run_of(name) for name in first} == {RUN}
-    with pytest.raises(ProducerFencedError, match="Micro-batch 7 of 'sink' is over"):
-        names.take(PLACE)
+@pytest.mark.parametrize("name", ["a1b2c3", "a1b2c3-0"])
+def test_an_id_of_a_task_says_its_run(name: str) -> None:
+    assert PLACE.run_of(f"{PLACE.prefix}{RUN}/{name}") == RUN
 
 
 @pytest.mark.parametrize(
