@@ -60,7 +60,7 @@ class TolerantConnectionManager(Bootstrap):
     DEFAULT_CONFIG = {
         **KafkaConnectionManager.DEFAULT_CONFIG,
         "receive_message_max_bytes": 100_000_000,  # kafka-python's own default is below the size of a Fetch response
-        "max_block_ms": 60_000,  # a producer's; transactions.py bounds its calls by it
+        "max_block_ms": 60_000,  # a producer's; transaction_calls.py bounds its calls by it
         # Kafka's names and defaults (KIP-899, KIP-1102)
         "metadata_recovery_strategy": "rebootstrap",
         "metadata_recovery_rebootstrap_trigger_ms": 300_000,

@@ -97,6 +97,7 @@ _CONNECTIONS = ("tolerant_client.cluster.connections",)
 _RECORDS = ("tolerant_client.stock.consumer_records",)
 _SENDER = ("tolerant_client.stock.sender",)
 _TRANSACTIONS = ("tolerant_client.stock.transactions",)
+_TRANSACTION_REQUESTS = ("tolerant_client.stock.transaction_requests",)
 _TRANSPORT = ("tolerant_client.stock.transport",)
 _TOPIC_IDENTITY = ("tolerant_client.stock.topic_identity",)
 
@@ -356,13 +357,18 @@ USES: Final = (
     Use(TransactionState, ("BUMPING_PRODUCER_EPOCH", "IN_TRANSACTION", "READY"), _TRANSACTIONS, "an epoch is raised"),
     Use(ClusterMetadata, ("_manager",), _TRANSACTIONS, "the way to the connection manager"),
     Use(TxnRequestHandler,
-        ("__init__", "_result", "coordinator_type", "fail", "fatal_error", "handle_response", "is_retry", "on_complete",
-         "priority", "producer_epoch", "producer_id", "request", "result", "set_retry", "transaction_manager", "transactional_id"),
-        _TRANSACTIONS, "how one request ends is decided here; one of ours asks who owns the transactional.id"),
-    Use(Priority, ("INIT_PRODUCER_ID",), _TRANSACTIONS, "when our request is sent"),
+        ("_result", "coordinator_type", "is_retry", "request", "result", "set_retry"),
+        _TRANSACTIONS, "what waits for a request, and which coordinator it needs"),
+    Use(TxnRequestHandler,
+        ("__init__", "fail", "fatal_error", "handle_response", "on_complete", "priority", "producer_epoch", "producer_id",
+         "request", "result", "transaction_manager", "transactional_id"),
+        _TRANSACTION_REQUESTS, "how one request ends is decided here; one of ours asks who owns the transactional.id"),
+    Use(TransactionManager, ("_lookup_coordinator", "retry"), _TRANSACTION_REQUESTS, "a request of ours is tried again"),
+    Use(Priority, ("INIT_PRODUCER_ID",), _TRANSACTION_REQUESTS, "when our request is sent"),
     Use(FindCoordinatorHandler, ("_coord_key", "_coord_type"), _TRANSACTIONS, "which coordinator is looked up"),
     Use(TxnOffsetCommitHandler, ("consumer_group_id", "offsets"), _TRANSACTIONS, "what a lost copy would commit"),
-    Use(TransactionalRequestResult, ("done", "is_done", "wait"), _TRANSACTIONS, "what a call waits for"),
+    Use(TransactionalRequestResult, ("done",), _TRANSACTIONS, "the end of a fence that nobody else tells"),
+    Use(TransactionalRequestResult, ("wait",), ("tolerant_client.stock.transaction_calls",), "what a call waits for"),
     # -- messages and logs
     Use(DataContainer, ("_struct",), ("tolerant_client.tracker.rules.requests",), "its compiled decoders, after tagged fields"),
     Use(DataContainer, ("_version",), ("tolerant_client.stock.masking",), "a log shows a request as its type and version"),
