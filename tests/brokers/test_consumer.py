@@ -15,6 +15,7 @@ from kafka.consumer.subscription_state import ConsumerRebalanceListener
 from kafka.coordinator.consumer import ConsumerCoordinator
 from kafka.structs import TopicPartition
 
+from support.held_answers import HookedProxy
 from support.mirror_link import append_batches, append_records, make_anew
 from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from tolerant_client.records.arrow import SCHEMA, SCHEMA_WITH_HEADERS
@@ -342,6 +343,28 @@ def test_a_group_does_not_wait_for_a_member_that_was_closed_while_it_joined(
         closed.close()
         while not len(first.assignment()) == len(second.assignment()) == 1:
             assert not first.poll(100) and not second.poll(100) and time.monotonic() < deadline
+
+
+def test_a_close_shares_its_timeout_with_a_silent_broker_and_leaves_all_the_same(
+    kafka_cluster: KafkaCluster, topic: Callable[..., str]
+) -> None:
+    name = topic()
+    append_records(kafka_cluster.bootstrap_servers, name, 1)
+    with (
+        HookedProxy(kafka_cluster.proxied) as proxy,
+        KafkaAdminClient(bootstrap_servers=kafka_cluster.bootstrap_servers) as admin,
+    ):
+        consumer = KafkaConsumer(
+            name, bootstrap_servers=proxy.bootstrap_servers, group_id=name, auto_offset_reset="earliest"
+        )
+        while not consumer.poll(100):
+            pass
+        proxy.answer = lambda link, api_key, frame: []
+        began = time.monotonic()
+        consumer.close(timeout_ms=2_000)
+        assert time.monotonic() < began + 3.0  # kafka-python: 2 s for the commit, and 2 s for the LeaveGroup
+        while admin.describe_groups([name])[name]["members"]:
+            assert time.monotonic() < began + 20, "its session is 45 s"
 
 
 def test_a_poll_arrow_without_records_is_an_empty_table_and_its_arguments_are_checked(

@@ -9,6 +9,7 @@ Laws:
   polls, the next poll takes the assignment over; until then heartbeats keep the member in the group.
 - Where no broker can be connected to, a call without a timeout ends, and the commit of a close() does not
   use up all of its time.  Both say so, as kafka-python does at the first refused connection.
+- All that a close() waits for shares its timeout.  What it has no time to wait for is sent all the same.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class TolerantCoordinator(MovedMember):
         self._told: CoordinatorUnavailableError | None = None  # poll() raises it where kafka-python's may swallow it
         self._next_lookup = 0.0
         self._is_closing = False
+        self._closes_by = float("inf")
         self._unreached = 0  # lookups in a row that reached no broker
         self._refusal = ""  # the last error of a refused connection
         self._assigned: Any = None  # by a join that has ended; the next poll takes it over
@@ -91,8 +93,13 @@ class TolerantCoordinator(MovedMember):
         return False
 
     def close(self, autocommit: bool = True, timeout_ms: float | None = None) -> None:
-        """Like kafka-python's; where no broker can be connected to, its commit is given up and logged."""
+        """Like kafka-python's, which grants its timeout to the commit and then to the LeaveGroup again.
+
+        Where no broker can be connected to, the commit is given up and logged.
+        """
         self._is_closing = True
+        if timeout_ms is not None:
+            self._closes_by = time.monotonic() + timeout_ms / 1000
         super().close(autocommit=autocommit, timeout_ms=timeout_ms)
 
     async def _wait_for(self, future: Any, timeout_ms: float) -> None:
@@ -201,6 +208,7 @@ class TolerantCoordinator(MovedMember):
 
     async def maybe_leave_group_async(self, reason: str | None = None, timeout_ms: float | None = None) -> None:
         """Like kafka-python's, which does not leave under an id that the member has not joined with yet."""
+        ends = min(self._closes_by, time.monotonic() + (float("inf") if timeout_ms is None else timeout_ms / 1000))
         joining = self._join_task
         if (
             joining is not None
@@ -209,10 +217,11 @@ class TolerantCoordinator(MovedMember):
             and not self._generation.has_member_id()
         ):
             with suppress(Exception):  # its response is the id; nobody wants its result
-                await self._wait_for(joining, _ID_WITHIN_MS if timeout_ms is None else min(timeout_ms, _ID_WITHIN_MS))
+                await self._wait_for(joining, min(_ID_WITHIN_MS, (ends - time.monotonic()) * 1000))
         if self._generation.has_member_id() and not self.stable():
             self.state = MemberState.REBALANCING
-        await super().maybe_leave_group_async(reason, timeout_ms=timeout_ms)
+        left_ms = max(0.0, ends - time.monotonic()) * 1000
+        await super().maybe_leave_group_async(reason, timeout_ms=None if left_ms == float("inf") else left_ms)
 
     def stable(self) -> bool:
         """Whether the broker expects heartbeats: from the end of the join on, not only from the next poll."""

@@ -87,6 +87,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
     """kafka-python's ConsumerCoordinator, which can move."""
 
     _is_closing: bool
+    _closes_by: float
     _assigned: Any
 
     def __init__(self, client: Any, subscription: Any, **configs: Any) -> None:
@@ -329,7 +330,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
 
     async def _on_close_prepare_async(self) -> None:
         """Like kafka-python's, for which a member that moves has lost its partitions; but it may commit them still."""
-        ends = time.monotonic() + _LAST_COMMIT_MS / 1000
+        ends = min(time.monotonic() + _LAST_COMMIT_MS / 1000, self._closes_by)
         first = self._first_commit
         while first is not None and not first.is_done and time.monotonic() < ends:  # then the coordinator is known
             await self._net.sleep(_LOOK_S)

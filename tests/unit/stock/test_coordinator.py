@@ -973,6 +973,18 @@ def test_a_member_reads_on_until_its_former_commits_are_made_and_joins_when_othe
     assert time.monotonic() >= began + moved_member.LATEST_S
 
 
+def test_a_close_waits_for_the_former_commits_no_longer_than_it_may(
+    broker: GroupBroker, member: TolerantCoordinator
+) -> None:
+    knows(member, broker, 1)
+    moves(member, moved_member.Stage.READS_ON)
+    member._first_commit = Future()  # of a coordinator that is away
+    member._uncommitted = {TopicPartition("t", 0): OffsetAndMetadata(5, "", -1)}
+    began = time.monotonic()
+    member.close(timeout_ms=200)
+    assert time.monotonic() < began + 0.2 + moved_member._LAST_COMMIT_MS / 2_000
+
+
 @pytest.mark.parametrize(
     ("error", "tries"),
     [
