@@ -317,20 +317,20 @@ class TolerantFetcher(PlannedFetches):
                 state._position = None  # poll() raises NoOffsetForPartitionError, unless one was committed there
 
     @property
-    def _is_of_former_cluster(self) -> bool:
+    def is_of_former_cluster(self) -> bool:
         """Whether positions are still those on the cluster that the client has left."""
         return self._move is not None and not self._move.is_settled
 
     def _to_fetch(self) -> Iterator[tuple[Any, TopicPartition, int, int]]:
-        return iter(()) if self._is_of_former_cluster else super()._to_fetch()
+        return iter(()) if self.is_of_former_cluster else super()._to_fetch()
 
     def maybe_validate_positions(self) -> None:
         """Like kafka-python's; a position of the former cluster has nothing to do with the leader epochs of the next one."""
-        if not self._is_of_former_cluster:
+        if not self.is_of_former_cluster:
             super().maybe_validate_positions()
 
     async def _send_offset_for_leader_epoch_request(self, node_id: Any, positions: Any) -> Any:
-        if self._is_of_former_cluster:
+        if self.is_of_former_cluster:
             raise Errors.StaleMetadata("the client has moved to another cluster")
         return await super()._send_offset_for_leader_epoch_request(node_id, positions)
 

@@ -19,6 +19,8 @@ Laws:
   nobody knows of an offset after the end of the copies, up to which the client had read on the former cluster, on which it was
   found: it becomes the end of the copies.
 - Leader epochs are a cluster's own: no position, fetch or commit of the next cluster names one of the former.
+- A client can move again, and come back: its last move ends before the next one begins.  A consumer's ends in its poll(), and a
+  member's with its join, for which the next one waits for JOINS_S at most: its cluster may be lost, too, by then.
 - How a member of a group moves says moved_member.py; what becomes of a producer's records, moved_batches.py.
 """
 
@@ -27,11 +29,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import time
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import kafka
 from kafka.structs import OffsetAndMetadata, TopicPartition
@@ -41,11 +44,14 @@ from tolerant_client.tracker.events import Moved
 
 log = logging.getLogger(__name__)
 
+JOINS_S: Final = 60.0
+_PAUSE_S: Final = 0.05
+
 
 class OffsetThere(OffsetAndMetadata):  # type: ignore[misc]  # kafka-python is untyped
-    """An offset of the next cluster: a position there, or what is committed there for one of the former cluster."""
+    """An offset of the cluster that `move` led to: a position there, or what is committed there for one of the former cluster."""
 
-    __slots__ = ()
+    move: Move
 
 
 @dataclass(frozen=True)
@@ -107,13 +113,20 @@ class Move:
     def consumed(self, consumed: Callable[[], dict[TopicPartition, Any]]) -> dict[TopicPartition, Any]:
         """What kafka-python's `all_consumed_offsets` says, so that it is known to be of the next cluster."""
         offsets = consumed()
-        return {tp: OffsetThere(*at) for tp, at in offsets.items()} if self.is_settled else offsets
+        if not self.is_settled:
+            return offsets
+        return {tp: self._there(at.offset, at.metadata, at.leader_epoch) for tp, at in offsets.items()}
+
+    def _there(self, offset: int, metadata: str, leader_epoch: int) -> OffsetThere:
+        there = OffsetThere(offset, metadata, leader_epoch)
+        there.move = self
+        return there
 
     def committed(self, tp: TopicPartition, asked: OffsetAndMetadata) -> OffsetThere | None:
         """What to commit on the next cluster."""
-        is_there = isinstance(asked, OffsetThere)
+        is_there = isinstance(asked, OffsetThere) and asked.move is self
         at = asked.offset if is_there else self.to.committed(tp, asked.offset, self._read_until(tp))
-        return None if at is None else OffsetThere(at, asked.metadata, -1)
+        return None if at is None else self._there(at, asked.metadata, -1)
 
     def _read_until(self, tp: TopicPartition) -> float:
         """The offset until which the client may have read on the former cluster; the polling thread may go on until it settles."""
@@ -136,6 +149,12 @@ class Mover:
     def __init__(self, client: Any) -> None:
         self._client = weakref.ref(client)
         self.net = manager_of(client)._net
+        self._settled: Any = None  # what became of a producer's records at the last move
+
+    @property
+    def client(self) -> Any:
+        """The client, None if it is gone."""
+        return self._client()
 
     @property
     def is_wanted(self) -> bool:
@@ -175,6 +194,9 @@ class Mover:
 
     async def move(self, to: Destination, find: Find) -> None:
         """Moves it, on its event loop, without waiting for the next cluster.  A client that is closed stays."""
+        joins_until = time.monotonic() + JOINS_S
+        while self._has_not_ended(joins_until):
+            await self.net.sleep(_PAUSE_S)
         if (client := self._client()) is None:
             return
         manager = manager_of(client)
@@ -192,9 +214,19 @@ class Mover:
             client._coordinator.moved(move)
         if sender is not None and sender.is_idempotent:
             batches = MovedBatches(sender, to.end)
-            self.net.call_soon(partial(batches.settle, find))
+            self._settled = self.net.call_soon(partial(batches.settle, find))
         # api_version is what the client found out; the connections find it out anew.
         known = client.config.keys() - {"api_version"}
         client.config.update((key, value) for key, value in to.config.items() if key in known)
         log.warning("The link was promoted: the client moves from cluster %s to %s", former, servers)
         moved.add_callback(lambda _: manager.recovery_event(Moved("", -1, str(former), str(servers))))
+
+    def _has_not_ended(self, joins_until: float) -> bool:
+        """Whether the client's last move goes on: it may have positions, or records in question, of the cluster before."""
+        if not self.is_wanted:
+            return False
+        client = self._client()
+        if not isinstance(client, kafka.KafkaConsumer):
+            return self._settled is not None and not self._settled.is_done
+        is_joining = client._coordinator.is_moving and time.monotonic() < joins_until
+        return client._fetcher.is_of_former_cluster or is_joining

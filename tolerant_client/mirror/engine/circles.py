@@ -79,6 +79,23 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
     return ()
 
 
+async def undone_by(source: Cluster, topics: Collection[str]) -> dict[str, int] | None:
+    """The promoted links that have copied some of these topics (the source's names) to our source, and their generations.
+
+    Their clients are there, and come to our target once it is the primary.  None if we may not read who they are.
+    """
+    source = source.by_own_names()
+    try:
+        controls = await read_controls(source)
+    except MAY_NOT:
+        return None
+    return {
+        link: control.generation
+        for link, control in controls.links.items()
+        if control.is_promoted and any(map(control.writes, topics))
+    }
+
+
 async def link_back(source: Cluster, target: Cluster, topics: Collection[str]) -> str:
     """Which live link copies some of these topics (the source's names) from our target to our source; "" if none is seen."""
     for other, control in await links_back(source, target):

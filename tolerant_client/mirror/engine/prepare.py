@@ -24,7 +24,7 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster
+from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster, undone_by
 from tolerant_client.mirror.engine.former_copies import FormerCopies, former_copies
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
 from tolerant_client.mirror.engine.preflight import (
@@ -288,9 +288,16 @@ async def prepare_link(
         if not goes_on:
             await _refuse_differences(source, target, planned, producer_id, Ledger(target, link), policy, control)
 
+    undone = None if is_translated else await undone_by(source, [source.wire_topic(name) for name in names])
+
     def forget(now: LinkControl) -> LinkControl:
         now = now.without(planned.deleted, control)
-        now = replace(now, begun={**former.begun, **now.begun}, maybe_begun=now.maybe_begun | former.maybe_begun)
+        now = replace(
+            now,
+            begun={**former.begun, **now.begun},
+            maybe_begun=now.maybe_begun | former.maybe_begun,
+            undoes=now.undoes if undone is None else undone,
+        )
         # What an identical start had begun of them is not on the target any more (look_for_others).
         return (
             replace(now, begun={p: of for p, of in now.begun.items() if p.topic not in names}) if is_translated else now

@@ -7,6 +7,8 @@ Laws:
 - A client that is made after the promotion begins at the standby, and says so.  If the standby tells nothing within FIRST_WORD_S, for
   whatever reason, it begins at its own cluster, and moves as soon as the standby tells of the promotion; if its own cannot be
   reached either, what the standby has told meanwhile counts.
+- A client that has moved follows the way back (way_back.py), and home it follows the next way there; so does one that begins at the
+  standby.  If a way back is promoted when a client is made, it begins at its own cluster.
 - A client whose link is another cluster's is refused; one that learns of that later stays where it is.  Once the link is promoted, a
   client that is made begins at the standby all the same, and is warned: a source that is made anew has a new id, and clients that are
   started again with the same arguments must come up.
@@ -35,6 +37,7 @@ from tolerant_client.stock.moving import Destination, Mover
 
 if TYPE_CHECKING:
     from tolerant_client.mirror.standby.link_watch import LinkWatch
+    from tolerant_client.mirror.standby.way_back import WayBack
     from tolerant_client.mirror.state.link_control import LinkControl
     from tolerant_client.stock.moved_batches import Sought, Tell
 
@@ -46,33 +49,42 @@ FIRST_WORD_S: Final = 2.0
 OWN_ID_MS: Final = 2_000
 _PREFIXES: Final = ("ssl_", "sasl_")
 _NAMES: Final = ("bootstrap_servers", "security_protocol", "proxy_url", "client_dns_lookup", "api_version")
+_DEFAULTS: Final = {
+    name: default
+    for name, default in TolerantConnectionManager.DEFAULT_CONFIG.items()
+    if name in _NAMES or name.startswith(_PREFIXES)
+}
 
 
 def connection_to(standby: Any) -> dict[str, Any]:
     """The whole configuration of connections to the standby; raises OptionError for what is none of it, or cannot connect."""
     if not isinstance(standby, Mapping):
         raise OptionError(f'standby is {standby!r}: give a dict with options, as {{"bootstrap_servers": "HOST:PORT"}}')
-    known = {
-        name: default for name, default in TolerantConnectionManager.DEFAULT_CONFIG.items() if _is_of_connection(name)
-    }
-    if unknown := sorted(standby.keys() - known.keys()):
+    if unknown := sorted(standby.keys() - _DEFAULTS.keys()):
         raise OptionError(
             f"standby has {', '.join(unknown)}, which is no option of a connection: give it to the client"
         )
     if not standby.get("bootstrap_servers"):
         raise OptionError("standby has no bootstrap_servers: give those of the link's target")
-    to = {**known, **standby}
+    to = {**_DEFAULTS, **standby}
     check_connection(to, "standby")
     return to
 
 
-class Follower:
-    """What a client makes of the controls of its link; it does not keep the client alive."""
+def own_connection(configs: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole configuration of connections to a client's own cluster."""
+    own = {name: value for name, value in configs.items() if name in _DEFAULTS}
+    if (proxy := configs.get("socks5_proxy")) is not None:  # as kafka-python's manager takes it
+        own.setdefault("proxy_url", proxy)
+    return {**_DEFAULTS, **own}
 
-    def __init__(self, client: Any, link: str, to: Mapping[str, Any]) -> None:
-        self._mover = Mover(client)
-        self._link = link
-        self._to = to
+
+class Follower:
+    """What a client makes of the controls of the link that leads `to` another cluster; it does not keep the client alive."""
+
+    def __init__(self, mover: Mover, own: Mapping[str, Any], to: Mapping[str, Any]) -> None:
+        self._mover = mover
+        self._own, self._to = own, to
         self._told: set[str] = set()  # topics outside the link
 
     @property
@@ -80,23 +92,21 @@ class Follower:
         """Whether the client is still there, and not closed."""
         return self._mover.is_wanted
 
-    def heard(self, control: LinkControl) -> None:
+    def heard(self, link: str, control: LinkControl) -> None:
         """Raises OptionError for a link that does not copy from the client's cluster; warns of topics that it does not copy."""
         copies_from, own = control.source_cluster_id, self._mover.cluster_id
         if copies_from is None:
             raise OptionError(
-                f"Link {self._link} does not say from which cluster it copies: the client does not follow a link that may copy from"
+                f"Link {link} does not say from which cluster it copies: the client does not follow a link that may copy from"
                 " another one. Start the link's mirror again, which writes the id, or make a new client after the promotion"
             )
         if own is None:  # with api_version kafka-python asks no broker before it has to: the next control is compared
             if control.is_promoted:
-                log.warning(
-                    "The client has not reached its own cluster: it begins at the target of link %s", self._link
-                )
+                log.warning("The client has not reached its own cluster: it begins at the target of link %s", link)
             return
         if copies_from != own:
             raise OptionError(
-                f"Link {self._link} copies from cluster {copies_from}, and the client's cluster is {own}: give the link that copies from"
+                f"Link {link} copies from cluster {copies_from}, and the client's cluster is {own}: give the link that copies from"
                 " that one, or the bootstrap_servers of the link's source. If the source was made anew: a client that is made after the"
                 " link's promotion begins at the standby"
             )
@@ -105,7 +115,7 @@ class Follower:
             log.warning(
                 "Link %s does not copy %s: at its promotion positions there are reset (auto_offset_reset), and records go to topics of"
                 " the standby's own. Use a client of their own for them",
-                self._link,
+                link,
                 ", ".join(sorted(outside)),
             )
 
@@ -118,8 +128,8 @@ class Follower:
         """The group of a consumer."""
         return self._mover.group
 
-    def promoted(self, control: LinkControl) -> None:
-        """Has the client move."""
+    def promoted(self, link: str, control: LinkControl) -> None:
+        """Has the client move, and follow the way back."""
 
         def find(net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> Awaitable[None]:
             from tolerant_client.mirror.standby.copied_records import find_copies
@@ -127,6 +137,12 @@ class Follower:
             return find_copies(net, self._to, sought, control.copied_until, tell)
 
         self._mover.begin(Destination(self._to, control.copied_until, control.writes), find)
+        if (client := self._mover.client) is not None:
+            from tolerant_client.mirror.standby.way_back import WayBack
+
+            back = WayBack(self._own, link, control)
+            back.start()
+            client._follow(back, Follower(self._mover, self._to, self._own))
 
 
 class Following(clients.Recovering):
@@ -158,7 +174,7 @@ class Following(clients.Recovering):
         # A client without a link does not load a mirror.
         from tolerant_client.mirror.standby.link_watch import LinkWatch
 
-        to = connection_to(standby)
+        to, own = connection_to(standby), own_connection(configs)
         self.may_move = True
         watch = LinkWatch(to, link)
         try:
@@ -174,13 +190,13 @@ class Following(clients.Recovering):
                     if not _is_promoted(control):
                         raise
             if control is not None and control.is_promoted:
-                self._begin_at_standby(make, to, link, control, configs)
                 watch.close()
+                self._follow(*self._begin_after_promotion(make, own, to, link, control, configs))
                 return
-            follower = Follower(self, link, to)
+            follower = Follower(Mover(self), own, to)
             try:
                 if control is not None:
-                    follower.heard(control)
+                    follower.heard(link, control)
                 self._prepare(watch, follower)
             except OptionError:
                 super().close()  # type: ignore[misc]  # of the client
@@ -188,11 +204,46 @@ class Following(clients.Recovering):
         except BaseException:
             watch.close()
             raise
+        self._follow(watch, follower)
+
+    def _follow(self, watch: LinkWatch, follower: Follower) -> None:
         self._link_watch = watch
         watch.follow(follower)
+        if not follower.is_wanted:  # it was closed meanwhile, by another thread
+            watch.close()
 
     def _prepare(self, watch: LinkWatch, follower: Follower) -> None:
         """Before the client follows: what it needs to know besides.  Raises OptionError."""
+
+    def _begin_after_promotion(
+        self,
+        make: Callable[..., None],
+        own: Mapping[str, Any],
+        to: Mapping[str, Any],
+        link: str,
+        control: LinkControl,
+        configs: Mapping[str, Any],
+    ) -> tuple[WayBack, Follower]:
+        """Begins at the standby, or at the client's own cluster if a way back is promoted; returns what it follows from there."""
+        from tolerant_client.mirror.standby.way_back import WayBack
+
+        back = WayBack(own, link, control)
+        try:
+            try:
+                home = _told(back.start(), FIRST_WORD_S)
+            except OptionError:  # it is asked again, and says so
+                home = None
+            if home is None or not home.is_promoted:
+                self._begin_at_standby(make, to, link, control, configs)
+                return back, Follower(Mover(self), to, own)
+            make(**configs)
+        except BaseException:
+            back.close()
+            raise
+        back.close()
+        again = WayBack(to, back.link, home)
+        again.start()
+        return again, Follower(Mover(self), own, to)
 
     def _begin_at_standby(
         self,
@@ -250,12 +301,8 @@ def _compare_ids(link: str, source_id: str | None, configs: Mapping[str, Any]) -
                 own,
             )
 
-    known = {name: value for name, value in configs.items() if _is_of_connection(name)}
+    known = {name: value for name, value in configs.items() if name in _DEFAULTS}
     threading.Thread(target=compare, name="kafka-own-id", daemon=True).start()
-
-
-def _is_of_connection(name: str) -> bool:
-    return name in _NAMES or name.startswith(_PREFIXES)
 
 
 def _is_promoted(control: LinkControl | None) -> bool:
@@ -331,7 +378,8 @@ class KafkaProducer(Following, clients.KafkaProducer):
             raise OptionError(
                 'acks="mirrored" needs an idempotent producer: leave out enable_idempotence=False and what implies it'
             )
-        self._sender.held = watch.report_copies(self._sender, self._mirrored_timeout_ms, follower.heard)
+        check = partial(follower.heard, watch.link)
+        self._sender.held = watch.report_copies(self._sender, self._mirrored_timeout_ms, check)
         if self._metrics:
             register_held(self._metrics, self._sender.held)
 

@@ -46,7 +46,6 @@ from tolerant_client.stock.held_batches import HeldBatches
 log = logging.getLogger(__name__)
 
 WAIT_MS: Final = 10_000
-_PAUSE: Final = Backoff(0.1, 1.0)
 _SOME_TOPIC: Final = "orders"
 _NUMBERS: Final = re.compile(r"\d+")
 
@@ -65,8 +64,8 @@ class Follower(Protocol):
     def is_wanted(self) -> bool:
         """Whether there is still anybody who wants to know."""
 
-    def heard(self, control: LinkControl) -> None:
-        """Takes note of a control; raises OptionError if it is none that can be followed."""
+    def heard(self, link: str, control: LinkControl) -> None:
+        """Takes note of the control of a link; raises OptionError if it is none that can be followed."""
 
     def needs(self, control: LinkControl) -> set[str]:
         """The topics of the link that the client will read on the standby."""
@@ -75,19 +74,23 @@ class Follower(Protocol):
     def group(self) -> str | None:
         """The group that a consumer will join or commit for on the standby."""
 
-    def promoted(self, control: LinkControl) -> None:
+    def promoted(self, link: str, control: LinkControl) -> None:
         """The link is promoted and fenced, and tells where its copies end."""
 
 
 class LinkWatch:
     """The link `link` into the cluster that `standby` (kafka-python's keys) connects to."""
 
-    def __init__(self, standby: Mapping[str, Any], link: str, *, patience_ms: int = 30_000) -> None:
+    pause = Backoff(0.1, 1.0)  # after failures
+
+    def __init__(
+        self, standby: Mapping[str, Any], link: str, *, name: str = "standby", patience_ms: int = 30_000
+    ) -> None:
         self._to = standby
         self._net = NetworkSelector(slow_task_threshold_secs=0)  # a slow resolver holds up nobody else here
-        self.cluster = Cluster(standby, self._net, name="standby", patience_ms=patience_ms)
+        self.cluster = Cluster(standby, self._net, name=name, patience_ms=patience_ms)
         self._control = NewestControl(self.cluster, link)
-        self._link = link
+        self.link = link
         self._patience_ms = patience_ms
         self._told: set[str] = set()  # reasons why nothing is known
         self._checked: set[str] = set()  # topics
@@ -100,14 +103,14 @@ class LinkWatch:
     def start(self) -> futures.Future[LinkControl]:
         """Begins to ask, and goes on after `follow`; returns what is told first: a control, or why there is none."""
         first: futures.Future[LinkControl] = futures.Future()
-        threading.Thread(target=self._run, args=(first,), name=f"kafka-link-{self._link}", daemon=True).start()
+        threading.Thread(target=self._run, args=(first,), name=f"kafka-link-{self.link}", daemon=True).start()
         return first
 
     def report_copies(self, sender: Any, timeout_ms: float, check: Callable[[LinkControl], None]) -> HeldBatches:
         """What a producer with `acks="mirrored"` holds; ends as the standby has it.  Before `follow`."""
         # The long poll for a new control would hold up a connection.
         cluster = Cluster(self._to, self._net, name="standby", patience_ms=self._patience_ms)
-        self._copies = CopyWatch(cluster, NewestControl(cluster, self._link), check)
+        self._copies = CopyWatch(cluster, NewestControl(cluster, self.link), check)
         held = HeldBatches(sender, timeout_ms, self._copies.wake)
         self._net.call_soon_with_future(self._copies.run, held).add_errback(_log_failure)
         return held
@@ -115,6 +118,11 @@ class LinkWatch:
     def follow(self, follower: Follower) -> None:
         """Tells `follower` from now on."""
         self._follower.set_result(follower)
+
+    @property
+    def follower(self) -> Follower | None:
+        """Who is told, None before there is one."""
+        return self._follower.result() if self._follower.done() else None
 
     def close(self) -> None:
         """Ends the thread and the connections to the standby, without waiting for them; from any thread."""
@@ -157,11 +165,11 @@ class LinkWatch:
             if (follower := self._follower.result()) is not None:  # nobody else is on this event loop
                 control = await self.promoted(follower)
                 if control is not None:
-                    follower.promoted(control)
+                    follower.promoted(self.link, control)
         except OptionError as error:
             log.error("%s", text_of(error))
         except Exception:
-            log.exception("The client does not follow link %s any more", self._link)
+            log.exception("The client does not follow link %s any more", self.link)
 
     def _tell(self, error: Exception) -> None:
         reason = _NUMBERS.sub("", text_of(error))
@@ -176,26 +184,30 @@ class LinkWatch:
     @property
     def unknown(self) -> str:
         """What to say while the standby tells nothing."""
-        return f"Whether link {self._link} is promoted is unknown"
+        return f"Whether link {self.link} is promoted is unknown"
 
     async def control(self) -> LinkControl:
         """The present control; raises OptionError for a link that clients cannot follow, KafkaError if the standby does not respond."""
         await self.cluster.connect(self._patience_ms)
         control = await self._control.refresh()
         if control.is_unwritten:
-            raise OptionError(f"The standby knows no link {self._link}: check link, or start its mirror first")
+            raise OptionError(f"The standby knows no link {self.link}: check link, or start its mirror first")
+        return self.require_followed(control)
+
+    def require_followed(self, control: LinkControl) -> LinkControl:
+        """The control of a link that clients can follow; else raises OptionError."""
         if control.map_id is not None:
             raise OptionError(
-                f"Link {self._link} has translated offsets, and a client cannot keep its positions there: follow a link with identical ones"
+                f"Link {self.link} has translated offsets, and a client cannot keep its positions there: follow a link with identical ones"
             )
         if control.is_promotion_begun and not control.is_identical:
             raise OptionError(
-                f"Link {self._link} was promoted and has never run with identical offsets, so nothing tells where a client's"
+                f"Link {self.link} was promoted and has never run with identical offsets, so nothing tells where a client's"
                 " positions are there: follow another link"
             )
         if control.topics is not None and LinkTopics.from_json(control.topics).to_target(_SOME_TOPIC) != _SOME_TOPIC:
             raise OptionError(
-                f"Link {self._link} gives topics other names on the standby: a client can follow a link that keeps their names only"
+                f"Link {self.link} gives topics other names on the standby: a client can follow a link that keeps their names only"
             )
         return control
 
@@ -208,7 +220,8 @@ class LinkWatch:
         while follower.is_wanted and not self.is_closed:
             try:
                 control = await self.control()
-                follower.heard(control)
+                if not control.is_unwritten:
+                    follower.heard(self.link, control)
                 if control.is_promoted:
                     break
                 await self._check_rights(follower.needs(control) - self._checked, follower.group)
@@ -220,12 +233,12 @@ class LinkWatch:
                 self._tell(error)
                 if self.is_closed:
                     return None
-                await self.cluster.net.sleep(_PAUSE.pause_s(failures))
+                await self.cluster.net.sleep(self.pause.pause_s(failures))
         else:
             return None
         if not control.copied_until and (control.begun or control.copied):
             raise OptionError(
-                f"Link {self._link} is promoted, and its control does not tell where its copies end: the client stays where it is. Make a"
+                f"Link {self.link} is promoted, and its control does not tell where its copies end: the client stays where it is. Make a"
                 " new one, which begins at the standby"
             )
         return control
@@ -239,12 +252,13 @@ class LinkWatch:
             if group is not None and await may_not_read(self.cluster, group):
                 refused.append(f"group {group}")
         except Errors.KafkaError as error:
-            log.debug("The standby does not tell what the client may read: %s", error)
+            log.debug("The %s does not tell what the client may read: %s", self.cluster.name, error)
             return
         if refused:
             log.warning(
-                "The client may not read %s on the standby: grant Read, or it cannot continue there after a promotion",
+                "The client may not read %s on the %s: grant Read, or it cannot continue there after a promotion",
                 ", ".join(refused),
+                self.cluster.name,
             )
 
     async def _changed(self) -> None:

@@ -69,6 +69,8 @@ class LinkControl:
     link had run before: whether they are its copies is unknown (former_copies.py).
     `mapped` has the topics that a promoted link with translated offsets had copied, as its map said when it was fenced; GONE are those that
     neither cluster had then.
+    `undoes` has the links that were promoted before this one was started, and had copied its topics to its source, with their
+    generations: their clients are there, and come to this target once this link is promoted.
     `is_hidden`: we may not read the control, so nothing of it is known; no record has it.
     """
 
@@ -98,6 +100,7 @@ class LinkControl:
     promotion: str | None = None
     maybe_begun: frozenset[TopicPartition] = frozenset()
     mapped: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
+    undoes: Mapping[str, Whole] = field(default_factory=dict)
 
     @property
     def is_identical(self) -> bool:

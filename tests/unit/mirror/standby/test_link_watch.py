@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from tolerant_client.mirror.standby.clients import FIRST_WORD_S, Follower, _told
 from tolerant_client.mirror.standby.link_watch import LinkWatch, NewestControl
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.stock.moving import Mover
 
 BEGUN = {TopicPartition("orders", 0): TopicIds()}
 PROMOTED = LinkControl(
@@ -62,7 +64,7 @@ class Following:
         self.times -= 1
         return self.times >= 0
 
-    def heard(self, control: LinkControl) -> None:
+    def heard(self, link: str, control: LinkControl) -> None:
         if self.wrong is not None:
             raise self.wrong
 
@@ -71,13 +73,13 @@ class Following:
 
     group = "billing"
 
-    def promoted(self, control: LinkControl) -> None:
+    def promoted(self, link: str, control: LinkControl) -> None:
         self.moved.append(control)
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_watch, "_PAUSE", Backoff(0.001, 0.001))
+    monkeypatch.setattr(LinkWatch, "pause", Backoff(0.001, 0.001))
 
 
 @pytest.fixture(autouse=True)
@@ -226,7 +228,7 @@ def follower_of(cluster_id: str | None, *topics: str) -> Follower:
     subscription = SimpleNamespace(subscription=set(topics), assignment={})
     client: Any = FakeClient(_manager=SimpleNamespace(_net=None, cluster=SimpleNamespace(cluster_id=cluster_id)))
     client._subscription = subscription
-    follower = Follower(client, "C-B", {})
+    follower = Follower(Mover(client), {}, {})
     follower.client = client  # type: ignore[attr-defined]  # it keeps none alive
     return follower
 
@@ -245,24 +247,24 @@ class FakeClient(SimpleNamespace):
 )
 def test_a_link_of_another_cluster_is_not_followed(copies_from: str | None, own: str | None, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        follower_of(own).heard(LinkControl(source_cluster_id=copies_from))
+        follower_of(own).heard("C-B", LinkControl(source_cluster_id=copies_from))
 
 
 def test_a_client_that_has_not_reached_its_own_cluster_is_compared_later_and_moves_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     follower, control = follower_of(None, "orders"), LinkControl(source_cluster_id="of-c")
-    follower.heard(control)
+    follower.heard("C-B", control)
     assert not caplog.records
-    follower.heard(replace(control, is_promotion_begun=True, is_fenced=True))
+    follower.heard("C-B", replace(control, is_promotion_begun=True, is_fenced=True))
     assert "has not reached its own cluster: it begins at the target of link C-B" in caplog.text
 
 
 def test_topics_outside_the_link_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     follower = follower_of("A", "orders", "x", "y")
     control = LinkControl(source_cluster_id="A", topics=LinkTopics(TopicFilter(("orders",))).to_json())
-    follower.heard(control)
-    follower.heard(control)
+    follower.heard("C-B", control)
+    follower.heard("C-B", control)
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["Link C-B does not copy x, y"]
 
 
@@ -276,8 +278,9 @@ def control_of(control: LinkControl) -> LinkControl:
         return control
 
     watch: Any = SimpleNamespace(
-        cluster=SimpleNamespace(connect=connect), _control=SimpleNamespace(refresh=refresh), _link="A-B", _patience_ms=0
+        cluster=SimpleNamespace(connect=connect), _control=SimpleNamespace(refresh=refresh), link="A-B", _patience_ms=0
     )
+    watch.require_followed = partial(LinkWatch.require_followed, watch)
     return asyncio.run(LinkWatch.control(watch))
 
 

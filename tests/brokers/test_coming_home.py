@@ -1,0 +1,197 @@
+"""Clients that a promotion has moved go home when the way back is promoted, as often as the operators move."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import kafka
+import pytest
+from kafka.structs import TopicPartition
+
+from support.mirror_link import append_records, both, create_topic, delete_topic, failed_over, mirror, promoted
+from tolerant_client import KafkaConsumer, KafkaProducer
+from tolerant_client.mirror.life.failback import failback
+from tolerant_client.stock.moving import manager_of
+from tolerant_client.tracker.events import Event, Moved
+
+WITHIN_S = 30.0
+SESSION_MS = 6_000
+
+
+class Pair:
+    """Two clusters, a topic on both, and the links there (named like the topic) and back."""
+
+    def __init__(self, a: str, b: str, topic: str) -> None:
+        self.a, self.b, self.topic, self.back = a, b, topic, f"{topic}-back"
+        create_topic(a, topic)
+        append_records(a, topic, 5)
+        mirror(a, b, topic, topic)
+
+    def to_b(self) -> None:
+        mirror(self.a, self.b, self.topic, self.topic)
+        promoted(self.a, self.b, self.topic)
+
+    def to_a(self) -> None:
+        mirror(self.b, self.a, self.topic, self.back)
+        promoted(self.b, self.a, self.back)
+
+    def prepares(self, source: str, target: str, link: str, *, discards: bool = False) -> None:
+        with both(source, target) as (origin, copy):
+            report: Any = origin.run(lambda: failback(origin, copy, link, self.topic, discards=discards))
+        assert report.is_done, report
+
+    def options(self) -> dict[str, Any]:
+        return {"bootstrap_servers": self.a, "standby": {"bootstrap_servers": self.b}, "link": self.topic}
+
+
+def cluster_of(servers: str) -> str:
+    with kafka.KafkaAdminClient(bootstrap_servers=servers) as admin:
+        return str(admin.describe_cluster()["cluster_id"])
+
+
+def is_at(client: Any, cluster_id: str) -> bool:
+    return bool(manager_of(client).cluster.cluster_id == cluster_id)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("group", [None, "a group"])
+def test_clients_go_there_and_back_without_a_restart_and_nothing_is_read_twice(
+    source: str, target: str, stack: ExitStack, group: str | None
+) -> None:
+    pair = Pair(source, target, f"way-back-{'alone' if group is None else 'group'}")
+    events: list[Event] = []
+    producer = stack.enter_context(KafkaProducer(**pair.options()))
+    options: Any = {"group_id": group and pair.topic, "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    options |= {"session_timeout_ms": SESSION_MS, "heartbeat_interval_ms": 500}
+    consumer = stack.enter_context(
+        KafkaConsumer(pair.topic, recovery_listener=events.append, **options, **pair.options())
+    )
+    sent: list[int] = []
+    read: list[int] = []
+
+    def polls() -> None:
+        for records in consumer.poll(100).values():
+            read.extend(record.offset for record in records)
+        if group is not None and read:
+            consumer.commit()
+
+    def outlasts_session() -> None:
+        ends = time.monotonic() + (0 if group is None else SESSION_MS / 1000 + 1)
+        while time.monotonic() < ends:
+            polls()
+
+    def sends_and_reads(cluster_id: str, moves: int) -> None:
+        deadline = time.monotonic() + WITHIN_S
+        while not (
+            is_at(consumer, cluster_id)
+            and is_at(producer, cluster_id)
+            and sum(isinstance(e, Moved) for e in events) == moves
+        ):
+            assert time.monotonic() < deadline, "they have not moved"
+            polls()
+        sent.extend(producer.send(pair.topic, b"x").get(WITHIN_S).offset for _ in range(5))
+        while len(read) < len(sent) + 5:
+            assert time.monotonic() < deadline, "not all is read"
+            polls()
+
+    a, b = cluster_of(source), cluster_of(target)
+    sends_and_reads(a, 0)
+    pair.to_b()
+    sends_and_reads(b, 1)
+    pair.prepares(target, source, pair.back)
+    sends_and_reads(b, 1)
+    outlasts_session()  # until then Kafka takes the member for one of the group on the cluster that it has left
+    pair.to_a()
+    sends_and_reads(a, 2)
+    pair.prepares(source, target, pair.topic)
+    sends_and_reads(a, 2)
+    outlasts_session()
+    pair.to_b()
+    sends_and_reads(b, 3)
+    time.sleep(1)  # the way back of the first time says still that it is promoted
+    sends_and_reads(b, 3)
+    assert read == [*range(5), *sent] and sent == sorted(set(sent))
+
+
+def test_a_client_that_is_made_begins_where_the_last_promotion_led(
+    source: str, target: str, stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair(source, target, "way-back-made")
+    a, b = cluster_of(source), cluster_of(target)
+    pair.to_b()
+    early = stack.enter_context(KafkaProducer(**pair.options()))
+    assert is_at(early, b)
+    pair.prepares(target, source, pair.back)
+    assert is_at(stack.enter_context(KafkaProducer(**pair.options())), b)
+    pair.to_a()
+    home = stack.enter_context(KafkaProducer(**pair.options()))
+    assert is_at(home, a)
+    deadline = time.monotonic() + WITHIN_S
+    while not is_at(early, a):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    pair.prepares(source, target, pair.topic)
+    pair.to_b()
+    while not (is_at(early, b) and is_at(home, b)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "does not follow" not in caplog.text
+
+
+def arrives(client: Any, cluster_id: str) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not is_at(client, cluster_id):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_way_back_onto_a_cluster_that_has_lost_everything_needs_no_failback(
+    source: str, target: str, stack: ExitStack
+) -> None:
+    pair = Pair(source, target, "way-back-anew")
+    a, b = cluster_of(source), cluster_of(target)
+    client = stack.enter_context(KafkaProducer(**pair.options()))
+    pair.to_b()
+    arrives(client, b)
+    client.send(pair.topic, b"x").get(WITHIN_S)
+    delete_topic(source, pair.topic)
+    pair.to_a()
+    arrives(client, a)
+    assert client.send(pair.topic, b"y").get(WITHIN_S).offset > 5
+
+
+def test_a_consumer_that_polls_after_both_moves_settles_each_of_them(
+    source: str, target: str, stack: ExitStack
+) -> None:
+    """Its position lies after the copies of the first move: what only A had, and what others wrote at its offset on B."""
+    pair = Pair(source, target, "way-back-late")
+    place = TopicPartition(pair.topic, 0)
+    a, b = cluster_of(source), cluster_of(target)
+    append_records(source, pair.topic, 3, first=5)
+    consumer = stack.enter_context(KafkaConsumer(auto_offset_reset="earliest", group_id=None, **pair.options()))
+    consumer.assign([place])
+    deadline = time.monotonic() + WITHIN_S
+    while consumer.position(place) < 8:
+        assert time.monotonic() < deadline
+        consumer.poll(100)
+    failed_over(target, pair.topic)
+    arrives(consumer, b)
+    append_records(target, pair.topic, 20, first=100)
+    pair.prepares(target, source, pair.back, discards=True)
+    pair.to_a()
+    time.sleep(2)
+    assert is_at(consumer, b), "it has not polled"
+    read: list[int] = []
+    while not is_at(consumer, a) or len(read) < 20:
+        assert time.monotonic() < deadline
+        for records in consumer.poll(100).values():
+            read.extend(record.offset for record in records)
+    assert read == sorted(set(read)) and len(read) == 20, read

@@ -1,0 +1,130 @@
+"""Which link leads a client back, and what is made of all others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import kafka.errors as Errors
+import pytest
+
+from tolerant_client.errors import OptionError
+from tolerant_client.mirror.standby import way_back
+from tolerant_client.mirror.standby.way_back import WayBack
+from tolerant_client.mirror.state.control_record import encode_control
+from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+from tolerant_client.records.record_batch import Record
+
+LEFT = LinkControl(generation=2, is_promotion_begun=True, is_fenced=True)
+
+
+def back(*topics: str, undoes: dict[str, int], **said: Any) -> LinkControl:
+    return LinkControl(topics=LinkTopics(TopicFilter(topics)).to_json(), undoes=undoes, producer_ids=(7,), **said)
+
+
+class Home:
+    """The control topic of the cluster that the client has left."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.id = "one"
+        self.is_there = True
+        self.reads = 0
+
+    def has(self, link: str, control: LinkControl) -> None:
+        self.records.append(Record(len(self.records), 0, link.encode(), encode_control(control, 0, len(self.records))))
+
+    async def exists(self) -> bool:
+        return self.is_there
+
+    async def end(self) -> int:
+        return len(self.records)
+
+    async def records_of(self, start: int, end: int) -> list[Record]:
+        self.reads += 1
+        return self.records[start:end]
+
+
+class Watched:
+    """A way back of link A-B whose client needs these topics."""
+
+    def __init__(self, home: Home, monkeypatch: pytest.MonkeyPatch, *needs: str) -> None:
+        topic: Any = Home.__new__(Home)
+        topic.exists, topic.end, topic.records = home.exists, home.end, home.records_of
+        type(topic).id = "one"
+        monkeypatch.setattr(way_back, "control_topic", lambda cluster: topic)
+        self.watch = WayBack({"bootstrap_servers": "127.0.0.1:1"}, "A-B", LEFT)
+
+        async def connect(patience_ms: int) -> None:
+            pass
+
+        monkeypatch.setattr(self.watch.cluster, "connect", connect)
+        follower: Any = type("Follower", (), {"needs": lambda _, control: set(needs)})()
+        self.watch.follow(follower)
+
+    def control(self) -> LinkControl:
+        return asyncio.run(self.watch.control())
+
+    def close(self) -> None:
+        self.watch.cluster.close()
+        self.watch._net.close()
+
+
+@pytest.fixture
+def home() -> Home:
+    return Home()
+
+
+@pytest.fixture
+def watched(home: Home, monkeypatch: pytest.MonkeyPatch) -> Any:
+    one = Watched(home, monkeypatch, "orders", "audit")
+    yield one
+    one.close()
+
+
+def test_the_link_that_undoes_this_promotion_or_a_later_one_is_followed(home: Home, watched: Watched) -> None:
+    assert watched.control().is_unwritten
+    home.has("older", back("orders", "audit", undoes={"A-B": 1}, is_promotion_begun=True, is_fenced=True))
+    home.has("another", back("orders", "audit", undoes={"A-C": 2}))
+    assert watched.control().is_unwritten
+    home.has("B-A", back("orders", "audit", undoes={"A-C": 0, "A-B": 2}))
+    assert watched.control().producer_ids and watched.watch.link == "B-A"
+    home.has("B-A", back("orders", "audit", undoes={"A-B": 3}, is_promotion_begun=True, is_fenced=True))
+    assert watched.control().is_promoted
+
+
+def test_the_controls_are_read_again_only_if_there_is_a_new_record(home: Home, watched: Watched) -> None:
+    home.has("B-A", back("orders", "audit", undoes={"A-B": 2}))
+    for _ in range(3):
+        assert not watched.control().is_unwritten
+    assert home.reads == 1
+    home.is_there = False
+    assert watched.control().is_unwritten, "the topic was deleted"
+
+
+def test_a_link_that_copies_back_a_part_is_not_followed(home: Home, watched: Watched) -> None:
+    home.has("one", back("orders", undoes={"A-B": 2}))
+    home.has("other", back("audit", undoes={"A-B": 2}))
+    with pytest.raises(
+        OptionError, match=r"Links one, other copy back parts .* none all topics of the client \(audit, orders\)"
+    ):
+        watched.control()
+    home.has("whole", back("audit", "orders", "more", undoes={"A-B": 2}))
+    assert not watched.control().is_unwritten and watched.watch.link == "whole"
+
+
+def test_a_link_back_with_translated_offsets_is_not_followed(home: Home, watched: Watched) -> None:
+    home.has("B-A", back("orders", "audit", undoes={"A-B": 2}, map_id="m"))
+    with pytest.raises(OptionError, match="Link B-A has translated offsets"):
+        watched.control()
+
+
+def test_nobody_is_warned_of_a_lost_cluster_but_of_a_right_that_is_missing(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched.watch._tell(Errors.KafkaConnectionError("refused"))
+    assert not caplog.records
+    watched.watch._tell(Errors.TopicAuthorizationFailedError("We may not read it: grant us Read"))
+    assert [r.levelno for r in caplog.records] == [logging.WARNING] and "way back of link A-B is unknown" in caplog.text
