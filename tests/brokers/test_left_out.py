@@ -13,14 +13,16 @@ import pytest
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
-from support.mirror_link import append_records, both, create_topic, ends, mirror, topics_of
+from support.mirror_link import append_records, both, create_topic, delete_topic, ends, mirror, topics_of
 
 pytest.importorskip("pyspark")
 
 from spark_integration.mirror.stream_ranges import RangesStreamReader
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import OptionError, TargetDivergedError
 from tolerant_client.mirror.engine.prepare import PreparedLink, prepare_link
 from tolerant_client.mirror.life.failover import failover
+from tolerant_client.mirror.state.control_topic import update_control
+from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED
 from tolerant_client.mirror.state.map_topic import MAP_PARTITIONS, map_partition
 from tolerant_client.ops.service import ranges
 from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
@@ -115,6 +117,61 @@ def test_a_running_mirror_leaves_out_what_is_refused_or_deleted_and_takes_it_bac
         reader.stop()
         for admin in admins:
             admin.close()
+
+
+def test_a_translated_copy_that_the_target_has_lost_is_left_out_by_every_mirror_and_not_made_again(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    lost, kept = names = ("lost.a", "lost.b")
+    for name in names:
+        create_topic(source, name)
+        append_records(source, name, 10)
+    properties = [{"bootstrap.servers": servers} for servers in (source, target)]
+    settings = MirrorSettings(*properties, "lost[.].*", "lost", offsets="translated", refresh_s=0)
+
+    def started(**how: Any) -> PreparedLink:
+        with both(source, target) as (origin, copy):
+
+            async def run() -> PreparedLink:
+                return await prepare_link(origin, copy, "lost[.].*", "lost", is_translated=True, **how)
+
+            return origin.run(run)
+
+    def pause(topics: set[str]) -> None:
+        with both(source, target) as (_, copy):
+
+            async def run() -> None:
+                await update_control(copy, "lost", lambda now: replace(now, paused=frozenset(topics)))
+
+            copy.run(run)
+
+    mirror(source, target, "lost[.].*", "lost", is_translated=True)
+    reader = RangesStreamReader(MirrorJob(settings, folder=str(tmp_path)).options)
+    waiting = RunReport(tmp_path).waiting
+
+    def copied() -> set[str]:
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, None)  # type: ignore[arg-type]
+        rows: list[Any] = [row for task in reader.partitions(start, end) for row in reader.read(task)]
+        return {topic for (found,) in rows for topic, _, _ in found}
+
+    why = {TopicPartition(lost, 0): TRANSLATED_COPY_DELETED}
+    try:
+        assert copied() == set(names)
+        delete_topic(target, lost)
+        assert copied() == {kept}
+        told = waiting.read()
+        assert (told.blocked, told.made_again, ends(target, lost)) == (why, {}, [-1])
+    finally:
+        reader.stop()
+    with pytest.raises(TargetDivergedError, match="nothing fills it again"):
+        started()
+    assert started(goes_on=True).waiting == why
+    pause({lost})
+    assert started().waiting == why and ends(target, lost) == [-1]
+    pause(set())
+    with pytest.raises(TargetDivergedError, match="nothing fills it again"):
+        started()
 
 
 def test_what_an_unread_part_of_a_map_leaves_unknown_is_planned_again_once_that_part_has_a_leader(

@@ -12,7 +12,6 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
-from tolerant_client.cluster.admin.topics import still_missing
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster, OffsetAndEpoch
 from tolerant_client.errors import (
@@ -40,6 +39,7 @@ from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED
 from tolerant_client.mirror.state.health import names as names_of
+from tolerant_client.mirror.state.lacking import unfilled
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import known_topics, see_topics
@@ -47,7 +47,6 @@ from tolerant_client.mirror.state.map_topic import (
     NO_MAP,
     MappedTopics,
     ensure_map_topic,
-    last_rows,
     mapped_topics,
     require_kind,
     require_not_last,
@@ -90,10 +89,11 @@ class PlannedLink:
         """What may cause harm, one sentence each."""
         return self.topics.warnings
 
-    def require_all(self) -> None:
-        """Raises OptionError if a topic is refused."""
-        for why in self.topics.refused.values():
-            raise OptionError(why)
+    def require_all(self, but: Collection[str] = ()) -> None:
+        """Raises OptionError if a topic is refused, `but` for these."""
+        for name, why in self.topics.refused.items():
+            if name not in but:
+                raise OptionError(why)
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,8 @@ async def grow_link(
     """What a running link copies from now on; creates what the target lacks of it.
 
     `control` is the one read at its start; `mapped` are the partitions that the link has copied, also of topics that it no longer does.
-    Of the topics that are not `known`, those that other links write are refused (look_for_others), as at a start.
+    Of the topics that are not `known`, those that other links write are refused (look_for_others), as at a start; so is a lost copy that
+    nothing fills again (unfilled).
     Raises what plan_link does, and KafkaError.
     """
     topics = LinkTopics.of(topics)
@@ -212,6 +213,8 @@ async def grow_link(
     if found := {topic.name for topic in planned.topics.copied} - set(known):
         others = await look_for_others(target, link, found, is_identical=is_identical, is_new=True)
         planned = without_topics(planned, others.refused)
+    if not is_identical:
+        planned, _ = await without_lost(target, link, control, planned)
     return await make_topics(target, planned)
 
 
@@ -227,6 +230,15 @@ def without_topics(planned: PlannedLink, refused: Mapping[str, str]) -> PlannedL
         ends={p: end for p, end in planned.ends.items() if p not in lacking},
         waiting={**planned.waiting, **lacking},
     )
+
+
+async def without_lost(
+    target: Cluster, link: str, control: LinkControl, planned: PlannedLink
+) -> tuple[PlannedLink, list[TopicPartition]]:
+    """The plan of a link with translated offsets without the topics that it does not make (unfilled), and its copies that are lost."""
+    lost = await unfilled(target, link, control, partitions_of(planned.topics.create))
+    left_out = without_topics(planned, {p.topic: why for p, why in lost.items()})
+    return left_out, sorted(p for p, why in lost.items() if why == TRANSLATED_COPY_DELETED)
 
 
 async def prepare_link(
@@ -260,7 +272,7 @@ async def prepare_link(
     map_id: str | None = None
     starts: dict[TopicPartition, OffsetAndEpoch] = {}
     ids: dict[str, str] = {}
-    former, unmapped = FormerCopies(), list[str]()
+    former, unmapped, left_out = FormerCopies(), list[str](), set[str]()
     if is_translated:
         if control.tells_no_start:
             require_not_last(target, link, control, (await mapped_topics(target, link, control)).last)
@@ -270,8 +282,12 @@ async def prepare_link(
                 source, target, link, planned.ends, from_ms, control, is_translated=True
             )
         claim(names)
+        before, (planned, lost) = planned, await without_lost(target, link, control, planned)
+        left_out = planned.topics.refused.keys() - before.topics.refused.keys()
         if not goes_on:
             now = control.with_starts(starts, ids)
+            if gone := [p for p in lost if not control.pauses(p)]:
+                raise TargetDivergedError(f"{names_of(gone)}: {TRANSLATED_COPY_DELETED}")
             unmapped = await _refuse_losses(source, target, link, planned, policy, now)
         map_id = await ensure_map_topic(target, link, control)
     else:
@@ -316,7 +332,7 @@ async def prepare_link(
     )
     made = await make_topics(target, planned)
     if not goes_on:
-        made.require_all()
+        made.require_all(but=left_out)
     ends = made.ends if until_ms is None else await ends_at(source, made.ends, until_ms)
     warnings = (*made.warnings, *unmapped, *(() if warning is None else (warning,)))
     created = tuple(topic.name for topic in made.topics.create)
@@ -330,12 +346,6 @@ async def _refuse_losses(
     source: Cluster, target: Cluster, link: str, planned: PlannedLink, policy: MirrorPolicy, control: LinkControl
 ) -> list[str]:
     """As _refuse_differences, with translated offsets: what its map and both logs show, and what others have copied; warnings."""
-    made = [p for p in partitions_of(planned.topics.create) if not control.pauses(p)]
-    rows = await last_rows(target, link, made) if made else {}
-    copied = {p for p, row in rows.items() if row.is_kept}
-    missing = await still_missing(target, {p.topic for p in copied})
-    if gone := sorted(p for p in copied if p.topic in missing):
-        raise TargetDivergedError(f"{names_of(gone)}: {TRANSLATED_COPY_DELETED}")
     partitions = [p for p in planned.ends if not control.pauses(p)]
     foreseen = await foresee(source, target, link, control, partitions, partitions)
     for p, one in foreseen.items():

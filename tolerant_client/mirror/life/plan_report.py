@@ -17,7 +17,7 @@ from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.circles import refuse_circle
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.preflight import grown, look_for_others, require_same_source
-from tolerant_client.mirror.engine.prepare import PlannedLink, partitions_of, plan_link, without_topics
+from tolerant_client.mirror.engine.prepare import PlannedLink, partitions_of, plan_link, without_lost, without_topics
 from tolerant_client.mirror.engine.time_range import foresee_starts
 from tolerant_client.mirror.engine.translated.copied_before import find_copied, warn_of_unmapped
 from tolerant_client.mirror.engine.translated.foresight import foresee
@@ -209,13 +209,14 @@ async def plan_everything(
         warnings += await refuse_circle(source, target, copied, link)
     except OptionError as error:
         refusals.append(text_of(error))
-    lacking = sort_lacking(partitions_of(planned.topics.create), control, mapped)
-    warnings += made_again_warnings(lacking)
-    if paused := [p for p in lacking.gone if control.pauses(p)]:
+    gone_there: list[TopicPartition] = []
+    if is_translated and not lost:
+        planned, gone_there = await without_lost(target, link, control, planned)
+    if paused := [p for p in gone_there if control.pauses(p)]:
         warnings.append(f"{PAUSED_AND_BLOCKED}: {names_of(paused)}: {TRANSLATED_COPY_DELETED}")
-    if unfilled := [p for p in lacking.gone if p not in paused]:
-        refusals.append(f"{names_of(unfilled)}: {TRANSLATED_COPY_DELETED}")
-        planned = without_topics(planned, {p.topic: TRANSLATED_COPY_DELETED for p in unfilled})
+    if unpaused_there := [p for p in gone_there if p not in paused]:
+        refusals.append(f"{names_of(unpaused_there)}: {TRANSLATED_COPY_DELETED}")
+    warnings += made_again_warnings(sort_lacking(partitions_of(planned.topics.create), control, mapped))
     if is_translated and (lost or not was_begun):
         besides = replace(besides, groups=None)  # no map translates their offsets yet
     asked = source, target, link, planned.ends, planned.waiting, from_ms, control

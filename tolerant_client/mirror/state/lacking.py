@@ -1,4 +1,4 @@
-"""What became of the partitions of a link that its target lacks.  Pure."""
+"""What became of the partitions of a link that its target lacks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.topics import still_missing
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, map_partition, mapped_topics
 
 
 class Lacking(NamedTuple):
@@ -32,3 +35,19 @@ def sort_lacking(lacking: Iterable[TopicPartition], control: LinkControl, mapped
     gone = [p for p in wanted if p in mapped.copies and mapped.copies[p].is_kept]
     deleted = [p for p in wanted if p not in gone and (p in control.begun or p in control.copied)]
     return Lacking(gone, deleted, [p for p in wanted if p not in gone and p not in deleted])
+
+
+async def unfilled(
+    target: Cluster, link: str, control: LinkControl, lacking: Iterable[TopicPartition]
+) -> dict[TopicPartition, str]:
+    """Why the topics of some of these partitions, which the target has said to lack, are not made by a link with translated offsets.
+
+    It has copied to them, and nothing fills them again; or its map, which knows that, cannot be read now.
+    """
+    if not (wanted := sorted(set(lacking))):
+        return {}
+    mapped = await mapped_topics(target, link, control, of=wanted)
+    gone = sort_lacking(wanted, control, mapped).gone
+    missing = await still_missing(target, {p.topic for p in gone})
+    unread = {p: why for p in wanted if (why := mapped.unread.get(map_partition(link, p)))}
+    return {**unread, **{p: TRANSLATED_COPY_DELETED for p in gone if p.topic in missing}}

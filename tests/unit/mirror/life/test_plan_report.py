@@ -14,7 +14,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import LedOffsets, LogOffsets
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.engine.preflight import Others
-from tolerant_client.mirror.engine.prepare import PlannedLink
+from tolerant_client.mirror.engine.prepare import PlannedLink, without_topics
 from tolerant_client.mirror.engine.translated.foresight import Foreseen
 from tolerant_client.mirror.engine.translated.target_checks import Resumption
 from tolerant_client.mirror.life import plan_report
@@ -24,8 +24,7 @@ from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED, kept_be
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import BesideFile, LinkView
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
-from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
+from tolerant_client.mirror.state.map_topic import NO_MAP
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan
 
 OWN, THEIRS, MADE = (TopicPartition(name, 0) for name in ("own", "theirs", "made"))
@@ -78,6 +77,7 @@ def planned_by(monkeypatch: pytest.MonkeyPatch, planned: PlannedLink, **more: An
         "read_control": LinkControl(),
         "mapped_topics": NO_MAP,
         "plan_link": planned,
+        "without_lost": (planned, []),
         "lost_map": None,
         "has_map": False,
         "look_for_forgotten": None,
@@ -179,17 +179,16 @@ def test_what_is_left_to_copy_with_translated_offsets_counts_from_where_the_mirr
 def test_a_translated_copy_that_the_target_has_lost_is_named_also_if_it_is_paused(
     monkeypatch: pytest.MonkeyPatch, is_paused: bool
 ) -> None:
-    """The mirror makes the topic of a paused one again, and nothing fills it."""
+    """No mirror makes its topic again."""
     specs = {name: TopicSpec(name, 1, 1) for name in ("own", "made")}
     plan = TopicsPlan((specs["made"],), (specs["own"],))
     planned = PlannedLink(plan, {OWN: 5}, {MADE: "paused"}, (specs, {"own": specs["own"]}))
-    row = MapRow(RowKey(MADE, 0), "made", ("", ""), 4, 0, (Run(0, 70, 4),))
     told: dict[str, Any] = dict.fromkeys(("require_kind", "lost_map"))
     told |= {"has_map": True, "foresee": {}, "find_copied": {}, "copied_until": {}}
     told |= {"read_control": LinkControl(map_id="m", paused=frozenset({"made"} if is_paused else ()))}
-    told["mapped_topics"] = MappedTopics(frozenset({MADE}), copies={MADE: row})
+    told["without_lost"] = without_topics(planned, {"made": TRANSLATED_COPY_DELETED}), [MADE]
     found, _ = planned_by(monkeypatch, planned, **told)
     text = f"made-0: {TRANSLATED_COPY_DELETED}"
     warned, refused = ((f"{PAUSED_AND_BLOCKED}: {text}",), ()) if is_paused else ((), (text,))
     assert (found.warnings, found.refusals, found.exit_code) == (warned, refused, 3)
-    assert {t.topic: t.action for t in found.topics} == {"made": "create" if is_paused else "refuse", "own": "copy"}
+    assert {t.topic: t.action for t in found.topics} == {"made": "refuse", "own": "copy"}
