@@ -71,6 +71,8 @@ from tolerant_client.mirror.state.replication_policy import DefaultReplicationPo
 from tolerant_client.mirror.state.state_topic import StateTopic
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.state.topics import create_topics
+from tolerant_client.ops.doctor.finding import Severity
+from tolerant_client.ops.doctor.link_examination import Subject, examine
 from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.testing import KafkaCluster
@@ -894,6 +896,52 @@ def test_a_source_made_anew_that_is_shorter_is_copied_from_its_first_record_and_
     assert len(committed_logs(target, topic)[0]) == 140
     known = maps_of(target, link)[partition]
     assert known.position == 40 and known.translate(0)[1:3] == (101, Place.RECORD)
+
+
+def test_a_topic_that_both_clusters_deleted_is_copied_from_its_first_record_once_the_source_has_it_again(
+    source: str, target: str
+) -> None:
+    """Of two such topics the target has one again, too, with records of others; a third one it has lost alone."""
+    link, topics, lost = "translated-both", "translated-both-.*", "translated-alone"
+    made, unmade = f"{link}-made", f"{link}-unmade"
+    for topic in (made, unmade, lost):
+        create_topic(source, topic)
+        append_records(source, topic, 12)
+    copy(source, target, topics, link)
+    copy(source, target, lost, lost)
+    for topic in (made, unmade, lost):
+        delete_topic(target, topic)
+    for topic in (made, unmade):
+        make_anew(source, topic)
+        append_records(source, topic, 5, first=500)
+    for topic in (made, lost):
+        create_topic(target, topic)
+        append_records(target, topic, 3, first=900)
+    with both(source, target) as (origin, there):
+        plan = origin.run(partial(plan_everything, is_translated=True), origin, there, link, topics)
+        found = origin.run(read_status, origin, there, link)
+        refused = origin.run(partial(promote, is_dry_run=True), origin, there, link)
+    assert (plan.exit_code, [(t.action, t.to_copy) for t in plan.topics]) == (0, [("copy", 5), ("create", 5)])
+    told = f"topic {unmade} is not on the target any more, though the link had begun to copy it: it is created again"
+    assert [text.startswith(told) for text in plan.warnings] == [True]
+    assert not [reason for reason in found.reasons if reason.health is Health.BLOCKED], found
+    assert [(t.copied, t.lag) for t in found.topics] == [(0, 5), (None, None)]
+    assert not refused.damaged and any(f"{unmade}-0: not on the target any more" in text for text in refused.blockers)
+    clusters = {"source": {"bootstrap.servers": source}, "target": {"bootstrap.servers": target}}
+    checked = examine(Subject(clusters, LinkTopics.of(topics), link=link, seconds=0, is_translated=True))
+    assert not [one for one in checked.findings if one.severity is Severity.ERROR], checked
+    for count in (5, 10):
+        copy(source, target, topics, link)
+        assert [len(committed_logs(target, topic)[0]) for topic in (made, unmade)] == [count + 3, count]
+        for topic in (made, unmade):
+            append_records(source, topic, 5, first=500 + count)
+    first = {p.topic: (known.position, known.translate(0)) for p, known in maps_of(target, link).items()}
+    assert all((position, at.place) == (10, Place.RECORD) for position, at in first.values())
+    assert [first[topic][1].translated >= 3 for topic in (made, unmade)] == [True, False]
+    with both(source, target) as (origin, there):
+        assert not [row for row in origin.run(read_ledger, there) if row.link == link]
+    with pytest.raises(TargetDivergedError, match="deleted and created again"):
+        copy(source, target, lost, lost)
 
 
 def test_a_failover_names_a_topic_that_the_target_has_no_more(source: str, target: str) -> None:

@@ -214,7 +214,7 @@ async def grow_link(
         others = await look_for_others(target, link, found, is_identical=is_identical, is_new=True)
         planned = without_topics(planned, others.refused)
     if not is_identical:
-        planned, _ = await without_lost(target, link, control, planned)
+        planned, _ = await without_lost(source, target, link, control, planned)
     return await make_topics(target, planned)
 
 
@@ -233,10 +233,10 @@ def without_topics(planned: PlannedLink, refused: Mapping[str, str]) -> PlannedL
 
 
 async def without_lost(
-    target: Cluster, link: str, control: LinkControl, planned: PlannedLink
+    source: Cluster, target: Cluster, link: str, control: LinkControl, planned: PlannedLink
 ) -> tuple[PlannedLink, list[TopicPartition]]:
     """The plan of a link with translated offsets without the topics that it does not make (unfilled), and its copies that are lost."""
-    lost = await unfilled(target, link, control, partitions_of(planned.topics.create))
+    lost = await unfilled(source, target, link, control, partitions_of(planned.topics.create))
     left_out = without_topics(planned, {p.topic: why for p, why in lost.items()})
     return left_out, sorted(p for p, why in lost.items() if why == TRANSLATED_COPY_DELETED)
 
@@ -282,7 +282,7 @@ async def prepare_link(
                 source, target, link, planned.ends, from_ms, control, is_translated=True
             )
         claim(names)
-        before, (planned, lost) = planned, await without_lost(target, link, control, planned)
+        before, (planned, lost) = planned, await without_lost(source, target, link, control, planned)
         left_out = planned.topics.refused.keys() - before.topics.refused.keys()
         if not goes_on:
             now = control.with_starts(starts, ids)

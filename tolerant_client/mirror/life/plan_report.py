@@ -45,7 +45,7 @@ from tolerant_client.mirror.state.health import (
     kept_at_ends,
 )
 from tolerant_client.mirror.state.health import names as names_of
-from tolerant_client.mirror.state.lacking import sort_lacking
+from tolerant_client.mirror.state.lacking import sort_lacking, without_former
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, link_options, paused_text
 from tolerant_client.mirror.state.link_topics import beside_file, see_topics, some, unread_map
@@ -211,12 +211,13 @@ async def plan_everything(
         refusals.append(text_of(error))
     gone_there: list[TopicPartition] = []
     if is_translated and not lost:
-        planned, gone_there = await without_lost(target, link, control, planned)
+        planned, gone_there = await without_lost(source, target, link, control, planned)
     if paused := [p for p in gone_there if control.pauses(p)]:
         warnings.append(f"{PAUSED_AND_BLOCKED}: {names_of(paused)}: {TRANSLATED_COPY_DELETED}")
     if unpaused_there := [p for p in gone_there if p not in paused]:
         refusals.append(f"{names_of(unpaused_there)}: {TRANSLATED_COPY_DELETED}")
-    warnings += made_again_warnings(sort_lacking(partitions_of(planned.topics.create), control, mapped))
+    made = [p for p in partitions_of(planned.topics.create) if p not in gone_there]
+    warnings += made_again_warnings(sort_lacking(made, control, await without_former(source, target, mapped)))
     if is_translated and (lost or not was_begun):
         besides = replace(besides, groups=None)  # no map translates their offsets yet
     asked = source, target, link, planned.ends, planned.waiting, from_ms, control
@@ -231,7 +232,7 @@ async def plan_everything(
         foreseen = await foresee(source, target, link, control, planned.ends, present)
         # After a loss the mirror resumes before the end of what the map says.
         resumes = {p: of.found.position for p, of in foreseen.items() if isinstance(of.found, Resumption)}
-        reached = {**await copied_until(target, link, planned.ends.keys() - resumes.keys()), **resumes}
+        reached = {**await copied_until(target, link, present - resumes.keys()), **resumes}
         for p, found in foreseen.items():
             if isinstance(found.error, DataLossError) and policy.for_topic(p.topic).on_loss is LossPolicy.CONTINUE:
                 losses.append(text_of(found.error))

@@ -76,7 +76,7 @@ from tolerant_client.mirror.life.promotion_view import (
 )
 from tolerant_client.mirror.state.control_topic import half_done, read_control
 from tolerant_client.mirror.state.health import waiting_reasons
-from tolerant_client.mirror.state.lacking import sort_lacking
+from tolerant_client.mirror.state.lacking import sort_lacking, without_former
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
 from tolerant_client.mirror.state.link_topics import (
@@ -366,7 +366,7 @@ async def _wait(
         given = "" if control.topics is not None or of.target.file_options else " --topics REGEX"
         found = blockers(kept, before or {}, control, compared, held, *options, given)
         found += copied_besides(e for e in kept if not of.waits_for(e.partition.topic))
-        sorted_out = sort_lacking(lacking, control, of.mapped)
+        sorted_out = sort_lacking(lacking, control, await without_former(source, of.target, of.mapped))
         found = [*lacking_blockers(sorted_out), *found]
         if before is not None and (
             not found or any(blocker.lasts for blocker in found) or time.monotonic() >= deadline
@@ -375,7 +375,8 @@ async def _wait(
                 unlike: Collection[TopicPartition] = {e.partition for e in ends}
                 if compared is not None:
                     unlike = compared.lost if of.is_translated else compared.differing.keys() | differing.keys()
-                ends = [replace(e, position=None) if e.position and e.partition in unlike else e for e in ends]
+                has_position = [e for e in ends if e.partition in unlike and (e.position or of.is_translated)]
+                ends = [replace(e, position=None) if e in has_position else e for e in ends]
             lost = [blocker.text for blocker in lacking_blockers(sorted_out._replace(deleted=[], unmade=[]))]
             lost += [compared.differing[p] for p in sorted(compared.lost)] if compared is not None else []
             return ends, [blocker.text for blocker in found], differing, lost

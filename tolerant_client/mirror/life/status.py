@@ -52,6 +52,7 @@ from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.claims import Run
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import WAITS_AFTER_S, Health, Reason, sorted_by_weight, worst
+from tolerant_client.mirror.state.lacking import without_former
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger
 from tolerant_client.mirror.state.link_control import link_options
 from tolerant_client.mirror.state.link_topics import beside_file, see_topics, written_topics
@@ -176,6 +177,8 @@ async def _read_scope(
     chosen = topics or written_topics(control, link, None)
     lost = await lost_map(target, link, control)
     mapped = NO_MAP if lost else await mapped_topics(target, link, control, within_s=BOUND_S)
+    if not (is_source_away or control.is_over):
+        mapped = await without_former(source, target, mapped)
     view = await see_topics(None if is_source_away else source, target, chosen, control, mapped)
     if is_source_away:
         known = {p for p in (*control.begun, *control.copied) if chosen.writes(p.topic)}

@@ -1,4 +1,4 @@
-"""What became of the partitions of a link that its target lacks."""
+"""What became of the partitions of a link that its target lacks; of those with translated offsets, by Law F of offset_map.py."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.topics import still_missing
+from tolerant_client.cluster.admin.topics import still_missing, topic_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, map_partition, mapped_topics
+from tolerant_client.mirror.state.offset_map import is_another
 
 
 class Lacking(NamedTuple):
     """Partitions that a target lacks, sorted; each is in one of the three.
 
     The target had those that are `gone` with translated offsets, and nothing fills them again.  It had, or was to have, those that are
-    `deleted` with identical offsets: a mirror makes them again.  No mirror has made those that are `unmade`.
+    `deleted`: a mirror makes them again.  No mirror has made those that are `unmade`.
     """
 
     gone: list[TopicPartition]
@@ -27,18 +28,30 @@ class Lacking(NamedTuple):
 
 
 def sort_lacking(lacking: Iterable[TopicPartition], control: LinkControl, mapped: MappedTopics = NO_MAP) -> Lacking:
-    """What became of these partitions, which the target lacks, by the link's control and its map.  Pure.
+    """What became of these partitions, which the target lacks, by the link's control and its map (without_former).  Pure.
 
     A log that a link with translated offsets took over, and has copied nothing to, it begins again.
     """
     wanted = sorted(set(lacking))
     gone = [p for p in wanted if p in mapped.copies and mapped.copies[p].is_kept]
-    deleted = [p for p in wanted if p not in gone and (p in control.begun or p in control.copied)]
+    begun = {*control.begun, *control.copied, *mapped.partitions}
+    deleted = [p for p in wanted if p not in gone and p in begun]
     return Lacking(gone, deleted, [p for p in wanted if p not in gone and p not in deleted])
 
 
+async def without_former(source: Cluster, target: Cluster, mapped: MappedTopics) -> MappedTopics:
+    """Without the copies of which neither cluster has anything: the target lacks them, and the source has another topic now (Law F)."""
+    if not mapped.copies:
+        return mapped
+    there = await target.partitions({p.topic for p in mapped.copies})
+    absent = {p: row for p, row in mapped.copies.items() if p.partition not in there.get(p.topic, ())}
+    ids = await topic_ids(source, {p.topic for p in absent}) if absent else {}
+    former = {p for p, row in absent.items() if is_another(row.ids[0], str(ids.get(p.topic, "")))}
+    return mapped._replace(copies={p: row for p, row in mapped.copies.items() if p not in former})
+
+
 async def unfilled(
-    target: Cluster, link: str, control: LinkControl, lacking: Iterable[TopicPartition]
+    source: Cluster, target: Cluster, link: str, control: LinkControl, lacking: Iterable[TopicPartition]
 ) -> dict[TopicPartition, str]:
     """Why the topics of some of these partitions, which the target has said to lack, are not made by a link with translated offsets.
 
@@ -46,7 +59,7 @@ async def unfilled(
     """
     if not (wanted := sorted(set(lacking))):
         return {}
-    mapped = await mapped_topics(target, link, control, of=wanted)
+    mapped = await without_former(source, target, await mapped_topics(target, link, control, of=wanted))
     gone = sort_lacking(wanted, control, mapped).gone
     missing = await still_missing(target, {p.topic for p in gone})
     unread = {p: why for p in wanted if (why := mapped.unread.get(map_partition(link, p)))}

@@ -38,7 +38,15 @@ from tolerant_client.mirror.state.control_topic import orders_hidden, read_contr
 from tolerant_client.mirror.state.health import names
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds, link_options
-from tolerant_client.mirror.state.offset_map import LAST, CommittedRows, MapRow, OffsetMap, RowKey, last_of
+from tolerant_client.mirror.state.offset_map import (
+    LAST,
+    CommittedRows,
+    MapRow,
+    OffsetMap,
+    RowKey,
+    is_another,
+    last_of,
+)
 from tolerant_client.mirror.state.plan import CLEANUP_POLICY
 from tolerant_client.mirror.state.state_topic import COMPACTED, StateTopic
 from tolerant_client.mirror.state.topics import describe_topics
@@ -264,8 +272,8 @@ async def last_rows(target: Cluster, link: str, partitions: Iterable[TopicPartit
 async def copied_until(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """The source offset before which each partition is on the target: copied, or there when the link took over.
 
-    A log that the link took over and that is empty now was created again: it has nothing.  Empty if the map is lost: then it is
-    unknown.
+    A log that the link took over and that is empty now was created again: it has nothing, as a topic with another id than was copied to.
+    Empty if the map is lost: then it is unknown.
     """
     wanted = list(partitions)
     rows = await last_rows(target, link, wanted)
@@ -277,7 +285,9 @@ async def copied_until(target: Cluster, link: str, partitions: Iterable[TopicPar
     taken = [p for p in uncopied if p in adopted or p in rows and rows[p].is_adopted]
     ends = (await list_led_offsets(target, dict.fromkeys(taken, LATEST))).offsets if taken else {}
     found = {p: max(rows[p].position if p in rows else 0, adopted.get(p, 0)) for p in wanted}
-    return {**found, **{p: 0 for p, end in ends.items() if not end}}
+    now = await topic_ids(target, {p.topic for p in rows})
+    anew = [p for p, row in rows.items() if is_another(row.ids[1], str(now.get(p.topic, "")))]
+    return {**found, **{p: 0 for p, end in ends.items() if not end}, **dict.fromkeys(anew, 0)}
 
 
 async def read_maps(

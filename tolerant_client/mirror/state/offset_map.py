@@ -9,6 +9,8 @@ D. If the source's log is a new one from an offset on (the topic was created aga
    The first run of the new row begins at that offset; it has no records if the first copied ones come later.
 E. The last row of a generation that was promoted (link_control.py) says so, in each partition of the map.  It is of no copied topic, and
    its number is the generation.  So a link stays over if its control is deleted.
+F. Of a topic that both clusters have deleted nothing is left to protect: where the source has another one, the link begins that in a
+   new row.  A copy that the target alone has lost is never begun again.
 
 A record of the map topic, in JSON so that any consumer can read it:
 
@@ -147,6 +149,10 @@ class MapRow(NamedTuple):
         """Whether its runs count: they have copied records, or show where a new log begins (Law D)."""
         return self.has_copied or self.key.number > 0
 
+    def is_former(self, ids: tuple[str, str]) -> bool:
+        """Whether both clusters have other topics now, with these ids: nothing is left of what was copied (Law F)."""
+        return all(map(is_another, self.ids, ids))
+
 
 def last_of(generation: int) -> MapRow:
     """The row that says that this generation of the link is over (Law E); earlier versions take it for an empty row."""
@@ -199,8 +205,9 @@ def begun_again(last: MapRow, ids: tuple[str, str], position: int) -> MapRow:
     """The new newest row if the source's log is another one from `position` on than that of `last` (Law D)."""
     began = position if last.has_copied or not last.key.number else min(position, last.runs[0].source)
     key = last.key._replace(number=last.key.number + last.has_copied)
-    # Of a topic that was created again nothing was taken over.
-    target = 0 if last.is_adopted and is_another(last.ids[0], ids[0]) else last.target_until
+    # Of a topic that was created again nothing was taken over, and another log of the target has nothing before it.
+    is_anew = last.is_adopted and is_another(last.ids[0], ids[0]) or last.is_former(ids)
+    target = 0 if is_anew else last.target_until
     return last._replace(key=key, ids=ids, position=position, epoch=-1, runs=(Run(began, target, 0),))
 
 

@@ -337,6 +337,8 @@ class _Link:
         present = checkup.ask("topics", target.raw, describe_topics, target.raw, visible)
         if wanted is None or present is None:
             return
+        if any(p.topic not in present for p in mapped.copies):
+            mapped = self._ask_both(logs.without_former_copies, control, mapped) or mapped
         copies = {name: spec for name, spec in renamed(wanted, self._chosen).items() if name not in hidden}
         checkup.add(topic_findings(copies, present, len(target.facts.living), control, mapped))
         if not control.is_over:

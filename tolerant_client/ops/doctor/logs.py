@@ -24,6 +24,7 @@ from tolerant_client.mirror.life.mirrors import BOUND_S
 from tolerant_client.mirror.life.owners import find_taken
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.lacking import without_former
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import known_topics, see_topics
@@ -96,6 +97,13 @@ async def find_stopped(
 async def read_map(target: Cluster, link: str, control: LinkControl) -> MappedTopics:
     """What the map of the link names, as far as it is read in time."""
     return await mapped_topics(target, link, control, within_s=BOUND_S)
+
+
+async def without_former_copies(
+    source: Cluster, target: Cluster, link: str, control: LinkControl, mapped: MappedTopics
+) -> MappedTopics:
+    """As without_former."""
+    return await without_former(source, target, mapped)
 
 
 async def find_gone(

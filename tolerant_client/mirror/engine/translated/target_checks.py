@@ -55,8 +55,8 @@ class LostOffsets(NamedTuple):
 
 def check_target(row: MapRow, link: str, target: TopicPartition, ids: tuple[str, str], log_end: int) -> None:
     """Raises TargetDivergedError if the target's log cannot have what the map records."""
-    if not row.is_kept:
-        return  # nothing was ever copied
+    if not row.is_kept or row.is_former(ids):
+        return  # nothing was ever copied, or nothing is left of it
     copied = f"{row.key.partition.topic}-{row.key.partition.partition}"
     if row.target_topic != target.topic:
         raise TargetDivergedError(
@@ -163,6 +163,9 @@ def resumption(
     """
     if row is None:
         return Resumption(max(start, least), None)
+    if row.is_former(ids):
+        position = max(start, least)
+        return Resumption(position, begun_again(row, ids, position), adopted_until=0)
     moved = not_before(row, ids[0], least)
     losses = tuple(find_losses(moved, ids[0], start, end, cut_at))
     if not losses:
