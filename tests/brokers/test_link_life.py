@@ -1015,6 +1015,9 @@ def test_what_both_clusters_deleted_before_a_failover_is_no_loss_once_the_source
     assert fail_over(target, link).damaged
     status = run(source, target, read_status, link)
     assert (status.exit_code, [t.topic for t in status.topics]) == (0, [kept]), status
+    clusters = {"source": {"bootstrap.servers": source}, "target": {"bootstrap.servers": target}}
+    checked = examine(Subject(clusters, LinkTopics.of(f"{link}-.*"), link=link, seconds=0)).findings
+    assert not [one for one in checked if one.severity is Severity.ERROR and retired in one.evidence], checked
     for is_dry_run in (True, False):
         report = run(source, target, promote, link, is_dry_run=is_dry_run)
         assert (report.exit_code, report.damaged) == (0, ()), report

@@ -236,10 +236,15 @@ class _Link:
         self._looked = time.monotonic()
         return self.look()
 
-    def _ask_both(self, function: Callable[..., Any], control: LinkControl, *args: Any) -> Any:
-        """The result of a check's coroutine that needs both clusters on one event loop, of a link that is not over; None without one."""
+    def _ask_both(
+        self, function: Callable[..., Any], control: LinkControl, *args: Any, is_of_over: bool = False
+    ) -> Any:
+        """The result of a check's coroutine that needs both clusters on one event loop, of a link that is not over; None without one.
+
+        `is_of_over`: the check is one of a link that is.
+        """
         subject = self._subject
-        if control.is_over:
+        if control.is_over != is_of_over:
             return None
         clusters = subject.clusters["source"], subject.clusters["target"]
         with both(*clusters, subject.topics.names, _PATIENCE_MS, subject.options.of_file) as (source, target):
@@ -291,8 +296,7 @@ class _Link:
             mirrors = checkup.ask("control", target.raw, seen_mirrors, target.raw, link, *since)
             copies: LostCopies | None = None if control.is_promotion_begun else LostCopies()
             if control.is_promotion_begun and mapped is not None:
-                asked_of = None, target.raw, link, control, mapped, lost
-                copies = checkup.ask("control", target.raw, lost_copies, *asked_of)
+                copies = self._ask_both(lost_copies, control, mapped, lost, is_of_over=True)
             has_copied = bool(mapped and mapped.partitions) or any(run.has_copied for run in mirrors or ())
             is_told = bool(
                 mapped and mapped.partitions or checkup.ask("control", target.raw, can_tell_copies, target.raw)
