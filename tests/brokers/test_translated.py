@@ -859,6 +859,7 @@ def test_a_topic_that_was_deleted_and_created_again_is_named(source: str, target
     unknown = (None, (0,)) if side == "target" else (10, ())
     assert [(t.copied, t.unknown) for t in found.topics] == [unknown], "nothing of the copy is left there"
     assert [p.copied_until for p in report.partitions] == [unknown[0]]
+    assert [t.to_copy for t in plan.topics] == [None if side == "target" else 20]
     assert [("created again" in text) for text in alone.damaged] == [True] * (side == "target")
     assert alone.exit_code == (3 if side == "target" else 0)
     assert any("created again" in text for text in plan.refusals) and plan.exit_code == 3

@@ -84,7 +84,7 @@ class Besides:
 class TopicPlan:
     """A topic by its name on the target; `action` is create, grow, copy or refuse, `why` is the reason of a refusal.
 
-    `to_copy` counts the source's offsets to copy, None if the topic is refused.  `waiting` says by partition why it cannot be
+    `to_copy` counts the source's offsets to copy, None if the topic is refused, or if how far it is copied is unknown.  `waiting` says by partition why it cannot be
     copied now, `paused` that an operator has paused it: whatever it waits for besides, the mirror says that alone.
     """
 
@@ -182,6 +182,7 @@ async def plan_everything(
     planned = await plan_link(source, target, chosen, control, mapped, map_of=link if is_translated else None)
     unread = {p: mapped.unread[at] for p in planned.ends if (at := map_partition(link, p)) in mapped.unread}
     unread |= dict.fromkeys(planned.ends if lost else (), MAP_LOST)
+    unknown = set(unread)
     ends = {p: end for p, end in planned.ends.items() if p not in unread}
     planned = replace(planned, ends=ends, waiting={**planned.waiting, **unread})
     refusals = [f"{UNKNOWN_ORDERS}: {HIDDEN}"] if control.is_hidden else []
@@ -233,6 +234,7 @@ async def plan_everything(
         # After a loss the mirror resumes before the end of what the map says.
         resumes = {p: of.found.position for p, of in foreseen.items() if isinstance(of.found, Resumption)}
         reached = {**await copied_until(target, link, present - resumes.keys()), **resumes}
+        unknown |= {p for p, of in foreseen.items() if isinstance(of.found, TolerantClientError)}
         for p, found in foreseen.items():
             if isinstance(found.error, DataLossError) and policy.for_topic(p.topic).on_loss is LossPolicy.CONTINUE:
                 losses.append(text_of(found.error))
@@ -258,7 +260,10 @@ async def plan_everything(
     kept = await _kept(kept_until, {p: log.high_watermark for p, log in logs.items()}, ledger)
     starts = {p: log.start for p, log in logs.items()}
     starts |= {p: max(at, starts.get(p, 0)) for p, at in begins.items()}
-    to_copy = {p: max(0, end - max(reached.get(p, 0), starts.get(p, 0))) for p, end in planned.ends.items()}
+    to_copy: dict[TopicPartition, int | None] = dict.fromkeys(unknown)
+    to_copy |= {
+        p: max(0, end - max(reached.get(p, 0), starts.get(p, 0))) for p, end in planned.ends.items() if p not in unknown
+    }
     return LinkPlan(
         link,
         "translated" if is_translated else "identical",
@@ -289,7 +294,7 @@ async def right_refusals(source: Cluster, target: Cluster, planned: PlannedLink)
 
 
 def topic_plans(
-    planned: PlannedLink, to_copy: Mapping[TopicPartition, int], control: LinkControl, which: str
+    planned: PlannedLink, to_copy: Mapping[TopicPartition, int | None], control: LinkControl, which: str
 ) -> Iterable[TopicPlan]:
     """The plan of each topic, ordered by name; the options `which` name the link; pure."""
     wanted, present = planned.described
@@ -307,13 +312,14 @@ def topic_plans(
             continue
         factor = made[name].replication_factor if name in made else present[name].replication_factor
         partitions = [TopicPartition(name, n) for n in range(wanted[name].partitions)]
+        counts = [to_copy.get(p, 0) for p in partitions]
         yield TopicPlan(
             name,
             "create" if name in made else "grow" if name in grown else "copy",
             len(partitions),
             width,
             factor,
-            sum(to_copy.get(p, 0) for p in partitions),
+            None if None in counts else sum(filter(None, counts)),
             dict(made[name].config) if name in made else {},
             waiting=waiting.get(name, {}),
             paused={p.partition: paused_text(control, p, which) for p in partitions if control.pauses(p)},

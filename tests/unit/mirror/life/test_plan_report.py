@@ -172,7 +172,12 @@ def test_what_is_left_to_copy_with_translated_offsets_counts_from_where_the_mirr
     lost = {OWN: Foreseen(("1", "2"), TargetDivergedError("made again"), False)}
     told = {"has_map": True, "require_kind": None, "foresee": lost, "find_copied": {}, "copied_until": {OWN: 140}}
     found, _ = planned_by(monkeypatch, planned_own(150), **told)
-    assert (found.topics[0].to_copy, found.refusals) == (10, ("made again",))
+    assert (found.topics[0].to_copy, found.refusals) == (None, ("made again",)), "nothing of the copy is left there"
+    told = {"has_map": True, "require_kind": None, "lost_map": "the map was deleted", "copied_until": {}}
+    found, _ = planned_by(monkeypatch, planned_own(150), **told, foresee={}, find_copied={})
+    assert (found.topics[0].to_copy, found.refusals) == (None, ("the map was deleted",)), (
+        "how far it is copied is unknown"
+    )
 
 
 @pytest.mark.parametrize("is_paused", [True, False])
