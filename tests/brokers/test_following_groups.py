@@ -23,6 +23,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.standby.clients import KafkaConsumer
 from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.stock import moved_member
+from tolerant_client.stock.coordinator import TolerantCoordinator
 from tolerant_client.testing import KafkaCluster
 from tolerant_client.tracker.events import Event, Moved
 
@@ -337,6 +338,129 @@ def test_what_was_committed_is_committed_on_a_standby_that_responds_long_after_t
     finally:
         target_cluster.resume(1)
         fails_over.join()
+        for member in members:
+            member.consumer.close()
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_what_was_committed_counts_also_of_members_that_come_seconds_after_another(
+    source: str, target: str, reset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"members-apart-{reset}"
+    copied(source, target, name, 3)
+    moving, lateness = moved_member.MovedMember.moved, iter([0.0, 4.0, 6.0])
+
+    def moved(member: Any, move: Any) -> None:
+        time.sleep(next(lateness))
+        moving(member, move)
+
+    def step(member: Member) -> None:
+        known = len(member.read)
+        member.poll()
+        if len(member.read) > known:
+            with suppress(Errors.CommitFailedError, Errors.RebalanceInProgressError):
+                member.consumer.commit()
+
+    options: Any = {"enable_auto_commit": False, "auto_offset_reset": reset, "heartbeat_interval_ms": 500}
+    with ExitStack() as stack:
+        members = [Member(source, target, name, **options) for _ in range(3)]
+
+        def read() -> list[tuple[int, int]]:
+            return [place for member in members for place in member.read]
+
+        for member in members:
+            stack.callback(member.consumer.close)
+            stack.enter_context(member.polling(step=step))
+        until(lambda: all(len(member.consumer.assignment()) == 1 for member in members))
+        until(lambda: all(member.consumer.position(*member.consumer.assignment(), 100) for member in members))
+        append_records(source, name, 50, partitions=3, first=100)
+        mirror(source, target, name, name)
+        until(lambda: committed(source, name, 3) == [150] * 3)
+        monkeypatch.setattr(moved_member.MovedMember, "moved", moved)
+        failed_over(target, name)
+        for first in range(150, 200, 5):
+            append_records(target, name, 5, partitions=3, first=first)
+            time.sleep(0.5)
+        until(lambda: all(len(member.consumer.assignment()) == 1 for member in members))
+        until(lambda: len(set(read())) >= 300 + 300 * (reset == "earliest"))
+        time.sleep(0.5)
+        again = [place for place, times in Counter(read()).items() if times != 1]
+        assert [offset for _, offset in again if offset < 150] == []  # of the others nothing was committed
+
+
+def test_nothing_is_passed_over_while_the_former_owner_of_a_partition_without_commits_may_come(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "members-owners"
+    copied(source, target, name)
+    monkeypatch.setattr(moved_member, "OWNERS_S", 8.0)
+    options: Any = {"enable_auto_commit": False, "auto_offset_reset": "latest"}
+    members = [
+        Member(source, target, name, client_id=str(n), partition_assignment_strategy=[OneOther], **options)
+        for n in range(2)
+    ]
+
+    def owned() -> list[set[TopicPartition]]:
+        return [member.consumer.assignment() for member in members]
+
+    try:
+        with members[0].polling(), members[1].polling():
+            until(lambda: all(len(own) == 1 for own in owned()))
+            before = owned()
+            until(lambda: all(member.consumer.position(*own, 100) for member, own in zip(members, before)))
+            append_records(source, name, 10, partitions=2, first=100)
+            mirror(source, target, name, name)
+            until(lambda: sum(len(member.read) for member in members) == 20)
+            monkeypatch.setattr(OneOther, "is_on", True)
+            promoted(source, target, name)
+            until(lambda: owned() == before[::-1])
+            until(lambda: all(member.consumer._coordinator._ends for member in members))
+            append_records(target, name, 50, partitions=2, first=110)
+            until(lambda: sum(len(member.read) for member in members) == 120)
+    finally:
+        for member in members:
+            member.consumer.close()
+
+
+def test_what_another_member_has_read_while_one_was_joining_is_not_read_again(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "members-slow-join"
+    copied(source, target, name)
+    process, slow = TolerantCoordinator._process_join_group_response, list[Any]()
+
+    def processed(this: Any, response: Any, send_time: float) -> Any:
+        if response.error_code == Errors.MemberIdRequiredError.errno and this in slow:
+            slow.remove(this)
+            time.sleep(2.0)  # the response is late
+        return process(this, response, send_time)
+
+    def step(member: Member) -> None:
+        known = len(member.read)
+        member.poll()
+        if len(member.read) > known:
+            member.consumer.commit()
+
+    options: Any = {"enable_auto_commit": False, "partition_assignment_strategy": [RangePartitionAssignor]}
+    # Partitions are assigned by the order of member ids, which begin with the client's: so each keeps its own.
+    members = [Member(source, target, name, client_id=str(n), **options) for n in range(2)]
+    try:
+        with members[0].polling(step=step), members[1].polling(step=step):
+            until(lambda: all(len(member.consumer.assignment()) == 1 for member in members))
+            until(lambda: committed(source, name) == [100, 100])
+            slow.append(members[1].consumer._coordinator)
+            monkeypatch.setattr(TolerantCoordinator, "_process_join_group_response", processed)
+            promoted(source, target, name)
+            for first in range(100, 200, 5):
+                append_records(target, name, 5, partitions=2, first=first)
+                time.sleep(0.3)
+            until(lambda: sum(len(member.read) for member in members) >= 400)
+            until(lambda: all(len(member.consumer.assignment()) == 1 for member in members))
+            time.sleep(0.5)
+        assert any(number == 1 and offset > 100 for number, offset in members[0].read) and not slow
+        times = Counter(members[0].read + members[1].read)
+        assert {place: count for place, count in times.items() if count != 1} == {}
+    finally:
         for member in members:
             member.consumer.close()
 

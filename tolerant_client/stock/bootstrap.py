@@ -11,7 +11,8 @@ Laws:
   Node ids, topic ids and coordinators are the former one's, so nothing of what was known is kept.
 - A coroutine goes on some turns of the event loop after its response has come.  So a client leaves first: it closes its
   connections, sends nothing, and waits until whatever came from the former cluster has been applied to what is known of that one.
-- The next cluster is looked for until it responds, whatever it refuses meanwhile: nobody else would ask it again.
+- The next cluster is looked for until it responds, whatever it refuses meanwhile: nobody else would ask it again.  Each of its addresses
+  is tried once a second, since all members of a group should find it at about the same time.
 """
 
 from __future__ import annotations

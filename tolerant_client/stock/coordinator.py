@@ -118,12 +118,12 @@ class TolerantCoordinator(MovedMember):
 
     def commit_offsets_sync(self, offsets: Any, timeout_ms: float | None = None) -> Any:
         """Commits; a timeout for lack of a coordinator raises CoordinatorUnavailableError."""
-        with self._saying_why():
+        with self._saying_why("the commit"):
             return super().commit_offsets_sync(offsets, timeout_ms=timeout_ms)
 
     def fetch_committed_offsets(self, partitions: Any, timeout_ms: float | None = None) -> Any:
         """Committed offsets; a timeout for lack of a coordinator raises CoordinatorUnavailableError."""
-        with self._saying_why():
+        with self._saying_why("the request for committed offsets"):
             return super().fetch_committed_offsets(partitions, timeout_ms=timeout_ms)
 
     async def refresh_committed_offsets_if_needed_async(self, timeout_ms: float | None = None) -> bool:
@@ -132,6 +132,8 @@ class TolerantCoordinator(MovedMember):
         Uses the committed leader epoch (KIP-320), which kafka-python drops: without it a log that was
         truncated between the commit and a restart goes unnoticed.
         """
+        if time.monotonic() < self._looks_at:
+            return False
         missing = set(self._subscription.missing_fetch_positions())
         try:
             committed = await self.fetch_committed_offsets_async(missing, timeout_ms=timeout_ms)
@@ -139,27 +141,29 @@ class TolerantCoordinator(MovedMember):
             raise
         except Errors.KafkaTimeoutError:
             return False
-        for partition, offset in self.begin_at(missing, committed).items():
+        begins = self.begin_at(missing, committed)
+        for partition, offset in begins.items():
             self._subscription.seek(partition, OffsetAndMetadata(offset.offset, "", offset.leader_epoch))
-        return True
+        return not await self.waits_for_owners(missing - begins.keys())
 
     @contextmanager
-    def _saying_why(self) -> Iterator[None]:
-        """Turns a timeout into the error that says what is wrong with the coordinator, if that is the reason."""
+    def _saying_why(self, what: str) -> Iterator[None]:
+        """Turns a timeout into the error that says what is wrong with the coordinator, if that is the reason; else what timed out."""
         try:
             yield
         except CoordinatorUnavailableError:
             raise
         except Errors.KafkaTimeoutError as timeout:
-            if not self._absence.is_lasting:
-                raise
-            error = self._watch.take_error()
-            if error is None:
+            error = self._watch.take_error() if self._absence.is_lasting else None
+            if error is None and self._absence.is_lasting:
                 self._net.run(self._wait_for, self._manager.call_soon(self._watch.look), _LAST_LOOK_MS)
                 error = self._watch.take_error()
-            if error is None:
+            if error is not None:
+                raise error from timeout
+            if timeout.args not in ((), (None,)):
                 raise
-            raise error from timeout
+            why = f": {self._absence.last_failure}" if self._absence.failures else ""
+            raise Errors.KafkaTimeoutError(f"group {self.group_id}: {what} did not end in time{why}") from timeout
 
     # -- joining ----------------------------------------------------------------
 

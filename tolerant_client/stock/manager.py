@@ -129,8 +129,8 @@ class TolerantConnectionManager(Bootstrap):
     def update_backoff(self, node_id: Any) -> Any:
         """Notes that connecting failed; returns the milliseconds until the next attempt may begin."""
         backoff_ms = super().update_backoff(node_id)
-        # It is asked while no known broker can be reached.
-        if self.cluster.is_bootstrap(node_id) and self.cluster.brokers():
+        # It is asked while no known broker can be reached, or until the cluster of a move tells of its brokers.
+        if self.cluster.is_bootstrap(node_id) and (self.cluster.brokers() or self.is_moving):
             self._back_off_at_most(node_id, BESIDE_S)
         if self._leader_watch is not None:
             self._leader_watch.unreachable(node_id)

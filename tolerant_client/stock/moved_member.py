@@ -9,20 +9,20 @@ Laws:
 - A group takes offsets from anybody until it has a member, then from members only.  So each member reads on for READS_ON_S after
   the move, and until the former commits are made, then commits, and stops; it joins only LATEST_S later: all that stop within
   LATEST_S of each other have committed everything by then, and nobody reads what another one has read.
-- The former commits wait for the coordinator, however long it is away: nobody joins without it either.  As lookups pause for longer and
+- The former commits wait for the coordinator, however long it is away: nobody joins without it either.  Other commits wait for them, as
+  long as for a response.  As lookups pause for longer and
   longer, members find it at different times: so before it joins, each waits as long again as it took, but READS_ON_S at most.
   Only what refuses a commit (a right, a topic that is not there) ends its tries, after _REFUSED_S; before the join it is tried again.
 - A member that comes later finds, at its commit, that others have joined, and may own its partitions: it has lost them, as if its
-  session had expired.  It has something to commit wherever it has a position: what the group has committed, at least.
+  session had expired.  It has something to commit wherever it has a position: what the group has committed, at least.  What it could
+  not commit it commits once it has joined (group_commits.py).
 - Of a partition of which the group has committed nothing, and this member has given out nothing, the position is committed with the
   rest: it is where the group begins, and says nothing of any record.  Whoever is assigned the partition would begin at the end by then
   (auto_offset_reset), and nobody would read what came while the members joined.  With "earliest" nothing is passed over, nor committed.
 - The first member to join is assigned all partitions, if the broker does not wait for others (group.initial.rebalance.delay.ms=0).
-  They would be read by it, and by their owners, who keep their positions.  So a join that ends at once counts only if a heartbeat
-  LATEST_S later tells of nobody else who joins; otherwise the member joins again.
-- What was committed on the former cluster and could not be committed on the next one, since others had joined, counts where this
-  member is assigned the partition by its first join: it begins there, if the group is not further on.
-- A member that was alone in its group does the same: whoever starts beside it within group.initial.rebalance.delay.ms is in its first
+  They would be read by it, and by their owners.  So the first join after a move counts only if a heartbeat LATEST_S later tells of
+  nobody else who joins; otherwise the member joins again.  Who needs longer than that to join: group_commits.py.
+- A member that was alone in its group joins like any other: whoever starts beside it within group.initial.rebalance.delay.ms is in its first
   assignment, and would read again what it read while it joined.
 - A synchronous commit while the member is joining waits for the join, with one timeout for both.  Of partitions that others got
   then it raises CommitFailedError, as after any rebalance, unless nothing new was to be committed.  A member that is closing does not
@@ -41,7 +41,7 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -51,8 +51,9 @@ from kafka.protocol.consumer import OffsetResetStrategy
 from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
 
 from tolerant_client.errors import text_of
+from tolerant_client.stock.group_commits import LAST_COMMIT_MS, OWNERS_S, GroupCommits, Offsets
 from tolerant_client.stock.moving import Move
-from tolerant_client.stock.stock_names import ConsumerCoordinator, Generation, RebalanceProtocol
+from tolerant_client.stock.stock_names import Future, Generation, RebalanceProtocol
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +63,8 @@ _LOOK_S: Final = 0.01  # between two looks whether commits are made, before a cl
 _POLLS_S: Final = 0.1  # between two polls of a member that reads while it joins
 _TRY_MS: Final = 5_000
 _REFUSED_S: Final = 5.0
-_LAST_COMMIT_MS: Final = 1_000
 _NO_TOPIC: Final = (Errors.UnknownTopicOrPartitionError, Errors.UnknownTopicIdError)
 _NO_MEMBER: Final = (Errors.UnknownMemberIdError.errno, Errors.IllegalGenerationError.errno)
-
-_Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 
 class Stage(enum.Enum):
@@ -83,7 +81,7 @@ class Stage(enum.Enum):
     INSIDE = enum.auto()
 
 
-class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is untyped
+class MovedMember(GroupCommits):
     """kafka-python's ConsumerCoordinator, which can move."""
 
     _is_closing: bool
@@ -92,10 +90,9 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
 
     def __init__(self, client: Any, subscription: Any, **configs: Any) -> None:
         super().__init__(client, subscription, **configs)
-        self._committed: dict[TopicPartition, OffsetAndMetadata] = {}  # by its group, of what it is assigned
         self._move: Move | None = None
         self._first_commit: Any = None  # done before any other commit on the next cluster
-        self._uncommitted: dict[TopicPartition, OffsetAndMetadata] = {}  # there, but on the former cluster
+        self._tried = Future()  # once more to make it, or made it
         self._begun: Collection[TopicPartition] = ()  # of these a position: what was committed on the next cluster wins
         self._stage = Stage.INSIDE
         self._stops_at = 0.0  # not before; later it is when it stopped
@@ -118,7 +115,9 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         if self.group_id is not None:
             self._uncommitted = move.copied({**unread, **offsets})
             self._begun = unread.keys() - offsets.keys()
-            self._first_commit = self._manager.call_soon(self._commit_first)
+            self._found, self._ends, self._owners_until, self._looks_at = {}, {}, 0.0, 0.0
+            self._tried, self._first_commit = Future(), self._manager.call_soon(self._commit_first)
+            self._first_commit.add_both(lambda _: self._tried.success(None))
             self._stops_at = time.monotonic() + READS_ON_S  # also for one that subscribes only now
             if is_auto:
                 self._stage = Stage.READS_ON if is_member else Stage.OUTSIDE
@@ -160,11 +159,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
 
     # -- commits ------------------------------------------------------------------
 
-    def _last_commits(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        own = self._subscription.assigned_partitions()
-        return {tp: offset for tp, offset in self._committed.items() if tp in own}
-
-    def _as_copied(self, offsets: _Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
+    def _as_copied(self, offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
         """What to commit on the next cluster for offsets that may be of the former one."""
         return dict(offsets) if self._move is None else self._move.copied(offsets)
 
@@ -181,11 +176,15 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
                 log.debug("Group %r: offsets after the move: %s", self.group_id, error)
                 if not isinstance(error, Errors.RetriableError) or isinstance(error, _NO_TOPIC):
                     until = min(until, time.monotonic() + _REFUSED_S)
+            tried, self._tried = self._tried, Future()
+            tried.success(None)
             await self._net.sleep(self.config["retry_backoff_ms"] / 1000)
         now = time.monotonic()
         self._waits_s = min(READS_ON_S, now - (self._stops_at - READS_ON_S))
         self._stops_at = max(self._stops_at, now)  # the next cluster may have kept everybody waiting
-        self._tell_uncommitted()
+        self._owners_until = now + OWNERS_S
+        if self._stage is not Stage.OUTSIDE:
+            self._tell_uncommitted()
 
     async def _commit_former(self, timeout_ms: float) -> None:
         """Commits what was committed on the former cluster, and where the group begins if it has committed nothing."""
@@ -204,16 +203,21 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
                 self._lose_partitions()
             raise
 
-    def _tell_uncommitted(self) -> None:
-        if self._uncommitted:
-            left = ", ".join(f"{tp.topic}-{tp.partition} {at.offset}" for tp, at in self._uncommitted.items())
-            log.warning("Group %s: the offsets before the move could not be committed: %s", self.group_id, left)
+    async def _wait_for_first_commit(self) -> None:
+        """As long as a response may take; raises KafkaTimeoutError."""
+        first, waits_ms = self._first_commit, self.config["request_timeout_ms"]
+        ends = time.monotonic() + waits_ms / 1000
+        while first is not None and not first.is_done:
+            if time.monotonic() >= ends:
+                raise Errors.KafkaTimeoutError(
+                    f"group {self.group_id}: the cluster that the client has moved to took no commits for {waits_ms} ms"
+                )
+            await self._tried
 
-    async def _send_offset_commit_request(self, offsets: _Offsets) -> Any:
+    async def _send_offset_commit_request(self, offsets: Offsets) -> Any:
         self._committing += 1
         try:
-            if self._first_commit is not None:
-                await self._first_commit
+            await self._wait_for_first_commit()
             return await super()._send_offset_commit_request(self._as_copied(offsets))
         except Errors.CommitFailedError as error:
             if not self.is_moving:
@@ -235,7 +239,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             "Group %s: other members have joined before this one came: it has lost its partitions", self.group_id
         )
 
-    def _handle_offset_commit_response(self, offsets: _Offsets, send_time: float, response: Any) -> Any:
+    def _handle_offset_commit_response(self, offsets: Offsets, send_time: float, response: Any) -> Any:
         if self.is_moving and any(code in _NO_MEMBER for _, partitions in response.topics for _, code in partitions):
             raise Errors.CommitFailedError(
                 f"group {self.group_id}: others have joined on the cluster that it has moved to"
@@ -246,17 +250,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
             self._uncommitted.pop(tp, None)
         return result
 
-    def begin_at(self, partitions: Collection[TopicPartition], committed: _Offsets) -> _Offsets:
-        """Where to begin in partitions without a position: what the group has committed, or later what this member had."""
-        later = {
-            tp: offset
-            for tp in partitions
-            if (offset := self._uncommitted.pop(tp, None))
-            and (tp not in committed or committed[tp].offset < offset.offset)
-        }
-        if self._subscription.partitions_auto_assigned():
-            self._committed.update(committed)
-        return {**committed, **later}
+    async def _find_ends(self, partitions: Collection[TopicPartition], timeout_ms: float) -> dict[TopicPartition, int]:
+        return {} if self._move is None else await self._move.ends(partitions, timeout_ms)
 
     def generation_if_stable(self) -> Any:
         """The generation of the member; none is needed before anybody has joined on the next cluster."""
@@ -330,7 +325,7 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
 
     async def _on_close_prepare_async(self) -> None:
         """Like kafka-python's, for which a member that moves has lost its partitions; but it may commit them still."""
-        ends = min(time.monotonic() + _LAST_COMMIT_MS / 1000, self._closes_by)
+        ends = min(time.monotonic() + LAST_COMMIT_MS / 1000, self._closes_by)
         first = self._first_commit
         while first is not None and not first.is_done and time.monotonic() < ends:  # then the coordinator is known
             await self._net.sleep(_LOOK_S)
@@ -352,14 +347,14 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         """Commits what this member would commit before any rebalance, and what was refused at first."""
         if self._uncommitted:
             with suppress(Errors.KafkaError):
-                await self._commit_former(_LAST_COMMIT_MS)
+                await self._commit_former(LAST_COMMIT_MS)
         if not self.is_moving:
             return
         offsets = self._last_commits()
         if self.config["enable_auto_commit"] and self._is_polling:
             offsets |= self._subscription.all_consumed_offsets()
         try:
-            await self._commit_offsets_sync_async(offsets, timeout_ms=_LAST_COMMIT_MS)
+            await self._commit_offsets_sync_async(offsets, timeout_ms=LAST_COMMIT_MS)
         except Errors.KafkaError as error:
             log.warning(
                 "Group %s: what was read since the last commit could not be committed before the join after the move, and may be read"
@@ -389,7 +384,10 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         if self._is_closing or self._join_task is not this:
             raise Errors.IllegalGenerationError(f"group {self.group_id}: the member left before it joined")
         assigned = await super()._do_join_and_sync_async()
-        if time.monotonic() < self._stops_at + self._waits_s + 2 * LATEST_S:
+        is_first = self._stage is not Stage.INSIDE
+        if is_first:
+            await self._commit_as_member()
+        if is_first or time.monotonic() < self._stops_at + self._waits_s + 2 * LATEST_S:
             await self._net.sleep(LATEST_S)
             await self._send_heartbeat_request()
         return assigned
@@ -398,6 +396,8 @@ class MovedMember(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is
         former = self._subscription.assigned_partitions()
         if self._stage is Stage.INSIDE:
             self._uncommitted.clear()
+        else:
+            self._go_on_after_others()
         self._stage = Stage.INSIDE
         await super()._on_join_complete_async(generation, member_id, protocol, assigned)
         own = self._subscription.assigned_partitions()

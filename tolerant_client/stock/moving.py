@@ -103,6 +103,14 @@ class Move:
         consumer._iterator = None  # its fill holds records of the former cluster
         self.is_settled = True
 
+    async def ends(self, partitions: Collection[TopicPartition], timeout_ms: float) -> dict[TopicPartition, int]:
+        """Where the logs of these end now on the next cluster; on the event loop."""
+        consumer = self._consumer()
+        if consumer is None or not partitions:
+            return {}
+        found = await consumer._fetcher._fetch_offsets_by_times_async(dict.fromkeys(partitions, -1), timeout_ms)
+        return {tp: at.offset for tp, at in found.items()}
+
     def sought(self, tp: TopicPartition, offset: int) -> int:
         """Where a seek goes whose offset may have been found on either cluster: no record of the next one was given out."""
         if offset > self._read.get(tp, -1):

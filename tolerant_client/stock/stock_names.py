@@ -86,6 +86,7 @@ _FORKING = ("tolerant_client.stock.forking",)
 _INSTALLATION = ("tolerant_client.stock.installation",)
 _BOOTSTRAP = ("tolerant_client.stock.bootstrap",)
 _MANAGER = ("tolerant_client.stock.manager",)
+_GROUP_COMMITS = ("tolerant_client.stock.group_commits",)
 _HELD_BATCHES = ("tolerant_client.stock.held_batches",)
 _MOVING = ("tolerant_client.stock.moving",)
 _MOVED_BATCHES = ("tolerant_client.stock.moved_batches",)
@@ -280,6 +281,7 @@ USES: Final = (
     Use(ProducerBatch, ("complete", "complete_exceptionally", "record_count", "topic_partition"), _HELD_BATCHES, "the end of a batch"),
     Use(KafkaConsumer, ("_fetcher",), _STANDBY, "a seek after the move is one on the next cluster"),
     Use(SubscriptionState, ("assignment", "subscription"), _MOVING, "the topics that a client reads"),
+    Use(Fetcher, ("_fetch_offsets_by_times_async",), _MOVING, "where logs end on the next cluster"),
     Use(KafkaAdminClient, ("_manager",), _MOVING, "the way to its connection manager"),
     Use(KafkaProducer, ("_sender",), _MOVING, "the way to its connection manager, and to what it has in flight"),
     Use(Sender, ("_client",), _MOVING, "the way to its connection manager"),
@@ -311,6 +313,12 @@ USES: Final = (
         ("_default_offset_reset_strategy", "all_consumed_offsets", "assign_from_subscribed", "assigned_partitions", "assignment", "mark_pending_revocation",
          "partitions_auto_assigned", "rebalance_listener", "reset_group_subscription"),
         _MOVED_MEMBER, "what a member had committed, its listener, and that it stops reading"),
+    Use(ConsumerCoordinator, ("_generation", "generation_if_stable"), _GROUP_COMMITS, "overridden: a member commits before its join is over"),
+    Use(ConsumerCoordinator, ("_commit_offsets_sync_async", "_subscription", "fetch_committed_offsets_async", "group_id"), _GROUP_COMMITS,
+        "the group's commits"),
+    Use(SubscriptionState,
+        ("_default_offset_reset_strategy", "all_consumed_offsets", "assigned_partitions", "partitions_auto_assigned", "seek"), _GROUP_COMMITS,
+        "which positions the group's commits are compared with"),
     Use(TopicPartitionState, ("position",), _MOVING, "what was read on the next cluster"),
     Use(Generation, ("has_member_id",), _COORDINATOR, "an id that it has not joined with yet"),
     Use(Generation, ("NO_GENERATION", "is_lost"), _MOVED_MEMBER, "commits before the join; a member that had lost its membership"),

@@ -26,6 +26,8 @@ from kafka.protocol.consumer import (
     JoinGroupResponse,
     LeaveGroupRequest,
     LeaveGroupResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
     SyncGroupRequest,
@@ -55,6 +57,7 @@ from tolerant_client.tracker.events import CoordinatorUnavailable, Event, Listen
 from tolerant_client.tracker.policy import RecoveryPolicy
 
 NOT_AVAILABLE, NOT_COORDINATOR, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 15, 16, 25, 27, 79
+GROUP_AUTHORIZATION_FAILED = 30
 GROUP = "hello"  # belongs to partition 22 of 50
 
 
@@ -288,6 +291,7 @@ class GroupBroker(FakeBroker):
         self.coordinator_port: int | None = None
         self.offsets_leader = -1
         self.committed: dict[tuple[str, int], tuple[int, int]] = {}
+        self.commit_error = 0
         self.topics: dict[str, int] = {}  # how many partitions
         self.heartbeat_error: Callable[[], int] = lambda: 0
         self.generation = 0
@@ -307,6 +311,7 @@ class GroupBroker(FakeBroker):
         group_class = OffsetFetchResponse.OffsetFetchResponseGroup
         topic_class = group_class.OffsetFetchResponseTopics
         part_class = topic_class.OffsetFetchResponsePartitions
+        asked = {index for topic in request.groups[0].topics for index in topic.partition_indexes}
         topics = [
             topic_class(
                 name=topic,
@@ -321,9 +326,24 @@ class GroupBroker(FakeBroker):
                 ],
             )
             for (topic, index), (offset, epoch) in self.committed.items()
+            if index in asked
         ]
         group = group_class(group_id=GROUP, topics=topics, error_code=self.fetch_error())
         return OffsetFetchResponse(version=version, throttle_time_ms=0, groups=[group])
+
+    def _answer_OffsetCommit(self, request: Any, version: int) -> Any:
+        topic_class = OffsetCommitResponse.OffsetCommitResponseTopic
+        part_class = topic_class.OffsetCommitResponsePartition
+        topics = []
+        for topic in request.topics:
+            for part in topic.partitions if not self.commit_error else ():
+                self.committed[topic.name, part.partition_index] = (part.committed_offset, part.committed_leader_epoch)
+            parts = [
+                part_class(partition_index=part.partition_index, error_code=self.commit_error)
+                for part in topic.partitions
+            ]
+            topics.append(topic_class(name=topic.name, partitions=parts))
+        return OffsetCommitResponse(version=version, throttle_time_ms=0, topics=topics)
 
     def _answer_JoinGroup(self, request: Any, version: int) -> Any:
         self.joins.append(request)
@@ -388,6 +408,7 @@ class GroupBroker(FakeBroker):
 def broker(monkeypatch: pytest.MonkeyPatch) -> GroupBroker:
     for request, version in (
         (FindCoordinatorRequest, 4),
+        (OffsetCommitRequest, 8),
         (OffsetFetchRequest, 8),
         (JoinGroupRequest, 5),
         (SyncGroupRequest, 3),
@@ -587,7 +608,8 @@ def test_a_call_without_an_end_says_that_nobody_can_be_connected_to_and_one_with
     for _ in range(2):  # at once, and while the client backs off
         with pytest.raises(Errors.KafkaConnectionError, match="no broker can be connected to: .*ECONNREFUSED"):
             coordinator.fetch_committed_offsets(PARTITIONS)
-    with pytest.raises(Errors.KafkaTimeoutError):
+    what = f"group {GROUP}: the request for committed offsets did not end in time: .*(ECONNREFUSED|NodeNotReady)"
+    with pytest.raises(Errors.KafkaTimeoutError, match=what):
         coordinator.fetch_committed_offsets(PARTITIONS, timeout_ms=1_500)
 
 
@@ -902,14 +924,6 @@ def test_a_join_that_ends_at_once_counts_if_nobody_else_joins_soon(
     assert time.monotonic() - began >= moved_member.LATEST_S
 
 
-def test_a_join_that_waited_for_others_counts_at_once(broker: GroupBroker, member: TolerantCoordinator) -> None:
-    knows(member, broker, 2)
-    moves(member, moved_member.Stage.OUTSIDE)
-    member._stops_at -= moved_member.LATEST_S
-    join_between_polls(member)
-    assert "Heartbeat" not in broker.names()
-
-
 @pytest.mark.parametrize("gives_ids", [False, True])
 def test_a_commit_that_is_refused_before_there_is_a_membership_does_not_end_the_join(
     broker: GroupBroker, member: TolerantCoordinator, gives_ids: bool
@@ -982,7 +996,27 @@ def test_a_close_waits_for_the_former_commits_no_longer_than_it_may(
     member._uncommitted = {TopicPartition("t", 0): OffsetAndMetadata(5, "", -1)}
     began = time.monotonic()
     member.close(timeout_ms=200)
-    assert time.monotonic() < began + 0.2 + moved_member._LAST_COMMIT_MS / 2_000
+    assert time.monotonic() < began + 0.2 + moved_member.LAST_COMMIT_MS / 2_000
+
+
+def test_a_commit_waits_for_the_former_ones_no_longer_than_for_a_response(member: TolerantCoordinator) -> None:
+    moves(member, moved_member.Stage.READS_ON)
+    member.config["request_timeout_ms"] = 300
+    offsets = {TopicPartition("t", 0): OffsetAndMetadata(5, "", -1)}
+
+    async def tries() -> None:
+        while not member._first_commit.is_done:
+            await member._net.sleep(0.1)
+            tried, member._tried = member._tried, Future()
+            tried.success(None)
+
+    member._first_commit, ends = Future(), time.monotonic() + 0.3
+    trying = member._manager.call_soon(tries)
+    with pytest.raises(Errors.KafkaTimeoutError, match="took no commits for 300 ms"):
+        member._net.run(member._send_offset_commit_request, offsets)
+    assert time.monotonic() >= ends and not member._committing
+    member._first_commit.success(None)
+    until(member, lambda: trying.is_done)
 
 
 @pytest.mark.parametrize(
@@ -1037,14 +1071,17 @@ def test_what_its_group_has_committed_is_known_of_a_member_only(
     assert not other._last_commits()
 
 
-def test_a_member_that_came_too_late_begins_at_what_it_had_committed_once_and_unless_the_group_is_further_on(
-    broker: GroupBroker, member: TolerantCoordinator
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_member_that_came_too_late_commits_what_it_had_once_it_has_joined_unless_the_group_is_further_on(
+    broker: GroupBroker, member: TolerantCoordinator, is_refused: bool
 ) -> None:
     first, second, third = (TopicPartition("t", number) for number in range(3))
     broker.committed = {("t", 0): (10, -1), ("t", 1): (60, -1)}
+    broker.commit_error = GROUP_AUTHORIZATION_FAILED if is_refused else 0
     knows(member, broker, 3)
     moves(member, moved_member.Stage.OUTSIDE)
-    member._uncommitted = {tp: OffsetAndMetadata(50, "", -1) for tp in (first, second, third)}
+    elsewhere = TopicPartition("t", 3)  # which another member has got
+    member._uncommitted = {tp: OffsetAndMetadata(50, "", -1) for tp in (first, second, third, elsewhere)}
 
     def begins() -> list[int | None]:
         assert member.refresh_committed_offsets_if_needed(timeout_ms=10_000)
@@ -1055,7 +1092,47 @@ def test_a_member_that_came_too_late_begins_at_what_it_had_committed_once_and_un
     assert begins() == [50, 60, 50]
     member._subscription.assign_from_subscribed([])
     member._subscription.assign_from_subscribed([first, second, third])
-    assert begins() == [10, 60, None]
+    assert begins() == ([10, 60, None] if is_refused else [50, 60, 50])
+    assert broker.committed.get(("t", 3)) == (None if is_refused else (50, -1))
+
+
+def test_a_partition_of_which_nothing_is_committed_is_not_begun_while_its_former_owner_may_come(
+    broker: GroupBroker, member: TolerantCoordinator
+) -> None:
+    first, second = (TopicPartition("t", number) for number in range(2))
+    broker.committed = {("t", 0): (10, -1)}
+    knows(member, broker, 2)
+    assert member.poll(timeout_ms=10_000)
+    member._owners_until = time.monotonic() + 1.0
+    assert not member.refresh_committed_offsets_if_needed(timeout_ms=10_000)
+    assert member._subscription.position(first).offset == 10
+    asked = broker.names().count("OffsetFetch")
+    assert not member.refresh_committed_offsets_if_needed(timeout_ms=10_000)
+    assert broker.names().count("OffsetFetch") == asked, "it asks again in a moment"
+    until(member, lambda: time.monotonic() > member._owners_until)
+    assert member.refresh_committed_offsets_if_needed(timeout_ms=10_000)
+    assert member._subscription.position(second) is None  # auto_offset_reset decides
+
+
+@pytest.mark.parametrize(("then", "at"), [(20, 20), (10, 5)], ids=["others have read on", "it has gone back"])
+def test_a_member_that_keeps_a_partition_goes_on_after_what_others_have_committed_meanwhile(
+    broker: GroupBroker, member: TolerantCoordinator, then: int, at: int
+) -> None:
+    kept = TopicPartition("t", 0)
+    knows(member, broker, 1)
+    member._subscription.assign_from_subscribed([kept])
+    member._subscription.seek(kept, 5)
+    member._committed = {kept: OffsetAndMetadata(10, "", -1)}
+    moves(member, moved_member.Stage.STOPPED)
+
+    def while_joining(name: str, frame: bytes) -> list[bytes]:
+        if name == "JoinGroup":
+            broker.committed = {("t", 0): (then, -1)}
+        return [frame]
+
+    broker.spoil = while_joining
+    assert member.poll(timeout_ms=10_000)
+    assert member._subscription.position(kept).offset == at
 
 
 def test_a_forked_child_of_a_member_that_has_moved_commits_nothing_of_the_former_cluster(

@@ -14,6 +14,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from support.fake_broker import FakeBroker, serve
 from tolerant_client.stock import forking
+from tolerant_client.stock.bootstrap import BESIDE_S
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.stock.moving import Destination, Move
 from tolerant_client.stock.stock_names import Future, SubscriptionType
@@ -154,6 +155,25 @@ def test_a_cluster_that_refuses_at_first_is_asked_again(
             (broker,) = net.run(move)
         assert caplog.text.count("cannot be used yet: [Error 58] SaslAuthenticationFailedError: not yet") == 1
         assert "No node available" not in caplog.text
+        manager.close()
+        net.drain()
+
+
+def test_a_cluster_that_is_away_at_the_move_is_tried_once_a_second(net: NetworkSelector) -> None:
+    with serve(FakeBroker()) as former:
+        manager = TolerantConnectionManager(
+            net, bootstrap_servers=former, reconnect_backoff_ms=60_000, reconnect_backoff_max_ms=60_000
+        )
+        manager.bootstrap(10_000)
+
+        async def move() -> float:
+            await manager.leave()
+            manager.move({"bootstrap_servers": "127.0.0.1:1"})
+            while not (failed := [node for node in manager.unreachable_nodes() if manager.cluster.is_bootstrap(node)]):
+                await net.sleep(0.01)
+            return float(manager.connection_delay(failed[0]))
+
+        assert 0 < net.run(move) <= BESIDE_S
         manager.close()
         net.drain()
 

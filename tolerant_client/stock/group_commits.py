@@ -1,0 +1,121 @@
+"""What a member knows of its group's commits, where a move to another cluster (moved_member.py) may keep it from making its own in time.
+
+Laws:
+- What the group had committed on the former cluster, as far as any living member knows, is not read again, nor passed over, on the next
+  one, as long as that member joins there before others have read on.
+- A group that has members takes commits from members only, but from each of them for any partition.  So what was refused, since others
+  had joined first, is committed by this member as soon as it has joined, whoever is assigned the partition, unless the group is further
+  on.  Everybody's join after a move lasts LATEST_S longer than that takes (moved_member.py), and only then a position is looked for.
+- A member that was first is alone with all partitions, and nobody can tell it who else will come.  So of a partition of which nothing is
+  committed it reads nothing, by `auto_offset_reset`, for OWNERS_S after its own former commits: who had the partition joins meanwhile,
+  and commits what it knows.  If nobody comes, it begins with "latest" where the end was when it got the partition.  Where something is
+  committed, it begins there: that may be what a mirror has synced.
+- What could not even then be committed (a right, a topic that is not there) counts where this member is assigned the partition by its
+  first join: it begins there, if the group is not further on.
+- A partition that a member keeps has its position, also one that was sought.  But if the group is further on than that, and than what
+  this member knows it to have committed, then others have read it while this one was joining: it goes on where they have stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import kafka.errors as Errors
+from kafka.protocol.consumer import OffsetResetStrategy
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from tolerant_client.stock.stock_names import ConsumerCoordinator
+
+log = logging.getLogger(__name__)
+
+OWNERS_S: Final = 15.0
+LAST_COMMIT_MS: Final = 1_000
+_LOOKS_S: Final = 0.1  # between two looks for what former owners commit
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+
+
+class GroupCommits(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is untyped
+    """kafka-python's ConsumerCoordinator, which remembers commits."""
+
+    def __init__(self, client: Any, subscription: Any, **configs: Any) -> None:
+        super().__init__(client, subscription, **configs)
+        self._committed: dict[TopicPartition, OffsetAndMetadata] = {}  # by its group, of what it is assigned
+        self._uncommitted: dict[TopicPartition, OffsetAndMetadata] = {}  # there, but on the former cluster
+        self._found: dict[TopicPartition, OffsetAndMetadata] = {}  # by the group, when this member had joined
+        self._is_meeting = False  # it has joined, and commits before anybody looks for a position
+        self._owners_until = 0.0  # those of partitions of which nothing is committed may come
+        self._looks_at = 0.0  # for commits again, not before
+        self._ends: dict[TopicPartition, int] = {}  # of those partitions, when this member got them
+
+    async def _find_ends(self, partitions: Collection[TopicPartition], timeout_ms: float) -> dict[TopicPartition, int]:
+        """Where the logs of these end now."""
+        raise NotImplementedError
+
+    def _last_commits(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        own = self._subscription.assigned_partitions()
+        return {tp: offset for tp, offset in self._committed.items() if tp in own}
+
+    def _tell_uncommitted(self) -> None:
+        if self._uncommitted:
+            left = ", ".join(f"{tp.topic}-{tp.partition} {at.offset}" for tp, at in self._uncommitted.items())
+            log.warning("Group %s: the offsets before the move could not be committed: %s", self.group_id, left)
+
+    def generation_if_stable(self) -> Any:
+        """The generation of the member, also once it has joined and its join is not over."""
+        return self._generation if self._is_meeting else super().generation_if_stable()
+
+    async def _commit_as_member(self) -> None:
+        """Commits what was refused before, unless the group is further on, and finds what others have committed."""
+        self._is_meeting = True
+        try:
+            self._found = await self.fetch_committed_offsets_async(
+                self._uncommitted.keys() | self._subscription.assigned_partitions(), timeout_ms=LAST_COMMIT_MS
+            )
+            for tp in self._uncommitted.keys() & self._found.keys():
+                if self._found[tp].offset >= self._uncommitted[tp].offset:
+                    del self._uncommitted[tp]
+            await self._commit_offsets_sync_async(self._uncommitted.copy(), timeout_ms=LAST_COMMIT_MS)
+        except Errors.KafkaError as error:
+            log.debug("Group %r: offsets after the join: %s", self.group_id, error)
+            self._tell_uncommitted()
+        finally:
+            self._is_meeting = False
+
+    def _go_on_after_others(self) -> None:
+        """Before the partitions are taken over that it keeps: begins where others have read on while it was joining."""
+        for tp, position in self._subscription.all_consumed_offsets().items():
+            known, at = self._committed.get(tp), self._found.get(tp)
+            if known is not None and at is not None and max(position.offset, known.offset) < at.offset:
+                self._subscription.seek(tp, OffsetAndMetadata(at.offset, "", at.leader_epoch))
+                self._committed[tp] = at
+
+    def begin_at(self, partitions: Collection[TopicPartition], committed: Offsets) -> Offsets:
+        """Where to begin in partitions without a position: what the group has committed, or later what this member had."""
+        later = {
+            tp: offset
+            for tp in partitions
+            if (offset := self._uncommitted.pop(tp, None))
+            and (tp not in committed or committed[tp].offset < offset.offset)
+        }
+        if self._subscription.partitions_auto_assigned():
+            self._committed.update(committed)
+        return {**committed, **later}
+
+    async def waits_for_owners(self, partitions: Collection[TopicPartition]) -> bool:
+        """Whether it is too early to begin in these, of which nothing is committed, by auto_offset_reset."""
+        now = time.monotonic()
+        if not partitions or now >= self._owners_until or not self._subscription.partitions_auto_assigned():
+            self._looks_at, ends, self._ends = 0.0, self._ends, {}
+            for tp in ends.keys() & partitions:
+                self._subscription.seek(tp, ends[tp])
+            return False
+        self._looks_at = now + _LOOKS_S
+        if self._subscription._default_offset_reset_strategy == OffsetResetStrategy.LATEST:
+            with suppress(Errors.KafkaError):
+                self._ends |= await self._find_ends(set(partitions) - self._ends.keys(), _LOOKS_S * 1000)
+        return True
