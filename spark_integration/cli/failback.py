@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from spark_integration.cli.exits import told_if_interrupted
 from spark_integration.cli.link import confirm, end_with, given_link
-from spark_integration.cli.options import BothClusters, DryRun, GivenTopics, Json, Yes
+from spark_integration.cli.options import DryRun, Json, WhichLink, Yes
 from tolerant_client.mirror.life import failback as way_back
 from tolerant_client.mirror.life.failback import FailbackReport
 from tolerant_client.mirror.life.failback_decision import lost_records
@@ -18,8 +17,7 @@ from tolerant_client.ops.printing import Table, echo, echo_each, print_table
 
 
 def failback(
-    which: BothClusters,
-    topics: GivenTopics = None,
+    which: WhichLink,
     discard_diverged: Annotated[
         bool,
         typer.Option(
@@ -37,18 +35,18 @@ def failback(
     at its end and copies only the difference.  If the target has records that were never copied, the command names them
     and changes nothing, unless --discard-diverged gives them up; it deletes only topics that a link copied from there.
     The link's own former copy of heartbeats is always created anew.
+    Without --topics it prepares those that the link had, or else those of the link that it undoes.
     Afterwards start the mirror of the link back like any other.
     Exit codes: 0 ready, 3 something is in the way, nothing was written.
     """
-    given = given_link(replace(which, topics=topics), needs_source=True, needs_topics=True)
-    chosen = given.link_topics
+    given = given_link(which, needs_source=True)
     if discard_diverged:
         confirm("Delete topics of the target with records that were never copied", is_sure=yes or dry_run)
     what = "failing back had begun, it is not finished, and topics that diverged may be deleted on the target: run this again"
     with told_if_interrupted(what, dry_run):
         report = given.run(
             lambda origin, there: way_back.failback(
-                origin, there, given.link, chosen, discards=discard_diverged, is_dry_run=dry_run
+                origin, there, given.link, given.topics, discards=discard_diverged, is_dry_run=dry_run
             )
         )
     start = (

@@ -99,7 +99,6 @@ def given_link(
     *,
     needs_link: bool = True,
     needs_source: bool = False,
-    needs_topics: bool = False,
     is_start: bool = False,
 ) -> GivenLink:
     """The link that the options name; raises OptionError for wrong options before it asks a cluster.
@@ -126,8 +125,6 @@ def given_link(
     )
     if needs_source:
         _ = given.known_source  # raises if there is none
-    if needs_topics:
-        _ = given.link_topics
     if given.link or not needs_link:
         return given
     return replace(given, link=unnamed_link(given.source, given.target, is_start=is_start))

@@ -112,11 +112,8 @@ class WhichLink:
         return any(option is not None for option in named)
 
 
-# The options of commands that ask only the target, and of those that define --topics themselves.
+# The options of commands that ask only the target.
 OnTarget = Annotated[WhichLink, ("target", "link", "config", "flow", "target_properties")]
-BothClusters = Annotated[
-    WhichLink, ("source", "target", "link", "config", "flow", "source_properties", "target_properties")
-]
 
 
 class OffsetsKind(str, enum.Enum):

@@ -96,7 +96,7 @@ async def failback(
     source: Cluster,
     target: Cluster,
     link: str,
-    topics: LinkTopics | str,
+    topics: LinkTopics | str | None = None,
     *,
     discards: bool = False,
     is_dry_run: bool = False,
@@ -105,15 +105,16 @@ async def failback(
 
     With `discards` it deletes diverged topics of the target, to be copied again.  Afterwards the mirror is started like any
     other.  If something blocks it, nothing is written.  Raises OptionError if the link back is live, if it would copy in a
-    circle (the forward link was not promoted), and for translated offsets; KafkaError.
+    circle (the forward link was not promoted), and for translated offsets; KafkaError.  Without `topics` they are those that a control
+    tells.
     """
-    chosen = LinkTopics.of(topics)
+    await source.connect()
+    chosen = await _recorded_topics(source, target, link) if topics is None else LinkTopics.of(topics)
     if chosen.to_target("orders") != "orders":
         raise OptionError(
             f"Link {link} renames topics (orders to {chosen.to_target('orders')}): it would copy back to other topics."
             " Failing back needs the same names on both clusters (IdentityReplicationPolicy)"
         )
-    await source.connect()
     await target.require_record_batches()
     await refuse_one_cluster(source, target)
     view = await see_topics(source, target, chosen)
@@ -135,6 +136,20 @@ async def failback(
             await delete_topics(target, found.deleted)
         await update_control(target, link, lambda now: begun(now, cluster_id, chosen, found.adopted))
     return FailbackReport(link, False, True, compared.logs, found.deleted, warnings=found.warnings)
+
+
+async def _recorded_topics(source: Cluster, target: Cluster, link: str) -> LinkTopics:
+    """The topics that the link had before, or else those of the only forward link; raises OptionError if no control tells them."""
+    if (had := (await read_control(target, link)).topics) is not None:
+        return LinkTopics.from_json(had)
+    forward = await _forward_links(source, target)
+    told = {name: control.topics for name, control in forward.items() if control.topics is not None}
+    if (first := next(iter(told.values()), None)) is not None and all(topics == first for topics in told.values()):
+        return LinkTopics.from_json(first)
+    others = f", and links {', '.join(sorted(told))} have copied other topics each" if told else ""
+    raise OptionError(
+        f"Give --topics, a regular expression over whole topic names: link {link} has recorded none on this target{others}"
+    )
 
 
 async def _former(source: Cluster, target: Cluster, link: str) -> LinkControl:

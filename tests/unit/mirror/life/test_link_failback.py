@@ -486,3 +486,27 @@ def test_what_the_target_took_into_partitions_that_the_source_never_got_is_told_
     (text,) = blockers([replace(found[0], lost_records=6)], discards=False)
     assert "6 committed records in all: orders-2 from offset 3 to 9. Read what you need" in text
     assert drive(unshared_logs(target, target, ["orders"])) == []  # type: ignore[arg-type]
+
+
+def test_topics_that_nobody_names_are_those_of_a_control_and_never_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders, users = LinkTopics.of("orders").to_json(), LinkTopics.of("users").to_json()
+    controls = {"back": LinkControl()}
+    forward = {"there": LinkControl(topics=orders), "unknown": LinkControl()}
+
+    async def read_control(_: Any, link: str) -> LinkControl:
+        return controls[link]
+
+    async def forward_links(*_: Any) -> dict[str, LinkControl]:
+        return forward
+
+    monkeypatch.setattr(failback, "read_control", read_control)
+    monkeypatch.setattr(failback, "_forward_links", forward_links)
+    both: Any = (None, None)
+    assert drive(failback._recorded_topics(*both, "back")).to_json() == orders
+    forward["other"] = LinkControl(topics=users)
+    with pytest.raises(
+        OptionError, match=r"Give --topics.*link back has recorded none.*links other, there have copied"
+    ):
+        failback._recorded_topics(*both, "back").send(None)
+    controls["back"] = LinkControl(topics=users)
+    assert drive(failback._recorded_topics(*both, "back")).to_json() == users

@@ -471,7 +471,6 @@ HERE = ("mirror", *BOTH, "--tasks", "0")
         (("plan", *BOTH[2:]), "Give --source, too"),
         (("promote", *BOTH[2:]), "Give --source, too"),
         (("promote", *BOTH, "--groups", "("), "is not a regular expression"),
-        (("failback", *BOTH), "Give --topics"),
         (("verify", *BOTH[2:]), "Give --source, too"),
         (("verify", *BOTH, "--resume", "FILE"), "--resume"),
         (("pause", *BOTH[2:], "--partition", "0"), "--partition goes with exactly one --topic"),
