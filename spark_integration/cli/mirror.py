@@ -246,7 +246,7 @@ def _report(
         seconds=seconds,
         # Spark kills the last micro-batch's tasks before they report.
         is_least=not settings.once and settings.tasks > 0,
-        count_filler=settings.is_identical,
+        counts_offsets=settings.is_identical,
         losses=watch.losses,
         paused=standing.paused,
         blocked=standing.blocked,

@@ -28,8 +28,8 @@ def unsettled_warnings(partitions: Collection[TopicPartition]) -> list[str]:
 class MirrorReport:
     """What a mirror has copied, and what needs an operator's attention.
 
-    `offsets` include those of markers and fillers, and of other writers.  With `is_least` more `records` may have been copied; they
-    `count_filler` within the batches of records where the copy has the same offsets: only who decodes a batch knows how many that are.
+    `offsets` include those of markers and fillers, and of other writers.  With `is_least` more may have been copied.  A copy
+    with the same offsets `counts_offsets`, as `plan` and `verify` do: only who decodes its batches knows how many records they have.
     Of a copy up to the ends at its start, `waiting` are partitions that could not be copied to them, with the reason, `behind`
     others that did not reach them, `held` what open transactions hold back, and `ended` partitions whose open transactions
     have ended since, `kept` partitions whose target's log goes on after the end of their source's, and why they wait.  `unsettled` are partitions that the mirror's processes had not released when it ended.
@@ -40,7 +40,7 @@ class MirrorReport:
     offsets: int
     seconds: float
     is_least: bool = False
-    count_filler: bool = False
+    counts_offsets: bool = False
     losses: Sequence[LedgerRow] = ()
     paused: Mapping[TopicPartition, str] = field(default_factory=dict)
     blocked: Mapping[TopicPartition, str] = field(default_factory=dict)
@@ -80,9 +80,9 @@ class MirrorReport:
         ]
 
     def __str__(self) -> str:
-        copied = f"{counted(self.records, 'offset' if self.count_filler else 'record')} of {counted(len(self.topics), 'topic')} copied"
+        what = counted(self.offsets, "offset") if self.counts_offsets else counted(self.records, "record")
         least = "at least " if self.is_least else ""
-        return f"{least}{copied} in {self.seconds:.1f} s; the target has gained {counted(self.offsets, 'offset')}"
+        return f"{least}{what} of {counted(len(self.topics), 'topic')} copied in {self.seconds:.1f} s"
 
     def to_json(self) -> dict[str, Any]:
         return {

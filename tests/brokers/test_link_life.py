@@ -761,11 +761,12 @@ def test_groups_that_a_failover_left_behind_are_named_by_a_promotion_and_stay(
     read(target, topic, f"{link}-ahead", 60)
     words = ("promote", "--source", source, "--target", target, "--link", link, "--groups")
     code, found = invoke(*words, f"{link}-.*")
-    groups, at = found["groups"], "its offset on the target is"
+    groups, at = found["groups"], "of the target, where its offset is 40: it was not moved"
+    by = "by its position on the source it belongs at offset"
     assert (code, groups["moved"]) == (3, [])
     assert [(left["name"], left["why"]) for left in groups["left"] if left["reason"] == "over"] == [
-        (f"group {link}-beyond, {topic}-0", f"{at} 40, and by the source 100: it was not moved"),
-        (f"group {link}-stays, {topic}-0", f"{at} 40, and by the source 70: it was not moved"),
+        (f"group {link}-beyond, {topic}-0", f"{by} 100 {at}"),
+        (f"group {link}-stays, {topic}-0", f"{by} 70 {at}"),
     ]
     assert [place["group"] for place in groups["behind"]] == [f"{link}-beyond"]
     assert any("link was promoted before" in text and "--reset-offsets" in text for text in found["warnings"])
@@ -1268,6 +1269,11 @@ def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(sou
     append_records(source, topic, 7, first=100)  # nobody copies them
     fail_over(target, link)
     append_records(target, topic, 20, first=1_000)
+    with pytest.raises(
+        TargetDivergedError,
+        match=r"is the original: link lost, .* failback --source \S+ --target \S+ --link lost-back:",
+    ):
+        prepare(target, source, topic, "lost-back")
     report = run(target, source, failback, "lost-back", topic)
     (found,) = report.partitions
     assert report.exit_code == 3 and not report.is_done

@@ -7,14 +7,16 @@ from and which topics it takes.  So a link finds the links that write to its *so
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+
+from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import OptionError, TargetDivergedError
 from tolerant_client.mirror.engine.preflight import MAY_NOT, how_to_forget, look_for_others
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import read_control, read_controls
-from tolerant_client.mirror.state.link_control import LinkControl, listed, plain_options, unfinished
+from tolerant_client.mirror.state.link_control import LinkControl, link_options, listed, plain_options, unfinished
 from tolerant_client.mirror.state.link_topics import hindrance
 from tolerant_client.mirror.state.map_topic import was_never_started
 
@@ -112,6 +114,23 @@ async def links_back(source: Cluster, target: Cluster) -> list[tuple[str, LinkCo
     except MAY_NOT:
         return []
     return [] if there is None else _from_cluster(controls, there)
+
+
+def is_original(
+    source: Cluster, target: Cluster, link: str, partition: TopicPartition, back: Iterable[tuple[str, LinkControl]]
+) -> TargetDivergedError | None:
+    """The error for a target log that differs, and that one of the promoted links `back` (links_back) has copied to our source."""
+    name = source.wire_topic(partition.topic)
+    known = [other for other, c in back if c.is_promotion_begun and c.source_cluster_id is not None and c.writes(name)]
+    if not known:
+        return None
+    return TargetDivergedError(
+        f"The target log {partition.topic}-{partition.partition} is the original: link {known[0]}, which was promoted, has copied it from this"
+        f" target to this source. It has something that the source does not have, or has otherwise, so link {link} cannot resume it"
+    ).advising(
+        f"run tolerant-kafka failback {link_options(link, target, source)}: it compares both logs, names what only the target has, and"
+        " prepares this link to copy back what the target lacks"
+    )
 
 
 def _from_cluster(controls: Controls, cluster_id: str) -> list[tuple[str, LinkControl]]:

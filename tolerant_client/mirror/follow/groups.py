@@ -87,7 +87,10 @@ def decide_moves(
         elif states[group] not in EMPTY_STATES:
             in_use[group] = in_use.get(group, 0) + 1
         elif at is not None and at.offset > position.offset and not may_rewind:
-            why = f"its offset on the target is {at.offset}, and by the source {position.offset}: it is not moved back"
+            why = (
+                f"its offset on the target is {at.offset}, after {position.offset}, where it belongs by its position on the source: it is"
+                " not moved back"
+            )
             left.append(Left(place_name(group, partition), "ahead", why))
         else:
             moves.append(GroupMove(position, -1 if at is None else at.offset))

@@ -71,7 +71,7 @@ async def promoted_before(
     failover did not find.
     """
     ends, is_translated = control.copied_until, await has_map(target, link, control)
-    warnings = [f"link {link} was promoted before; nothing was done"]
+    warnings = [f"link {link} was promoted before; no topic and no group was changed"]
     lost = await lost_map(target, link, control)
     mapped = await mapped_topics(target, link, control) if is_translated and lost is None else NO_MAP
     if not ends and is_translated and lost is None:  # version 0.1 promoted it, and its map still says it

@@ -82,8 +82,8 @@ def within_copies(
 
 
 def _not_moved(move: GroupMove) -> Left:
-    at = "it has no offset on the target" if move.before < 0 else f"its offset on the target is {move.before}"
-    why = f"{at}, and by the source {move.position.offset}: it was not moved"
+    at = "it has none" if move.before < 0 else f"its offset is {move.before}"
+    why = f"by its position on the source it belongs at offset {move.position.offset} of the target, where {at}: it was not moved"
     return Left(place_name(move.position.group, move.position.partition), "over", why)
 
 

@@ -198,9 +198,9 @@ def failover_warnings(partitions: Iterable[PromotedPartition], options: str) -> 
     times = [p.last_copied_ms for p in partitions if p.last_copied_ms is not None]
     newest = f"; the newest record that was copied is of {_text_of(max(times))}" if times else ""
     return (
-        f"what the source had after the offsets above is unknown{newest}; when the source is back, tolerant-kafka status"
-        f" {options} says how much of it was not copied; tolerant-kafka promote, run again with these options, also writes down where that"
-        " is no record, before the source deletes it",
+        f"what the source had after the offsets above is unknown{newest}. When the source is back, tolerant-kafka status"
+        f" {options} says how much of it was not copied. Run tolerant-kafka promote {options} then, too: it writes down at which of these"
+        " offsets the source has no record (markers, aborted records), so that they do not count as left behind once it has deleted them",
         "transactions that were open on the source when it was lost are not on the target: none of their records was copied",
     )
 

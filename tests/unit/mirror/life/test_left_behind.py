@@ -145,7 +145,9 @@ def test_how_far_an_older_version_had_copied_with_translated_offsets_is_what_the
         monkeypatch.setattr(left_behind, function.__name__, function)
     of_01 = replace(PROMOTED, copied_until={})
     report = again(None, of_01)
-    assert report.copies_end == ends and report.warnings == ("link dr was promoted before; nothing was done",)
+    assert report.copies_end == ends and report.warnings == (
+        "link dr was promoted before; no topic and no group was changed",
+    )
     unread[TopicPartition("tolerant-mirror-offsets-dr", 3)] = "it has no leader"
     assert again(None, of_01).warnings[1].startswith("tolerant-mirror-offsets-dr-3 cannot be read")
     unread.clear()
@@ -213,7 +215,7 @@ def test_a_promotion_that_is_repeated_says_again_what_was_left_behind() -> None:
     assert (
         report.is_done
         and report.exit_code == 3
-        and report.warnings == ("link dr was promoted before; nothing was done",)
+        and report.warnings == ("link dr was promoted before; no topic and no group was changed",)
     )
     report = again(None)  # failover asks no source
     assert [(p.copied_until, p.lag) for p in report.partitions] == [(20, None), (100, None)] and report.exit_code == 0
@@ -296,8 +298,8 @@ def test_of_the_groups_that_an_earlier_promotion_or_failover_did_not_move_none_i
     assert report.groups is not None and report.exit_code == 3 and promotion_groups.STAY in report.warnings
     assert (report.groups.moved, report.groups.unchanged) == ((), 1)
     assert [str(left) for left in report.groups.left] == [
-        "group b, orders-0: its offset on the target is 10, and by the source 40: it was not moved",
-        "group c, clicks-0: it has no offset on the target, and by the source 20: it was not moved",
+        "group b, orders-0: by its position on the source it belongs at offset 40 of the target, where its offset is 10: it was not moved",
+        "group c, clicks-0: by its position on the source it belongs at offset 20 of the target, where it has none: it was not moved",
     ]
     assert [p.group for p in report.groups.behind] == ["c"]
     del found[1:]

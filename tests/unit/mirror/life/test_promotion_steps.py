@@ -355,7 +355,7 @@ def test_a_promotion_that_waits_sees_that_another_command_promotes_the_link(
     monkeypatch.setattr(promotion_steps, "_FINISHES_S", 60.0)
     report = world.promote(deadline_s=60.0, groups=None)
     assert report.is_done and report.exit_code == 0 and not report.blockers
-    assert report.warnings[0] == "link dr was promoted before; nothing was done"
+    assert report.warnings[0] == "link dr was promoted before; no topic and no group was changed"
     assert world.done == []
 
 
@@ -405,7 +405,9 @@ def test_of_two_commands_that_promote_a_link_at_the_same_time_one_fences(
         monkeypatch.setattr(promotion_steps, "init_producer_id", use_id)
         if is_fenced:
             report = action(world)
-            assert report.is_done and "link dr was promoted before; nothing was done" in report.warnings
+            assert (
+                report.is_done and "link dr was promoted before; no topic and no group was changed" in report.warnings
+            )
             assert (STAY in report.warnings) is (report.action == "promote"), "no group was moved"
         else:
             with pytest.raises(LinkPromotedError, match="is being promoted"):

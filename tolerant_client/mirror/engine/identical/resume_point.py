@@ -44,6 +44,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.losses import Loss
+from tolerant_client.mirror.engine.circles import is_original, links_back
 from tolerant_client.mirror.engine.copied_by_mm2 import take_over_first
 from tolerant_client.mirror.engine.identical.difference import (
     Case,
@@ -138,9 +139,12 @@ async def read_append_states(
         rows = await ledger.rows(refresh=True) if ledger is not None else {}
         strange = [one.partition for one in differing if not one.is_begun]
         of_mm2 = await take_over_first(source, target, link, mm2 or KnownPositions(target), strange) if strange else {}
+        back = await links_back(source, target) if strange else []
         for one in differing:
             case = one._replace(mm2=of_mm2.get(one.partition, ""))
             what = await explain(source, target, case, rows.get(one.partition, ()))
+            if isinstance(what, TargetDivergedError) and one.partition in strange:
+                what = is_original(source, target, link, one.partition, back) or what
             if what is not None:
                 found[one.partition] = what
     untold = {p: what for p, what in read.opened.items() if not isinstance(found.get(p), (Loss, TolerantClientError))}
