@@ -77,10 +77,10 @@ def positive(own: Mapping[str, str], name: str) -> int | None:
     return number
 
 
-def whole_number(text: str, name: str) -> int:
+def whole_number(text: str, name: str, what: str = "a whole number") -> int:
     """A whole number from 0 to the largest of Java's Long."""
     if not re.fullmatch(r"\+?[0-9]{1,19}", text.strip()) or int(text) > _INT64_MAX:
-        raise OptionError(f"{name} is {text!r}; it must be a whole number from 0 to {_INT64_MAX}")
+        raise OptionError(f"{name} is {text!r}; it must be {what} from 0 to {_INT64_MAX}")
     return int(text)
 
 

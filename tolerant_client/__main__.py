@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import importlib.util
 import io
 import os
 import runpy
@@ -39,12 +40,22 @@ def main(arguments: list[str]) -> None:
         atexit.register(_print_counters)
     sys.excepthook = _without_our_frames(sys.excepthook)
     sys.argv = [options.program, *options.arguments]
-    if options.is_module:
+    if options.is_module and not _is_there(options.program):
+        parser.error(f"no module named {options.program!r}")
+    elif options.is_module:
         runpy.run_module(options.program, run_name="__main__", alter_sys=True)
     elif not os.path.isfile(options.program):
         parser.error(f"can't open file {options.program!r}: no such file")
     else:
         _run_script(options.program)
+
+
+def _is_there(module: str) -> bool:
+    """Whether there is such a module; what else its packages fail to import, runpy tells."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError as error:
+        return error.name is None or not f"{module}.".startswith(f"{error.name}.")
 
 
 def _run_script(path: str) -> None:

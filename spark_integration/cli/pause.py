@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -125,14 +126,17 @@ def _require_there(given: GivenLink, topics: list[str], partitions: list[int]) -
     if not topics:
         return
 
-    async def ask(target: Cluster) -> dict[str, list[int]]:
+    async def ask(target: Cluster) -> tuple[dict[str, list[int]], list[str]]:
         # Not from the list of all topics: for a topic that we may not see, a request by name is refused, existing or not.
-        return await target.partitions(topics)
+        there = await target.partitions(topics)
+        return there, [] if all(topic in there for topic in topics) else sorted(await target.partitions())
 
-    there = given.run_on_target(ask)
+    there, names = given.run_on_target(ask)
     for topic in topics:
         if topic not in there:
-            raise OptionError(f"The target has no topic {topic}; use the topic's name on the target")
+            near = difflib.get_close_matches(topic, names, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}?" if near else "use the topic's name on the target"
+            raise OptionError(f"The target has no topic {topic}; {hint}")
     for number in partitions:
         if number not in there[topics[0]]:
             raise OptionError(

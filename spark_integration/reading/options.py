@@ -204,7 +204,7 @@ def _end(own: Mapping[str, str]) -> OffsetSpec:
 
 def _by_timestamp(own: Mapping[str, str], one: str, each: str, if_none: str) -> OffsetSpec | None:
     if one in own:
-        return AtTimestamp(whole_number(own[one], one), one, if_none)
+        return AtTimestamp(whole_number(own[one], one, "ms since 1970, a whole number"), one, if_none)
     if each in own:
         times = parse_partition_numbers(own[each], each)
         for partition, time in times.items():
@@ -216,6 +216,13 @@ def _by_timestamp(own: Mapping[str, str], one: str, each: str, if_none: str) -> 
     return None
 
 
+_EXAMPLE = '{"topic":{"0":23,"1":-2}}'
+
+
+def _other_end(refused: int) -> str:
+    return "earliest" if refused == LATEST else "latest"
+
+
 def _by_offset(own: Mapping[str, str], name: str, default: OffsetSpec, refused: int | None = None) -> OffsetSpec:
     if name not in own:
         return default
@@ -223,8 +230,13 @@ def _by_offset(own: Mapping[str, str], name: str, default: OffsetSpec, refused: 
     named = {"earliest": EARLIEST, "latest": LATEST}.get(text.lower())
     if named is not None:
         if named == refused:
-            raise OptionError(f"{name} of a batch read cannot be {text.lower()!r}")
+            raise OptionError(
+                f"{name} of a batch read cannot be {text.lower()!r}: give {_other_end(refused)}, or offsets as JSON"
+            )
         return Everywhere(named)
+    if not text.startswith("{"):
+        words = "earliest, latest" if refused is None else _other_end(refused)
+        raise OptionError(f"{name} is {text!r}: give {words}, or offsets as JSON, such as {_EXAMPLE}")
     offsets = parse_partition_numbers(text, name)
     for partition, offset in offsets.items():
         where = f"{name}: {partition.topic}-{partition.partition}"

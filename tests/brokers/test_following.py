@@ -334,7 +334,7 @@ def test_a_standby_that_does_not_respond_is_followed_once_it_does(
 ) -> None:
     reader = Reader(source, "127.0.0.1:1", "nowhere", None)
     try:
-        assert "Whether link nowhere is promoted is unknown yet: the standby has not responded for 2.0 s" in caplog.text
+        assert "Whether link nowhere is promoted is unknown yet: the standby at" in caplog.text
         assert reader.consumer.config["bootstrap_servers"] == source
     finally:
         reader.consumer.close()
@@ -588,7 +588,10 @@ def test_a_client_that_has_moved_and_is_dropped_is_collected(source: str, target
 @pytest.mark.parametrize(
     ("link", "message"),
     [
-        ("following-typo", "The standby knows no link following-typo"),
+        (
+            "following-typo",
+            r"The standby at \S+ knows no link following-typo; its links are|knows no link following-typo; it has no link: check link",
+        ),
         ("following-translated", "has translated offsets"),
         ("following-renamed", "gives topics other names on the standby"),
     ],

@@ -244,7 +244,7 @@ def test_missing_topic_is_created_as_the_link_says(source: str, target: str) -> 
         planned = origin.run(plan_link, origin, copy, link)
         mirror(source, target, link, "renamed-created")
         made = copy.run(describe_topics, copy, ["A.renamed-created"])["A.renamed-created"]
-    assert any("A.renamed-created is created with 1 replicas" in warning for warning in planned.warnings)
+    assert any("A.renamed-created is created with 1 replica," in warning for warning in planned.warnings)
     assert (made.partitions, made.replication_factor) == (2, 1)
     assert made.config["retention.ms"] == "86400000" and "segment.ms" not in made.config
     assert "flush.ms" in made.config, "a default of the source's brokers"

@@ -21,6 +21,7 @@ from typing import Any
 
 import kafka
 
+from tolerant_client.errors import OptionError
 from tolerant_client.stock import forking, masking
 from tolerant_client.stock.accumulator import TolerantAccumulator
 from tolerant_client.stock.manager import TolerantNetClient
@@ -86,6 +87,8 @@ class Recovering:
         recovery_listener: Listener | None = None,
         **configs: Any,
     ) -> None:
+        if recovery_listener is not None and not callable(recovery_listener):
+            raise OptionError(f"recovery_listener is {recovery_listener!r}: give a function of one argument, the event")
         self.recovery_counters = RecoveryCounters()
         ours = {name: configs.pop(name) for name in _RECOVERING_METADATA if name in configs}
         make_client = functools.partial(

@@ -175,8 +175,10 @@ class ErrorCode(Fault):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not -(1 << 15) <= self.error_code < 1 << 15 or self.error_code == 0:
-            raise ValueError(f"{self.name}: error_code is {self.error_code}: it must be a 16-bit number, and not 0")
+        if not isinstance(self.error_code, int) or not -(1 << 15) <= self.error_code < 1 << 15 or self.error_code == 0:
+            raise ValueError(
+                f"{self.name}: error_code is {self.error_code!r}: it must be a 16-bit number, and not 0, as the errno of an error of kafka.errors"
+            )
 
 
 class Turn:

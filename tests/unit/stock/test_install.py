@@ -258,6 +258,8 @@ def test_exit_code_and_traceback_are_the_programs_own(tmp_path: Path, body: str,
 
 
 def test_a_program_that_does_not_exist_is_an_error_of_usage(tmp_path: Path) -> None:
+    done = run("-m", "no.such.module", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.endswith("no module named 'no.such.module'\n")
     done = run("nowhere.py", cwd=tmp_path)
     assert done.returncode == 2
     assert "nowhere.py" in done.stderr

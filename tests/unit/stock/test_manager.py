@@ -36,7 +36,7 @@ from tolerant_client import KafkaConsumer, KafkaProducer, RecoveryPolicy
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import RawFetch
 from tolerant_client.cluster.produce import RawProduce
-from tolerant_client.errors import ClusterUnreachableError, LoginRefusedError, SslAuthenticationError
+from tolerant_client.errors import ClusterUnreachableError, LoginRefusedError, OptionError, SslAuthenticationError
 from tolerant_client.stock import manager as manager_module
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.tracker.events import Event
@@ -206,6 +206,8 @@ def test_consumer_takes_our_options() -> None:
 
 
 def test_policy_that_means_nothing_is_refused() -> None:
+    with pytest.raises(OptionError, match="recovery_listener is 5: give a function"):
+        KafkaProducer(bootstrap_servers="127.0.0.1:1", recovery_listener=5)
     with pytest.raises(ValueError, match="max_resends"):
         RecoveryPolicy(max_resends=-1)
     with pytest.raises(ValueError, match="probe_max_ms"):

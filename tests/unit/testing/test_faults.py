@@ -58,6 +58,7 @@ def hits(fault: Fault, responses: int, seed: int = 0, api: str = "Fetch") -> lis
         (lambda: Stall(float("nan")), "seconds is nan"),
         (lambda: ErrorCode(0), "not 0"),
         (lambda: ErrorCode(40000), "16-bit"),
+        (lambda: ErrorCode("OFFSET_OUT_OF_RANGE"), "errno of an error"),  # type: ignore[arg-type]
     ],
 )
 def test_impossible_values_are_refused(make: Callable[[], Fault], sentence: str) -> None:

@@ -71,7 +71,7 @@ def blockers(
     found = []
     if opened := [p for p in partitions if p.is_open]:
         found.append(
-            f"transactions are open on the target, {opened[0].topic}-{opened[0].partition} ({len(opened)} partitions): wait"
+            f"transactions are open on the target, {opened[0].topic}-{opened[0].partition} ({counted(len(opened), 'partition')}): wait"
             " until its coordinator has ended them, then run this again"
         )
     if discards:
@@ -90,7 +90,7 @@ def blockers(
         unseen = sum(not p.is_proved for p in diverged)
         doubt = f" (for {unseen} of them nothing shows whether it was)" if unseen else ""
         found.append(
-            f"{len(diverged)} partitions of the target have records that were never copied{doubt}, {lost_records(diverged)} committed"
+            f"{counted(len(diverged), 'partition')} of the target {'has' if len(diverged) == 1 else 'have'} records that were never copied{doubt}, {lost_records(diverged)} committed"
             f" records in all: {first.topic}-{first.partition} from offset {first.shared_until} to {first.target_end}. Read"
             " what you need from there, then give it up with --discard-diverged: these topics are deleted on the target and"
             " copied again"
@@ -98,8 +98,8 @@ def blockers(
     if unproved := [p for p in partitions if not p.is_proved and not p.is_diverged]:
         first = unproved[0]
         found.append(
-            f"{len(unproved)} partitions of the target have no records left at their ends, or none that the source still"
-            f" has, so nothing shows whether their logs were copied to their ends: {first.topic}-{first.partition} ends at"
+            f"in {counted(len(unproved), 'partition')} the target has no records left at the end of its log, or none that the source still"
+            f" has, so nothing shows whether the log was copied to its end: {first.topic}-{first.partition} ends at"
             f" offset {first.target_end}, and the source has records before that. With --discard-diverged these topics are"
             " deleted on the target and copied again; records that the source does not have are lost by that"
         )

@@ -6,14 +6,14 @@ it is the other way round.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import log_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
-from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
+from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS, LogSlice
 from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.mirror.logs.bisection import first_difference_of_logs
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
@@ -99,7 +99,12 @@ async def compare_logs(
         difference = await first_difference_of_logs(target, source, partition, *common, is_committed=True)
         first = common[1] if difference is None else difference
         if difference is None and not await _is_shown(source, target, partition, *common):
-            is_proved = await _was_copied(source, partition, first - 1, copied_by)
+            is_proved = await _was_copied(source, partition, first - 1, copied_by) or (
+                # Without a record of the source before that end (aborted ones and markers alone) the target can lack none of it.
+                first == end
+                and await _is_bare(target, partition, start, end)
+                and await _is_bare(source, partition, source_start, end)
+            )
     elif end == 0 or source_stable <= start:
         first = min(end, source_stable)
     elif start == end:
@@ -137,6 +142,28 @@ async def _was_copied(source: Cluster, partition: TopicPartition, offset: int, c
     return header is not None and not header.is_control and header.producer_id in copied_by
 
 
+async def _read_pieces(cluster: Cluster, partition: TopicPartition, at: int, until: int) -> AsyncIterator[LogSlice]:
+    """What consumers see of a log between two offsets, in pieces; ends where nothing can be read now."""
+    while at < until:
+        piece = (await read_slices(cluster, {partition: (at, min(at + _PIECE, until))}, is_committed=True))[partition]
+        yield piece
+        if piece.until <= at:
+            return
+        at = piece.until
+
+
+async def _is_bare(cluster: Cluster, partition: TopicPartition, start: int, until: int) -> bool:
+    """Whether consumers see no record between two offsets of a log; False if that takes too long to tell, or cannot be read."""
+    at = start
+    if until - start > _COUNTED:
+        return False
+    async for piece in _read_pieces(cluster, partition, start, until):
+        if piece.records:
+            return False
+        at = piece.until
+    return at >= until
+
+
 async def with_losses(target: Cluster, log: SharedLog) -> SharedLog:
     """With the number of committed records that only the target has, and their offsets as far as these are listed."""
     partition = TopicPartition(log.topic, log.partition)
@@ -145,15 +172,12 @@ async def with_losses(target: Cluster, log: SharedLog) -> SharedLog:
     start = max(log.shared_until, (await target.list_offsets({partition: EARLIEST}))[partition])
     at, until = start, min(log.target_end, start + _COUNTED)
     number, runs = 0, list[tuple[int, int]]()
-    while at < until:
-        piece = (await read_slices(target, {partition: (at, min(at + _PIECE, until))}, is_committed=True))[partition]
+    async for piece in _read_pieces(target, partition, start, until):
         for offset in sorted(offset for offset, record in piece.records.items() if not is_filler(record)):
             number += 1
             if runs and runs[-1][1] == offset:
                 runs[-1] = (runs[-1][0], offset + 1)
             elif len(runs) < _LISTED:
                 runs.append((offset, offset + 1))
-        if piece.until <= at:
-            break  # nothing can be read there now
-        at = piece.until
+        at = max(at, piece.until)
     return replace(log, lost_records=number, lost_offsets=tuple(runs), is_counted=at >= log.target_end)

@@ -181,7 +181,7 @@ class Following(clients.Recovering):
             first = watch.start()
             control = _told(first, FIRST_WORD_S)
             if not first.done():
-                log.warning("%s yet: the standby has not responded for %s s", watch.unknown, FIRST_WORD_S)
+                log.warning("%s yet: %s has not responded for %s s", watch.unknown, watch.standby, FIRST_WORD_S)
             if not _is_promoted(control):
                 try:
                     make(**configs)

@@ -38,8 +38,9 @@ from tolerant_client.cluster.event_loop import Future, NetworkSelector
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.standby.copy_watch import CopyWatch
-from tolerant_client.mirror.state.control_topic import ControlWatch, control_topic
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.control_topic import ControlWatch, control_topic, read_controls
+from tolerant_client.mirror.state.link_control import LinkControl, listed
+from tolerant_client.mirror.state.link_topics import some
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.stock.held_batches import HeldBatches
 
@@ -182,6 +183,11 @@ class LinkWatch:
             log.warning("%s: %s", self.unknown, text_of(error))
 
     @property
+    def standby(self) -> str:
+        """The standby with its address, in words."""
+        return f"the standby at {listed(self.cluster.bootstrap_servers)}"
+
+    @property
     def unknown(self) -> str:
         """What to say while the standby tells nothing."""
         return f"Whether link {self.link} is promoted is unknown"
@@ -191,7 +197,14 @@ class LinkWatch:
         await self.cluster.connect(self._patience_ms)
         control = await self._control.refresh()
         if control.is_unwritten:
-            raise OptionError(f"The standby knows no link {self.link}: check link, or start its mirror first")
+            others = sorted(
+                name for name, known in (await read_controls(self.cluster)).links.items() if not known.is_unwritten
+            )
+            has = f"its links are {some(others)}" if others else "it has no link"
+            raise OptionError(
+                f"{self.standby[0].upper()}{self.standby[1:]} knows no link {self.link}; {has}: check link, and that standby is the link's"
+                " target, or start its mirror first"
+            )
         return self.require_followed(control)
 
     def require_followed(self, control: LinkControl) -> LinkControl:

@@ -139,6 +139,10 @@ async def require_map_topic(target: Cluster, link: str, control: LinkControl) ->
     await require_same_map(target, link, control)
     name = map_topic(link)
     found = (await describe_topics(target, [name])).get(name)
+    if found is None and control.is_identical:
+        raise OptionError(
+            f"Link {link} copies with identical offsets: every record has the same offset on both clusters, so nothing needs translating"
+        )
     if found is None:
         raise OptionError(
             f"The target has no topic {name}: link {link!r} has not been mirrored to it with translated offsets;"

@@ -151,7 +151,7 @@ def plan_topics(
             warnings += _creation_warnings(wanted)
             if (creation.replication_factor or 0) > target_brokers:
                 warnings.append(
-                    f"topic {name} is created with {target_brokers} replicas, one on each of the target's brokers, not"
+                    f"topic {name} is created with {counted(target_brokers, 'replica')}, one on each of the target's brokers, not"
                     f" {creation.replication_factor}"
                 )
             continue

@@ -110,6 +110,16 @@ def test_compacted_logs_that_share_no_record_are_proved_by_what_the_link_wrote()
     assert compared(Log(0, 1_100, holes=range(950, 999), producer_id=-1), target).is_proved, "both have the last one"
 
 
+def test_a_log_of_aborted_records_alone_lacks_nothing_if_the_source_has_no_record_before_its_end() -> None:
+    """The fence's marker, or an aborted transaction's, is the last that the copy has: nobody's records follow."""
+    target = Log(0, 3, holes=range(3))
+    for source in (Log(0, 5, holes=range(3), is_control=True), Log(0, 3, holes=range(3), is_control=True)):
+        found = compared(source, target)
+        assert found.is_proved and not found.is_diverged and found.shared_until == 3
+    for source in (Log(0, 5, holes=range(1, 3), is_control=True), Log(0, 5, holes=range(3), is_control=True)):
+        assert not compared(source, Log(0, 3, holes=range(1, 3) if source.holes == range(3) else range(3))).is_proved
+
+
 def test_records_far_before_the_end_show_nothing_of_the_end() -> None:
     found = compared(Log(0, 1_100, producer_id=-1), Log(0, 1_000, holes=range(900, 1_000)))
     assert not found.is_proved

@@ -22,6 +22,7 @@ from tolerant_client.errors import OptionError, OrdersHiddenError
 from tolerant_client.mirror.standby import link_watch
 from tolerant_client.mirror.standby.clients import FIRST_WORD_S, Follower, _told
 from tolerant_client.mirror.standby.link_watch import LinkWatch, NewestControl
+from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.stock.moving import Mover
@@ -278,7 +279,11 @@ def control_of(control: LinkControl) -> LinkControl:
         return control
 
     watch: Any = SimpleNamespace(
-        cluster=SimpleNamespace(connect=connect), _control=SimpleNamespace(refresh=refresh), link="A-B", _patience_ms=0
+        cluster=SimpleNamespace(connect=connect),
+        standby="the standby at b:9092",
+        _control=SimpleNamespace(refresh=refresh),
+        link="A-B",
+        _patience_ms=0,
     )
     watch.require_followed = partial(LinkWatch.require_followed, watch)
     return asyncio.run(LinkWatch.control(watch))
@@ -295,9 +300,15 @@ def test_a_link_that_failback_has_prepared_is_followed_before_it_runs() -> None:
         (LinkControl(map_id="m", topics="{}"), "has translated offsets"),
         (LinkControl(map_id="m", topics="{}", producer_ids=(1,)), "has translated offsets"),
         (LinkControl(is_promotion_begun=True), "has never run with identical offsets"),
-        (LinkControl(), "The standby knows no link"),
+        (LinkControl(), "The standby at b:9092 knows no link A-B; its links are B-C: check link"),
     ],
 )
-def test_a_link_whose_offsets_are_others_or_not_known_is_refused(control: LinkControl, message: str) -> None:
+def test_a_link_whose_offsets_are_others_or_not_known_is_refused(
+    monkeypatch: pytest.MonkeyPatch, control: LinkControl, message: str
+) -> None:
+    async def read_controls(_: object) -> Controls:
+        return Controls({"B-C": LinkControl(topics=LinkTopics().to_json()), "A-B": LinkControl()})
+
+    monkeypatch.setattr(link_watch, "read_controls", read_controls)
     with pytest.raises(OptionError, match=message):
         control_of(control)

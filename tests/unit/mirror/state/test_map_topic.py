@@ -20,7 +20,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import LinkPromotedError, TargetDivergedError, text_of
+from tolerant_client.errors import LinkPromotedError, OptionError, TargetDivergedError, text_of
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.life import lens
 from tolerant_client.mirror.state import map_topic as module
@@ -322,3 +322,11 @@ def test_the_parts_of_maps_without_a_leader_are_those_of_the_maps_that_were_aske
         known_leader=lambda partition: None if partition in away else 1,
     )
     assert module.leaderless_parts(asked) == {TopicPartition(map_topic("eu"), 3)}
+
+
+def test_a_link_with_identical_offsets_needs_no_map_to_translate_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "describe_topics", AsyncMock(return_value={}))
+    target = target_with(monkeypatch, None, False)
+    for control, why in ((LinkControl(producer_ids=(7,)), "identical offsets"), (LinkControl(), "check --link and")):
+        with pytest.raises(OptionError, match=why):
+            asyncio.run(module.require_map_topic(target, "dr", control))

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.state.plan import TopicSpec, fit_config, in_operations, plan_topics, select_topics
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import CONFIG_PROPERTIES_EXCLUDE, LinkTopics, TopicCreation, TopicFilter
@@ -113,7 +114,7 @@ def test_replication_factor_of_the_link_counts_not_the_sources(
     plan = plan_topics({"orders": wanted}, {}, brokers, TopicCreation(replication_factor=factor))
     assert plan.create[0].replication_factor == created
     assert plan.create[0].config["min.insync.replicas"] == minimum
-    assert [f"with {brokers} replicas" in warning for warning in plan.warnings] == [True] * is_warned
+    assert [f"with {counted(brokers, 'replica')}" in warning for warning in plan.warnings] == [True] * is_warned
 
 
 def test_excluded_properties_stay_the_targets_own_affair() -> None:

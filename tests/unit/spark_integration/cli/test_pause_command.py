@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any, cast
@@ -40,6 +41,16 @@ class Guarded:
 
 def check(target: Guarded, topics: list[str], partitions: list[int]) -> None:
     _require_there(cast(GivenLink, target), topics, partitions)
+
+
+def test_a_misspelled_topic_is_named_with_the_one_that_may_be_meant() -> None:
+    class Open(Guarded):
+        async def partitions(self, topics: Any = None) -> dict[str, list[int]]:
+            return {name: found for name, found in self.visible.items() if topics is None or name in topics}
+
+    for name, hint in (("ordres", "did you mean orders?"), ("x", "use the topic's name on the target")):
+        with pytest.raises(OptionError, match=f"The target has no topic {name}; {re.escape(hint)}"):
+            check(Open(orders=4), [name], [])
 
 
 def test_a_partition_is_paused_with_the_right_to_its_topic_alone() -> None:
@@ -89,7 +100,7 @@ def test_a_pause_below_that_of_the_whole_link_says_so(
 
     def run(_: GivenLink, ask: Any) -> Any:
         if ask.__qualname__.startswith("_require_there"):
-            return {"orders": [0]}
+            return {"orders": [0]}, []
         return (before := controls.pop(0)), paused(before, ["orders"]), []
 
     monkeypatch.setattr(GivenLink, "run_on_target", run)

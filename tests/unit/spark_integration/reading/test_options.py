@@ -98,13 +98,13 @@ def test_a_timestamp_for_all_wins_over_others() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("startingOffsets", "latest", "cannot be 'latest'"),
+        ("startingOffsets", "latest", "cannot be 'latest': give earliest, or offsets as JSON"),
         ("endingOffsets", "earliest", "cannot be 'earliest'"),
         ("startingOffsets", '{"t":{"0":-1}}', "t-0 cannot be -1"),
         ("endingOffsets", '{"t":{"0":-2}}', "t-0 cannot be -2"),
         ("startingOffsets", '{"t":{"0":-3}}', "offset -3"),
-        ("startingOffsets", "yesterday", "is not JSON"),
-        ("startingTimestamp", "-5", "whole number"),
+        ("startingOffsets", "yesterday", "is 'yesterday': give earliest, or offsets as JSON, such as"),
+        ("startingTimestamp", "2026-11-28", "ms since 1970, a whole number"),
         ("startingOffsetsByTimestamp", '{"t":{"0":-5}}', "negative time"),
         ("startingOffsetsByTimestampStrategy", "guess", "error, latest"),
         ("failOnDataLoss", "yes", "true, false"),
