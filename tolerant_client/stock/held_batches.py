@@ -23,9 +23,12 @@ from tolerant_client.errors import NotMirroredError
 
 SOMETHING_ELSE = (
     "the standby has something else at its offset: filler for what the mirror has left out, a part of its batch, records of others, or"
-    " none, since a newer one has superseded it in a compacted topic"
+    " none, since a newer one has superseded it in a compacted topic, or retention has deleted it there"
 )
-_LATE = "the standby was not seen to have it within mirrored_timeout_ms ({:g}): check that the link's mirror runs"
+_LATE = (
+    "the standby was not seen to have it within mirrored_timeout_ms ({:g}): tolerant-kafka status says whether the link's mirror runs, and"
+    " what it waits for (it is paused, or a transaction is open in the partition); this producer's log says what it may not read there"
+)
 
 
 class HeldBatch(NamedTuple):
@@ -89,15 +92,21 @@ class HeldBatches:
             return [held for held in self._held.get(partition, ()) if held.end <= end]
 
     def end(self, ended: Sequence[tuple[HeldBatch, str | None]]) -> None:
-        """Completes batches that the standby has; the others fail with the reason that is given."""
-        with contextlib.suppress(RuntimeError):  # the producer has just been closed
-            self._manager._net.call_soon_with_future(self.settle, ended)
+        """Completes batches that the standby has; the others fail with the reason that is given.
+
+        They are held no longer at once, though the event loop may be late: nobody compares them again.
+        """
+        dropped = [(held, why) for held, why in ended if self.drop(held)]
+        if dropped:
+            with contextlib.suppress(RuntimeError):  # the producer has just been closed
+                self._manager._net.call_soon_with_future(self._complete, dropped)
 
     def settle(self, ended: Sequence[tuple[HeldBatch, str | None]]) -> None:
         """Like `end`, on the event loop."""
-        for held, why in ended:
-            if not self.drop(held):
-                continue
+        self._complete([(held, why) for held, why in ended if self.drop(held)])
+
+    def _complete(self, dropped: Sequence[tuple[HeldBatch, str | None]]) -> None:
+        for held, why in dropped:
             if why is not None:
                 self._fail(held, why)
             elif held.batch.complete(held.base_offset, held.log_append_time_ms):

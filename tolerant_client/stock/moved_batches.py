@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -38,12 +38,14 @@ class Sought(NamedTuple):
 
     They are not below `from_offset`, if that is not -1.  Copies have the timestamps of their records, or, where brokers give times
     (LogAppendTime), none before `appended_since_ms` (ms since the epoch).  With `places`, each batch is at that offset or not there.
+    `size` are the bytes of these batches as they were sent.
     """
 
     batches: Sequence[Sequence[Record]]
     from_offset: int
     appended_since_ms: int | None = None
     places: Sequence[int] = ()
+    size: int = 0
 
 
 # Is told of each partition: the offsets of those sought batches that a cluster has, or why that is not known yet.  None after one
@@ -173,7 +175,12 @@ def sought_at(batches: Sequence[HeldBatch]) -> Sought:
     """What to look for at the offsets that batches have on another cluster; where that gives times, their content alone counts."""
     places = [held.base_offset for held in batches]
     gives_times = any(held.log_append_time_ms >= 0 for held in batches)
-    return Sought([records_of(held.batch) for held in batches], places[0], 0 if gives_times else None, places)
+    sent = [held.batch for held in batches]
+    return Sought([*map(records_of, sent)], places[0], 0 if gives_times else None, places, _size(sent))
+
+
+def _size(batches: Iterable[Any]) -> int:
+    return sum(len(batch.records.buffer()) for batch in batches)
 
 
 def _sought(sender: Any, partition: TopicPartition, batches: Sequence[Any]) -> Sought:
@@ -183,4 +190,5 @@ def _sought(sender: Any, partition: TopicPartition, batches: Sequence[Any]) -> S
         [records_of(batch) for batch in batches],
         -1 if last < 0 else last + 1,
         int((time.time() - age_s) * 1000) if sender.gives_times.get(partition.topic) else None,
+        size=_size(batches),
     )

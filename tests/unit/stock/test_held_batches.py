@@ -59,6 +59,19 @@ def test_what_is_held_is_not_complete_and_holds_up_nothing() -> None:
     assert not holding.held.waiting()
 
 
+def test_what_was_told_is_not_compared_again_while_the_event_loop_is_late() -> None:
+    holding, late = Holding(), list[Any]()
+    manager = holding.producer.client._manager
+    manager._net.call_soon_with_future = lambda call, *args: late.append((call, args))
+    holding.acknowledge(40)
+    holding.held.end([(one, None) for one in holding.held.up_to(PARTITION)])
+    assert not holding.held.up_to(PARTITION) and not holding.first.is_done
+    holding.held.end([])
+    ((call, args),) = late
+    call(*args)
+    assert holding.first.get(0).offset == 41
+
+
 def test_a_record_without_an_offset_cannot_be_followed() -> None:
     holding = Holding()
     holding.acknowledge(-1, Errors.DuplicateSequenceNumberError)

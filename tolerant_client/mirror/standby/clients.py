@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MIRRORED: Final = "mirrored"
+_ACKS: Final = (0, 1, -1, "all")
 MIRRORED_TIMEOUT_MS: Final = 120_000
 FIRST_WORD_S: Final = 2.0
 OWN_ID_MS: Final = 2_000
@@ -360,15 +361,21 @@ class KafkaProducer(Following, clients.KafkaProducer):
     """
 
     @forking.repeatable
-    def __init__(self, *args: Any, mirrored_timeout_ms: float = MIRRORED_TIMEOUT_MS, **configs: Any) -> None:
-        self._mirrored_timeout_ms = mirrored_timeout_ms
-        self._is_mirrored = configs.get("acks") == MIRRORED
+    def __init__(self, *args: Any, mirrored_timeout_ms: float | None = None, **configs: Any) -> None:
+        acks = configs.get("acks", "all")
+        self._mirrored_timeout_ms = MIRRORED_TIMEOUT_MS if mirrored_timeout_ms is None else mirrored_timeout_ms
+        self._is_mirrored = acks == MIRRORED
         if self._is_mirrored:
             if configs.get("link") is None:
                 raise OptionError('acks="mirrored" needs standby and link: give both, or acks="all"')
-            if not (isinstance(mirrored_timeout_ms, int | float) and mirrored_timeout_ms > 0):
+            is_number = isinstance(self._mirrored_timeout_ms, int | float) and mirrored_timeout_ms is not True
+            if not (is_number and self._mirrored_timeout_ms > 0):
                 raise OptionError(f"mirrored_timeout_ms is {mirrored_timeout_ms!r}: give milliseconds above 0")
             configs["acks"] = "all"
+        elif mirrored_timeout_ms is not None:
+            raise OptionError(f'mirrored_timeout_ms belongs to acks="{MIRRORED}": leave it out, or give both')
+        elif acks not in _ACKS or isinstance(acks, bool):
+            raise OptionError(f'acks is {acks!r}: give 0, 1 or "all", or "{MIRRORED}" with standby and link')
         super().__init__(*args, **configs)
 
     def _prepare(self, watch: LinkWatch, follower: Follower) -> None:

@@ -26,6 +26,8 @@ from tolerant_client.records.record_sets import iter_record_sets
 from tolerant_client.stock.moved_batches import Sought, Tell
 
 CLOCKS_MS: Final = 60_000
+LEAST_BYTES: Final = 64 << 10  # of a fetch: others' records may lie between
+MOST_BYTES: Final = 4 << 20
 _PATIENCE_MS = 5_000
 _AT_ONCE = 20  # partitions
 
@@ -52,7 +54,10 @@ class Search(ABC):
         for header, view in iter_record_sets(records, from_offset=from_offset):
             if header.base_offset >= end:
                 return end
-            if header.max_timestamp >= self._least_ms and not header.is_control:
+            is_late = (
+                header.max_timestamp >= self._least_ms or self._least_ms < 0
+            )  # the times of such batches are not compared
+            if is_late and not header.is_control:
                 for record in tail_records(header, view, from_offset):
                     if record.offset < end:
                         self._take(record)
@@ -124,10 +129,10 @@ class SearchAtOffsets(Search):
 
 
 def least_ms(sought: Sought) -> int:
-    """The least timestamp that the copies of these records may have, in ms."""
+    """The least timestamp that the copies of these records may have, in ms; below 0 before 1970."""
     if sought.appended_since_ms is not None:
         return max(0, sought.appended_since_ms - CLOCKS_MS)
-    return max(0, min(record.timestamp for batch in sought.batches for record in batch))
+    return min(record.timestamp for batch in sought.batches for record in batch)
 
 
 async def find_copies(
@@ -173,13 +178,16 @@ async def _find(cluster: Cluster, partition: TopicPartition, sought: Sought, end
         search = SearchInOrder(sought)
     offset = sought.from_offset
     if offset < 0:
-        told = (await cluster.list_offsets({partition: least_ms(sought)}))[partition]
+        since = least_ms(sought)
+        told = (await cluster.list_offsets({partition: EARLIEST if since < 0 else since}))[
+            partition
+        ]  # below 0 are names
         offset = end if told < 0 else told  # -1: nothing is as young as that
     while offset < end and not search.is_over:
         read_from = offset
 
         async def read(read_from: int = read_from) -> int:
-            part = await fetch_alone(cluster, partition, read_from)
+            part = await fetch_alone(cluster, partition, read_from, min(MOST_BYTES, max(LEAST_BYTES, sought.size)))
             if (until := search.read(part.records, read_from, end)) > read_from:
                 return until
             raise Errors.OffsetNotAvailableError(f"{partition.topic}-{partition.partition}: not all is replicated")

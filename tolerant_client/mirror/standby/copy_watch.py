@@ -121,6 +121,6 @@ class CopyWatch:
 
     def _tell(self, why: object) -> None:
         reason = text_of(why) if isinstance(why, Exception) else str(why)
-        if reason not in self._told:
+        if reason not in self._told and not self._cluster.manager.closed:
             self._told.add(reason)
             log.warning("What the standby has is not known yet: %s", reason)

@@ -83,7 +83,16 @@ def test_the_time_from_which_on_a_log_is_read() -> None:
     batches = [records(A, at=NOW - 90_000), records(B)]
     assert least_ms(Sought(batches, -1)) == NOW - 90_000
     assert least_ms(Sought([records(A)], -1, NOW)) == NOW - CLOCKS_MS
-    assert least_ms(Sought([records(A, at=-1)], -1)) == 0
+    assert least_ms(Sought([records(A, at=-1)], -1)) == -1
+
+
+@pytest.mark.parametrize("at", [-86_400_000, -1, 0])
+def test_records_from_before_1970_are_found(at: int) -> None:
+    log = encode_batch(records(A, at=at), base_offset=5)
+    assert found([log], records(A, at=at)) == [5]
+    search = SearchAtOffsets(Sought([records(A, at=at)], 5, places=[5]))
+    search.read(memoryview(log), 5, 100)
+    assert search.found == [5]
 
 
 def test_with_places_each_batch_is_at_its_own_offset_or_not_there() -> None:

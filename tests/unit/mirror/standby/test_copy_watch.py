@@ -51,7 +51,7 @@ class Standby:
         async def refresh() -> Any:
             return control
 
-        cluster: Any = SimpleNamespace(net=None, refresh=refresh)
+        cluster: Any = SimpleNamespace(net=None, refresh=refresh, manager=SimpleNamespace(closed=False))
         self._watch = CopyWatch(cluster, SimpleNamespace(refresh=refresh), self._check)  # type: ignore[arg-type]
 
     def _check(self, control: LinkControl) -> None:

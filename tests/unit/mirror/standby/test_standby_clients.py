@@ -12,7 +12,7 @@ import pytest
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.standby import clients
-from tolerant_client.mirror.standby.clients import KafkaAdminClient, KafkaConsumer, connection_to
+from tolerant_client.mirror.standby.clients import KafkaAdminClient, KafkaConsumer, KafkaProducer, connection_to
 
 
 def test_no_password_goes_to_a_cluster_for_which_it_was_not_given() -> None:
@@ -139,3 +139,23 @@ def test_a_standby_that_is_silent_is_waited_for_once_and_told(
             )
     assert 0.4 <= time.monotonic() - began < 3
     assert "Whether link A-B is promoted is unknown yet: the standby at" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"acks": "Mirrored"}, "acks is 'Mirrored': give 0, 1"),
+        ({"acks": "1"}, "acks is '1': give 0, 1"),
+        ({"acks": None}, "acks is None: give 0, 1"),
+        ({"acks": True}, "acks is True: give 0, 1"),
+        ({"mirrored_timeout_ms": 5}, 'mirrored_timeout_ms belongs to acks="mirrored"'),
+        (
+            {"acks": "mirrored", "standby": {}, "link": "A-B", "mirrored_timeout_ms": True},
+            "mirrored_timeout_ms is True",
+        ),
+        ({"acks": "mirrored"}, "needs standby and link"),
+    ],
+)
+def test_acks_that_no_broker_knows_are_refused_before_anything_is_sent(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        KafkaProducer(bootstrap_servers="127.0.0.1:1", **options)
