@@ -1351,11 +1351,18 @@ def test_aborted_transactions_are_no_difference_on_the_way_back_of_the_way_back(
             producer.send(topic, b"%d-%d" % (number, record), partition=0)
         producer.flush()  # else an abort sends nothing
         producer.commit_transaction() if ends_well else producer.abort_transaction()
-    producer.close()
     mirror(source, target, topic, "life-aborted")
     assert compare(source, target, topic).identical
     log = run(source, target, compare_logs, place)
     assert (log.is_proved, log.is_diverged) == (True, False) and log.shared_until == log.source_end
+    create_topic(source, bare := "life-aborted-alone", 1)
+    producer.begin_transaction()
+    producer.send(bare, b"aborted", partition=0).get(30)
+    producer.abort_transaction()
+    producer.close()
+    mirror(source, target, bare, bare)
+    log = run(target, source, compare_logs, TopicPartition(bare, 0))
+    assert (log.is_proved, log.is_diverged, log.shared_until) == (True, False, 2), "neither has a record"
     # What the target's application had committed there would be lost.
     append_records(target, topic, 3, first=1_000)
     log = run(source, target, compare_logs, place)

@@ -214,7 +214,7 @@ class TokenLogin:
             fields = json.loads(response)
             token, told = fields["access_token"], fields.get("expires_in")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise OptionError(f"{self._named()} answered without an access_token in JSON") from None
+            raise OptionError(f"{self._named()} responded without an access_token in JSON") from None
         return self._checked(token), _life_s(token, told)
 
     def _checked(self, token: Any) -> str:

@@ -270,7 +270,7 @@ class Reader(Generic[C]):
         for copy in [c for p in fetcher.session.positions if (c := self._partitions.get(p)) is not None]:
             copy.stop(
                 RecoveryExhaustedError(
-                    f"{copy}: node {fetcher.node_id} of the source answered no fetch for {patience_s:.0f} s at offset"
+                    f"{copy}: node {fetcher.node_id} of the source responded to no fetch for {patience_s:.0f} s at offset"
                     f" {copy.acked}; check that broker",
                     (f"{type(error).__name__}: {error}",),
                 )

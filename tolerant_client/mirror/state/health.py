@@ -40,7 +40,7 @@ WAITS_AFTER_S = 10.0
 _Named = TypeVar("_Named", TopicPartition, str)
 _SHOWN = 5  # reasons of one kind that are shown
 DELETED_ON_TARGET = (
-    "not on the target any more, though the link had begun to copy it: a mirror that looks for new topics"
+    "not on the target any more, though the link had begun to copy it: a mirror that checks for new topics"
     " (refresh.topics.enabled) creates it again within a minute and fills it; else restart the mirror"
 )
 TRANSLATED_COPY_DELETED = (

@@ -282,7 +282,7 @@ def test_a_source_that_tells_no_leaders_ends_nothing_before_the_patience_of_its_
         rig.now = CopyLimits().patience_ms / 1000 + 1
         await rig.until(lambda: not rig.reader.is_reading(FIRST))
         assert isinstance(rig.copies[FIRST].error, RecoveryExhaustedError) and rig.tasks.failure is None
-        assert "node 1 of the source answered no fetch for 120 s at offset -1" in str(rig.copies[FIRST].error)
+        assert "node 1 of the source responded to no fetch for 120 s at offset -1" in str(rig.copies[FIRST].error)
         assert rig.copies[SECOND].error is None, "it is not read from that node"
 
     rig.run(run)

@@ -159,7 +159,7 @@ class PartitionCopy(QueuedPartition):
         """Handles an error code of a fetch or an append, which needs `right`."""
         error = refusal(str(self), doing, self.acked, error_code, right)
         if error is None:
-            self.trouble(f"{doing} answered {Errors.for_code(error_code).__name__}", now)
+            self.trouble(f"the {doing} failed with {Errors.for_code(error_code).__name__}", now)
         else:
             self.has_doubtful_facts = True
             self.doubt(error, now)

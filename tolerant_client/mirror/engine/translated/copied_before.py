@@ -165,7 +165,7 @@ def require_no_copy(
         go_on = (
             f"That link was promoted with it: leave the topic out of link {link}"
             if is_over
-            else f"Mirror it with --link {other} (in a file under that alias), which goes on after it"
+            else f"Mirror it with --link {other} (in a file under that alias), which resumes after it"
         )
         raise TargetDivergedError(
             f"The target log {where} has what link {other} has copied of {topic}, up to its offset {row.position}, as"
@@ -303,7 +303,7 @@ async def require_no_identical_copy(
                 f"The target log {partition.topic}-{partition.partition} has the source's records from offset {both[0]} on at their own"
                 f" offsets: one of the two is a copy with identical offsets, and link {link} would append all of it once more"
             ).advising(
-                "If the target's is the copy, go on with the link that made it and --offsets identical (in a file tolerant.offsets ="
+                "If the target's is the copy, continue with the link that made it and --offsets identical (in a file tolerant.offsets ="
                 " identical), or, if another mirror made it, with tolerant-kafka take-over. Leave the topic out if that link was promoted."
                 " If the source's is the copy, run tolerant-kafka failback. If nobody needs the target's, also not what only it has,"
                 " delete the topic there: it is then copied anew"
