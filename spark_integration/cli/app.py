@@ -79,6 +79,7 @@ def root(
             "--verbose",
             count=True,
             callback=_log,
+            show_default=False,
             help="Log on standard error: -v what happens, -vv each request.",
         ),
     ] = 0,

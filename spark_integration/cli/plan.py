@@ -93,7 +93,7 @@ def _lines(found: LinkPlan) -> Iterator[str]:
     yield from (f"refused: {text}" for text in found.refusals)
     waiting = {TopicPartition(t.topic, number): why for t in found.topics for number, why in t.waiting.items()}
     yield from (f"waits: {names(of)}: {why}" for why, of in by_reason(waiting).items())
-    yield from (f"paused: {why}" for topic in found.topics for _, why in sorted(topic.paused.items()))
+    yield from (f"paused: {t.topic}-{number}: {why}" for t in found.topics for number, why in sorted(t.paused.items()))
     yield from (f"waits: {held}" for held in found.held)
     yield from (f"will be in the ledger as lost: {text}" for text in found.losses)
     yield from (f"warning: {text}" for text in found.warnings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spark_integration.cli.link import end_with, given_link
 from spark_integration.cli.options import Json, WhichLink
+from tolerant_client.errors import ClusterUnreachableError
 from tolerant_client.mirror.life.mirrors import WAITS, at_work
 from tolerant_client.mirror.life.status import LinkStatus
 from tolerant_client.mirror.life.status_of_one import read_known_status
@@ -17,7 +18,14 @@ def status(which: WhichLink, as_json: Json = False) -> None:
 
     While one of the clusters does not respond it shows what the other one tells.
     """
-    given = given_link(which, needs_source=True).known()
+    try:
+        given = given_link(which, needs_source=True).known()
+    except ClusterUnreachableError as error:
+        if error.cluster == "source" and which.link is None and which.config is None:
+            raise error.advising(
+                "With --link, or --config, status shows what the target tells (tolerant-kafka list --target names its links)"
+            ) from None
+        raise
     found = given.run(
         lambda source, target: read_known_status(
             source, target, given.link, given.link_topics, of_file=given.flow is not None

@@ -410,7 +410,7 @@ def require_finished(control: LinkControl, link: str, target: Cluster, source: C
 def paused_text(control: LinkControl, partition: TopicPartition, which: str) -> str:
     """Why a partition that an operator has paused is not copied, and the command that resumes it; the options `which` name the link."""
     resume = control.resume_command([partition], which)
-    return f"{partition.topic}-{partition.partition} is paused by an operator; {resume} resumes it"
+    return f"paused by an operator; {resume} resumes it"
 
 
 def paused(control: LinkControl, topics: Iterable[str], partitions: Iterable[TopicPartition] = ()) -> LinkControl:

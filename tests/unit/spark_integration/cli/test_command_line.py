@@ -25,13 +25,14 @@ pytest.importorskip("pyspark")
 from kafka.structs import TopicPartition
 from typer.testing import CliRunner
 
+from spark_integration.cli import status as status_command
 from spark_integration.cli import take_over, translate
 from spark_integration.cli.app import app
 from spark_integration.cli.exits import LOOK, exit_code
 from spark_integration.cli.link import GivenLink, confirm, time_ms
 from spark_integration.cli.options import WhichLink
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import ClusterUnreachableError, OptionError
 from tolerant_client.mirror.follow import translate as follow
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.translate import GroupCommit, TranslatedOffset
@@ -452,6 +453,16 @@ def test_a_commit_that_committed_nothing_says_so(
         0 if one.is_exact else LOOK
     )
     assert "nothing would be committed" in CliRunner().invoke(app, [*words, "--dry-run"]).stderr or not said
+
+
+def test_status_of_a_link_that_the_dead_source_would_name_says_how_to_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise ClusterUnreachableError("The source at a:1 could not be reached", "source")
+
+    monkeypatch.setattr(status_command, "given_link", unreachable)
+    for words, is_advised in ((BOTH, True), ((*BOTH, "--link", "dr"), False)):
+        done = CliRunner().invoke(app, ["status", *words])
+        assert ("With --link, or --config," in str(done.exception)) is is_advised
 
 
 HERE = ("mirror", *BOTH, "--tasks", "0")

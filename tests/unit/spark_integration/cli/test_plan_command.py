@@ -131,8 +131,9 @@ def test_topics_are_planned_one_by_one_with_what_waits() -> None:
     new, refused, there = list(topic_plans(planned, to_copy, held, "--link dr"))[1:]
     assert (there.waiting, there.to_copy) == ({}, 13), "the mirror, too, calls it paused alone"
     assert there.paused == {
-        1: "there-1 is paused by an operator; tolerant-kafka resume --link dr --topic there --partition 1 resumes it"
+        1: "paused by an operator; tolerant-kafka resume --link dr --topic there --partition 1 resumes it"
     }
+    assert list(_lines(LinkPlan("dr", "identical", (there,)))) == [f"paused: there-1: {there.paused[1]}"]
     assert (new.paused.keys(), refused.paused, refused.partitions) == ({0, 1}, {}, 2)
     assert LinkPlan("dr", "identical", (there,)).exit_code == 3
     assert LinkPlan("dr", "identical", (replace(there, paused={}),)).exit_code == 0
