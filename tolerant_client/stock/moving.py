@@ -158,6 +158,7 @@ class Mover:
         self._client = weakref.ref(client)
         self.net = manager_of(client)._net
         self._settled: Any = None  # what became of a producer's records at the last move
+        self.is_moving = False  # it has begun, and the client is not on its way yet
 
     @property
     def client(self) -> Any:
@@ -196,6 +197,7 @@ class Mover:
 
     def begin(self, to: Destination, find: Find) -> None:
         """Has it move, without waiting; from any thread.  `find` looks for a producer's records among the copies."""
+        self.is_moving = True
         with contextlib.suppress(RuntimeError):  # it has just been closed
             moved = self.net.call_soon_with_future(self.move, to, find)
             moved.add_errback(lambda error: log.error("The client could not move to another cluster", exc_info=error))
@@ -216,6 +218,7 @@ class Mover:
             return
         former, servers = manager.cluster.cluster_id, to.config["bootstrap_servers"]
         moved = manager.move(to.config)
+        self.is_moving = False
         if isinstance(client, kafka.KafkaConsumer):
             move = Move(to, client)
             client._fetcher.moved(move)

@@ -106,6 +106,8 @@ class Follower:
                 log.warning("The client has not reached its own cluster: it begins at the target of link %s", link)
             return
         if copies_from != own:
+            if self._mover.is_moving:
+                raise Errors.KafkaError(f"link {link} copies from where the client is about to move")
             raise OptionError(
                 f"Link {link} copies from cluster {copies_from}, and the client's cluster is {own}: give the link that copies from"
                 " that one, or the bootstrap_servers of the link's source. If the source was made anew: a client that is made after the"
@@ -238,6 +240,7 @@ class Following(clients.Recovering):
                 self._begin_at_standby(make, to, link, control, configs)
                 return back, Follower(Mover(self), to, own)
             make(**configs)
+            self._begin_beside_movers()
         except BaseException:
             back.close()
             raise
@@ -262,9 +265,12 @@ class Following(clients.Recovering):
             to["bootstrap_servers"],
         )
         make(**{**configs, "socks5_proxy": None, **to})
+        self._begin_beside_movers()
+        _compare_ids(link, source_id, configs)
+
+    def _begin_beside_movers(self) -> None:
         if isinstance(self, consumer.KafkaConsumer):
             self._coordinator.begins_at_standby()
-        _compare_ids(link, source_id, configs)
 
     def _stop_following(self) -> None:
         if self._link_watch is not None:

@@ -251,6 +251,13 @@ def test_a_link_of_another_cluster_is_not_followed(copies_from: str | None, own:
         follower_of(own).heard("C-B", LinkControl(source_cluster_id=copies_from))
 
 
+def test_a_link_from_where_the_client_is_about_to_move_is_heard_again_later() -> None:
+    follower = follower_of("of-b")
+    follower._mover.is_moving = True  # type: ignore[attr-defined]
+    with pytest.raises(Errors.KafkaError, match="link B-A copies from where the client is about to move"):
+        follower.heard("B-A", LinkControl(source_cluster_id="of-a"))
+
+
 def test_a_client_that_has_not_reached_its_own_cluster_is_compared_later_and_moves_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
