@@ -367,18 +367,6 @@ def test_a_close_shares_its_timeout_with_a_silent_broker_and_leaves_all_the_same
             assert time.monotonic() < began + 20, "its session is 45 s"
 
 
-def test_what_a_close_ends_has_not_failed(kafka_cluster: KafkaCluster, topic: Callable[..., str]) -> None:
-    told: list[str] = []
-    consumer = KafkaConsumer(
-        topic(),
-        bootstrap_servers=kafka_cluster.bootstrap_servers,
-        recovery_listener=lambda event: told.append(event.kind),
-    )
-    consumer.poll(500)  # the fetch after it waits for records
-    consumer.close()
-    assert set(told) == {"completed"}
-
-
 def test_a_poll_arrow_without_records_is_an_empty_table_and_its_arguments_are_checked(
     kafka_cluster: KafkaCluster, topic: Callable[..., str]
 ) -> None:

@@ -34,7 +34,7 @@ from support.long import LONG
 from support.mirror_link import create_topic
 from support.sink_process import ROWS, TASKS
 from tolerant_client.cluster.admin.groups import CommittedOffset
-from tolerant_client.cluster.admin.transactions import transactional_ids
+from tolerant_client.cluster.admin.transactions import transactional_ids, transactional_producers
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.producer.batch_producer import BatchProducer
 from tolerant_client.cluster.producer.sender import ProducerSettings
@@ -587,9 +587,9 @@ def test_what_was_decided_and_aborted_by_the_brokers_is_written_again_or_named(
     create_topic(servers, topic, PARTITIONS)
     sink_batch(servers, topic, 1, 0, 2, "decided")
     with Cluster({"bootstrap_servers": servers}) as cluster:
-        names = cluster.run(transactional_ids, cluster, f"tolerant-sink-{topic}/", ["Ongoing"])
+        names = cluster.run(transactional_producers, cluster, f"tolerant-sink-{topic}/", ["Ongoing"])
         assert names is not None and len(names) == 2
-        older, younger = sorted(names)  # a process counts them
+        older, younger = sorted(names, key=names.__getitem__)  # a broker gives producer ids in their order
         for name in {"both": [older, younger], "older": [older], "younger": [younger]}[aborted]:
             cluster.run(ProducerTransaction(cluster, name, 60_000).begin)
     told = sink_batches.write(servers, topic, SinkBatch(topic, topic, "3a" * 16, 0), 3)

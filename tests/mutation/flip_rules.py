@@ -909,7 +909,7 @@ FLIPS = (
         "A",
         "requests are left when a connection ends",
         "stock/connection",
-        "self._act(self.in_flight_requests.close(cause, self._unflushed()), time.monotonic(), is_told=error is not None)",
+        "self._act(self.in_flight_requests.close(cause, self._unflushed()), now)",
         "pass",
     ),
     Flip(
@@ -923,7 +923,7 @@ FLIPS = (
         "T8",
         "events are not counted",
         "stock/connection",
-        "self.recovery_counters.add(event, self.node_id)\n                self._tell",
+        "self.recovery_counters.add(event, self.node_id)\n            self._tell",
         "self._tell",
     ),
 )

@@ -296,16 +296,15 @@ class TolerantConnection(SaslOffer):
 
     # -- acting ---------------------------------------------------------------
 
-    def _act(self, events: list[Event], now: float, error: BaseException | None = None, is_told: bool = True) -> None:
+    def _act(self, events: list[Event], now: float, error: BaseException | None = None) -> None:
         """Does what the tracker decided; a retirement, with its error if that is known, comes last."""
         retired: Retired | None = None
         for event in events:
             if type(event) is Completed:
                 self._complete(event)
                 continue
-            if is_told:
-                self.recovery_counters.add(event, self.node_id)
-                self._tell(event)
+            self.recovery_counters.add(event, self.node_id)
+            self._tell(event)
             if isinstance(event, Requeued):
                 entry = event.request
                 entry.context.buffers = with_correlation_id(entry.context.buffers, entry.correlation_id)
@@ -391,7 +390,7 @@ class TolerantConnection(SaslOffer):
             log.exception("recovery_listener failed")
 
     def fail_in_flight_requests(self, error: BaseException | None) -> None:
-        """Settles everything that waits here, once closed; without an error the client did that, and nobody is told of a failure."""
+        """Settles everything that waits here; the base class calls it once closed."""
         if not self.closed:
             raise RuntimeError("Connection must be closed to fail in flight requests")
         cause = error if isinstance(error, BaseException) else Errors.Cancelled()
@@ -400,7 +399,8 @@ class TolerantConnection(SaslOffer):
             future.failure(lost(cause, f"{self._node_name}: {type(request).__name__}"))
         self._unsent.clear()
         self._unsent_bare.clear()
-        self._act(self.in_flight_requests.close(cause, self._unflushed()), time.monotonic(), is_told=error is not None)
+        now = time.monotonic()
+        self._act(self.in_flight_requests.close(cause, self._unflushed()), now)
 
     def _unflushed(self) -> frozenset[int]:
         """The correlation ids of requests of which no byte has left this process."""

@@ -139,13 +139,14 @@ async def failback(
 
 
 async def _recorded_topics(source: Cluster, target: Cluster, link: str) -> LinkTopics:
-    """The topics that the link had before, or else those of the only forward link; raises OptionError if no control tells them."""
+    """The topics that the link had before, or else those of the forward link of that name, or of the only one; raises OptionError if no control tells them."""
     if (had := (await read_control(target, link)).topics) is not None:
         return LinkTopics.from_json(had)
     forward = await _forward_links(source, target)
     told = {name: control.topics for name, control in forward.items() if control.topics is not None}
-    if (first := next(iter(told.values()), None)) is not None and all(topics == first for topics in told.values()):
-        return LinkTopics.from_json(first)
+    ours = [told[link]] if link in told else list(told.values())
+    if ours and all(topics == ours[0] for topics in ours):
+        return LinkTopics.from_json(ours[0])
     others = f", and links {', '.join(sorted(told))} have copied other topics each" if told else ""
     raise OptionError(
         f"Give --topics, a regular expression over whole topic names: link {link} has recorded none on this target{others}"
