@@ -323,9 +323,12 @@ def test_what_was_committed_is_committed_on_a_standby_that_responds_long_after_t
             until(lambda: have_left.broken or all(member.consumer._coordinator.is_moving for member in members))
             time.sleep(6.5)  # a broker that is away for 9 s loses its partitions (broker.session.timeout.ms)
             target_cluster.resume(1)
-            for first in range(150, 200, 10):
-                append_records(target, name, 10, partitions=2, first=first)
-                time.sleep(0.3)
+            with kafka.KafkaProducer(bootstrap_servers=target) as producer:  # it waits until the broker leads again
+                for _ in range(5):
+                    for partition in [0, 1] * 10:
+                        producer.send(name, b"x", partition=partition)
+                    producer.flush()
+                    time.sleep(0.3)
             until(lambda: owned() == before[::-1])
             until(lambda: len(read()) >= 200)
             time.sleep(0.5)
