@@ -139,7 +139,10 @@ async def failback(
 
 
 async def _recorded_topics(source: Cluster, target: Cluster, link: str) -> LinkTopics:
-    """The topics that the link had before, or else those of the forward link of that name, or of the only one; raises OptionError if no control tells them."""
+    """The topics that the link had before, or else those of the forward link of that name, or of all forward links alike.
+
+    Raises OptionError if no control tells them.
+    """
     if (had := (await read_control(target, link)).topics) is not None:
         return LinkTopics.from_json(had)
     forward = await _forward_links(source, target)

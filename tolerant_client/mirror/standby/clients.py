@@ -293,7 +293,7 @@ def _compare_ids(link: str, source_id: str | None, configs: Mapping[str, Any]) -
 
     def compare() -> None:
         try:
-            with Cluster(known, name="client's cluster") as cluster:
+            with Cluster(own_connection(configs), name="client's cluster") as cluster:
                 cluster.run(cluster.connect, OWN_ID_MS)
                 own = cluster.run(cluster.cluster_id)
         except Exception as error:
@@ -308,7 +308,6 @@ def _compare_ids(link: str, source_id: str | None, configs: Mapping[str, Any]) -
                 own,
             )
 
-    known = {name: value for name, value in configs.items() if name in _DEFAULTS}
     threading.Thread(target=compare, name="kafka-own-id", daemon=True).start()
 
 

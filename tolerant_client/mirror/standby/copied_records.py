@@ -54,10 +54,9 @@ class Search(ABC):
         for header, view in iter_record_sets(records, from_offset=from_offset):
             if header.base_offset >= end:
                 return end
-            is_late = (
-                header.max_timestamp >= self._least_ms or self._least_ms < 0
-            )  # the times of such batches are not compared
-            if is_late and not header.is_control:
+            # Whether the times of batches from before 1970 are right depends on who wrote them.
+            may_be_sought = self._least_ms < 0 or header.max_timestamp >= self._least_ms
+            if may_be_sought and not header.is_control:
                 for record in tail_records(header, view, from_offset):
                     if record.offset < end:
                         self._take(record)
@@ -179,9 +178,8 @@ async def _find(cluster: Cluster, partition: TopicPartition, sought: Sought, end
     offset = sought.from_offset
     if offset < 0:
         since = least_ms(sought)
-        told = (await cluster.list_offsets({partition: EARLIEST if since < 0 else since}))[
-            partition
-        ]  # below 0 are names
+        asked = EARLIEST if since < 0 else since  # ListOffsets has other meanings for times below 0
+        told = (await cluster.list_offsets({partition: asked}))[partition]
         offset = end if told < 0 else told  # -1: nothing is as young as that
     while offset < end and not search.is_over:
         read_from = offset
