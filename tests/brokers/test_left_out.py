@@ -51,6 +51,14 @@ def topics(source: str, target: str) -> None:
     create_topic(target, "left_colliding")
 
 
+def copied(reader: RangesStreamReader) -> set[str]:
+    """Runs a job's next micro-batch in this process; returns the topics of which it has copied anything."""
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, None)  # type: ignore[arg-type]
+    rows: list[Any] = [row for task in reader.partitions(start, end) for row in reader.read(task)]
+    return {topic for (found,) in rows for topic, _, _ in found}
+
+
 def test_a_mirror_that_is_started_refuses_before_anything_is_written(source: str, target: str, topics: None) -> None:
     collides = "refuses to create topic left.colliding: .*collide"
     for name, why in (("stamped", "set it to CreateTime"), ("(good|colliding)", collides)):
@@ -81,21 +89,15 @@ def test_a_running_mirror_leaves_out_what_is_refused_or_deleted_and_takes_it_bac
     reader = RangesStreamReader(MirrorJob(settings, folder=str(tmp_path)).options)
     waiting = RunReport(tmp_path).waiting
 
-    def copied() -> set[str]:
-        start = reader.initialOffset()
-        end = reader.latestOffset(start, None)  # type: ignore[arg-type]
-        rows: list[Any] = [row for task in reader.partitions(start, end) for row in reader.read(task)]
-        return {topic for (found,) in rows for topic, _, _ in found}
-
     admins = [kafka.KafkaAdminClient(bootstrap_servers=servers) for servers in (source, target)]
     try:
-        assert copied() == set(names)
+        assert copied(reader) == set(names)
         assert ends(target, "running.b") == [0]  # made
         alter(admins[1], "running.b", "LogAppendTime")
         admins[0].delete_topics(["running.c"])
         while "running.c" in topics_of(source):
             pass
-        assert copied() == {"running.a"}
+        assert copied(reader) == {"running.a"}
         told = waiting.read().blocked
         assert "LogAppendTime" in told[TopicPartition("running.b", 0)]
         assert "the source no longer has this topic" in told[TopicPartition("running.c", 0)]
@@ -103,16 +105,16 @@ def test_a_running_mirror_leaves_out_what_is_refused_or_deleted_and_takes_it_bac
         admins[1].delete_topics(["running.c"])
         while "running.c" in topics_of(target):
             pass
-        assert copied() == {"running.a", "running.b"}
+        assert copied(reader) == {"running.a", "running.b"}
         assert waiting.read().blocked == {}
         reader.stop()
         alter(admins[1], "running.b", "LogAppendTime")
         seldom = MirrorJob(replace(settings, refresh_s=600), folder=str(tmp_path))
         reader = RangesStreamReader(seldom.options)
-        assert [copied(), copied()] == [{"running.a"}] * 2
+        assert [copied(reader), copied(reader)] == [{"running.a"}] * 2
         alter(admins[1], "running.b", "CreateTime")
         monkeypatch.setattr(ranges, "_CHECK_S", 0.0)  # 10 s
-        assert copied() == {"running.a", "running.b"} and waiting.read().blocked == {}
+        assert copied(reader) == {"running.a", "running.b"} and waiting.read().blocked == {}
     finally:
         reader.stop()
         for admin in admins:
@@ -149,17 +151,11 @@ def test_a_translated_copy_that_the_target_has_lost_is_left_out_by_every_mirror_
     reader = RangesStreamReader(MirrorJob(settings, folder=str(tmp_path)).options)
     waiting = RunReport(tmp_path).waiting
 
-    def copied() -> set[str]:
-        start = reader.initialOffset()
-        end = reader.latestOffset(start, None)  # type: ignore[arg-type]
-        rows: list[Any] = [row for task in reader.partitions(start, end) for row in reader.read(task)]
-        return {topic for (found,) in rows for topic, _, _ in found}
-
     why = {TopicPartition(lost, 0): TRANSLATED_COPY_DELETED}
     try:
-        assert copied() == set(names)
+        assert copied(reader) == set(names)
         delete_topic(target, lost)
-        assert copied() == {kept}
+        assert copied(reader) == {kept}
         told = waiting.read()
         assert (told.blocked, told.made_again, ends(target, lost)) == (why, {}, [-1])
     finally:
