@@ -46,18 +46,18 @@ def _last(failures: dict[Any, BaseException], brokers: Iterable[Any]) -> str:
     """What the last of them says, of those that say most, with the address if there are several."""
     if not failures:
         return ""
-    node_id, failure = sorted(failures.items(), key=lambda each: _is_refusal(each[1]))[-1]
+    node_id, failure = sorted(failures.items(), key=lambda each: _says(each[1]))[-1]
     addresses = {broker.node_id: f"{broker.host}:{broker.port}" for broker in brokers}
     said = text_of(failure)
     is_named = len(addresses) == 1 or addresses[node_id] in said
     return f": {said}" if is_named else f": {addresses[node_id]}: {said}"
 
 
-def _is_refusal(failure: BaseException | None) -> bool:
-    """Whether one side has refused the other, in the TLS handshake or at the login."""
-    return isinstance(failure, (Errors.BrokerResponseError, SslAuthenticationError)) and not isinstance(
-        failure, _SILENT
-    )
+def _says(failure: BaseException) -> int:
+    """How much it tells: 0 for silence, 2 if one side has refused the other, in the TLS handshake or at the login."""
+    if isinstance(failure, _SILENT) or isinstance(failure.__cause__, _SILENT):
+        return 0
+    return 2 if isinstance(failure, (Errors.BrokerResponseError, SslAuthenticationError)) else 1
 
 
 class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python is untyped
@@ -158,8 +158,8 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
                 ended = {n: trying.pop(n).exception for n in [n for n, attempt in trying.items() if attempt.is_done]}
                 if None in ended.values():
                     return True
-                # A refusal says more than the silence of a later attempt, which our deadline or a loaded machine ends.
-                failures |= {n: e for n, e in ended.items() if _is_refusal(e) or not _is_refusal(failures.get(n))}
+                # A later attempt may be ended by our deadline or a loaded machine, which tells nothing of the address.
+                failures |= {n: e for n, e in ended.items() if n not in failures or _says(e) >= _says(failures[n])}
                 for node_id, error in ended.items():
                     refusals[node_id] = refusals[node_id] + 1 if isinstance(error, REFUSED) else 0
                 if len(failures) == len(addresses) and not trying:
@@ -187,7 +187,7 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
         finally:
             for node_id in trying:
                 self._forget_address(node_id)
-        silent = {n: e for n, e in failures.items() if isinstance(e, _SILENT) or isinstance(e.__cause__, _SILENT)}
+        silent = {n: e for n, e in failures.items() if not _says(e)}
         broken_off = {n: e for n, e in failures.items() if n not in silent}
         waited_for = len(silent.keys() | (trying.keys() - broken_off.keys()))
         of = f"of {len(addresses)} addresses"

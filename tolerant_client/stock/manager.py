@@ -291,7 +291,7 @@ class TolerantConnectionManager(Bootstrap):
         leaves no time to the next one, and leaves its socket to the garbage collector.
         """
         factory = KafkaNetSocket(self.config["proxy_url"])
-        failure = f"{node.host} has no address"
+        failure: Exception = OSError(f"{node.host} has no address")
         addresses = factory.dns_lookup(node.host, node.port)
         for tried, (family, kind, proto, _, address) in enumerate(addresses):
             now = time.monotonic()
@@ -304,11 +304,12 @@ class TolerantConnectionManager(Bootstrap):
                 return await factory.sock_connect(self._net, sock, address, timeout_at=share_ends)
             except (OSError, Errors.KafkaError) as error:
                 sock.close()
-                failure = text_of(error)
+                failure = error
             except BaseException:  # the task was cancelled
                 sock.close()
                 raise
-        raise Errors.KafkaConnectionError(f"unable to connect to {node.host}:{node.port}: {failure}")
+        told = f"unable to connect to {node.host}:{node.port}: {text_of(failure)}"
+        raise Errors.KafkaConnectionError(told) from failure
 
     def _wrap(self, sock: Any, host: str) -> Any:
         if not self.ssl_enabled:

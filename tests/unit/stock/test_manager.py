@@ -262,6 +262,25 @@ def test_an_address_that_swallows_everything_leaves_time_for_the_next(
         sock.close()
 
 
+def test_an_attempt_that_runs_out_of_time_does_not_replace_what_an_earlier_one_has_told(
+    net: NetworkSelector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def swallow(self: Any, net: Any, sock: Any, address: Any, timeout_at: float | None = None) -> Any:
+        if told:
+            await net.sleep(max(0.0, (timeout_at or 0.0) - time.monotonic()))
+            raise Errors.KafkaTimeoutError("Connection timed out")
+        told.append(address)
+        raise Errors.KafkaConnectionError("104 ECONNRESET")
+
+    told: list[Any] = []
+    monkeypatch.setattr(KafkaNetSocket, "sock_connect", swallow)
+    for why in ("1 of 1 addresses failed: .*ECONNRESET$", "1 of 1 addresses did not respond: .*Connection timed out$"):
+        manager = TolerantConnectionManager(net, bootstrap_servers="127.0.0.1:1", reconnect_backoff_ms=20)
+        with pytest.raises(Errors.KafkaTimeoutError, match=why):
+            manager.bootstrap(timeout_ms=500)
+        manager.close()
+
+
 def silent() -> socket.socket:
     """A listener whose process is frozen: the kernel accepts connections."""
     listener = socket.socket()
