@@ -72,12 +72,19 @@ def test_a_cluster_that_tells_no_ids_has_none_of_any_topic() -> None:
 def test_a_translated_link_waits_for_the_id_of_a_topic_that_is_said_to_be_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    there: list[str] = []
+
     async def facts(target: Any, topics: Iterable[str]) -> dict[str, Any]:
-        return {name: SimpleNamespace(topic_id=NEW, max_message_bytes=1000) for name in topics}
+        return {name: SimpleNamespace(topic_id=NEW, max_message_bytes=1000) for name in topics if name in there}
 
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.shared_reads.topic_facts", facts)
     source: Any = Cluster({"orders": OLD}, unknown=["orders"])
     reads = SharedReads(source, source, ControlWatch(source, "link"), lambda: 0.0)
+    with pytest.raises(
+        Errors.UnknownTopicOrPartitionError, match="the target has no topic orders.* start the mirror again"
+    ):
+        asyncio.run(reads._ask("orders"))
+    there.append("orders")
     with pytest.raises(Errors.UnknownTopicOrPartitionError, match="the source has no topic orders"):
         asyncio.run(reads._ask("orders"))
     assert asyncio.run(reads._ask("orders")).ids == (str(OLD), str(NEW))

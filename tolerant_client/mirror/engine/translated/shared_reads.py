@@ -140,7 +140,8 @@ class SharedReads:
     async def _ask(self, topic: str) -> TopicPair:
         facts = (await topic_facts(self._target, [topic])).get(topic)
         if facts is None:
-            raise Errors.UnknownTopicOrPartitionError(f"the target has no topic {topic}")
+            then = "if it was deleted there, start the mirror again, which creates it or says what else to do"
+            raise Errors.UnknownTopicOrPartitionError(f"the target has no topic {topic}; {then}")
         ids = await present_ids(self._source, [topic])
         if topic not in ids:  # without its id it might be a different topic by now
             raise Errors.UnknownTopicOrPartitionError(f"the source has no topic {topic}")
