@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from support.encoding import encode_batches
-from support.mirror_link import create_topic
+from support.mirror_link import create_topic, delete_topic
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.producer.batch_producer import BatchProducer, Refused
 from tolerant_client.cluster.producer.sender import ProducerSettings
@@ -198,16 +197,6 @@ def test_a_record_that_brokers_would_close_the_connection_for_is_not_sent(
     (found,) = refused
     assert isinstance(found.error, RecordTooLargeError) and "socket.request.max.bytes" in str(found.error)
     assert producer.bytes_in_flight == 0
-
-
-def delete_topic(servers: str, name: str) -> None:
-    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    try:
-        admin.delete_topics([name])
-        while name in admin.list_topics():
-            time.sleep(0.05)
-    finally:
-        admin.close()
 
 
 def test_a_topic_that_is_created_again_between_two_tasks_is_written_on(

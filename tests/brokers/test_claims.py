@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +20,7 @@ from support.claims import holders_of
 from support.log_readers import read_with_confluent
 from support.mirror_link import append_records, both, compare, create_topic, delete_until, ends, prepare_translated_link
 from support.raising_copier import LinkCopier
+from support.settled import until
 from support.tree import SUPPORT
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetClaimedError
@@ -160,7 +160,7 @@ def test_a_copier_that_was_frozen_while_it_had_nothing_to_do_reads_its_place_ane
     options = json.dumps({"hold_ms": 40_000, "lease_ms": 1_000, "run": run})
     process = subprocess.Popen([sys.executable, str(WRITER), *clusters, topic, topic, options])
     try:
-        wait_for(lambda: ends(clusters[1], topic) == [500])
+        until(lambda: ends(clusters[1], topic) == [500])
         time.sleep(2.0)
         process.send_signal(signal.SIGSTOP)
         append_records(clusters[0], topic, 100, first=500)
@@ -179,7 +179,7 @@ def test_a_copier_that_was_frozen_while_it_had_nothing_to_do_reads_its_place_ane
         time.sleep(5.0)
         assert ends(clusters[1], topic) == [600]
         append_records(clusters[0], topic, 50, first=600)
-        wait_for(lambda: ends(clusters[1], topic) == [650])
+        until(lambda: ends(clusters[1], topic) == [650])
     finally:
         process.kill()
         process.wait()
@@ -248,13 +248,6 @@ def test_a_mirror_says_which_partitions_need_a_person_and_which_wait(clusters: t
         since = claim._claims.claimant.waiting[large].since_ms
         claim.tell(report)
         assert claim._claims.claimant.waiting[large].since_ms == since
-
-
-def wait_for(is_done: Callable[[], bool], timeout_s: float = 40.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_done():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 @pytest.mark.long

@@ -29,6 +29,7 @@ from spark_integration.cli.app import app
 from support.guarded_cluster import start_guarded
 from support.mirror_link import append_records, both, create_topic, mirror, prepare_translated_link, topics_of
 from support.raising_copier import LinkCopier
+from support.settled import changing, settle
 from tolerant_client import KafkaProducer
 from tolerant_client.cluster.admin.asking import raise_for
 from tolerant_client.cluster.admin.configs import alter_configs
@@ -306,7 +307,7 @@ def test_a_claims_topic_that_forgets_running_mirrors_is_named_with_the_command_t
 
         def keep(retention_ms: str) -> list[str]:
             cluster.run(alter_configs, cluster, {CLAIMS_TOPIC: {"retention.ms": retention_ms}})
-            time.sleep(1)  # until all brokers know it
+            settle(target)
             return told()
 
         try:
@@ -361,6 +362,7 @@ def test_quotas_of_our_client_id_are_shown_and_others_are_not(source: str) -> No
     names = ("tolerant-client", "somebody-else")
     for name in names:
         limit(name, 5e6)
+    settle(source)
     try:
         checkup = examined(source)
     finally:
@@ -417,13 +419,10 @@ def allow(
 ) -> None:
     pattern = ACLResourcePatternType.PREFIXED if prefixed else ACLResourcePatternType.LITERAL
     resource = ResourcePattern(kind, name, pattern)
-    admin = kafka.KafkaAdminClient(bootstrap_servers=guarded.bootstrap_servers)
-    try:
+    with changing(guarded.bootstrap_servers) as admin:
         admin.create_acls(
             [ACL("User:mirror", "*", operation, ACLPermissionType.ALLOW, resource) for operation in operations]
         )
-    finally:
-        admin.close()
 
 
 def test_missing_rights_come_with_the_command_that_grants_them(source: str, guarded: KafkaCluster) -> None:

@@ -59,7 +59,7 @@ class Reader:
 
         return Listener()
 
-    def reads(self, count: int, seconds: float = 20.0) -> None:
+    def reads(self, count: int, seconds: float = 60.0) -> None:
         """Polls until so many records are read."""
         ends = time.monotonic() + seconds
         while len(self.read) < count and time.monotonic() < ends:
@@ -67,7 +67,7 @@ class Reader:
                 self.read += [(partition.partition, record.offset) for record in records]
         assert len(self.read) == count
 
-    def joins(self, seconds: float = 20.0) -> None:
+    def joins(self, seconds: float = 60.0) -> None:
         """Polls until it is a member on the next cluster; what it reads meanwhile counts."""
         ends = time.monotonic() + seconds
         while self.consumer._coordinator.is_moving or not self.consumer._coordinator.stable():
@@ -82,7 +82,7 @@ class Reader:
     def has_moved(self) -> bool:
         return any(isinstance(event, Moved) for event in self.events)
 
-    def moves(self, seconds: float = 20.0) -> None:
+    def moves(self, seconds: float = 60.0) -> None:
         """Waits for the move, without a call of the application."""
         ends = time.monotonic() + seconds
         while not self.has_moved:
@@ -121,7 +121,7 @@ def copied(source: str, target: str, name: str, count: int = 100) -> None:
 
 def wait_for_threads(before: set[threading.Thread]) -> None:
     """Until there are no others."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while left := set(threading.enumerate()) - before:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
@@ -186,7 +186,7 @@ def test_what_a_member_had_committed_is_committed_before_it_joins(
     reader.reads(175)
     promoted(source, target, name)
     reader.moves()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (found := committed(target, name, name)) != places:
         assert time.monotonic() < deadline, found
         time.sleep(0.1)
@@ -250,7 +250,7 @@ def test_a_loop_and_tables_of_arrow_go_on(source: str, target: str) -> None:
         promoted(source, target, name)
         append_records(target, name, 10, partitions=PARTITIONS, first=100)
         found += list(loop)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while rows < 220 and time.monotonic() < deadline:
             rows += tables.poll_arrow(timeout_ms=500).num_rows
     assert len(found) == len({(record.partition, record.offset) for record in found}) == 220
@@ -322,7 +322,7 @@ def test_an_admin_client_moves(source: str, target: str) -> None:
     ) as admin:
         former = admin.describe_cluster()["cluster_id"]
         promoted(source, target, name)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not any(isinstance(event, Moved) for event in events):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -345,11 +345,11 @@ def test_a_standby_whose_name_resolves_slowly_holds_up_nothing(
 ) -> None:
     name = "following-names"
     copied(source, target, name)
-    resolve = socket.getaddrinfo
+    resolve, is_over = socket.getaddrinfo, threading.Event()
 
     def slow(host: Any, *args: Any, **options: Any) -> Any:
         if host == "standby.test":
-            time.sleep(3)
+            is_over.wait(120)
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         return resolve(host, *args, **options)
 
@@ -357,19 +357,15 @@ def test_a_standby_whose_name_resolves_slowly_holds_up_nothing(
     began = time.monotonic()
     reader = Reader(source, "standby.test:9092", name, name, group_id=name)
     try:
-        assert time.monotonic() - began < 2.9
         reader.reads(200)
-        slowest, ends_at = 0.0, time.monotonic() + 8
-        while time.monotonic() < ends_at:
-            began = time.monotonic()
+        for _ in range(50):
             reader.consumer.poll(50)
             reader.consumer.commit()
-            slowest = max(slowest, time.monotonic() - began)
-        assert slowest < 1.0
     finally:
-        began = time.monotonic()
         reader.consumer.close()
-    assert time.monotonic() - began < 2.0
+        took = time.monotonic() - began
+        is_over.set()
+    assert took < 60
 
 
 @pytest.mark.parametrize("kind", [KafkaConsumer, KafkaAdminClient])
@@ -577,7 +573,7 @@ def test_a_client_that_has_moved_and_is_dropped_is_collected(source: str, target
     kept, dropped = reader.consumer._client, weakref.ref(reader.consumer)
     try:
         del reader
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while gc.collect() and dropped() or dropped() is not None:
             assert time.monotonic() < deadline, "it is still there"
             time.sleep(0.1)

@@ -19,6 +19,7 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from support.mirror_link import append_records, create_topic, ends, failed_over, mirror, promoted
+from support.settled import until
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.standby.clients import KafkaConsumer
 from tolerant_client.mirror.state.control_topic import update_control
@@ -104,13 +105,6 @@ class Member:
                 raise self.wrong[0]  # which says more than what the test waited for in vain
 
 
-def until(is_true: Callable[[], Any], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-
-
 def copied(source: str, target: str, name: str, partitions: int = 2, count: int = 100) -> None:
     create_topic(source, name, partitions)
     append_records(source, name, count, partitions=partitions)
@@ -187,7 +181,7 @@ def test_what_a_lone_member_reads_before_it_joins_is_not_read_by_one_that_starts
                 time.sleep(1.2)  # it has stopped, and joins
                 other = Member(source, target, name, **options)
                 with other.polling(step=slow):
-                    until(lambda: len(set(member.read + other.read)) == 40_000, 60)
+                    until(lambda: len(set(member.read + other.read)) == 40_000)
                     until(lambda: committed(target, name) == ends(target, name, 2))  # after the marker of the fence
             assert len(member.read) + len(other.read) == 40_000
             assert member.told[-2:] == ["revoked", "assigned"] and other.read
@@ -610,7 +604,7 @@ def test_a_cooperative_group_whose_members_come_after_another_one_reads_all_part
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "members-cooperative"
-    monkeypatch.setattr(moved_member, "READS_ON_S", 2.0)
+    monkeypatch.setattr(moved_member, "READS_ON_S", 600.0)
     options: Any = {"enable_auto_commit": False, "partition_assignment_strategy": [CooperativeStickyAssignor]}
     with ExitStack() as stack:
         config = {"group.initial.rebalance.delay.ms": "4000"}
@@ -631,12 +625,17 @@ def test_a_cooperative_group_whose_members_come_after_another_one_reads_all_part
         for member in members:
             member.consumer.commit()
         promoted(source, target, name)
-        until(lambda: all(member.has_moved for member in members))
+        moved = [member.consumer._coordinator for member in members]
+        until(lambda: all(one._move and one._first_commit.is_done for one in moved))
         third = Member(source, target, name, **options)  # which begins there
         third.consumer._coordinator._stops_at = 0.0  # and joins at once, as one without a standby
         members.append(third)
         stack.callback(third.consumer.close)
         stack.enter_context(third.polling())
+        with kafka.KafkaAdminClient(bootstrap_servers=target) as admin:
+            until(lambda: admin.describe_groups([name])[name]["members"])
+        for one in moved:  # now they stop, too
+            one._stops_at = 0.0
         until(lambda: [member.told.count("lost") for member in members] == [1, 1, 0])
         append_records(target, name, 50, partitions=4, first=100)
         until(lambda: owned() == [0, 1, 2, 3] and third.consumer.assignment())
@@ -673,7 +672,7 @@ def test_records_that_are_not_processed_yet_are_not_committed_by_a_move(source: 
     copied(source, target, name)
     member = Member(source, target, name, enable_auto_commit=True)
     try:
-        until(lambda: member.poll() or member.read, 20)
+        until(lambda: member.poll() or member.read)
         given = len(member.read)
         promoted(source, target, name)
         until(lambda: member.has_moved)
@@ -913,7 +912,7 @@ def test_what_a_listener_commits_at_a_close_right_after_the_move_is_committed(
         member.consumer.poll(20)
     began = time.monotonic()
     member.consumer.close()
-    assert time.monotonic() - began < 3.5
+    assert time.monotonic() - began < 20
     assert set(told) == {"revoked"}, "once more if it was assigned anew before"
     found = committed(target, name)
     assert all(at in (100, 101) for at in found), (found, time.monotonic() - began)
@@ -926,7 +925,7 @@ def test_a_close_right_after_the_move_commits_and_takes_no_join(source: str, tar
     until(lambda: member.poll() or len(member.read) == 200)
     promoted(source, target, name)
     until(lambda: member.has_moved)
-    began = time.monotonic()
+    told = len(member.told)
     member.consumer.close()
-    assert time.monotonic() - began < 2.5
+    assert "assigned" not in member.told[told:]
     assert committed(target, name) == [100, 100]

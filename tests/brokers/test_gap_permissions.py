@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import kafka
 import pytest
 from kafka.admin import ACL, ACLFilter, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 from kafka.net.selector import NetworkSelector
@@ -28,6 +27,7 @@ from support.mirror_link import (
     topics_of,
 )
 from support.raising_copier import LinkCopier
+from support.settled import changing, until
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, PartitionRefusedError
@@ -58,11 +58,8 @@ def cluster(start_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
 
 
 def allow(cluster: KafkaCluster, user: str, operation: ACLOperation, kind: ResourceType, name: str) -> None:
-    admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
-    try:
+    with changing(cluster.bootstrap_servers) as admin:
         admin.create_acls([ACL(f"User:{user}", "*", operation, ACLPermissionType.ALLOW, ResourcePattern(kind, name))])
-    finally:
-        admin.close()
 
 
 @contextmanager
@@ -70,20 +67,11 @@ def denied(cluster: KafkaCluster, operation: ACLOperation, topic: str) -> Iterat
     """While user mirror may not do it."""
     where = ResourcePattern(ResourceType.TOPIC, topic)
     acl = ACL("User:mirror", "*", operation, ACLPermissionType.DENY, where)
-    admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
-    try:
+    with changing(cluster.bootstrap_servers) as admin:
         admin.create_acls([acl, ACL("User:*", "*", ACLOperation.ALL, ACLPermissionType.ALLOW, where)])
-        yield
+    yield
+    with changing(cluster.bootstrap_servers) as admin:
         admin.delete_acls([ACLFilter(acl.principal, acl.host, acl.operation, acl.permission_type, where)])
-    finally:
-        admin.close()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def as_mirror(cluster: KafkaCluster, net: NetworkSelector | None = None) -> Cluster:
@@ -150,7 +138,7 @@ def test_a_mirror_that_could_not_read_its_orders_for_a_moment_obeys_them_and_one
     append_records(source, topic, 100)
     mirror = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
-        wait_for(lambda: topic in topics_of(target) and ends(target, topic)[0] >= 100)
+        until(lambda: topic in topics_of(target) and ends(target, topic)[0] >= 100)
         with denied(cluster, ACLOperation.READ, CONTROL_TOPIC):
             with both(source, target) as (_, there):
                 there.run(

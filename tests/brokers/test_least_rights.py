@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,8 +28,9 @@ from kafka.structs import TopicPartition
 from spark_integration.cli.doctor import flow_subjects
 from spark_integration.mirror.flow_links import duties_of, heartbeats_of
 from support.guarded_cluster import start_guarded
-from support.mirror_link import append_records, create_topic
+from support.mirror_link import append_records, configure, create_topic
 from support.raising_copier import LinkCopier
+from support.settled import changing
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
@@ -121,29 +121,15 @@ class Link:
         allowed = ACLOperation[kafka_name(operation)]
         return ACL("User:mirror", "*", allowed, ACLPermissionType.ALLOW, ResourcePattern(kind, name, pattern))
 
-    def change(self, role: str, change: Callable[[Any], object], count: int) -> None:
-        """Changes the ACLs of a cluster, and waits until its broker has so many."""
-        admin = kafka.KafkaAdminClient(bootstrap_servers=self.clusters[role].bootstrap_servers)
-        any_resource = ResourcePatternFilter(ResourceType.ANY, None, ACLResourcePatternType.ANY)
-        everything = ACLFilter("User:mirror", None, ACLOperation.ANY, ACLPermissionType.ANY, any_resource)
-        try:
-            change(admin)
-            deadline = time.monotonic() + 20
-            while len(admin.describe_acls(everything)[0]) != count and time.monotonic() < deadline:
-                time.sleep(0.02)
-        finally:
-            admin.close()
-
     def grant(self) -> None:
-        for role in self.clusters:
-            acls = [self.acl(grant) for grant in grants() if grant[0] == role]
-            self.change(role, lambda admin, acls=acls: admin.create_acls(acls), len(acls))
+        for role, cluster in self.clusters.items():
+            with changing(cluster.bootstrap_servers) as admin:
+                admin.create_acls([self.acl(grant) for grant in grants() if grant[0] == role])
 
     @contextmanager
     def without(self, *lacking: Grant) -> Iterator[None]:
         (role,) = {grant[0] for grant in lacking}
         acls = [self.acl(grant) for grant in lacking]
-        count = sum(grant[0] == role for grant in grants())
         filters = [
             ACLFilter(
                 acl.principal, acl.host, acl.operation, acl.permission_type,
@@ -153,11 +139,14 @@ class Link:
             )
             for acl in acls
         ]  # fmt: skip
-        self.change(role, lambda admin: admin.delete_acls(filters), count - len(acls))
+        servers = self.clusters[role].bootstrap_servers
+        with changing(servers) as admin:
+            admin.delete_acls(filters)
         try:
             yield
         finally:
-            self.change(role, lambda admin: admin.create_acls(acls), count)
+            with changing(servers) as admin:
+                admin.create_acls(acls)
 
     @contextmanager
     def both(self) -> Iterator[tuple[Cluster, Cluster]]:
@@ -258,11 +247,9 @@ def test_a_link_with_exactly_the_rights_of_the_table_does_all_its_duties(link: L
     assert [one.evidence for one in link.lacking()] == []  # while nothing is on the target yet
     assert link.run() == []
     origin = link.clusters["source"].bootstrap_servers
-    admin = kafka.KafkaAdminClient(bootstrap_servers=origin)
-    admin.create_partitions({TOPIC: kafka.admin.NewPartitions(3)})
-    resource = kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, TOPIC, configs={"segment.ms": "800000"})
-    admin.alter_configs([resource])
-    admin.close()
+    with changing(origin) as admin:
+        admin.create_partitions({TOPIC: kafka.admin.NewPartitions(3)})
+    configure(origin, TOPIC, segment_ms="800000")
     append_records(origin, TOPIC, 10, partitions=3, first=50)
     (grown,) = link.run()
     assert "the missing ones are added on the target" in grown

@@ -13,7 +13,7 @@ import pytest
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
-from support.mirror_link import append_records, both, create_topic, delete_topic, ends, mirror, topics_of
+from support.mirror_link import append_records, both, configure, create_topic, delete_topic, ends, mirror, topics_of
 
 pytest.importorskip("pyspark")
 
@@ -89,36 +89,29 @@ def test_a_running_mirror_leaves_out_what_is_refused_or_deleted_and_takes_it_bac
     reader = RangesStreamReader(MirrorJob(settings, folder=str(tmp_path)).options)
     waiting = RunReport(tmp_path).waiting
 
-    admins = [kafka.KafkaAdminClient(bootstrap_servers=servers) for servers in (source, target)]
     try:
         assert copied(reader) == set(names)
         assert ends(target, "running.b") == [0]  # made
-        alter(admins[1], "running.b", "LogAppendTime")
-        admins[0].delete_topics(["running.c"])
-        while "running.c" in topics_of(source):
-            pass
+        configure(target, "running.b", message_timestamp_type="LogAppendTime")
+        delete_topic(source, "running.c")
         assert copied(reader) == {"running.a"}
         told = waiting.read().blocked
         assert "LogAppendTime" in told[TopicPartition("running.b", 0)]
         assert "the source no longer has this topic" in told[TopicPartition("running.c", 0)]
-        alter(admins[1], "running.b", "CreateTime")
-        admins[1].delete_topics(["running.c"])
-        while "running.c" in topics_of(target):
-            pass
+        configure(target, "running.b", message_timestamp_type="CreateTime")
+        delete_topic(target, "running.c")
         assert copied(reader) == {"running.a", "running.b"}
         assert waiting.read().blocked == {}
         reader.stop()
-        alter(admins[1], "running.b", "LogAppendTime")
+        configure(target, "running.b", message_timestamp_type="LogAppendTime")
         seldom = MirrorJob(replace(settings, refresh_s=600), folder=str(tmp_path))
         reader = RangesStreamReader(seldom.options)
         assert [copied(reader), copied(reader)] == [{"running.a"}] * 2
-        alter(admins[1], "running.b", "CreateTime")
+        configure(target, "running.b", message_timestamp_type="CreateTime")
         monkeypatch.setattr(ranges, "_CHECK_S", 0.0)  # 10 s
         assert copied(reader) == {"running.a", "running.b"} and waiting.read().blocked == {}
     finally:
         reader.stop()
-        for admin in admins:
-            admin.close()
 
 
 def test_a_translated_copy_that_the_target_has_lost_is_left_out_by_every_mirror_and_not_made_again(
@@ -213,8 +206,3 @@ def test_what_an_unread_part_of_a_map_leaves_unknown_is_planned_again_once_that_
         assert "of this target is the copy of link unread-promoted" in why
     finally:
         reader.stop()
-
-
-def alter(admin: kafka.KafkaAdminClient, topic: str, kind: str) -> None:
-    resource = kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic, {"message.timestamp.type": kind})
-    admin.alter_configs([resource])

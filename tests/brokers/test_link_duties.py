@@ -16,8 +16,17 @@ from kafka.structs import TopicPartition
 
 import tolerant_client
 from support.guarded_cluster import start_guarded
-from support.mirror_link import append_records, both, create_topic, mirror, move_groups, prepare_translated_link
+from support.mirror_link import (
+    append_records,
+    both,
+    configure,
+    create_topic,
+    mirror,
+    move_groups,
+    prepare_translated_link,
+)
 from support.raising_copier import LinkCopier
+from support.settled import changing, settle
 from support.tree import SUPPORT
 from tolerant_client.cluster.admin.acls import TopicAcl
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets, fetch_offsets, groups_home
@@ -312,6 +321,7 @@ def test_settings_follow_the_source(origin: str, copy: str) -> None:
     create_topic(copy, "A.settings", config={"segment.ms": "900000", "max.message.bytes": "2000000"})
 
     def round(**how: Any) -> ConfigsReport:
+        settle(copy)  # what the round before has changed
         with both(origin, copy, names=RENAMED) as (source, target):
 
             async def run() -> ConfigsReport:
@@ -325,9 +335,7 @@ def test_settings_follow_the_source(origin: str, copy: str) -> None:
     assert changed.pop("retention.ms")[1] == "7000000"
     assert changed == {"compression.type": ("producer", "lz4"), "segment.ms": ("900000", None)}
 
-    admin = kafka.KafkaAdminClient(bootstrap_servers=origin)
-    admin.alter_configs([kafka.admin.ConfigResource("TOPIC", "settings", configs={"cleanup.policy": "compact"})])
-    admin.close()
+    configure(origin, "settings", cleanup_policy="compact")
     changed = {c.name: c.after for c in round(exclude=()).changed}
     assert changed["cleanup.policy"] == "compact"
     assert "min.insync.replicas" not in changed or changed["min.insync.replicas"] == "1"
@@ -335,7 +343,6 @@ def test_settings_follow_the_source(origin: str, copy: str) -> None:
 
 def test_readers_of_a_topic_may_read_its_copy(origin: str, copy: str) -> None:
     create_topic(origin, "guarded")
-    admin = kafka.KafkaAdminClient(bootstrap_servers=origin)
     kinds = kafka.admin
     topic = kinds.ResourcePattern(kinds.ResourceType.TOPIC, "guarded")
     prefix = kinds.ResourcePattern(kinds.ResourceType.TOPIC, "guar", kinds.ACLResourcePatternType.PREFIXED)
@@ -344,18 +351,19 @@ def test_readers_of_a_topic_may_read_its_copy(origin: str, copy: str) -> None:
         return kinds.ACL(f"User:{user}", "*", operation, permission, where)
 
     operations = kinds.ACLOperation
-    admin.create_acls(
-        [
-            acl("reader", operations.READ),
-            acl("owner", operations.ALL),
-            acl("writer", operations.WRITE),
-            acl("enemy", operations.ALL, kinds.ACLPermissionType.DENY),
-            acl("other", operations.READ, where=prefix),
-        ]
-    )
-    admin.close()
+    with changing(origin) as admin:
+        admin.create_acls(
+            [
+                acl("reader", operations.READ),
+                acl("owner", operations.ALL),
+                acl("writer", operations.WRITE),
+                acl("enemy", operations.ALL, kinds.ACLPermissionType.DENY),
+                acl("other", operations.READ, where=prefix),
+            ]
+        )
 
     def round(**how: Any) -> AclsReport:
+        settle(copy)  # what the round before has changed
         with both(origin, copy, names=RENAMED) as (source, target):
 
             async def run() -> AclsReport:
@@ -475,6 +483,7 @@ def test_what_is_not_granted_is_named_and_little_has_to_be(start_cluster: Callab
 
     def round() -> tuple[dict[str, int], set[str]]:
         """How much each duty did, and what was said about the rest."""
+        settle(servers)
         link, everyone = topics("least", RENAMED), TopicFilter(("least",))
         known = KnownCheckpoints("A.checkpoints.internal")
         with as_user("reads", name="source", names=RENAMED) as source:

@@ -38,6 +38,7 @@ from support.mirror_link import (
     prepare_translated_link,
 )
 from support.raising_copier import LinkCopier
+from support.settled import PATIENCE_S, changing, until
 from support.tree import SUPPORT
 from tolerant_client.cluster.admin.coordinators import Coordinators
 from tolerant_client.cluster.admin.topics import delete_records, delete_topics
@@ -126,14 +127,6 @@ def delete_control(target: str) -> None:
         cluster.run(delete_topics, cluster, [CONTROL_TOPIC])
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 15.0) -> float:
-    started = time.monotonic()
-    while not what():
-        assert time.monotonic() - started < seconds
-        time.sleep(0.05)
-    return time.monotonic() - started
-
-
 @pytest.fixture(scope="module", autouse=True)
 def no_control_is_left(source: str) -> Iterator[None]:
     """Links back leave a control on the cluster that is every other test's source; their starts would read it."""
@@ -172,21 +165,21 @@ def test_a_running_mirror_obeys_pause_resume_and_promotion(source: str, target: 
     create_topic(source, "life-b", 1)
     append_records(source, "life-a", 100, partitions=2)
     process = running("life-[ab]", "life-pause")
-    wait_for(lambda: ends(target, "life-a", 2) == [100, 100])
+    until(lambda: ends(target, "life-a", 2) == [100, 100])
     control_of(
         target, "life-pause", paused=frozenset({"life-b"}), paused_partitions=frozenset({TopicPartition("life-a", 1)})
     )
     time.sleep(2.0)
     append_records(source, "life-a", 50, partitions=2, first=100)
     append_records(source, "life-b", 50)
-    wait_for(lambda: ends(target, "life-a", 2) == [150, 100])
+    until(lambda: ends(target, "life-a", 2) == [150, 100])
     assert ends(target, "life-b") == [0]
     control_of(target, "life-pause", paused_partitions=frozenset())
-    assert wait_for(lambda: ends(target, "life-a", 2) == [150, 150]) < 5
+    assert until(lambda: ends(target, "life-a", 2) == [150, 150]) < 5
     control_of(target, "life-pause", paused=frozenset())
-    wait_for(lambda: ends(target, "life-b") == [50])
+    until(lambda: ends(target, "life-b") == [50])
     control_of(target, "life-pause", is_promotion_begun=True)
-    assert process.wait(timeout=10) == 1
+    assert process.wait(timeout=PATIENCE_S) == 1
     assert "LinkPromotedError" in process.stderr.read()
     with pytest.raises(LinkPromotedError):
         prepare(source, target, "life-[ab]", "life-pause")
@@ -218,7 +211,7 @@ def test_a_throttled_link_copies_no_faster_than_it_may(source: str, target: str)
 
     started = time.monotonic()
     run(source, target, copy)
-    assert 1.2 < time.monotonic() - started < 10
+    assert 1.2 < time.monotonic() - started < 60
     assert compare(source, target, "life-slow").identical
 
 
@@ -346,7 +339,7 @@ def test_a_frozen_mirror_that_wakes_after_promotion_appends_nothing(
     create_topic(source, topic, 2)
     append_records(source, topic, 200_000, partitions=2, per_batch=10)
     process = running(topic, link)
-    wait_for(lambda: ends(target, topic, 2)[0] > 0)
+    until(lambda: ends(target, topic, 2)[0] > 0)
     time.sleep(random.Random(seed).uniform(0, 0.3))
     process.send_signal(signal.SIGSTOP)  # with batches in its queues, and answers on their way
     time.sleep(0.5)
@@ -499,7 +492,7 @@ def test_open_transactions_of_the_source_are_in_the_way_of_a_promotion(source: s
         assert not report.is_done and "transactions are open" in report.blockers[0]
         assert "producer id" in report.warnings[0] and "--start-offset 10" in report.warnings[0]
         origin.run(producer.abort)
-    wait_for(lambda: ends(source, topic) == [13])
+    until(lambda: ends(source, topic) == [13])
     mirror(source, target, topic, link)
     assert run(source, target, promote, link, deadline_s=5.0).is_done
 
@@ -526,7 +519,7 @@ def test_of_what_a_failover_left_on_the_source_committed_records_are_counted(
         (part,) = found["partitions"]
         assert (code, part["lag"], part["left_records"], part["left_unread"]) == (3, 7, 0, 7)
         (producer.commit_transaction if is_committed else producer.abort_transaction)()
-    wait_for(lambda: ends(source, topic) == [18])
+    until(lambda: ends(source, topic) == [18])
     code, found = invoke("promote", *clusters)
     (part,) = found["partitions"]
     assert (code, part["lag"], part["left_unread"]) == (3 if is_committed else 0, 8, 0)
@@ -544,7 +537,7 @@ def test_what_the_source_has_in_partitions_that_no_mirror_had_seen_is_left_behin
     create_topic(source, "life-unseen-a", 2)
     append_records(source, "life-unseen-a", 10, partitions=2)
     mirror(source, target, topics, "unseen")
-    with closing(kafka.KafkaAdminClient(bootstrap_servers=source)) as admin:
+    with changing(source) as admin:
         admin.create_partitions({"life-unseen-a": 3})
     create_topic(source, "life-unseen-b")
     with closing(kafka.KafkaProducer(bootstrap_servers=source)) as producer:
@@ -1391,9 +1384,8 @@ def test_what_the_old_source_took_into_a_partition_that_nobody_had_made_on_the_t
     create_topic(source, topic, 1)
     append_records(source, topic, 10)
     mirror(source, target, topic, link)
-    admin = kafka.KafkaAdminClient(bootstrap_servers=source)
-    admin.create_partitions({topic: kafka.admin.NewPartitions(2)})
-    admin.close()
+    with changing(source) as admin:
+        admin.create_partitions({topic: kafka.admin.NewPartitions(2)})
     append_records(source, topic, 5, partitions=2, first=10)  # nobody copies them
     fail_over(target, link)
     report = run(target, source, failback, "grown-back", topic)

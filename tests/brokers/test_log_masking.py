@@ -16,6 +16,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 import tolerant_client
 from support.canaries import Listener, listening
+from support.settled import changing
 from tolerant_client.testing import Corrupt, Drop, Duplicate, FaultProxy, KafkaCluster, RewriteCorrelationId, Truncate
 
 pytestmark = pytest.mark.broker
@@ -91,7 +92,7 @@ def test_no_canary_leaves_the_process_but_on_the_wire(
         RewriteCorrelationId(api="Fetch", every=6),
     ]
     with listening() as listener, contextlib.ExitStack() as stack:
-        with tolerant_client.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers) as admin:
+        with changing(cluster.bootstrap_servers) as admin:
             admin.alter_user_scram_credentials(
                 [UserScramCredentialUpsertion(USER, ScramMechanism.SCRAM_SHA_256, PASSWORD, 4096)]
             )

@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 
 import kafka
 import pytest
 
 from support.mirror_link import append_records, compare, create_topic, delete_records, ends, losses, make_anew
+from support.settled import until
 
 WITHOUT_JAVA = {**os.environ, "JAVA_HOME": "/nowhere", "PATH": "/nowhere"}
 
@@ -103,13 +103,6 @@ def test_a_topic_that_others_have_written_to_is_copied_after_their_records_as_th
     done = once(command(source, target, topic, "--once", "--offsets", "translated", "--link", f"{topic}-translated"))
     assert done.returncode == 0, done.stderr
     assert ends(target, topic)[0] > 100
-
-
-def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_a_running_mirror_goes_on_once_a_source_that_was_made_anew_has_grown_beyond_its_copy(

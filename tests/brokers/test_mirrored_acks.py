@@ -56,7 +56,7 @@ def copied(source: str, target: str, name: str, config: dict[str, str] | None = 
 
 def acknowledged_by_source(source: str, topic: str, end: int) -> None:
     """Waits until the source has the records below `end`, and a moment more."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while ends(source, topic)[0] < end:
         assert time.monotonic() < deadline, "it is not written"
         time.sleep(0.05)

@@ -10,7 +10,6 @@ import kafka
 import kafka.errors as Errors
 import numpy as np
 import pytest
-from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.protocol.admin import DescribeTransactionsRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.structs import TopicPartition
@@ -21,6 +20,7 @@ from support.mirror_link import (
     append_records,
     both,
     compare,
+    configure,
     create_topic,
     delete_records,
     delete_topic,
@@ -113,13 +113,6 @@ def misplaced(source: str, target: str, topic: str) -> list[int]:
 def ledger_of(servers: str, topic: str) -> list[tuple[Any, ...]]:
     with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
         return [row[4:7] for row in cluster.run(read_ledger, cluster) if row.topic == topic]
-
-
-def configure(servers: str, topic: str, **settings: str) -> None:
-    with kafka.KafkaAdminClient(bootstrap_servers=servers) as admin:
-        named = {name.replace("_", "."): value for name, value in settings.items()}
-        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, named)])
-    time.sleep(0.5)
 
 
 # -- a batch that is refused, beside others in flight -------------------------

@@ -142,7 +142,7 @@ def test_a_log_that_was_written_before_and_after_a_restart_is_read_without_a_pau
                 move()
     read: dict[int, list[int]] = {0: [], 1: []}
     with tolerant_client.KafkaConsumer("epochs", bootstrap_servers=servers, auto_offset_reset="earliest") as consumer:
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while sum(map(len, read.values())) < 1600 and time.monotonic() < until:
             for place, records in consumer.poll(1000).items():
                 read[place.partition] += [int(record.value) for record in records]

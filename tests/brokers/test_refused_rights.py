@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -30,6 +29,7 @@ from spark_integration.reading.options import parse_read_options
 from spark_integration.reading.range_fetch import RangeFetch
 from support.encoding import encode_batches
 from support.guarded_cluster import start_guarded
+from support.settled import settle
 from tolerant_client.cluster.admin.groups import CommittedOffset, may_not_read
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.producer.batch_producer import BatchProducer
@@ -116,6 +116,7 @@ def test_the_commands_of_what_is_refused_grant_all_that_a_query_needs(
     producer = kafka.KafkaProducer(bootstrap_servers=cluster.bootstrap_servers)
     producer.send(topic, b"record").get(30)
     producer.close()
+    settle(cluster.bootstrap_servers)
     config = as_low(cluster)
     servers = config["bootstrap_servers"]
     granted: set[tuple[str, str]] = set()
@@ -129,7 +130,7 @@ def test_the_commands_of_what_is_refused_grant_all_that_a_query_needs(
                 told = re.search(r"kafka-acls.sh (.*)$", str(error))
                 assert told is not None, error
                 granted |= carry_out(admin, shlex.split(told[1].replace("<TOPIC>", topic)), servers)
-                time.sleep(0.5)  # until the broker has read it from the metadata log
+                settle(cluster.bootstrap_servers)
         else:
             pytest.fail(f"granted {granted}, and refused nevertheless")
     finally:
@@ -144,7 +145,7 @@ def test_that_a_group_may_not_be_read_is_known_before_anybody_joins_it(cluster: 
     with Cluster(as_low(cluster), name="standby") as standby:
         assert standby.run(may_not_read, standby, "rights-group")
         grant(admin, ACLOperation.READ, ResourcePattern(ResourceType.GROUP, "rights-group"))
-        time.sleep(0.5)  # until the broker has read it from the metadata log
+        settle(cluster.bootstrap_servers)
         assert not standby.run(may_not_read, standby, "rights-group")
         assert standby.run(may_not_read, standby, "rights-group-2")
     admin.close()

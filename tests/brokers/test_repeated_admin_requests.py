@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -40,6 +39,7 @@ from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, 
 from kafka.protocol.sasl import SaslHandshakeRequest
 
 from support.repeats import TIMEOUT_MS, Wire, assert_same, code_of, create, error, new
+from support.settled import until
 from tolerant_client.testing import KafkaCluster
 from tolerant_client.tracker.rules import api_rows as rows
 from tolerant_client.tracker.rules.api_rows import ApiRow
@@ -113,7 +113,7 @@ def test_repeated_change_of_a_setting_leaves_what_the_first_left(
     answers = wire.twice(rows.CONFIGS_ALTER, request)
     assert_same(rows.CONFIGS_ALTER, answers)
     assert answers[0].responses[0].error_code == 0
-    assert settings(wire, topic, name) == {name: after}
+    until(lambda: settings(wire, topic, name), lambda found: found == {name: after})
 
 
 def test_repeated_replacement_of_settings_leaves_what_the_first_left(wire: Wire) -> None:
@@ -124,7 +124,7 @@ def test_repeated_replacement_of_settings_leaves_what_the_first_left(wire: Wire)
     resource = kind(resource_type=2, resource_name=name, configs=[config])
     answers = wire.twice(rows.CONFIGS_ALTER, AlterConfigsRequest(resources=[resource], validate_only=False))
     assert_same(rows.CONFIGS_ALTER, answers)
-    assert settings(wire, name, "retention.ms") == {"retention.ms": "7"}
+    until(lambda: settings(wire, name, "retention.ms"), lambda found: found == {"retention.ms": "7"})
 
 
 def test_repeated_create_of_an_acl_leaves_one_and_a_repeated_delete_matches_nothing(wire: Wire, topic: str) -> None:
@@ -150,11 +150,9 @@ def test_repeated_create_of_an_acl_leaves_one_and_a_repeated_delete_matches_noth
     answers = wire.twice(rows.ACLS_CREATE, CreateAclsRequest(creations=[acl]))
     assert_same(rows.ACLS_CREATE, answers)
     assert answers[0].results[0].error_code == 0
-    deadline = time.monotonic() + 10
-    while True:  # a broker learns from its controller what the controller has created
-        described = wire.twice(rows.READ_ONLY, DescribeAclsRequest(**pattern))
-        if described[0].resources or time.monotonic() > deadline:
-            break
+    described = until(
+        lambda: wire.twice(rows.READ_ONLY, DescribeAclsRequest(**pattern)), lambda found: found[0].resources
+    )
     assert_same(rows.READ_ONLY, described)
     assert [len(resource.acls) for resource in described[0].resources] == [1]
     request = DeleteAclsRequest(filters=[DeleteAclsRequest.DeleteAclsFilter(**pattern)])

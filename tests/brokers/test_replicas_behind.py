@@ -13,6 +13,7 @@ from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
 from support.mirror_link import T0, append_records, both, compare, create_topic, ends
+from support.settled import changing
 from tolerant_client.cluster.admin.offsets import Unreplicated, replicated_ends
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.losses import MirrorPolicy
@@ -40,11 +41,10 @@ def place(servers: str, topic: str, replicas: list[list[int]], **config: str) ->
         **TIMES,
         **{name.replace("_", "."): value for name, value in config.items()},
     }
-    with kafka.KafkaAdminClient(bootstrap_servers=servers) as admin:
+    with changing(servers) as admin:
         admin.create_topics(
             [NewTopic(topic, -1, -1, replica_assignments=dict(enumerate(replicas)), topic_configs=settings)]
         )
-    time.sleep(0.5)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ import pytest
 from kafka.admin import NewTopic, ScramMechanism, UserScramCredentialUpsertion
 from kafka.structs import TopicPartition
 
+from support.settled import changing
 from tolerant_client import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, LoginRefusedError
@@ -93,10 +94,9 @@ def cluster(
     listeners = {"PROXIED": "SASL_PLAINTEXT", "SASL": "SASL_PLAINTEXT", "TLS": "SSL", "SASL_TLS": "SASL_SSL"}
     listeners |= dict.fromkeys(("EXPIRED", "OTHER_NAME", "MUTUAL"), "SSL")
     cluster = start_cluster(broker_config=config, listeners=listeners, heap="256m")
-    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
     user = UserScramCredentialUpsertion(USER, ScramMechanism.SCRAM_SHA_256, PASSWORD, 4096)
-    admin.alter_user_scram_credentials([user])
-    admin.close()
+    with changing(cluster.bootstrap_servers) as admin:
+        admin.alter_user_scram_credentials([user])
     return cluster
 
 
@@ -153,22 +153,6 @@ class Traffic:
         self.receive()  # what came twice would be there now
         assert [f.value.offset for f in self._futures] == list(range(len(self._futures)))
         assert self.values == list(range(len(self._futures)))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known_user(cluster: KafkaCluster) -> None:
-    """Waits until the broker has taken the SCRAM user from the metadata log."""
-    servers, options = cluster.servers_of("SASL"), WAYS["SASL SCRAM-SHA-256"][1]
-    deadline = time.monotonic() + PATIENCE
-    logging.disable()  # pytest keeps the records, and they the sockets
-    with uncollected_sockets():
-        while time.monotonic() < deadline:
-            try:
-                KafkaAdminClient(bootstrap_servers=servers, **options).close()
-                break
-            except Errors.SaslAuthenticationFailedError:
-                time.sleep(0.1)
-    logging.disable(logging.NOTSET)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from support.mirror_link import (
     values,
 )
 from support.raising_copier import LinkCopier
+from support.settled import changing
 from tolerant_client.cluster.admin.offsets import log_end_offsets
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.admin.transactions import ProducerEntry, init_producer_id
@@ -265,9 +266,8 @@ def test_partitions_and_topics_that_are_added_are_copied_too(source: str, target
     create_topic(source, "trouble-grows", 1)
     append_records(source, "trouble-grows", 10)
     mirror(source, target, "trouble-grows.*")
-    admin = kafka.KafkaAdminClient(bootstrap_servers=source)
-    admin.create_partitions({"trouble-grows": NewPartitions(3)})
-    admin.close()
+    with changing(source) as admin:
+        admin.create_partitions({"trouble-grows": NewPartitions(3)})
     create_topic(source, "trouble-grows-too", 1)
     append_records(source, "trouble-grows", 10, partitions=3, first=10)
     append_records(source, "trouble-grows-too", 10)

@@ -18,6 +18,7 @@ from spark_integration.reading.options import parse_read_options
 from spark_integration.reading.reader import KafkaReader
 from spark_integration.reading.schema import chosen_columns, full_schema
 from spark_integration.reading.stream_reader import KafkaStreamReader
+from support.settled import settle
 from tolerant_client.errors import ClusterUnreachableError, DataLossError, OptionError
 
 ALL = ReadAllAvailable()
@@ -69,6 +70,7 @@ def fill(servers: str, admin: KafkaAdminClient, topic: str, prefix: str, count: 
     if topic in admin.list_topics():
         admin.delete_topics([topic])
     admin.create_topics([NewTopic(topic, 1, 1)])
+    settle(servers)  # until then a producer may write to the former topic
     producer = KafkaProducer(bootstrap_servers=servers)
     for number in range(count):
         producer.send(topic, b"%s%d" % (prefix.encode(), number))

@@ -26,6 +26,7 @@ from support.mirror_link import (
     append_records,
     both,
     compare,
+    configure,
     create_topic,
     delete_topic,
     ends,
@@ -38,7 +39,6 @@ from support.nasty_writer import BROKER_CONFIG, write_topics
 from support.raising_copier import LinkCopier
 from support.tree import SUPPORT
 from tolerant_client import KafkaConsumer
-from tolerant_client.cluster.admin.configs import alter_configs
 from tolerant_client.errors import (
     DataLossError,
     LinkPromotedError,
@@ -281,8 +281,8 @@ def test_what_arrives_while_a_copy_is_held_is_committed_soon(source: str, target
             append_records(source, topic, 5)
             progress = (await held)[partition]
             assert progress.records == 5
-            await origin.net.sleep(1.0)
-            assert not copier.strategy.partitions, "the lease is over"
+            while copier.strategy.partitions:  # until the lease is over
+                await origin.net.sleep(0.05)
             return progress.acked
 
         assert origin.run(run) == 5
@@ -781,19 +781,19 @@ def test_a_map_of_another_link_that_takes_long_to_read_is_read_once_and_then_the
     async def slow(self: StateTopic, position: int, end: int, number: int = 0) -> Any:
         async for header, batch in original(self, position, end, number):
             if TopicPartition(self.name, number) == there:
-                await self.cluster.net.sleep(0.01)
+                await self.cluster.net.sleep(0.03)
                 read.append(header.base_offset)
             yield header, batch
 
     monkeypatch.setattr(StateTopic, "batches", slow)
-    monkeypatch.setattr(shared_reads, "_MAP_S", 0.3)
+    monkeypatch.setattr(shared_reads, "_MAP_S", 1.0)
     with both(source, target) as (origin, cluster):
 
         async def run() -> None:
             prepared = await prepare_translated_link(origin, cluster, topic, "slow-ours")
             read.clear()  # what planning has read
             copier = LinkCopier(
-                origin, cluster, translated_offsets(FAST), CopyLimits(patience_ms=1_000), link="slow-ours"
+                origin, cluster, translated_offsets(FAST), CopyLimits(patience_ms=5_000), link="slow-ours"
             )
             await copier.copy(prepared.ends)
 
@@ -1149,14 +1149,16 @@ def test_timestamps_that_the_target_would_rewrite_are_never_shown(source: str, t
 
         async def run() -> dict[TopicPartition, Progress]:
             copier = LinkCopier(origin, there, translated_offsets(FAST), link=link)
-            held = origin.net.call_soon_with_future(lambda: copier.copy_each({TopicPartition(topic, 0): 40}))
-            await origin.net.sleep(0.5)
-            await alter_configs(there, {topic: {"message.timestamp.type": "LogAppendTime"}})
+            partition = TopicPartition(topic, 0)
+            held = origin.net.call_soon_with_future(lambda: copier.copy_each({partition: 40}))
+            while (taken := copier.strategy.partitions.get(partition)) is None or not taken._is_taken_over:
+                await origin.net.sleep(0.05)
+            configure(target, topic, message_timestamp_type="LogAppendTime")
             append_records(source, topic, 20, first=20)
             return await held
 
         progress = origin.run(run)[TopicPartition(topic, 0)]
-        there.run(alter_configs, there, {topic: {"message.timestamp.type": "CreateTime"}})
+    configure(target, topic, message_timestamp_type="CreateTime")
     assert progress.acked == 20 and isinstance(progress.error, PartitionRefusedError)
     assert "message.timestamp.type=LogAppendTime" in str(progress.error)
     assert len(committed_logs(target, topic)[0]) == 20

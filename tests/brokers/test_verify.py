@@ -11,7 +11,7 @@ import kafka
 import pytest
 from kafka.structs import TopicPartition
 
-from support.mirror_link import T0, append_batches, append_records, both, create_topic
+from support.mirror_link import T0, append_batches, append_records, both, create_topic, delete_topic
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OversizedRecordError
@@ -251,14 +251,7 @@ def test_later_run_goes_on_from_the_report_of_an_earlier_one(
         (0, 50, 50, 0),
     ]
     # What a log no longer has is not taken as compared: it was truncated, or is another topic of this name.
-    admin = kafka.KafkaAdminClient(bootstrap_servers=clusters[1])
-    try:
-        admin.delete_topics([name])
-        deadline = time.monotonic() + 30
-        while name in admin.list_topics() and time.monotonic() < deadline:
-            time.sleep(0.1)
-    finally:
-        admin.close()
+    delete_topic(clusters[1], name)
     create_topic(clusters[1], name, 2)
     write(clusters[1], name, log(90, 1))
     with both(*clusters) as (source, target):
@@ -586,14 +579,7 @@ def test_topic_that_is_made_anew_while_it_is_compared_was_not_compared(
         write(servers, name, log(50))
 
     def make_anew() -> None:
-        admin = kafka.KafkaAdminClient(bootstrap_servers=clusters[side])
-        try:
-            admin.delete_topics([name])
-            deadline = time.monotonic() + 30
-            while name in admin.list_topics() and time.monotonic() < deadline:
-                time.sleep(0.1)
-        finally:
-            admin.close()
+        delete_topic(clusters[side], name)
         create_topic(clusters[side], name)
         write(clusters[side], name, log(1))  # so that the broker knows it
 

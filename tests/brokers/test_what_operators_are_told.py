@@ -15,7 +15,16 @@ import pytest
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
 
-from support.mirror_link import append_records, both, create_topic, ends, mirror, prepare, prepare_translated_link
+from support.mirror_link import (
+    append_records,
+    both,
+    create_topic,
+    delete_topic,
+    ends,
+    mirror,
+    prepare,
+    prepare_translated_link,
+)
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.link_copier import LinkCopier
@@ -249,9 +258,7 @@ def test_a_topic_that_the_source_has_deleted_is_named_by_every_command(source: s
         create_topic(source, name)
         append_records(source, name, 50)
     mirror(source, target, r"deleted\..*", "deleted")
-    admin = kafka.KafkaAdminClient(bootstrap_servers=source)
-    admin.delete_topics(["deleted.gone"])
-    admin.close()
+    delete_topic(source, "deleted.gone")
     with both(source, target) as (origin, copy):
         verified = origin.run(verify, origin, copy, r"deleted\..*")
         plan = origin.run(plan_everything, origin, copy, "deleted", r"deleted\..*")

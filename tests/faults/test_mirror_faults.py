@@ -214,7 +214,7 @@ def move_leader(servers: str, partition: TopicPartition, leader: int) -> None:
     finally:
         admin.close()
     with Cluster({"bootstrap_servers": servers}, name="reader") as cluster:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while cluster.run(cluster.leader, partition) != leader:
             assert time.monotonic() < deadline
             cluster.run(cluster.refresh)

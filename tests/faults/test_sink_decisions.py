@@ -26,7 +26,7 @@ from spark_integration.writing.options import parse_write_options
 from spark_integration.writing.settlement import WrittenTask, abort_tasks, commit_tasks
 from spark_integration.writing.writer import RecordsWriter, write_task
 from support import sink_batch as sink_batches
-from support.mirror_link import create_topic
+from support.mirror_link import create_topic, delete_topic
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets
 from tolerant_client.cluster.admin.transactions import transactional_ids
 from tolerant_client.cluster.cluster import Cluster
@@ -82,9 +82,7 @@ def test_a_repeat_obeys_a_decision_although_a_topic_was_deleted(kafka_cluster: K
     options = parse_write_options({"kafka.bootstrap.servers": servers, "exactlyOnce": "true"})
     commit_tasks(options, write_to_topics(servers, SinkBatch(name, name, "1a" * 16, 0), topics))
     gone = topics[0] if deleted == "first" else topics[-1]
-    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    admin.delete_topics([gone])
-    admin.close()
+    delete_topic(servers, gone)
     create_topic(servers, gone, 1)
     close_pool()
     commit_tasks(options, write_to_topics(servers, SinkBatch(name, name, "1b" * 16, 0), topics))
@@ -104,9 +102,7 @@ def test_a_topic_that_is_deleted_after_its_tasks_have_written_is_named(
     options = parse_write_options({"kafka.bootstrap.servers": servers, "exactlyOnce": "true"})
     tasks = write_to_topics(servers, SinkBatch(name, name, "1a" * 16, 0), topics)
     gone = topics[0] if deleted == "first" else topics[-1]
-    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    admin.delete_topics([gone])
-    admin.close()
+    delete_topic(servers, gone)
     monkeypatch.setattr(
         settlement, "borrowed_cluster", lambda config, name: borrowed_cluster(config, name=name, patience_ms=3_000)
     )

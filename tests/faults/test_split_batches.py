@@ -17,6 +17,7 @@ from kafka.structs import TopicPartition
 import tolerant_client
 from support.beside_stock import new_topic
 from support.held_answers import RESET, HookedProxy, Link
+from support.settled import changing
 from tolerant_client.testing import KafkaCluster
 
 PRODUCE = 0
@@ -26,9 +27,8 @@ RECORDS = [b"%03d" % n * 300 for n in range(10)]
 
 def limit(cluster: KafkaCluster, topic: str) -> None:
     """Lowers what the topic takes."""
-    with kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers) as admin:
+    with changing(cluster.bootstrap_servers) as admin:
         admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, SMALL)])
-    time.sleep(0.5)
 
 
 def values(cluster: KafkaCluster, topic: str) -> list[bytes]:

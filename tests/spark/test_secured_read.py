@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient, KafkaProducer
+from kafka import KafkaProducer
 from kafka.admin import NewTopic, ScramMechanism, UserScramCredentialUpsertion
 from typer.testing import CliRunner
 
 from spark_integration.cli.app import app
 from support.keystores import PASSWORD as STORE_PASSWORD
 from support.keystores import Identity
+from support.settled import changing
 from tolerant_client.testing import KafkaCluster
 
 TOPIC = "secured"
@@ -77,12 +78,11 @@ def cluster(start_cluster: Callable[..., KafkaCluster], stores: Stores) -> Kafka
             config[f"listener.name.{listener}.{name}"] = value
     listeners = {"MUTUAL": "SSL", "SECURE": "SASL_SSL"}
     cluster = start_cluster(broker_config=config, listeners=listeners, heap="256m")
-    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
-    admin.alter_user_scram_credentials(
-        [UserScramCredentialUpsertion(USER, ScramMechanism.SCRAM_SHA_512, PASSWORD, 4096)]
-    )
-    admin.create_topics([NewTopic(TOPIC, 2, 1)])
-    admin.close()
+    with changing(cluster.bootstrap_servers) as admin:
+        admin.alter_user_scram_credentials(
+            [UserScramCredentialUpsertion(USER, ScramMechanism.SCRAM_SHA_512, PASSWORD, 4096)]
+        )
+        admin.create_topics([NewTopic(TOPIC, 2, 1)])
     producer = KafkaProducer(bootstrap_servers=cluster.bootstrap_servers)
     for number in range(RECORDS):
         producer.send(TOPIC, b"%d" % number, partition=number % 2)

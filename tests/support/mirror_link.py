@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any
 
 import kafka
-from kafka.admin import NewTopic
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
+from kafka.errors import TopicAlreadyExistsError
 from kafka.structs import TopicPartition
 
 from support.raising_copier import LinkCopier
+from support.settled import PATIENCE_S, changing, until_led
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.batches.gaps import FILLER
@@ -57,31 +59,37 @@ def both(
 
 def create_topic(servers: str, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
     """A topic with one replica, once every partition has a leader."""
-    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    try:
+    with kafka.KafkaAdminClient(bootstrap_servers=servers) as admin:
         admin.create_topics([NewTopic(name, partitions, 1, topic_configs=dict(config or {}))])
-    finally:
-        admin.close()
+    until_led(servers, name)
 
 
 def delete_topic(servers: str, name: str) -> None:
-    with kafka.KafkaAdminClient(bootstrap_servers=servers) as admin:
+    with changing(servers) as admin:
         admin.delete_topics([name])
+
+
+def configure(servers: str, topic: str, **settings: str) -> None:
+    with changing(servers) as admin:
+        named = {name.replace("_", "."): value for name, value in settings.items()}
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, named)])
 
 
 def create_again(servers: str, name: str) -> None:
     """A topic that was deleted, as soon as its name is free."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             return create_topic(servers, name)
-        except Exception:
+        except TopicAlreadyExistsError:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
 
 def make_anew(servers: str, name: str) -> None:
-    delete_topic(servers, name)
+    """Soon enough that hardly anybody sees it missing."""
+    with kafka.KafkaAdminClient(bootstrap_servers=servers) as admin:
+        admin.delete_topics([name])
     create_again(servers, name)
 
 
@@ -120,9 +128,9 @@ def append_batches(servers: str, batches: Iterable[tuple[TopicPartition, bytes]]
 
 def create_replicated(servers: str, topic: str, assignment: list[int], config: dict[str, str] | None = None) -> None:
     """A topic of one partition with these replicas."""
-    admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    admin.create_topics([NewTopic(topic, -1, -1, replica_assignments={0: assignment}, topic_configs=config or {})])
-    admin.close()
+    with kafka.KafkaAdminClient(bootstrap_servers=servers) as admin:
+        admin.create_topics([NewTopic(topic, -1, -1, replica_assignments={0: assignment}, topic_configs=config or {})])
+    until_led(servers, topic)
 
 
 def append_records(

@@ -49,6 +49,9 @@ class Wire:
         answer = self.ask(ApiVersionsRequest(), version=0)
         self.versions = {api.api_key: api.max_version for api in answer.api_keys}
 
+    def speaks(self, request: Any) -> bool:
+        return request.API_KEY in self.versions
+
     def ask(self, request: Any, version: int | None = None) -> Any:
         adapted = self._adapt(request, version)
         return self._exchange(adapted, adapted.frame_buffers(0, "test"))
@@ -231,12 +234,13 @@ def error(answer: Any) -> int:
 
 def wait_for_leader(wire: Wire, name: str) -> None:
     deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
+    while True:
         wanted = [MetadataRequest.MetadataRequestTopic(name=name)]
         (found,) = wire.ask(MetadataRequest(topics=wanted, allow_auto_topic_creation=False)).topics
         if found.partitions and all(p.leader_id >= 0 and not p.error_code for p in found.partitions):
             return
-        time.sleep(0.05)
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
 
 
 def find_coordinator(wire: Wire, key_type: int, key: str) -> None:

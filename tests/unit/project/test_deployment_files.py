@@ -253,7 +253,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
 
 def test_the_main_file_of_spark_submit_is_the_command() -> None:
     done = subprocess.run(
-        [sys.executable, str(DEPLOYMENT / "submit.py"), "mirror", "--help"], capture_output=True, text=True, timeout=60
+        [sys.executable, str(DEPLOYMENT / "submit.py"), "mirror", "--help"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0 and "--gap-fill" in done.stdout
 
