@@ -544,7 +544,7 @@ def test_a_child_of_a_client_that_has_moved_begins_where_the_copies_end(source: 
         assert process.stdout.readline() == "read\n"
         failed_over(target, name)
         append_records(target, name, 50, partitions=PARTITIONS, first=900)  # 101 to 150
-        told, _ = process.communicate("go on\n", timeout=60)
+        told, _ = process.communicate("go on\n", timeout=240)
     assert told.splitlines() == ["child 101", "child that seeks 101", "parent 101"] and process.returncode == 0
 
 

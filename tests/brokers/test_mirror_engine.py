@@ -334,7 +334,7 @@ def test_foreign_writes_during_a_fast_copy_stop_it(source: str, target: str) -> 
     while ends(target, topic)[0] < 1000:
         assert process.poll() is None
     producer_id = foreign_write(target, topic)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 1
     assert errors.startswith("TargetDivergedError")
     assert f"producer id {producer_id}" in errors

@@ -31,7 +31,11 @@ def test_once_copies_all_without_java(source: str, target: str) -> None:
     create_topic(source, topic, 3)
     append_records(source, topic, 300, partitions=3)
     done = subprocess.run(
-        command(source, target, topic, "--once", "--json"), env=WITHOUT_JAVA, capture_output=True, text=True, timeout=60
+        command(source, target, topic, "--once", "--json"),
+        env=WITHOUT_JAVA,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["offsets"] == 900
@@ -54,12 +58,12 @@ def test_what_arrives_is_copied_until_a_signal_asks_for_a_stop_and_the_next_one_
             assert found == [copied] * 2, mirror.poll()
             append_records(source, topic, 100, first=copied, partitions=2)
         mirror.send_signal(number)
-        _, errors = mirror.communicate(timeout=20)
+        _, errors = mirror.communicate(timeout=240)
     finally:
         mirror.kill()
     assert mirror.returncode == 0, errors  # as of a mirror with Spark that is asked to stop
     once = subprocess.run(
-        command(source, target, topic, "--once"), env=WITHOUT_JAVA, capture_output=True, text=True, timeout=60
+        command(source, target, topic, "--once"), env=WITHOUT_JAVA, capture_output=True, text=True, timeout=240
     )
     assert once.returncode == 0, once.stderr
     copied_in = re.search(r" copied in ([\d.]+) s", once.stdout)
@@ -78,7 +82,7 @@ def test_an_error_that_no_repeat_cures_ends_the_command_with_one_sentence(source
         with kafka.KafkaProducer(bootstrap_servers=target) as stranger:
             stranger.send(topic, b"foreign").get(30)
         append_records(source, topic, 100, first=100)
-        _, errors = mirror.communicate(timeout=60)
+        _, errors = mirror.communicate(timeout=240)
     finally:
         mirror.kill()
     assert mirror.returncode == 1 and "has a foreign record batch at offset 100" in errors and "Traceback" not in errors
@@ -93,7 +97,7 @@ def test_a_topic_that_others_have_written_to_is_copied_after_their_records_as_th
     append_records(source, topic, 100)
     with kafka.KafkaProducer(bootstrap_servers=target, enable_idempotence=False) as stranger:
         stranger.send(topic, b"foreign").get(30)
-    once = partial(subprocess.run, env=WITHOUT_JAVA, capture_output=True, text=True, timeout=60)
+    once = partial(subprocess.run, env=WITHOUT_JAVA, capture_output=True, text=True, timeout=240)
     plan = [sys.executable, "-m", "spark_integration.cli.app", "plan", *command(source, target, topic)[4:-2]]
     assert "has a foreign record batch at offset 0 that" in once(plan).stdout, "equal producer ids tell nothing apart"
     refused = once(command(source, target, topic, "--once"))
@@ -123,7 +127,7 @@ def test_a_running_mirror_goes_on_once_a_source_that_was_made_anew_has_grown_bey
         append_records(source, topic, 120, first=2000)
         until(lambda: ends(target, topic) == [150])
         mirror.send_signal(signal.SIGTERM)
-        _, errors = mirror.communicate(timeout=20)
+        _, errors = mirror.communicate(timeout=240)
     finally:
         mirror.kill()
     assert mirror.returncode == 3 and "Traceback" not in errors, errors
@@ -153,7 +157,7 @@ def test_a_target_made_anew_under_the_mirror_is_filled_again_from_where_the_sour
         append_records(source, topic, 20, first=520)
         until(lambda: ends(target, topic) == [540])
         mirror.send_signal(signal.SIGTERM)
-        _, errors = mirror.communicate(timeout=20)
+        _, errors = mirror.communicate(timeout=240)
     finally:
         mirror.kill()
     assert mirror.returncode == 0 and "Traceback" not in errors, errors
@@ -176,7 +180,7 @@ def test_a_target_made_anew_under_the_mirror_is_no_copy_at_any_later_start_under
         until(lambda: ends(target, topic) == [540])
         make_anew(target, topic)
         append_records(source, topic, 20, first=540)
-        _, errors = mirror.communicate(timeout=60)
+        _, errors = mirror.communicate(timeout=240)
     finally:
         mirror.kill()
     assert mirror.returncode == 1 and "delete the target topic" in errors, errors
@@ -187,7 +191,7 @@ def test_a_target_made_anew_under_the_mirror_is_no_copy_at_any_later_start_under
             env=WITHOUT_JAVA,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
         )
         assert (again.returncode != 0) == (written != [0]), again.stderr
         if written != [0]:

@@ -149,7 +149,7 @@ def test_writers_that_are_killed_go_on_in_the_renamed_log(source: str, target: s
         if pause_s is not None:
             time.sleep(pause_s)
             process.kill()
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=240)
         assert pause_s is not None or process.returncode == 0, errors
         killed_midway += 0 < sum(ends(target, f"A.{topic}", 2)) < 80_000
     assert killed_midway

@@ -959,7 +959,7 @@ def test_a_mirror_that_is_stopped_under_a_quota_says_what_is_unsettled_and_exits
     with quota(target, producer_byte_rate=50_000.0):
         time.sleep(1)
         mirror.terminate()
-        _, errors = mirror.communicate(timeout=30)
+        _, errors = mirror.communicate(timeout=240)
     assert mirror.returncode == 3 and f"unsettled: {topic}-" in errors, errors
 
 
@@ -1188,7 +1188,7 @@ def test_a_partition_without_a_leader_on_the_target_is_named_holds_up_no_other_a
             three_nodes.restart(2)
             until(lambda: end_of(target, lost) >= 30)
             running.send_signal(signal.SIGTERM)
-            _, told = running.communicate(timeout=30)
+            _, told = running.communicate(timeout=240)
         finally:
             running.kill()
         assert f"waiting: {topic}-1: {why}" in told, told

@@ -187,11 +187,11 @@ def test_without_once_records_follow_within_a_second_until_it_is_told_to_stop(cl
             fill(clusters[0], "cmd-tail", first=count - 10, count=10)
             appended = time.monotonic()
             while ends(clusters[1], "cmd-tail") != [count, count]:
-                assert time.monotonic() < appended + 5
+                assert time.monotonic() < appended + 30
             time.sleep(0.3)
         assert python_workers(process.pid) == 1  # two would both copy all of it
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=240) == 0
     finally:
         process.kill()
         process.communicate()
@@ -339,7 +339,7 @@ def test_pause_is_told_while_the_mirror_runs(clusters: tuple[str, str], narrow: 
         assert any(line.startswith("tolerant-kafka: blocked: cmd-narrow-i-1: ") for line in process.stderr)
         time.sleep(20)  # other micro-batches follow, and say nothing more
         process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=240)
         assert (process.returncode, said(stderr)) == (3, [])
     finally:
         process.kill()

@@ -211,7 +211,7 @@ def test_of_two_mirrors_that_start_at_once_one_copies_and_the_other_names_it(
     names = [f"{topic}-{link}" for link in links]
     mirrors = [Mirror(clusters, topic, tmp_path, str(n), "--tasks", "2", "--link", names[n]) for n in range(2)]
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while all(mirror.process.poll() is None for mirror in mirrors):
             assert time.monotonic() < deadline
             time.sleep(0.1)

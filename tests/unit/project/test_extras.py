@@ -93,7 +93,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[st
     """The files of the wheel and of the sdist, as they are built from what git has."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("out")
     subprocess.run(
-        f"git ls-files -z | xargs -0 tar c | tar x -C '{tree}'", shell=True, cwd=ROOT, check=True, timeout=60
+        f"git ls-files -z | xargs -0 tar c | tar x -C '{tree}'", shell=True, cwd=ROOT, check=True, timeout=240
     )
     build = f"from setuptools import build_meta as b; b.build_wheel({str(out)!r}); b.build_sdist({str(out)!r})"
     subprocess.run([sys.executable, "-c", build], cwd=tree, check=True, timeout=300, capture_output=True)

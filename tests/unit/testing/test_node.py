@@ -30,7 +30,7 @@ def test_a_port_is_another_processs_for_as_long_as_that_lives(monkeypatch: pytes
     node._reservations.cache_clear()
     ours = free_ports(3)
     child = subprocess.run(
-        [sys.executable, "-c", _CHILD, *map(str, ours)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", _CHILD, *map(str, ours)], capture_output=True, text=True, timeout=240, check=True
     )
     theirs = [int(port) for port in child.stdout.split()]
     assert len(theirs) == 2 and not set(theirs) & set(ours)

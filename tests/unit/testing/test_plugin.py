@@ -24,7 +24,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
     clean = {name: value for name, value in os.environ.items() if name not in ("CI", "JAVA_HOME")}
     clean |= {"PATH": str(folder), "TOLERANT_KAFKA_CACHE": str(folder / "cache"), **environment}
     command = [sys.executable, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "--strict-markers", *arguments]
-    return subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, check=False, timeout=240)
 
 
 def test_without_java_tests_with_brokers_are_skipped(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_plugin_alone_imports_no_kafka() -> None:
         "import sys, tolerant_client.testing.plugin;"
         " sys.exit(bool({'kafka', 'tolerant_client.testing.cluster'} & sys.modules.keys()))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
 def test_the_packages_names_can_be_completed() -> None:

@@ -148,7 +148,7 @@ entry.main()
 
 
 def test_an_interrupt_while_the_command_is_still_imported_prints_nothing() -> None:
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
@@ -163,7 +163,7 @@ def test_the_command_is_what_the_entry_point_runs() -> None:
             HALF.encode("utf-8", "surrogateescape"),
         ],
         capture_output=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 2 and b"is not UTF-8" in done.stderr
 
@@ -190,7 +190,7 @@ def test_logs_are_silent_unless_asked_for(words: tuple[str, ...], levels: set[st
         "cli.main()"
     )
     for line in ([*words, "say"], ["say", *words]):  # before the command, and after it
-        done = subprocess.run([sys.executable, "-c", script, *line], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", script, *line], capture_output=True, text=True, timeout=240)
         assert done.returncode == 0
         said = (
             re.fullmatch(r"[-\d]+ [\d:,]+ (\w+) tolerant_client.cluster.cluster: said", line)
@@ -276,7 +276,7 @@ def told_on_a_terminal(typed: bytes, *words: str) -> tuple[int, str]:
                     os.write(ours, typed)  # again: Python misses a SIGINT that comes just before it reads
                     if select.select([ours], [], [], 5)[0]:
                         break
-        return child.wait(timeout=60), seen.decode()
+        return child.wait(timeout=240), seen.decode()
     finally:
         os.close(ours)
         child.kill()
@@ -309,7 +309,7 @@ def test_a_refusal_shows_the_name_of_a_link_as_it_is() -> None:
 
 def closed(stream: str, *words: str) -> subprocess.CompletedProcess[str]:
     command = ["sh", "-c", f'exec "$0" "$@" {stream}', sys.executable, "-m", "spark_integration.cli.app", *words]
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=240)
 
 
 @pytest.mark.parametrize("words", [("failover", *LINK[2:]), ("failback", *LINK, "--discard-diverged")])
@@ -340,7 +340,7 @@ cli.main()
 def test_closed_standard_streams_are_nobodys_also_for_what_is_started() -> None:
     """Otherwise a file or a socket in the place of a closed stream would receive what is meant for standard error."""
     command = ["sh", "-c", 'exec "$0" "$@" <&- 2>&-', sys.executable, "-c", STREAMS, "say"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (0, " [True, True]\n")
 
 
